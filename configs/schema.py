@@ -1,0 +1,342 @@
+"""One run of the harness as data: the model, the engine mode and every knob of the paper.
+
+A *model* is a file of ``configs/models``; a *point* is one run, a file of ``configs/points`` or one
+cell of a sweep. Nothing here starts a process or imports torch.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import tomllib
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from configs.errors import ConfigError, explain
+
+CONFIGS_DIR = Path(__file__).resolve().parent
+VOCABULARY_MULTIPLE = 128
+"""Megatron pads the vocabulary to a multiple of this, times the tensor-parallel degree."""
+
+
+class Engine(enum.StrEnum):
+    """Who updates the optimizer state, and how gradients reach the host."""
+
+    VANILLA = "vanilla"
+    """Stock DeepSpeed ZeRO-3 with the optimizer offloaded to the host."""
+    ASYNC_GRADIENTS = "async-gradients"
+    """The plugin with every subgroup on the CPU: only the gradient flush is asynchronous."""
+    HYBRID = "hybrid"
+    """The plugin with one subgroup in ``stride`` updated on the GPU."""
+
+    @property
+    def title(self) -> str:
+        """The mode's name in tables and figures."""
+        return _ENGINE_TITLES[self]
+
+
+_ENGINE_TITLES = {
+    Engine.VANILLA: "ZeRO-3 offload",
+    Engine.ASYNC_GRADIENTS: "asynchronous gradients",
+    Engine.HYBRID: "hybrid",
+}
+_ENGINE_ALIASES = {
+    "v": Engine.VANILLA,
+    "zero3-offload": Engine.VANILLA,
+    "a": Engine.ASYNC_GRADIENTS,
+    "asynchronous-gradients": Engine.ASYNC_GRADIENTS,
+    "h": Engine.HYBRID,
+    "interleaved": Engine.HYBRID,
+    "deep-optimizer-states": Engine.HYBRID,
+}
+
+
+def _engine_by_any_name(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    key = value.strip().lower().replace("_", "-").replace(" ", "-")
+    return _ENGINE_ALIASES.get(key, key)
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Model(_Table):
+    """A GPT with SwiGLU, RMSNorm, rotary positions, untied embeddings and no bias."""
+
+    name: str
+    """Label in log names and tables, as the paper writes it (``7B``)."""
+    hidden: PositiveInt
+    """Hidden size."""
+    ffn: PositiveInt
+    """Inner size of the feed-forward block."""
+    layers: PositiveInt
+    """Transformer layers."""
+    heads: PositiveInt
+    """Attention heads."""
+    kv_heads: PositiveInt
+    """Key-value heads (grouped-query attention)."""
+    seq_length: PositiveInt = 2048
+    """Tokens a sample."""
+    vocab_size: PositiveInt = 50257
+    """Tokens of the vocabulary, before padding (GPT-2's by default)."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.hidden % self.heads:
+            raise ValueError(f"hidden {self.hidden} is not a multiple of heads {self.heads}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        return self
+
+    def padded_vocab_size(self, tp: int = 1) -> int:
+        """Vocabulary rows of the embedding, padded as Megatron does for ``tp`` ranks."""
+        multiple = VOCABULARY_MULTIPLE * tp
+        return math.ceil(self.vocab_size / multiple) * multiple
+
+    def num_parameters(self, tp: int = 1) -> int:
+        """Trainable parameters of the whole model, summed over the tensor-parallel ranks.
+
+        Replicated parameters (the norms) count once.
+        """
+        head = self.hidden // self.heads
+        attention = 2 * self.hidden**2 + 2 * self.kv_heads * head * self.hidden
+        layer = attention + 3 * self.hidden * self.ffn + 2 * self.hidden
+        embeddings = 2 * self.padded_vocab_size(tp) * self.hidden
+        return embeddings + self.layers * layer + self.hidden
+
+
+class Defaults(_Table):
+    """What the paper runs a model with, unless a point says otherwise."""
+
+    micro_batch_size: PositiveInt = 1
+    """Samples a rank handles in one forward."""
+    global_batch_size: PositiveInt = 1
+    """Samples an iteration."""
+    subgroup_numel: PositiveInt = 100_000_000
+    """DeepSpeed's ``sub_group_size``, in elements."""
+    dp: PositiveInt = 1
+    """Data-parallel ranks."""
+    iterations: PositiveInt = 10
+    """Iterations of a run."""
+
+
+class Point(_Table):
+    """One run: a model, an engine mode and the knobs of the paper."""
+
+    name: str = ""
+    """Free label; the log's name does not depend on it."""
+    model: Model
+    """The model, by name or as a table."""
+    engine: Annotated[Engine, BeforeValidator(_engine_by_any_name)] = Engine.VANILLA
+    """``vanilla``, ``async-gradients`` or ``hybrid``."""
+    stride: int = Field(default=0, ge=0)
+    """One subgroup in ``stride`` is updated on the GPU; for ``hybrid`` alone, at least 1."""
+    offload_ratio: float = Field(default=1.0, ge=0.0, le=1.0)
+    """Share of the optimizer state in host memory, from 0 to 1 (DeepSpeed's ``ratio``)."""
+    subgroup_numel: PositiveInt = 100_000_000
+    """Elements after which DeepSpeed closes a subgroup (``sub_group_size``)."""
+    tp: PositiveInt = 1
+    """Tensor-parallel degree, in ranks."""
+    dp: PositiveInt = 1
+    """Data-parallel degree, in ranks."""
+    micro_batch_size: PositiveInt = 1
+    """Samples a rank handles in one forward."""
+    global_batch_size: PositiveInt = 1
+    """Samples an iteration: micro-batch times DP times accumulation."""
+    iterations: PositiveInt = 10
+    """Iterations to run."""
+    seed: int = Field(default=1234, ge=0)
+    """Seed of the weights and of the order of samples."""
+    lr: float = Field(default=3e-4, gt=0)
+    """Peak learning rate."""
+    min_lr: float = Field(default=3e-5, ge=0)
+    """Learning rate at the end of the cosine."""
+    lr_warmup_iterations: int = Field(default=1, ge=0)
+    """Iterations of linear warm-up before the cosine."""
+    weight_decay: float = Field(default=0.1, ge=0)
+    """AdamW weight decay."""
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+    adam_beta2: float = Field(default=0.95, ge=0, lt=1)
+    """Decay of the second moment."""
+    adam_eps: float = Field(default=1e-8, gt=0)
+    """Term added to the denominator of Adam."""
+    clip_grad: float = Field(default=1.0, ge=0)
+    """Largest global gradient norm; 0 switches clipping off."""
+    grad_accum_dtype: Literal["bf16", "fp32"] = "bf16"
+    """Type in which micro-batches' gradients are summed."""
+    activation_checkpointing: bool = True
+    """Recompute every layer's activations in backward."""
+    attention: Literal["local", "sdpa"] = "local"
+    """``local`` materialises the scores, as the paper's flags do; ``sdpa`` does not."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model lives; ``auto`` takes CUDA when there is one."""
+    data_prefix: str = ""
+    """Prefix of Megatron's ``.bin``/``.idx``; empty for the embedded default corpus."""
+    split: str = "949,50,1"
+    """Shares of train, validation and test documents."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        samples = self.micro_batch_size * self.dp
+        if self.global_batch_size % samples:
+            raise ValueError(
+                f"global_batch_size {self.global_batch_size} is not a multiple of "
+                f"micro_batch_size {self.micro_batch_size} x dp {self.dp}"
+            )
+        if self.engine is Engine.HYBRID and self.stride < 1:
+            raise ValueError("stride must be at least 1 for engine 'hybrid'")
+        if self.engine is not Engine.HYBRID and self.stride:
+            raise ValueError(
+                f"stride {self.stride} has no meaning for engine '{self.engine}'; "
+                "leave it out or choose engine 'hybrid'"
+            )
+        for field, heads in (("heads", self.model.heads), ("kv_heads", self.model.kv_heads)):
+            if heads % self.tp:
+                raise ValueError(f"the model's {field} {heads} cannot be split over tp {self.tp}")
+        if self.min_lr > self.lr:
+            raise ValueError(f"min_lr {self.min_lr} is above lr {self.lr}")
+        return self
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches a rank sums before an update."""
+        return self.global_batch_size // (self.micro_batch_size * self.dp)
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of the run."""
+        return self.tp * self.dp
+
+    @cached_property
+    def paper_knobs(self) -> dict[str, int]:
+        """The engine mode in the paper's keys: ``prefetch``, ``flush_async``, ``opt_gaps``."""
+        return {
+            "prefetch": int(self.engine is Engine.HYBRID),
+            "flush_async": int(self.engine is not Engine.VANILLA),
+            "opt_gaps": self.stride,
+        }
+
+    @property
+    def log_name(self) -> str:
+        """The log's file name, as the paper's script builds it."""
+        m, knobs = self.model, self.paper_knobs
+        ratio = f"{self.offload_ratio:g}"
+        return (
+            f"log-{m.name}-tp{self.tp}-dp{self.dp}-l{m.layers}-h{m.hidden}-a{m.heads}"
+            f"-sl{m.seq_length}-gbs{self.global_batch_size}-mbs{self.micro_batch_size}"
+            f"-ratio{ratio}-subg{self.subgroup_numel}-prefetch{knobs['prefetch']}"
+            f"-flush_async{knobs['flush_async']}-opt_gaps{knobs['opt_gaps']}.log"
+        )
+
+
+def engine_from_paper_knobs(prefetch: int, flush_async: int, opt_gaps: int) -> tuple[Engine, int]:
+    """Engine mode and stride that the paper's three keys ask for.
+
+    The paper's vanilla logs carry left-over gaps (``prefetch0 ... opt_gaps5``): without prefetch the
+    gap has no effect.
+
+    Raises:
+        ConfigError: a switch is neither 0 nor 1, or prefetch is on with a gap below 1.
+    """
+    for field, value in (("prefetch", prefetch), ("flush_async", flush_async)):
+        if value not in (0, 1):
+            raise ConfigError(f"{field} = {value}: give 0 (off) or 1 (on)")
+    if not prefetch:
+        return (Engine.ASYNC_GRADIENTS if flush_async else Engine.VANILLA), 0
+    if opt_gaps < 1:
+        raise ConfigError(f"opt_gaps = {opt_gaps}: with prefetch 1 the stride must be at least 1")
+    return Engine.HYBRID, opt_gaps
+
+
+def model_names() -> list[str]:
+    """Names of the shipped models, smallest first."""
+    models = (load_model(path.stem) for path in (CONFIGS_DIR / "models").glob("*.toml"))
+    return [m.name for m, _ in sorted(models, key=lambda pair: pair[0].num_parameters())]
+
+
+def load_model(name: str) -> tuple[Model, Defaults]:
+    """Read ``configs/models/NAME.toml``.
+
+    Raises:
+        ConfigError: no such model (the nearest is named), or a field is wrong.
+    """
+    path = CONFIGS_DIR / "models" / f"{name}.toml"
+    if not path.is_file():
+        known = sorted(p.stem for p in (CONFIGS_DIR / "models").glob("*.toml"))
+        raise ConfigError(explain.unknown("model", name, known))
+    table = read_toml(path)
+    defaults = table.pop("defaults", {})
+    try:
+        return Model(**table), Defaults(**defaults)
+    except ValidationError as error:
+        raise ConfigError(explain.validation(error, source=str(path))) from None
+
+
+def make_point(table: dict[str, Any], source: str = "point") -> Point:
+    """Build a point from a table of fields, the model's defaults filling what it leaves out.
+
+    ``model`` is the name of a shipped model or a table of its fields. The engine may be given by
+    name, or by the paper's keys ``prefetch_optimizer``, ``part_grads_async`` and
+    ``prefetch_optimizer_gap``.
+
+    Raises:
+        ConfigError: a field is unknown or wrong; names field, value and remedy.
+    """
+    fields = dict(table)
+    model = fields.get("model")
+    if isinstance(model, str):
+        loaded, defaults = load_model(model)
+        fields = {**defaults.model_dump(), **fields, "model": loaded}
+    elif model is None:
+        raise ConfigError(f"{source}: field 'model' is missing; give the name of a model")
+    paper = ("prefetch_optimizer", "part_grads_async", "prefetch_optimizer_gap")
+    given = {key: fields.pop(key) for key in paper if key in fields}
+    if given:
+        if "engine" in fields or "stride" in fields:
+            raise ConfigError(
+                f"{source}: give the engine by name (engine, stride) or by the paper's keys "
+                f"({', '.join(given)}), not both"
+            )
+        knobs = [int(given.get(key, 0)) for key in paper]
+        fields["engine"], fields["stride"] = engine_from_paper_knobs(*knobs)
+    try:
+        return Point(**fields)
+    except ValidationError as error:
+        raise ConfigError(explain.validation(error, source=source, model=Point)) from None
+
+
+def load_point(path: Path) -> Point:
+    """Read one point from a TOML file.
+
+    Raises:
+        ConfigError: the file is missing, is not TOML, or a field is wrong.
+    """
+    return make_point(read_toml(path), source=str(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Parse a TOML file.
+
+    Raises:
+        ConfigError: the file is missing or is not TOML; the line is named.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
