@@ -14,8 +14,8 @@ class ConfigError(ValueError):
     """A setting is wrong; the message names it, its value and the way out."""
 
 
-class explain:  # noqa: N801 - a namespace of message builders, read as `explain.unknown(...)`
-    """Builders of messages."""
+class explain:
+    """Builders of messages, read as ``explain.unknown(...)``."""
 
     @staticmethod
     def unknown(kind: str, name: str, known: Iterable[str]) -> str:
@@ -23,7 +23,7 @@ class explain:  # noqa: N801 - a namespace of message builders, read as `explain
         names = list(known)
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.3)
         hint = f"did you mean '{near[0]}'? " if near else ""
-        return f"unknown {kind} '{name}': {hint}known: {', '.join(names)}"
+        return f"unknown {kind} {name!r}: {hint}known: {', '.join(names)}"
 
     @staticmethod
     def validation(
@@ -36,10 +36,14 @@ class explain:  # noqa: N801 - a namespace of message builders, read as `explain
             message = item["msg"].removeprefix("Value error, ")
             if not where:
                 lines.append(message)
-            elif item["type"] == "extra_forbidden" and model is not None:
+            elif item["type"] == "extra_forbidden" and model is not None and "." not in where:
                 lines.append(explain.unknown("field", where, model.model_fields))
+            elif item["type"] == "extra_forbidden":
+                lines.append(f"unknown field '{where}'")
             elif item["type"] == "missing":
                 lines.append(f"field '{where}' is missing")
+            elif isinstance(item["input"], dict):
+                lines.append(f"field '{where}': {message}")
             else:
                 lines.append(f"field '{where}' = {item['input']!r}: {message}")
         return f"{source}: " + "; ".join(lines)

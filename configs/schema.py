@@ -26,6 +26,8 @@ from pydantic import (
 from configs.errors import ConfigError, explain
 
 CONFIGS_DIR = Path(__file__).resolve().parent
+PAPER_KEYS = ("prefetch_optimizer", "part_grads_async", "prefetch_optimizer_gap")
+"""The engine mode in the paper's DeepSpeed config."""
 VOCABULARY_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of this, times the tensor-parallel degree."""
 
@@ -41,12 +43,12 @@ class Engine(enum.StrEnum):
     """The plugin with one subgroup in ``stride`` updated on the GPU."""
 
     @property
-    def title(self) -> str:
+    def label(self) -> str:
         """The mode's name in tables and figures."""
-        return _ENGINE_TITLES[self]
+        return _ENGINE_LABELS[self]
 
 
-_ENGINE_TITLES = {
+_ENGINE_LABELS = {
     Engine.VANILLA: "ZeRO-3 offload",
     Engine.ASYNC_GRADIENTS: "asynchronous gradients",
     Engine.HYBRID: "hybrid",
@@ -62,7 +64,8 @@ _ENGINE_ALIASES = {
 }
 
 
-def _engine_by_any_name(value: Any) -> Any:
+def engine_by_any_name(value: object) -> object:
+    """Canonical name of an engine mode given by any of its names; other values pass through."""
     if not isinstance(value, str):
         return value
     key = value.strip().lower().replace("_", "-").replace(" ", "-")
@@ -70,13 +73,15 @@ def _engine_by_any_name(value: Any) -> Any:
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class Model(_Table):
     """A GPT with SwiGLU, RMSNorm, rotary positions, untied embeddings and no bias."""
 
-    name: str
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=40)
     """Label in log names and tables, as the paper writes it (``7B``)."""
     hidden: PositiveInt
     """Hidden size."""
@@ -140,7 +145,7 @@ class Point(_Table):
     """Free label; the log's name does not depend on it."""
     model: Model
     """The model, by name or as a table."""
-    engine: Annotated[Engine, BeforeValidator(_engine_by_any_name)] = Engine.VANILLA
+    engine: Annotated[Engine, BeforeValidator(engine_by_any_name)] = Engine.VANILLA
     """``vanilla``, ``async-gradients`` or ``hybrid``."""
     stride: int = Field(default=0, ge=0)
     """One subgroup in ``stride`` is updated on the GPU; for ``hybrid`` alone, at least 1."""
@@ -158,7 +163,7 @@ class Point(_Table):
     """Samples an iteration: micro-batch times DP times accumulation."""
     iterations: PositiveInt = 10
     """Iterations to run."""
-    seed: int = Field(default=1234, ge=0)
+    seed: int = Field(default=1234, ge=0, lt=2**32)
     """Seed of the weights and of the order of samples."""
     lr: float = Field(default=3e-4, gt=0)
     """Peak learning rate."""
@@ -186,7 +191,7 @@ class Point(_Table):
     """Where the model lives; ``auto`` takes CUDA when there is one."""
     data_prefix: str = ""
     """Prefix of Megatron's ``.bin``/``.idx``; empty for the embedded default corpus."""
-    split: str = "949,50,1"
+    split: str = Field(default="949,50,1", pattern=r"^\d+(\.\d+)?(,\d+(\.\d+)?){2}$")
     """Shares of train, validation and test documents."""
 
     @model_validator(mode="after")
@@ -204,9 +209,10 @@ class Point(_Table):
                 f"stride {self.stride} has no meaning for engine '{self.engine}'; "
                 "leave it out or choose engine 'hybrid'"
             )
-        for field, heads in (("heads", self.model.heads), ("kv_heads", self.model.kv_heads)):
-            if heads % self.tp:
-                raise ValueError(f"the model's {field} {heads} cannot be split over tp {self.tp}")
+        for field in ("heads", "kv_heads", "ffn"):
+            size = getattr(self.model, field)
+            if size % self.tp:
+                raise ValueError(f"the model's {field} {size} cannot be split over tp {self.tp}")
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr {self.min_lr} is above lr {self.lr}")
         return self
@@ -246,15 +252,15 @@ class Point(_Table):
 def engine_from_paper_knobs(prefetch: int, flush_async: int, opt_gaps: int) -> tuple[Engine, int]:
     """Engine mode and stride that the paper's three keys ask for.
 
-    The paper's vanilla logs carry left-over gaps (``prefetch0 ... opt_gaps5``): without prefetch the
-    gap has no effect.
+    The paper's vanilla logs carry left-over gaps (``prefetch0 ... opt_gaps5``): without prefetch
+    the gap has no effect.
 
     Raises:
         ConfigError: a switch is neither 0 nor 1, or prefetch is on with a gap below 1.
     """
     for field, value in (("prefetch", prefetch), ("flush_async", flush_async)):
         if value not in (0, 1):
-            raise ConfigError(f"{field} = {value}: give 0 (off) or 1 (on)")
+            raise ConfigError(f"{field} = {value!r}: give 0 (off) or 1 (on)")
     if not prefetch:
         return (Engine.ASYNC_GRADIENTS if flush_async else Engine.VANILLA), 0
     if opt_gaps < 1:
@@ -274,10 +280,10 @@ def load_model(name: str) -> tuple[Model, Defaults]:
     Raises:
         ConfigError: no such model (the nearest is named), or a field is wrong.
     """
-    path = CONFIGS_DIR / "models" / f"{name}.toml"
-    if not path.is_file():
-        known = sorted(p.stem for p in (CONFIGS_DIR / "models").glob("*.toml"))
-        raise ConfigError(explain.unknown("model", name, known))
+    known = {path.stem: path for path in (CONFIGS_DIR / "models").glob("*.toml")}
+    if name not in known:
+        raise ConfigError(explain.unknown("model", name, sorted(known)))
+    path = known[name]
     table = read_toml(path)
     defaults = table.pop("defaults", {})
     try:
@@ -298,25 +304,31 @@ def make_point(table: dict[str, Any], source: str = "point") -> Point:
     """
     fields = dict(table)
     model = fields.get("model")
-    if isinstance(model, str):
-        loaded, defaults = load_model(model)
+    if isinstance(model, str | int | float):
+        loaded, defaults = load_model(str(model))
         fields = {**defaults.model_dump(), **fields, "model": loaded}
     elif model is None:
         raise ConfigError(f"{source}: field 'model' is missing; give the name of a model")
-    paper = ("prefetch_optimizer", "part_grads_async", "prefetch_optimizer_gap")
-    given = {key: fields.pop(key) for key in paper if key in fields}
+    given = {key: fields.pop(key) for key in PAPER_KEYS if key in fields}
     if given:
         if "engine" in fields or "stride" in fields:
             raise ConfigError(
                 f"{source}: give the engine by name (engine, stride) or by the paper's keys "
                 f"({', '.join(given)}), not both"
             )
-        knobs = [int(given.get(key, 0)) for key in paper]
+        knobs = [_whole_number(key, given.get(key, 0), source) for key in PAPER_KEYS]
         fields["engine"], fields["stride"] = engine_from_paper_knobs(*knobs)
     try:
         return Point(**fields)
     except ValidationError as error:
         raise ConfigError(explain.validation(error, source=source, model=Point)) from None
+
+
+def _whole_number(key: str, value: str | float, source: str) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{source}: {key} = {value!r}: give a whole number") from None
 
 
 def load_point(path: Path) -> Point:
@@ -338,5 +350,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None

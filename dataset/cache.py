@@ -1,0 +1,129 @@
+"""Prepared folders, named by their content and published whole or not at all.
+
+A folder is built beside its place, under a name nobody looks for, and renamed into it. So a
+process killed at any moment leaves no half folder, and of two that build the same thing at once
+the second finds the first one's work and drops its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dataset import manifest
+from dataset.errors import DatasetError
+from dataset.manifest import Manifest
+
+ENVIRONMENT_VARIABLE = "DOS_DATASET_CACHE"
+DEFAULT_FOLDER = Path(__file__).resolve().parent / "cache"
+
+WORK_PREFIX = ".dataset-building-"
+# A work folder this old has lost its process; younger ones may belong to a build that is running.
+ABANDONED_AFTER_S = 24 * 3600
+
+
+def folder_to_use(given: Path | None) -> Path:
+    """The cache folder, absolute: the one given, else the environment's, else the checkout's."""
+    if given is not None:
+        return given.resolve()
+    named = os.environ.get(ENVIRONMENT_VARIABLE)
+    return Path(named).resolve() if named else DEFAULT_FOLDER
+
+
+def content_key(contents: Mapping[str, Any]) -> str:
+    """Digest of all that decides what is built; ``contents`` must be plain JSON."""
+    text = json.dumps(contents, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def look_up(folder: Path, key: str) -> tuple[Manifest | None, str | None]:
+    """Find a prepared folder.
+
+    Returns:
+        The manifest when the folder is whole, else None; and what is wrong with the folder, None
+        when it is whole or not there at all.
+    """
+    if not folder.exists():
+        return None, None
+    try:
+        found = manifest.read(folder)
+    except DatasetError as error:
+        return None, str(error)
+    if found.key != key:
+        return None, f"{manifest.NAME} is of other contents"
+    damage = found.damage(folder)
+    return (None, damage) if damage else (found, None)
+
+
+def build(folder: Path, key: str, fill: Callable[[Path], Manifest]) -> Manifest:
+    """Make ``folder`` appear in one step, with what ``fill`` put into a work folder.
+
+    Args:
+        folder: The folder's place; a damaged one there is replaced.
+        key: Its content key.
+        fill: Writes every file but the manifest into the folder it gets and returns the manifest.
+
+    Raises:
+        DatasetError: The cache folder cannot be written.
+    """
+    work = folder.parent / f"{WORK_PREFIX}{uuid.uuid4().hex}"
+    try:
+        work.mkdir(parents=True)
+    except OSError as error:
+        raise DatasetError(
+            f"cannot write to the cache folder {folder.parent} ({error.strerror}): "
+            f"name another with --cache-dir DIR or {ENVIRONMENT_VARIABLE}"
+        ) from error
+    try:
+        _remove_abandoned(folder.parent)
+        made = fill(work)
+        made.write(work)
+        _publish(work, folder, key)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return made
+
+
+def _publish(work: Path, folder: Path, key: str) -> None:
+    while True:
+        try:
+            work.rename(folder)
+        except OSError:
+            # A full folder is in the way; any other reason is for the caller to see.
+            if not folder.exists():
+                raise
+        else:
+            return
+        if look_up(folder, key)[0] is not None:
+            return  # another process was first, and its work is as good as ours
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    # Renamed first, so that nobody ever sees a folder that is half deleted.
+    aside = folder.parent / f"{WORK_PREFIX}{uuid.uuid4().hex}"
+    try:
+        folder.rename(aside)
+    except FileNotFoundError:
+        return  # another process did it
+    if aside.is_dir():
+        shutil.rmtree(aside)
+    else:
+        aside.unlink()
+
+
+def _remove_abandoned(cache: Path) -> None:
+    for path in cache.glob(f"{WORK_PREFIX}*"):
+        try:
+            age_s = time.time() - path.stat().st_mtime
+        except FileNotFoundError:
+            continue  # its process has just published or removed it
+        if age_s > ABANDONED_AFTER_S:
+            shutil.rmtree(path, ignore_errors=True)

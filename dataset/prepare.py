@@ -1,0 +1,115 @@
+"""From a source to a prepared folder: read, learn the vocabulary, encode, write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from platform import python_version
+
+from dataset import cache, manifest
+from dataset.errors import DatasetError
+from dataset.manifest import Manifest
+from dataset.source import Source
+
+# Raise it when the same text must give other files: the way documents are cut out, the vocabulary
+# is trained or the files are laid out has changed. Older caches are then left alone and not used.
+FORMAT_VERSION = 1
+
+TOKENIZER_NAME = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user may choose; part of the content key."""
+
+    vocab_size: int = 8192
+    """Entries of the vocabulary, end-of-document included."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared folder."""
+
+    prefix: Path
+    """Absolute; the files are ``PREFIX.bin`` and ``PREFIX.idx``."""
+    manifest: Manifest
+    is_new: bool
+    """False when it came from the cache."""
+
+
+def prepare(
+    source: Source, settings: Settings, cache_folder: Path, say: Callable[[str], None]
+) -> Prepared:
+    """Find the tokens of ``source`` in the cache, or build them.
+
+    Args:
+        source: The corpus.
+        settings: What to make of it.
+        cache_folder: Absolute; made when missing.
+        say: Gets one line for each thing worth telling.
+
+    Raises:
+        DatasetError: The corpus cannot be read or is empty, or the cache cannot be written.
+    """
+    key = cache.content_key(
+        {
+            "source": source.name,
+            "text": source.fingerprint(),
+            "settings": asdict(settings),
+            "format": FORMAT_VERSION,
+            "tokenizers": version("tokenizers"),
+        }
+    )
+    folder = cache_folder / f"{source.name}-{key[:16]}"
+    prefix = folder / f"{source.name}_text_document"
+    found, damage = cache.look_up(folder, key)
+    if found:
+        return Prepared(prefix, found, is_new=False)
+    if damage:
+        say(f"the cache {folder} is damaged ({damage}): building it again")
+
+    def fill(work: Path) -> Manifest:
+        return _write_files(work / prefix.name, source, settings, key)
+
+    return Prepared(prefix, cache.build(folder, key, fill), is_new=True)
+
+
+def _write_files(prefix: Path, source: Source, settings: Settings, key: str) -> Manifest:
+    # Here and not above: a call that finds its cache needs neither of these, nor torch behind them.
+    from dataset import indexed, vocabulary
+    from dataset.progress import track
+
+    documents = list(track(source.documents(), "reading"))
+    if not documents:
+        raise DatasetError(f"the source '{source.name}' holds no text")
+    tokenizer = vocabulary.train(
+        track(documents, "learning the vocabulary", len(documents)), settings.vocab_size
+    )
+    tokenizer_path = prefix.with_name(TOKENIZER_NAME)
+    tokenizer.save(str(tokenizer_path))
+    eod = vocabulary.end_of_document_id(tokenizer)
+    vocab_size = tokenizer.get_vocab_size()
+    ids = track(vocabulary.encode(tokenizer, documents), "encoding", len(documents))
+    counts = indexed.write(prefix, ids, eod, vocab_size)
+    files = [indexed.bin_path(prefix), indexed.idx_path(prefix), tokenizer_path]
+    return Manifest(
+        schema_version=manifest.SCHEMA_VERSION,
+        key=key,
+        prefix=prefix.name,
+        documents=counts.documents,
+        tokens=counts.tokens,
+        text_bytes=sum(len(text.encode()) for text in documents),
+        vocab_size=vocab_size,
+        eod=eod,
+        tokenizer=TOKENIZER_NAME,
+        settings={"source": source.name, **asdict(settings)},
+        versions={
+            "format": str(FORMAT_VERSION),
+            "tokenizers": version("tokenizers"),
+            "megatron-core": version("megatron-core"),
+            "python": python_version(),
+        },
+        files={path.name: manifest.file_facts(path) for path in files},
+    )

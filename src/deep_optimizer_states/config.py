@@ -1,0 +1,116 @@
+"""The ``"deep_optimizer_states"`` block of a DeepSpeed config, and the paper's own keys."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from deep_optimizer_states.errors import ConfigError
+
+BLOCK = "deep_optimizer_states"
+"""Name of the top-level block."""
+
+PAPER_KEYS = ("prefetch_optimizer", "part_grads_async", "prefetch_optimizer_gap")
+"""Keys under ``zero_optimization.offload_optimizer`` of configs written for the paper's fork."""
+
+Policy = Literal["all-host", "stride", "all-device"]
+
+
+class Settings(BaseModel):
+    """The block, checked.
+
+    Example::
+
+        {"deep_optimizer_states": {"enabled": true, "policy": "stride", "stride": 2}}
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    enabled: bool = False
+    """Off: DeepSpeed stays as it is."""
+    policy: Policy = "stride"
+    """``all-host``: every subgroup on the CPU; ``stride``: one subgroup in ``stride`` on the GPU;
+    ``all-device``: every subgroup on the GPU."""
+    stride: int = Field(default=2, ge=1)
+    """For policy ``stride``: subgroup i is updated on the GPU when (i + 1) is a multiple of it."""
+
+
+def read_settings(ds_config: Mapping[str, Any]) -> Settings:
+    """Settings that a DeepSpeed config asks for; disabled when it holds no block of ours.
+
+    Raises:
+        ConfigError: an unknown key (the nearest valid one is named) or a wrong value.
+    """
+    block = ds_config.get(BLOCK)
+    if block is None:
+        return Settings()
+    if not isinstance(block, Mapping):
+        raise ConfigError(f'"{BLOCK}" = {block!r}: give a table such as {{"enabled": true}}')
+    try:
+        return Settings(**block)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_explain(item) for item in error.errors())) from None
+
+
+def _explain(item: ErrorDetails) -> str:
+    key = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, Settings.model_fields, n=1, cutoff=0.3)
+        hint = f'did you mean "{near[0]}"? ' if near else ""
+        return f'unknown key "{BLOCK}.{key}": {hint}known: {", ".join(Settings.model_fields)}'
+    return f'"{BLOCK}.{key}" = {item["input"]!r}: {item["msg"]}'
+
+
+def translate_paper_keys(ds_config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of ``ds_config`` in which the paper's keys have become our block.
+
+    ``prefetch_optimizer`` 1 asks for the hybrid update, one subgroup in ``prefetch_optimizer_gap``
+    on the GPU; ``part_grads_async`` 1 without it for asynchronous gradients alone (policy
+    ``all-host``); both 0 for stock DeepSpeed. Gradients are flushed asynchronously under every
+    policy, since that changes no result.
+
+    Raises:
+        ConfigError: a key has a value it cannot have, or the config also holds our block.
+    """
+    result = dict(ds_config)
+    zero = result.get("zero_optimization")
+    if not isinstance(zero, Mapping):
+        return result
+    offload = zero.get("offload_optimizer")
+    if not isinstance(offload, Mapping):
+        return result
+    given = {key: offload[key] for key in PAPER_KEYS if key in offload}
+    if not given:
+        return result
+    if BLOCK in result:
+        raise ConfigError(
+            f'the config holds both "{BLOCK}" and zero_optimization.offload_optimizer.'
+            f"{{{', '.join(given)}}}; keep one of them"
+        )
+    kept = {key: value for key, value in offload.items() if key not in PAPER_KEYS}
+    result["zero_optimization"] = {**zero, "offload_optimizer": kept}
+    block = _block_from_paper_keys(given)
+    if block is not None:
+        result[BLOCK] = block
+    return result
+
+
+def _block_from_paper_keys(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    for key in ("prefetch_optimizer", "part_grads_async"):
+        if given.get(key, 0) not in (0, 1):
+            raise ConfigError(f"offload_optimizer.{key} = {given[key]!r}: give 0 (off) or 1 (on)")
+    if given.get("prefetch_optimizer", 0):
+        gap = given.get("prefetch_optimizer_gap")
+        if not isinstance(gap, int) or isinstance(gap, bool) or gap < 1:
+            raise ConfigError(
+                f"offload_optimizer.prefetch_optimizer_gap = {gap!r}: with prefetch_optimizer 1 "
+                "give the stride, a whole number of at least 1"
+            )
+        return {"enabled": True, "policy": "stride", "stride": gap}
+    if given.get("part_grads_async", 0):
+        return {"enabled": True, "policy": "all-host"}
+    return None

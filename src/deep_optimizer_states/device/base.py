@@ -1,0 +1,137 @@
+"""What the executor needs of a device: lanes, events, memory of two kinds, and Adam.
+
+A *lane* is one ordered queue of work. Work on one lane runs in the order of submission; lanes run
+side by side and are ordered against each other only by events. ``submit`` and ``wait`` return at
+once; only ``synchronize`` blocks the caller.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from deep_optimizer_states.kernels.scalars import AdamScalars
+
+WAIT_TIMEOUT_S = 600.0
+"""Bound of every blocking wait, in seconds; far above any update, far below forever."""
+
+
+class Wait(enum.StrEnum):
+    """Why work waits; each member is one ordering rule, and a test removes each in turn."""
+
+    SLOT_FREE = "a slot is prefetched into only after its last state flush"
+    PREFETCHED = "the device steps only what has been prefetched"
+    STEPPED = "state is flushed only after its step"
+    STAGING_FREE = "the CPU stages weights only into a buffer that has been sent"
+    GRADS_FLUSHED = "the update reads gradients only after their flush"
+    GRAD_READY = "a gradient is flushed only after backward has reduced it"
+    GRAD_HOME = "a gradient is summed only onto one that has been flushed"
+    WEIGHTS_IDLE = "weights are written only after backward has read them"
+
+
+class Event(Protocol):
+    """A point in a lane's work that other lanes, or the host, can wait for."""
+
+    def synchronize(self) -> None:
+        """Block the caller until the point is reached.
+
+        Raises:
+            UpdateError: Work before the point failed, or it was not reached in time.
+        """
+
+
+class Lane(Protocol):
+    """One ordered queue of work."""
+
+    name: str
+
+    def submit(self, what: str, work: Callable[[], None], uses: Sequence[Tensor] = ()) -> None:
+        """Queue ``work``.
+
+        Args:
+            what: Its name in errors, such as ``prefetch of subgroup 3``.
+            work: Copies and kernels on tensors of this device or of pinned host memory.
+            uses: Device tensors that the caller may drop before the work is done.
+        """
+
+    def wait(self, event: Event, why: Wait) -> None:
+        """Hold back what is submitted after this until ``event``."""
+
+    def record(self) -> Event:
+        """An event reached when everything submitted so far is done."""
+
+
+class Device(abc.ABC):
+    """A device with five lanes. Host memory it hands out is page-locked where that means something.
+
+    Attributes:
+        h2d: Prefetch of optimizer state into slots.
+        compute: Adam on slots.
+        d2h: Flush of optimizer state to the host.
+        weights: 16-bit weights from the host.
+        grads: Flush of gradients to the host, during backward.
+    """
+
+    h2d: Lane
+    compute: Lane
+    d2h: Lane
+    weights: Lane
+    grads: Lane
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """Every lane."""
+        return (self.h2d, self.compute, self.d2h, self.weights, self.grads)
+
+    @abc.abstractmethod
+    def empty_host(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Host memory for copies that overlap, shape (numel,), uninitialised."""
+
+    @abc.abstractmethod
+    def empty_slot(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Device memory for one subgroup's tensor, shape (numel,), uninitialised."""
+
+    @abc.abstractmethod
+    def release_slot(self, tensors: Sequence[Tensor]) -> None:
+        """Say, on the ``d2h`` lane, that a slot's content is dead (an emulator poisons it)."""
+
+    @abc.abstractmethod
+    def record_caller(self) -> Event:
+        """An event reached when the caller's own work so far (its current stream) is done."""
+
+    @abc.abstractmethod
+    def caller_waits(self, event: Event, why: Wait) -> None:
+        """Order the caller's later work (its current stream) after ``event``."""
+
+    @abc.abstractmethod
+    def host_waits(self, event: Event, why: Wait) -> None:
+        """Block the host until ``event``."""
+
+    @abc.abstractmethod
+    def adam(
+        self,
+        master: Tensor,  # (numel,) fp32 slot, updated in place
+        moments: tuple[Tensor, Tensor],  # (numel,) fp32 slots, updated in place
+        grad: Tensor,  # (numel,) fp32, bf16 or fp16 slot, read only
+        weights: Tensor,  # (numel,) fp32, bf16 or fp16 on the device, written
+        scalars: AdamScalars,
+    ) -> None:
+        """Adam with the bits of the host kernel; runs as work of the ``compute`` lane."""
+
+    def synchronize(self) -> None:
+        """Block until every lane is idle.
+
+        Raises:
+            UpdateError: Work on a lane failed or did not end in time.
+        """
+        for lane in self.lanes:
+            lane.record().synchronize()
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End threads and unlock host memory. The device is not usable afterwards."""

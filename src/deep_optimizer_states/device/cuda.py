@@ -1,0 +1,144 @@
+"""The CUDA device: a stream a lane, page-locked host memory of exact size, Triton's Adam."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, SupportsInt
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from deep_optimizer_states.device.base import WAIT_TIMEOUT_S, Device, Event, Wait
+from deep_optimizer_states.errors import UpdateError
+from deep_optimizer_states.kernels.host import Tail
+from deep_optimizer_states.kernels.scalars import AdamScalars
+
+_POLL_S = 0.0005
+
+
+class _StreamEvent:
+    """A CUDA event whose blocking wait is bounded and does not keep a core busy."""
+
+    def __init__(self, stream: torch.cuda.Stream, where: str) -> None:
+        self.cuda = torch.cuda.Event()
+        self.cuda.record(stream)
+        self._where = where
+
+    def synchronize(self) -> None:
+        deadline = time.monotonic() + WAIT_TIMEOUT_S
+        try:
+            while not self.cuda.query():
+                if time.monotonic() > deadline:
+                    raise UpdateError(f"waited {WAIT_TIMEOUT_S:g} s for {self._where}")
+                time.sleep(_POLL_S)
+        except RuntimeError as error:
+            raise UpdateError(f"{self._where}: {error}") from error
+
+
+class _StreamLane:
+    """Work on one side stream."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.name = name
+        self._stream = torch.cuda.Stream(device)
+        self._last = "nothing yet"
+
+    def submit(self, what: str, work: Callable[[], None], uses: Sequence[Tensor] = ()) -> None:
+        self._last = what
+        try:
+            with torch.cuda.stream(self._stream):
+                work()
+        except RuntimeError as error:
+            raise UpdateError(f"lane {self.name}, {what}: {error}") from error
+        for tensor in uses:
+            # The caching allocator must not hand the memory out again before the lane is done.
+            tensor.record_stream(self._stream)
+
+    def wait(self, event: Event, why: Wait) -> None:
+        assert isinstance(event, _StreamEvent), event
+        self._stream.wait_event(event.cuda)
+
+    def record(self) -> Event:
+        return _StreamEvent(self._stream, f"lane {self.name} ({self._last})")
+
+
+class CudaDevice(Device):
+    """Five streams of the current CUDA device.
+
+    Args:
+        tail: How DeepSpeed's host kernel rounds the last elements; the device repeats it.
+    """
+
+    def __init__(self, tail: Tail) -> None:
+        from deep_optimizer_states.kernels.triton_adam import TritonAdam
+
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._adam = TritonAdam(tail)
+        self._pinned: list[Tensor] = []
+        self.h2d, self.compute, self.d2h, self.weights, self.grads = (
+            _StreamLane(name, self._device) for name in ("H2D", "GPU", "D2H", "weights", "grads")
+        )
+
+    @override
+    def empty_host(self, numel: int, dtype: torch.dtype) -> Tensor:
+        tensor = torch.empty(numel, dtype=dtype)
+        if numel:
+            # Not pin_memory=True: torch rounds page-locked allocations up to powers of two.
+            _check(_cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0), "lock")
+            self._pinned.append(tensor)
+        return tensor
+
+    @override
+    def empty_slot(self, numel: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(numel, dtype=dtype, device=self._device)
+
+    @override
+    def release_slot(self, tensors: Sequence[Tensor]) -> None:
+        return
+
+    @override
+    def record_caller(self) -> Event:
+        return _StreamEvent(torch.cuda.current_stream(self._device), "the caller's stream")
+
+    @override
+    def caller_waits(self, event: Event, why: Wait) -> None:
+        assert isinstance(event, _StreamEvent), event
+        torch.cuda.current_stream(self._device).wait_event(event.cuda)
+
+    @override
+    def host_waits(self, event: Event, why: Wait) -> None:
+        event.synchronize()
+
+    @override
+    def adam(
+        self,
+        master: Tensor,
+        moments: tuple[Tensor, Tensor],
+        grad: Tensor,
+        weights: Tensor,
+        scalars: AdamScalars,
+    ) -> None:
+        self._adam.step(master, moments, grad, weights, scalars)
+
+    @override
+    def close(self) -> None:
+        torch.cuda.synchronize(self._device)
+        for tensor in self._pinned:
+            _check(_cudart().cudaHostUnregister(tensor.data_ptr()), "unlock")
+        self._pinned.clear()
+
+
+@functools.cache
+def _cudart() -> Any:  # noqa: ANN401 - a C module without types
+    return torch.cuda.cudart()
+
+
+def _check(status: SupportsInt, verb: str) -> None:
+    if int(status) != 0:
+        raise UpdateError(
+            f"CUDA could not {verb} a page of host memory (error {int(status)}); "
+            "see `ulimit -l` and the free host memory"
+        )

@@ -1,0 +1,188 @@
+"""A device made of threads, so that every ordering rule can be tested without a GPU.
+
+Its memory is host memory. Each lane is a thread that works through a queue; events and waits have
+CUDA's meaning. Fresh and released slots are filled with NaN, and work can be delayed at random, so
+that a missing wait shows as a wrong result instead of passing by luck.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from deep_optimizer_states.device.base import WAIT_TIMEOUT_S, Device, Event, Lane, Wait
+from deep_optimizer_states.errors import UpdateError
+from deep_optimizer_states.kernels.host import HostAdam
+from deep_optimizer_states.kernels.scalars import AdamScalars
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What tests break on purpose.
+
+    Attributes:
+        jitter_s: Longest random delay before each piece of work, in seconds.
+        seed: Seed of the delays.
+        without: Waits that are left out.
+        timeout_s: Bound of every blocking wait, in seconds.
+    """
+
+    jitter_s: float = 0.0
+    seed: int = 0
+    without: frozenset[Wait] = frozenset()
+    timeout_s: float = WAIT_TIMEOUT_S
+
+
+class _ThreadEvent:
+    """Set by a lane's thread when it reaches the point; carries the failure before it, if any."""
+
+    def __init__(self, lane: str, after: str, timeout_s: float) -> None:
+        self._where = f"lane {lane} ({after})"
+        self._timeout_s = timeout_s
+        self._reached = threading.Event()
+        self._failure: UpdateError | None = None
+
+    def reach(self, failure: UpdateError | None) -> None:
+        self._failure = failure
+        self._reached.set()
+
+    def synchronize(self) -> None:
+        if not self._reached.wait(self._timeout_s):
+            raise UpdateError(f"waited {self._timeout_s:g} s for {self._where}")
+        if self._failure is not None:
+            raise self._failure
+
+
+class _ThreadLane:
+    """A FIFO thread. After a failure it does no more work but still reaches its events."""
+
+    def __init__(self, name: str, faults: Faults) -> None:
+        self.name = name
+        self._faults = faults
+        self._random = random.Random(f"{faults.seed}/{name}")
+        self._queue: queue.SimpleQueue[tuple[str, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._failure: UpdateError | None = None
+        self._last = "nothing yet"
+        self._thread = threading.Thread(
+            target=self._run, name=f"deep_optimizer_states/{name}", daemon=True
+        )
+        self._thread.start()
+
+    def submit(self, what: str, work: Callable[[], None], uses: Sequence[Tensor] = ()) -> None:
+        self._last = what
+        self._queue.put((what, work))
+
+    def wait(self, event: Event, why: Wait) -> None:
+        if why not in self._faults.without:
+            self._queue.put((f"wait: {why}", event.synchronize))
+
+    def record(self) -> Event:
+        event = _ThreadEvent(self.name, self._last, self._faults.timeout_s)
+        self._queue.put(("", lambda: event.reach(self._failure)))
+        return event
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join(self._faults.timeout_s)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            what, work = item
+            if not what:
+                work()
+            elif self._failure is None:
+                self._attempt(what, work)
+
+    def _attempt(self, what: str, work: Callable[[], None]) -> None:
+        if self._faults.jitter_s:
+            time.sleep(self._random.uniform(0.0, self._faults.jitter_s))
+        try:
+            work()
+        except UpdateError as error:  # of a lane that this one waited for
+            self._failure = error
+        except Exception as error:  # noqa: BLE001 - re-raised in the caller by synchronize()
+            self._failure = UpdateError(f"lane {self.name}, {what}: {error!r}")
+            self._failure.__cause__ = error
+
+
+class _Done:
+    """An event already reached: the caller's own work here is synchronous."""
+
+    def synchronize(self) -> None:
+        return
+
+
+class EmulatedDevice(Device):
+    """Five lanes as threads over host memory.
+
+    Args:
+        adam: The host kernel, which is also the device's: same bits by construction.
+        faults: What a test breaks on purpose.
+    """
+
+    def __init__(self, adam: HostAdam, faults: Faults | None = None) -> None:
+        self._adam = adam
+        self._faults = faults or Faults()
+        self._lanes = [
+            _ThreadLane(name, self._faults) for name in ("H2D", "GPU", "D2H", "weights", "grads")
+        ]
+        self.h2d, self.compute, self.d2h, self.weights, self.grads = self._lanes
+
+    @property
+    @override
+    def lanes(self) -> tuple[Lane, ...]:
+        return tuple(self._lanes)
+
+    @override
+    def empty_host(self, numel: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(numel, dtype=dtype)
+
+    @override
+    def empty_slot(self, numel: int, dtype: torch.dtype) -> Tensor:
+        return torch.full((numel,), torch.nan, dtype=dtype)
+
+    @override
+    def release_slot(self, tensors: Sequence[Tensor]) -> None:
+        def poison() -> None:
+            for tensor in tensors:
+                tensor.fill_(torch.nan)
+
+        self.d2h.submit("poisoning of a slot", poison)
+
+    @override
+    def record_caller(self) -> Event:
+        return _Done()
+
+    @override
+    def caller_waits(self, event: Event, why: Wait) -> None:
+        self.host_waits(event, why)
+
+    @override
+    def host_waits(self, event: Event, why: Wait) -> None:
+        if why not in self._faults.without:
+            event.synchronize()
+
+    @override
+    def adam(
+        self,
+        master: Tensor,
+        moments: tuple[Tensor, Tensor],
+        grad: Tensor,
+        weights: Tensor,
+        scalars: AdamScalars,
+    ) -> None:
+        # One thread: a second team of OpenMP threads would fight the CPU lane's for the cores.
+        self._adam.step(master, moments, grad, weights, scalars, num_threads=1)
+
+    @override
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.close()

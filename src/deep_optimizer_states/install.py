@@ -1,0 +1,132 @@
+"""Make ``deepspeed.initialize`` use our optimizer where the config asks for it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from deep_optimizer_states.config import BLOCK, Settings, read_settings, translate_paper_keys
+from deep_optimizer_states.deepspeed_guard import check_deepspeed
+from deep_optimizer_states.errors import ConfigError
+
+_originals: dict[tuple[Any, str], Any] = {}
+
+
+def install() -> None:
+    """Teach this process's DeepSpeed the ``"deep_optimizer_states"`` block and the paper's keys.
+
+    Call it once, before ``deepspeed.initialize``. DeepSpeed's files are not touched; a config
+    without an enabled block behaves as before. Calling it again changes nothing.
+
+    Raises:
+        UnsupportedDeepSpeedError: DeepSpeed is missing, or its code differs from what this package
+            was checked against; names what differs.
+    """
+    if _originals:
+        return
+    check_deepspeed()
+    from deepspeed.runtime.config import DeepSpeedConfig
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    _wrap(DeepSpeedConfig, "_initialize_params", _initialize_params)
+    _wrap(DeepSpeedEngine, "_configure_zero_optimizer", _configure_zero_optimizer)
+
+
+def uninstall() -> None:
+    """Undo :func:`install`; engines that exist keep their optimizer."""
+    for (owner, name), original in _originals.items():
+        setattr(owner, name, original)
+    _originals.clear()
+
+
+def _wrap(owner: Any, name: str, wrapper: Any) -> None:
+    original = getattr(owner, name)
+    _originals[owner, name] = original
+
+    @functools.wraps(original)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, self, *args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+def _initialize_params(original: Any, config: Any, param_dict: dict[str, Any]) -> None:
+    """DeepSpeed's reading of its config, with the paper's keys translated before it validates."""
+    translated = translate_paper_keys(param_dict)
+    settings = read_settings(translated)
+    original(config, translated)
+    config.deep_optimizer_states = settings
+    if settings.enabled:
+        check_supported(config)
+
+
+def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any:
+    settings: Settings = engine._config.deep_optimizer_states
+    if not settings.enabled:
+        return original(engine, optimizer)
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+    from deepspeed.runtime.zero import stage3
+
+    from deep_optimizer_states.zero3 import InterleavedZeroOptimizer
+
+    if type(optimizer) is not DeepSpeedCPUAdam or not optimizer.fp32_optimizer_states:
+        raise ConfigError(
+            f'"{BLOCK}" works on DeepSpeedCPUAdam with fp32 states; the optimizer is '
+            f"{type(optimizer).__name__}. Give DeepSpeed an Adam or AdamW "
+            '"optimizer" block, or pass it a DeepSpeedCPUAdam'
+        )
+    # The method imports the name from this module when it runs: swap it for the length of the call.
+    stock = stage3.DeepSpeedZeroOptimizer_Stage3
+    stage3.DeepSpeedZeroOptimizer_Stage3 = functools.partial(
+        InterleavedZeroOptimizer, settings=settings
+    )
+    try:
+        return original(engine, optimizer)
+    finally:
+        stage3.DeepSpeedZeroOptimizer_Stage3 = stock
+
+
+def check_supported(config: Any) -> None:
+    """Refuse what the engine does not do yet, by name.
+
+    Args:
+        config: A ``DeepSpeedConfig`` that has read its parameters.
+
+    Raises:
+        ConfigError: Names the setting, its value and the way out.
+    """
+    zero = config.zero_config
+    offload, offload_param = zero.offload_optimizer, zero.offload_param
+    device = "none" if offload is None else _text(offload.device)
+    param_device = "none" if offload_param is None else _text(offload_param.device)
+    ratio = 1.0 if offload is None else offload.ratio
+    wrong = [
+        (zero.stage != 3, f"zero_optimization.stage = {zero.stage}", "set it to 3"),
+        (device != "cpu", f"offload_optimizer.device = {device}", 'set it to "cpu"'),
+        (
+            param_device != "none",
+            f"offload_param.device = {param_device}",
+            "take offload_param out",
+        ),
+        (ratio != 1.0, f"offload_optimizer.ratio = {ratio}", 'set it to 1 and choose a "policy"'),
+        (zero.zenflow is not None, "zero_optimization.zenflow", "take it out"),
+        (bool(getattr(offload, "super_offload", False)), "super_offload = true", "take it out"),
+        (
+            config.float16_config.fp16_master_weights_and_grads,
+            "fp16_master_weights_and_grads = true",
+            "take it out: master weights are fp32",
+        ),
+        (
+            config.bfloat16_config.bf16_master_weights_and_grads,
+            "bf16_master_weights_and_grads = true",
+            "take it out: master weights are fp32",
+        ),
+    ]
+    found = [f"{setting}: {remedy}" for is_wrong, setting, remedy in wrong if is_wrong]
+    if found:
+        raise ConfigError(f'"{BLOCK}" does not work with ' + "; ".join(found))
+
+
+def _text(device: Any) -> str:
+    # DeepSpeed holds the device as an enum member or as its value, depending on how it was given.
+    return str(getattr(device, "value", device))

@@ -1,0 +1,1 @@
+"""Adam in DeepSpeedCPUAdam's exact arithmetic: scalars, host kernel, device kernel."""

@@ -1,0 +1,115 @@
+"""Adam on the GPU with the bits of the host kernel.
+
+Every operation is one whose rounding IEEE 754 fixes: products, explicit fused multiply-adds,
+round-to-nearest square root and division. No addition stands alone beside a product, so there is
+nothing for a compiler to contract.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deep_optimizer_states.errors import KernelError
+from deep_optimizer_states.kernels.host import Tail
+from deep_optimizer_states.kernels.scalars import AdamScalars
+
+BLOCK = 1024
+"""Elements a program instance handles."""
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def adam_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN201, PLR0913 - Triton reads the names
+    master,  # noqa: ANN001
+    grad,  # noqa: ANN001
+    exp_avg,  # noqa: ANN001
+    exp_avg_sq,  # noqa: ANN001
+    weights,  # noqa: ANN001
+    numel,  # noqa: ANN001
+    tail,  # noqa: ANN001
+    grad_scale,  # noqa: ANN001
+    beta1,  # noqa: ANN001
+    one_minus_beta1,  # noqa: ANN001
+    beta2,  # noqa: ANN001
+    one_minus_beta2,  # noqa: ANN001
+    rsqrt_bias2,  # noqa: ANN001
+    eps,  # noqa: ANN001
+    step_size,  # noqa: ANN001
+    decay,  # noqa: ANN001
+    HAS_DECAY: tl.constexpr,
+    DECOUPLED: tl.constexpr,
+    STATE_FUSED_TAIL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One step over ``numel`` elements; from ``tail`` on, the moments are rounded as a tail."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < numel
+    g = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32) * grad_scale
+    p = tl.load(master + at, mask=inside, other=0.0)
+    m = tl.load(exp_avg + at, mask=inside, other=0.0)
+    v = tl.load(exp_avg_sq + at, mask=inside, other=0.0)
+    if HAS_DECAY and not DECOUPLED:
+        g = tl.fma(p, decay, g)
+    square = g * g
+    first = tl.fma(g, one_minus_beta1, m * beta1)
+    second = tl.fma(square, one_minus_beta2, v * beta2)
+    if STATE_FUSED_TAIL:
+        is_tail = at >= tail
+        first = tl.where(is_tail, tl.fma(m, beta1, g * one_minus_beta1), first)
+        second = tl.where(is_tail, tl.fma(v, beta2, square * one_minus_beta2), second)
+    root = tl.sqrt_rn(second)
+    denominator = tl.fma(root, rsqrt_bias2, eps)
+    ratio = tl.div_rn(first, denominator)
+    if HAS_DECAY and DECOUPLED:
+        p = tl.fma(p, decay, p)
+    p = tl.fma(ratio, step_size, p)
+    tl.store(master + at, p, mask=inside)
+    tl.store(exp_avg + at, first, mask=inside)
+    tl.store(exp_avg_sq + at, second, mask=inside)
+    tl.store(weights + at, p.to(weights.dtype.element_ty), mask=inside)
+
+
+class TritonAdam:
+    """Adam on CUDA tensors.
+
+    Args:
+        tail: How DeepSpeed's host kernel rounds the last elements of a subgroup.
+
+    Raises:
+        KernelError: DeepSpeed's tail fuses nothing, which the device kernel does not repeat.
+    """
+
+    def __init__(self, tail: Tail) -> None:
+        if tail.mode not in (0, 1):
+            raise KernelError(
+                "DeepSpeedCPUAdam was built for a CPU without fused multiply-add; device updates "
+                'would not equal it. Use policy "all-host"'
+            )
+        self._tail = tail
+
+    def step(
+        self,
+        master: Tensor,  # (numel,) fp32 cuda, updated in place
+        moments: tuple[Tensor, Tensor],  # (numel,) fp32 cuda each, updated in place
+        grad: Tensor,  # (numel,) fp32, bf16 or fp16 cuda, read only
+        weights: Tensor,  # (numel,) fp32, bf16 or fp16 cuda, written
+        scalars: AdamScalars,
+    ) -> None:
+        """Step one subgroup on the current stream."""
+        numel = master.numel()
+        if numel == 0:
+            return
+        values = [float(value) for value in scalars.as_array()]
+        with torch.cuda.device(master.device):
+            adam_kernel[(triton.cdiv(numel, BLOCK),)](
+                *(master, grad, *moments, weights),
+                *(numel, self._tail.start(numel)),
+                *values[:9],
+                HAS_DECAY=values[8] != 0.0,
+                DECOUPLED=bool(values[9]),
+                STATE_FUSED_TAIL=self._tail.mode == 1,
+                BLOCK=BLOCK,
+                enable_fp_fusion=False,
+            )

@@ -1,0 +1,194 @@
+"""`python -m dataset` as users and the launcher run it, on the corpus it ships with."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "dataset", *map(str, arguments)]
+
+
+def run(*arguments, **environment):
+    return subprocess.run(
+        command(*arguments),
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def files_of(prefix):
+    return {path.name: path.read_bytes() for path in prefix.parent.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A cache folder with a space in its name, and the prefix in it."""
+    folder = tmp_path_factory.mktemp("a cache")
+    done = run("prepare", "--cache-dir", folder)
+    assert done.returncode == 0, done.stderr
+    return folder, Path(done.stdout.splitlines()[-1]), done
+
+
+def test_the_last_line_of_stdout_is_the_prefix_and_counts_go_to_stderr(built):
+    folder, prefix, done = built
+    assert prefix.is_absolute()
+    assert prefix.parent.parent == folder
+    assert prefix.name.endswith("_text_document")
+    assert done.stdout == f"{prefix}\n"
+    assert "vocabulary 8,192: built in" in done.stderr
+    assert "%|" not in done.stderr  # no bar where stderr is no terminal
+
+
+def test_the_trainers_keys_are_in_the_manifest_beside_the_pair(built):
+    _, prefix, _ = built
+    facts = json.loads((prefix.parent / "manifest.json").read_text())
+    assert facts["vocab_size"] == 8192
+    assert facts["eod"] == 0
+    assert facts["documents"] > 400
+    assert facts["tokens"] > 500_000
+
+
+def test_a_second_call_finds_it_without_torch(built):
+    folder, prefix, _ = built
+    code = (
+        "import sys; from dataset.__main__ import main; code = main(sys.argv[1:]); "
+        "sys.exit(code or any(name in sys.modules for name in ('torch', 'megatron', 'numpy')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "prepare"],
+        cwd=ROOT,
+        env=os.environ | {"DOS_DATASET_CACHE": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{prefix}\n"
+    assert "from the cache" in done.stderr
+
+
+def test_inspect_passes_on_it_and_finds_damage(built, tmp_path):
+    _, prefix, _ = built
+    done = run("inspect", prefix)
+    assert done.returncode == 0, done.stderr
+    assert "checks      all passed" in done.stdout
+    for name, content in files_of(prefix).items():
+        (tmp_path / name).write_bytes(content)
+    damaged = tmp_path / prefix.name
+    raw = damaged.with_name(damaged.name + ".bin").read_bytes()
+    damaged.with_name(damaged.name + ".bin").write_bytes(raw[:-2])
+    done = run("inspect", damaged)
+    assert done.returncode == 1
+    assert "DAMAGED" in done.stdout
+
+
+def test_megatrons_gpt_dataset_serves_the_text_in_whole_samples(built, tmp_path):
+    _, prefix, _ = built
+    facts = json.loads((prefix.parent / "manifest.json").read_text())
+    program = tmp_path / "serve.py"
+    program.write_text(GPT_DATASET_PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", program, prefix, tmp_path / "indices"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    served = json.loads(done.stdout.splitlines()[-1])
+    # Every token but the last few, which do not fill a sample, and the look-ahead of one.
+    assert facts["tokens"] - 257 <= served["tokens"] < facts["tokens"]
+    assert served["eods"] <= facts["documents"]
+    assert served["eods"] >= facts["documents"] - 3
+
+
+GPT_DATASET_PROGRAM = """
+import json, pathlib, sys
+from types import SimpleNamespace
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+prefix = pathlib.Path(sys.argv[1])
+facts = json.loads((prefix.parent / "manifest.json").read_text())
+tokenizer = SimpleNamespace(
+    vocab_size=facts["vocab_size"], eod=facts["eod"], pad=-1,
+    unique_identifiers={"key": facts["key"]}, unique_description=facts["key"],
+)
+config = GPTDatasetConfig(
+    random_seed=1, sequence_length=256, blend=([str(prefix)], None), split="1,0,0",
+    tokenizer=tokenizer, reset_position_ids=False, reset_attention_mask=False,
+    eod_mask_loss=False, path_to_cache=sys.argv[2],
+)
+train, _, _ = BlendedMegatronDatasetBuilder(GPTDataset, [None, 0, 0], lambda: True, config).build()
+tokens = [train[n]["tokens"] for n in range(len(train))]
+eods = sum(int((sample == facts["eod"]).sum()) for sample in tokens)
+sys.stdout.write(json.dumps({"tokens": sum(len(s) for s in tokens), "eods": eods}) + "\\n")
+"""
+
+
+def test_two_at_once_agree(built, tmp_path):
+    _, prefix, _ = built
+    both = [
+        subprocess.Popen(
+            command("prepare", "--cache-dir", tmp_path),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    outputs = [process.communicate() for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert outputs[0][0] == outputs[1][0]
+    assert files_of(Path(outputs[0][0].strip())) == files_of(prefix)
+    assert [path.name for path in tmp_path.iterdir()] == [prefix.parent.name]
+
+
+def test_kill_9_never_leaves_a_half_folder(built, tmp_path):
+    _, prefix, _ = built
+    for delay_s in (0.7, 2.0, 4.0):
+        process = subprocess.Popen(
+            command("prepare", "--cache-dir", tmp_path),
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        time.sleep(delay_s)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        for folder in tmp_path.glob("[!.]*"):
+            assert files_of(folder / prefix.name) == files_of(prefix)
+    done = run("prepare", "--cache-dir", tmp_path)
+    assert "damaged" not in done.stderr
+    assert files_of(Path(done.stdout.strip())) == files_of(prefix)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["prepare", "--cache-dir", "pyproject.toml"], "cannot write to the cache folder"),
+        (["inspect", "no/such"], "give the prefix that"),
+        (["inspect"], "required: PREFIX"),
+        ([], "required: command"),
+    ],
+)
+def test_wrong_use_gets_a_line_and_exit_code_2(arguments, message):
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""

@@ -1,0 +1,72 @@
+import copy
+
+import pytest
+
+from deep_optimizer_states.config import Settings, read_settings, translate_paper_keys
+from deep_optimizer_states.errors import ConfigError
+
+
+def offload(**keys):
+    return {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", **keys}}}
+
+
+def test_no_block_means_stock():
+    assert not read_settings({}).enabled
+
+
+def test_block_is_read():
+    block = {"enabled": True, "policy": "stride", "stride": 5}
+    assert read_settings({"deep_optimizer_states": block}) == Settings(**block)
+
+
+@pytest.mark.parametrize(
+    ("block", "complaint"),
+    [
+        ({"enbled": True}, 'did you mean "enabled"'),
+        ({"enabled": True, "stride": 0}, r'"deep_optimizer_states.stride" = 0'),
+        ({"enabled": True, "policy": "fast"}, "all-host"),
+        (True, "give a table"),
+    ],
+)
+def test_wrong_block_names_key_value_and_remedy(block, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        read_settings({"deep_optimizer_states": block})
+
+
+@pytest.mark.parametrize(
+    ("keys", "block"),
+    [
+        ((0, 0, 0), None),
+        ((0, 0, 5), None),
+        ((0, 1, 0), {"enabled": True, "policy": "all-host"}),
+        ((1, 1, 2), {"enabled": True, "policy": "stride", "stride": 2}),
+        ((1, 1, 1), {"enabled": True, "policy": "stride", "stride": 1}),
+    ],
+)
+def test_papers_keys_become_the_block(keys, block):
+    names = ("prefetch_optimizer", "part_grads_async", "prefetch_optimizer_gap")
+    config = offload(**dict(zip(names, keys, strict=True)), pin_memory=True)
+    untouched = copy.deepcopy(config)
+    translated = translate_paper_keys(config)
+    assert translated.pop("deep_optimizer_states", None) == block
+    assert translated == offload(pin_memory=True)
+    assert config == untouched
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        (offload(prefetch_optimizer=1, prefetch_optimizer_gap=0), "prefetch_optimizer_gap = 0"),
+        (offload(prefetch_optimizer=1), "prefetch_optimizer_gap = None"),
+        (offload(part_grads_async=3), "part_grads_async = 3"),
+        (offload(part_grads_async=1) | {"deep_optimizer_states": {}}, "keep one of them"),
+    ],
+)
+def test_wrong_paper_keys_are_refused(config, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        translate_paper_keys(config)
+
+
+def test_config_without_offload_is_left_alone():
+    for config in ({}, {"zero_optimization": {"stage": 1}}, {"zero_optimization": True}):
+        assert translate_paper_keys(config) == config

@@ -1,0 +1,112 @@
+import pytest
+
+import deep_optimizer_states
+from deep_optimizer_states import deepspeed_guard
+from deep_optimizer_states.errors import ConfigError, UnsupportedDeepSpeedError
+
+STAGE3 = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
+
+
+@pytest.fixture
+def installed():
+    deep_optimizer_states.install()
+    yield
+    deep_optimizer_states.uninstall()
+
+
+def ds_config(**changes):
+    return {
+        "train_batch_size": 1,
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
+        "bf16": {"enabled": True},
+        "deep_optimizer_states": {"enabled": True},
+    } | changes
+
+
+def read(config):
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    return DeepSpeedConfig(config)
+
+
+def test_install_twice_and_uninstall_leaves_deepspeed_as_it_was():
+    from deepspeed.runtime.config import DeepSpeedConfig
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    def methods():
+        return DeepSpeedConfig._initialize_params, DeepSpeedEngine._configure_zero_optimizer
+
+    before = methods()
+    deep_optimizer_states.install()
+    once = methods()
+    deep_optimizer_states.install()
+    assert methods() == once
+    assert once != before
+    deep_optimizer_states.uninstall()
+    assert methods() == before
+
+
+def test_block_is_accepted(installed):
+    assert read(ds_config()).deep_optimizer_states.policy == "stride"
+
+
+def test_papers_keys_are_accepted_and_the_users_config_is_not_changed(installed):
+    offload = {"device": "cpu", "prefetch_optimizer": 1, "part_grads_async": 1}
+    offload["prefetch_optimizer_gap"] = 3
+    config = ds_config(zero_optimization={"stage": 3, "offload_optimizer": offload})
+    del config["deep_optimizer_states"]
+    assert read(config).deep_optimizer_states.stride == 3
+    assert config["zero_optimization"]["offload_optimizer"]["prefetch_optimizer_gap"] == 3
+
+
+@pytest.mark.parametrize(
+    ("zero", "setting"),
+    [
+        ({"stage": 2, "offload_optimizer": {"device": "cpu"}}, "stage = 2"),
+        ({"stage": 3}, "offload_optimizer.device = none"),
+        (
+            {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}},
+            "offload_optimizer.device = nvme",
+        ),
+        ({"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}, "ratio = 0.5"),
+        (
+            {
+                "stage": 3,
+                "offload_optimizer": {"device": "cpu"},
+                "offload_param": {"device": "cpu"},
+            },
+            "offload_param.device = cpu",
+        ),
+        (
+            {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}},
+            "super_offload",
+        ),
+    ],
+)
+def test_what_the_engine_does_not_do_is_refused_by_name(installed, zero, setting):
+    with pytest.raises(ConfigError, match=setting):
+        read(ds_config(zero_optimization=zero))
+
+
+def test_disabled_block_restricts_nothing(installed):
+    read(ds_config(zero_optimization={"stage": 1}, deep_optimizer_states={"enabled": False}))
+
+
+def test_changed_deepspeed_method_is_named(monkeypatch):
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+
+    def unscale_and_clip_grads(self, sub_group_id, total_norm):
+        """Another DeepSpeed's."""
+
+    monkeypatch.setattr(
+        DeepSpeedZeroOptimizer_Stage3, "unscale_and_clip_grads", unscale_and_clip_grads
+    )
+    with pytest.raises(UnsupportedDeepSpeedError, match=r"Stage3\.unscale_and_clip_grads,"):
+        deep_optimizer_states.install()
+
+
+def test_missing_method_is_named(monkeypatch):
+    monkeypatch.setitem(deepspeed_guard.FINGERPRINTS, STAGE3, {"no_such_method": "0" * 12})
+    with pytest.raises(UnsupportedDeepSpeedError, match="no_such_method"):
+        deepspeed_guard.check_deepspeed()

@@ -1,0 +1,145 @@
+"""Our arithmetic against DeepSpeed's own compiled op."""
+
+import pytest
+import torch
+from deepspeed.ops.op_builder import CPUAdamBuilder
+
+from deep_optimizer_states.errors import KernelError
+from deep_optimizer_states.kernels import host
+from deep_optimizer_states.kernels.calibrate_tail import find_tail
+from deep_optimizer_states.kernels.host import HostAdam, Tail
+from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
+
+
+class Op:
+    """A DeepSpeedCPUAdam as far as its op goes."""
+
+    def __init__(self, adam_w_mode=True):
+        self.adam_w_mode = adam_w_mode
+        self.ds_opt_adam = CPUAdamBuilder().load()
+
+
+@pytest.fixture(scope="module")
+def tail():
+    return find_tail(Op())
+
+
+@pytest.fixture
+def stock():
+    """``step(opt_id, step, group, tensors)`` on the real op."""
+    op, created = CPUAdamBuilder().load(), set()
+
+    def step(group, decoupled, count, tensors):
+        if not created:
+            op.create_adam(7001, group["lr"], *group["betas"], 1e-8, 0.0, decoupled, False)
+            created.add(7001)
+        settings = (group["lr"], *group["betas"], group["eps"], group["weight_decay"])
+        op.adam_update(7001, count, *settings, group["bias_correction"], *tensors)
+
+    yield step
+    for opt_id in created:
+        op.destroy_adam(opt_id)
+
+
+def make_group(**kwargs):
+    defaults = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    return {**defaults, "bias_correction": True, **kwargs}
+
+
+@pytest.mark.parametrize("decoupled", [True, False])
+@pytest.mark.parametrize("grad_dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("numel", [1, 15, 16, 2048, 5003])
+def test_host_kernel_repeats_the_op_over_many_steps(stock, tail, decoupled, grad_dtype, numel):
+    group, generator = make_group(), torch.Generator().manual_seed(numel)
+    master = torch.randn(numel, generator=generator)
+    theirs = [master.clone(), torch.zeros(numel), torch.zeros(numel)]
+    ours = [master.clone(), torch.zeros(numel), torch.zeros(numel)]
+    weights = torch.empty(numel, dtype=torch.bfloat16)
+    powers, scale = BetaPowers(group["betas"]), 0.37
+    for step in range(1, 60):
+        group["lr"] = 1e-3 * (1 + step % 5)
+        grad = torch.randn(numel, generator=generator).to(grad_dtype)
+        stock(group, decoupled, step, [theirs[0], grad.float() * scale, *theirs[1:]])
+        scalars = adam_scalars(group, powers.at(step, group["betas"]), scale, decoupled)
+        HostAdam(tail).step(ours[0], (ours[1], ours[2]), grad, weights, scalars, num_threads=2)
+    assert all(map(torch.equal, ours, theirs))
+    assert torch.equal(weights, theirs[0].bfloat16())
+
+
+@pytest.mark.parametrize("steps", [(1, 2, 3), (7, 8, 9), (3, 3, 4, 4), (5, 2, 3)])
+def test_beta_powers_follow_jumps_and_repeats_of_the_step(stock, tail, steps):
+    group, generator = make_group(betas=(0.87, 0.993)), torch.Generator().manual_seed(1)
+    theirs = [torch.randn(33, generator=generator), torch.zeros(33), torch.zeros(33)]
+    ours = [tensor.clone() for tensor in theirs]
+    powers = BetaPowers(group["betas"])
+    for number, step in enumerate(steps):
+        if number == 2:
+            group["betas"] = (0.8, 0.9)
+        grad = torch.randn(33, generator=generator)
+        stock(group, True, step, [theirs[0], grad, *theirs[1:]])
+        scalars = adam_scalars(group, powers.at(step, group["betas"]), 1.0, True)
+        HostAdam(tail).step(ours[0], (ours[1], ours[2]), grad, None, scalars, num_threads=1)
+    assert all(map(torch.equal, ours, theirs))
+
+
+def test_another_tail_gives_other_bits(tail):
+    """Negative control: the rounding of the tail is seen."""
+    group = make_group()
+    results = []
+    for variant in (tail, Tail(16, 2 if tail.mode != 2 else 0)):
+        state = [torch.linspace(-1, 1, 15), torch.full((15,), 0.3), torch.full((15,), 0.7)]
+        powers = BetaPowers(group["betas"])
+        for step in range(1, 20):
+            scalars = adam_scalars(group, powers.at(step, group["betas"]), 1.0, True)
+            grad = torch.linspace(0.1, 1.3, 15) / step
+            HostAdam(variant).step(state[0], (state[1], state[2]), grad, None, scalars, 1)
+        results.append(torch.cat(state))
+    assert not torch.equal(*results)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_weights_are_rounded_as_torch_rounds(tail, dtype):
+    values = torch.cat([torch.randn(9000), torch.tensor([0.0, -0.0, 1e-40, 3e38, -1e38])])
+    zeros = torch.zeros_like(values)
+    weights = torch.empty_like(values, dtype=dtype)
+    group = make_group(lr=0.0, weight_decay=0.0)
+    scalars = adam_scalars(group, BetaPowers(group["betas"]).at(1, group["betas"]), 1.0, True)
+    kept = values.clone()
+    HostAdam(tail).step(kept, (zeros.clone(), zeros.clone()), zeros, weights, scalars, 1)
+    assert torch.equal(weights, kept.to(dtype))
+
+
+def test_wrong_tensors_are_refused(tail):
+    group = make_group()
+    scalars = adam_scalars(group, BetaPowers(group["betas"]).at(1, group["betas"]), 1.0, True)
+    good = [torch.zeros(8) for _ in range(4)]
+    with pytest.raises(KernelError, match="8 elements"):
+        HostAdam(tail).step(good[0], (good[1], good[2]), torch.zeros(7), None, scalars, 1)
+    grad = torch.zeros(8, dtype=torch.int32)
+    with pytest.raises(KernelError, match="int32"):
+        HostAdam(tail).step(good[0], (good[1], good[2]), grad, None, scalars, 1)
+
+
+def test_missing_compiler_is_explained(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(KernelError, match=r"no-such-compiler.*CXX"):
+        host.build()
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_failed_build_shows_the_compilers_words(tmp_path, monkeypatch):
+    broken = tmp_path / "broken.cpp"
+    broken.write_text("int main( {\n")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "ext"))
+    monkeypatch.setattr(host, "_SOURCE", broken)
+    with pytest.raises(KernelError, match=r"broken\.cpp"):
+        host.build()
+
+
+def test_build_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    first = host.build()
+    stamp = first.stat().st_mtime_ns
+    assert host.build() == first
+    assert first.stat().st_mtime_ns == stamp
