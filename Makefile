@@ -1,0 +1,48 @@
+# One command sets up, one tests. Everything lands in .venv; nothing outside this folder changes.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.ready
+export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
+SOURCES := src configs launch parse plots dataset
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test test-fast fmt golden smoke dataset clean ci
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## environment in .venv, DeepSpeed's ops built into it
+
+$(STAMP): requirements/run.txt requirements/dev.txt pyproject.toml requirements/setup.sh
+	@PYTHON="$(PYTHON)" bash requirements/setup.sh $(VENV)
+	@touch $(STAMP)
+
+test: setup ## set up and pass every test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(SOURCES)
+	$(BIN)/lint-imports
+	$(BIN)/shellcheck $$(git ls-files '*.sh') .ci/run
+	OMP_NUM_THREADS=2 $(BIN)/pytest -q
+
+test-fast: setup ## the tests that take seconds
+	$(BIN)/pytest -q -m "not slow"
+
+fmt: setup ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+golden: setup ## rewrite golden files (review the diff)
+	GOLDEN_REWRITE=1 $(BIN)/pytest -q tests/unit -k golden
+
+dataset: setup ## token files of the embedded corpus
+	$(BIN)/python -m dataset prepare
+
+smoke: setup ## the main job: tiny model, three engines, report
+	bash master-script.sh
+
+clean: ## remove what was built (not results)
+	rm -rf $(VENV) build dataset/cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+ci: test ## what CI runs

@@ -1,0 +1,44 @@
+"""Build every compiled op ahead of the first run: ``python -m deep_optimizer_states.build``.
+
+DeepSpeed compiles its CPUAdam on first use, for a minute or two in the middle of a job; ours takes
+about a second. Both land in ``$TORCH_EXTENSIONS_DIR``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from deep_optimizer_states.deepspeed_guard import check_deepspeed
+from deep_optimizer_states.errors import DeepOptimizerStatesError
+from deep_optimizer_states.kernels import host
+
+
+def main() -> int:
+    """Build, check that both give the same bits, and say where they are.
+
+    Returns:
+        Exit code: 0, or 1 with the reason on standard error.
+    """
+    try:
+        check_deepspeed()
+        library = host.build()
+        tail = _compare_with_deepspeed()
+    except DeepOptimizerStatesError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stderr.write(f"host Adam: {library.name}, equal to DeepSpeedCPUAdam ({tail})\n")
+    return 0
+
+
+def _compare_with_deepspeed() -> object:
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+    from torch import zeros
+    from torch.nn import Parameter
+
+    from deep_optimizer_states.kernels.calibrate_tail import find_tail
+
+    return find_tail(DeepSpeedCPUAdam([Parameter(zeros(1))]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
