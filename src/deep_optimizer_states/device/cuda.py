@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import mmap
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, SupportsInt
@@ -84,11 +85,14 @@ class CudaDevice(Device):
 
     @override
     def empty_host(self, numel: int, dtype: torch.dtype) -> Tensor:
-        tensor = torch.empty(numel, dtype=dtype)
-        if numel:
-            # Not pin_memory=True: torch rounds page-locked allocations up to powers of two.
-            _check(_cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0), "lock")
-            self._pinned.append(tensor)
+        if numel == 0:
+            return torch.empty(0, dtype=dtype)
+        # Not pin_memory=True: torch rounds page-locked allocations up to powers of two. Whole pages
+        # of our own, because a page cannot be locked twice for two tensors that share it.
+        pages = mmap.mmap(-1, -(-numel * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE)
+        tensor = torch.frombuffer(pages, dtype=dtype, count=numel)
+        _check(_cudart().cudaHostRegister(tensor.data_ptr(), len(pages), 0), "lock")
+        self._pinned.append(tensor)
         return tensor
 
     @override
@@ -139,6 +143,6 @@ def _cudart() -> Any:  # noqa: ANN401 - a C module without types
 def _check(status: SupportsInt, verb: str) -> None:
     if int(status) != 0:
         raise UpdateError(
-            f"CUDA could not {verb} a page of host memory (error {int(status)}); "
+            f"CUDA could not {verb} pages of host memory (error {int(status)}); "
             "see `ulimit -l` and the free host memory"
         )

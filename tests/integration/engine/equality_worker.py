@@ -112,7 +112,10 @@ def train(engine, case, steps=STEPS, skip=0):
     generator = torch.Generator().manual_seed(int(os.environ["RANK"]))
     losses, norms = [], []
     for micro_step in range((skip + steps) * case.accumulation):
-        x, y = (torch.randn(4, WIDTH, generator=generator).to(case.dtype) for _ in range(2))
+        x, y = (
+            torch.randn(4, WIDTH, generator=generator).to(engine.device, case.dtype)
+            for _ in range(2)
+        )
         if micro_step < skip * case.accumulation:
             continue
         loss = ((engine(x) - y).float() ** 2).mean()
@@ -217,11 +220,11 @@ def main():
     # Every DeepSpeedCPUAdam asks for the CPU's name, which starts a process and takes a second.
     cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend="gloo")
+    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
     deep_optimizer_states.install()
     report = {}
     compare_all(report)
-    if os.environ["WORLD_SIZE"] == "1":
+    if os.environ["WORLD_SIZE"] == "1" and not torch.cuda.is_available():
         break_rules(report)
     resume(report, folder)
     out.with_suffix(f".{os.environ['RANK']}.json").write_text(json.dumps(report))

@@ -1,0 +1,21 @@
+"""What every test needs: the environment's compiled ops, and no GPU test without a GPU."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+# The ops that `make setup` built ahead; without it DeepSpeed would compile for minutes.
+os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
+
+
+def pytest_collection_modifyitems(items):
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_items:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

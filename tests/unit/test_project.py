@@ -1,0 +1,60 @@
+"""Rules about the project's own files."""
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LONGEST_FILE = 500
+
+
+def short(path):
+    return str(path.relative_to(ROOT))
+
+
+def tracked(*patterns):
+    """Files under version control, or every file of a source tree without it."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", *patterns], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode == 0 and listed.stdout:
+        return [ROOT / name for name in listed.stdout.split("\0") if name]
+    return [
+        path for pattern in patterns for path in ROOT.rglob(pattern) if ".venv" not in path.parts
+    ]
+
+
+@pytest.mark.parametrize("path", tracked("*.py", "*.cpp", "*.sh"), ids=short)
+def test_files_are_short(path):
+    assert len(path.read_text().splitlines()) <= LONGEST_FILE
+
+
+@pytest.mark.parametrize("path", tracked("*.md"), ids=short)
+def test_links_in_documents_lead_somewhere(path):
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text()):
+        assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_only_the_engine_is_installed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["setuptools"]["packages"]
+    assert packages
+    assert all(name.split(".")[0] == "deep_optimizer_states" for name in packages)
+    found = {str(p.parent.relative_to(ROOT / "src")) for p in (ROOT / "src").rglob("__init__.py")}
+    assert {name.replace("/", ".") for name in found} == set(packages)
+
+
+def test_every_makefile_target_has_a_help_line():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    documented = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
+    assert targets - documented == set()
+
+
+def test_every_requirement_is_pinned():
+    for path in (ROOT / "requirements").glob("*.txt"):
+        for line in path.read_text().splitlines():
+            assert line.startswith("#") or re.fullmatch(r"[a-z0-9-]+==[\w.]+", line), line
