@@ -1,4 +1,4 @@
-"""Print the pinned requirements that this interpreter's environment lacks, whatever their version."""
+"""Print the pinned requirements that this environment lacks in any version."""
 
 import sys
 from importlib.metadata import PackageNotFoundError, version

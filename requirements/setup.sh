@@ -23,28 +23,40 @@ if [ -n "${WHEELHOUSE:-}" ]; then
   [ -d "$WHEELHOUSE" ] || die "WHEELHOUSE=$WHEELHOUSE is not a folder"
   pip+=(--no-index --find-links "$WHEELHOUSE")
 fi
-site=()
 if [ "${USE_OWN_TORCH:-0}" = 1 ]; then
   "$python" -c 'import torch; v = tuple(map(int, torch.__version__.split(".")[:2])); assert v >= (2, 11), v' ||
     die "USE_OWN_TORCH=1, but $python has no torch >= 2.11"
-  site=(--system-site-packages)
 fi
 
 say "environment in $venv (minutes, once)"
-"$python" -m venv "${site[@]}" "$venv"
+"$python" -m venv "$venv"
+packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 if [ "${USE_OWN_TORCH:-0}" = 1 ]; then
-  # The packages already there are kept as they are: their owner matched them to this torch.
-  "$venv/bin/python" "$here/missing.py" "$here/run.txt" "$here/dev.txt" >"$venv/missing.txt"
-  grep -v '^deepspeed==' "$venv/missing.txt" >"$venv/missing-others.txt" || true
-  "${pip[@]}" wheel setuptools
-  "${pip[@]}" -r "$venv/missing-others.txt"
-  ! grep -q '^deepspeed==' "$venv/missing.txt" ||
-    DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation "$(grep '^deepspeed==' "$venv/missing.txt")"
+  # Not --system-site-packages: that reaches past an environment to the interpreter it was made from.
+  "$python" -c 'import site; print(*site.getsitepackages(), sep="\n")' >"$packages/own.pth"
 else
-  "${pip[@]}" "torch==${TORCH_VERSION:-2.13.0}" "$(grep '^numpy==' "$here/run.txt")" setuptools wheel
-  # DeepSpeed is published as source; its setup imports torch, so it is built in this environment.
-  DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation "$(grep '^deepspeed==' "$here/run.txt")"
-  "${pip[@]}" -r "$here/run.txt" -r "$here/dev.txt"
+  "${pip[@]}" "torch==${TORCH_VERSION:-2.13.0}" "$(grep '^numpy==' "$here/run.txt")"
+fi
+"${pip[@]}" setuptools wheel
+
+install_from() {
+  local wanted="$packages/wanted.txt"
+  if [ "${USE_OWN_TORCH:-0}" = 1 ]; then
+    # What is there is kept as it is: whoever put it there matched it to that torch.
+    "$venv/bin/python" "$here/missing.py" "$1" >"$wanted"
+  else
+    grep -v '^#' "$1" >"$wanted"
+  fi
+  if deepspeed=$(grep '^deepspeed==' "$wanted"); then
+    # Published as source; its setup imports torch, so it is built in this environment.
+    DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation "$deepspeed"
+  fi
+  if [ -s "$wanted" ]; then "${pip[@]}" -r "$wanted"; fi
+}
+install_from "$here/run.txt"
+if ! install_from "$here/dev.txt"; then
+  [ -n "${WHEELHOUSE:-}" ] || die "the tests' packages could not be installed"
+  say "the tests' packages are not in $WHEELHOUSE: the main job will run, make test will not"
 fi
 "${pip[@]}" --no-build-isolation --no-deps -e "$here/.."
 

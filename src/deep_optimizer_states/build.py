@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from deep_optimizer_states.deepspeed_guard import check_deepspeed
-from deep_optimizer_states.errors import DeepOptimizerStatesError
+from deep_optimizer_states.errors import DeepOptimizerStatesError, KernelError
 from deep_optimizer_states.kernels import host
 
 
@@ -37,7 +37,14 @@ def _compare_with_deepspeed() -> object:
 
     from deep_optimizer_states.kernels.calibrate_tail import find_tail
 
-    return find_tail(DeepSpeedCPUAdam([Parameter(zeros(1))]))
+    try:
+        optimizer = DeepSpeedCPUAdam([Parameter(zeros(1))])
+    except RuntimeError as error:
+        raise KernelError(
+            f"DeepSpeed's cpu_adam op did not build ({error.__cause__ or error}); it needs a C++ "
+            "compiler, ninja and Python's headers (python3-dev on Debian)"
+        ) from error
+    return find_tail(optimizer)
 
 
 if __name__ == "__main__":
