@@ -37,7 +37,7 @@ if [ "${USE_OWN_TORCH:-0}" = 1 ]; then
 else
   "${pip[@]}" "torch==${TORCH_VERSION:-2.13.0}" "$(grep '^numpy==' "$here/run.txt")"
 fi
-"${pip[@]}" setuptools wheel
+"${pip[@]}" "setuptools>=77" wheel
 
 install_from() {
   local wanted="$packages/wanted.txt"
