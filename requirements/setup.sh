@@ -63,5 +63,6 @@ fi
 say "building the compiled ops into $TORCH_EXTENSIONS_DIR"
 # A build that was killed leaves a lock on which the next one would wait for ever.
 find "$TORCH_EXTENSIONS_DIR" -name lock -delete 2>/dev/null || true
-"$venv/bin/python" -W ignore -m deep_optimizer_states.build
+# With the environment's own ninja: DeepSpeed builds again when it meets another one.
+PATH=$(cd "$venv/bin" && pwd):$PATH "$venv/bin/python" -W ignore -m deep_optimizer_states.build
 say "ready"

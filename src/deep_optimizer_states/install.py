@@ -65,6 +65,10 @@ def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any
     if not settings.enabled:
         return original(engine, optimizer)
     from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    # The method imports this module when it runs, and it subclasses stock's optimizer: it must not
+    # meet ours in its place.
+    from deepspeed.runtime.superoffload import superoffload_stage3  # noqa: F401
     from deepspeed.runtime.zero import stage3
 
     from deep_optimizer_states.zero3 import InterleavedZeroOptimizer

@@ -1,0 +1,1 @@
+"""From a point to processes: DeepSpeed's JSON, run folders, supervision, sweeps."""

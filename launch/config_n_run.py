@@ -1,0 +1,126 @@
+"""One run from the paper's flags: the logic of ``config-n-run.sh``."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+from configs.schema import Point, make_point
+from launch import cli
+from launch.run import SINGLE_RUNS, RunOptions, run_point
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One of the paper's flags."""
+
+    letter: str
+    """As the paper's script spells it."""
+    field: str
+    """Field of a point; ``model.`` before those of its model."""
+    default: str | None
+    """What the paper's script takes when it is left out; None when it must be given."""
+    help: str
+    """What it sets."""
+
+
+FLAGS = (
+    Flag("m", "model.name", None, "model's label in billions of parameters: 7 is written 7B"),
+    Flag("H", "model.hidden", None, "hidden size"),
+    Flag("F", "model.ffn", None, "inner size of the feed-forward block"),
+    Flag("N", "model.layers", None, "transformer layers"),
+    Flag("L", "model.heads", None, "attention heads"),
+    Flag("U", "model.seq_length", None, "tokens a sample"),
+    Flag("S", "model.kv_heads", None, "key-value heads"),
+    Flag("K", "iterations", None, "iterations"),
+    Flag("T", "tp", "1", "tensor-parallel degree"),
+    Flag("M", "micro_batch_size", "1", "samples a rank handles in one forward"),
+    Flag("B", "global_batch_size", "1", "samples an iteration"),
+    Flag("R", "offload_ratio", "1", "share of the optimizer state in host memory"),
+    Flag("G", "subgroup_numel", "1000000000", "elements after which a subgroup closes"),
+    Flag("P", "prefetch_optimizer", "0", "1 for the hybrid update"),
+    Flag("D", "dp", "1", "data-parallel degree"),
+    Flag("A", "part_grads_async", "0", "1 for asynchronous gradients"),
+    Flag("O", "prefetch_optimizer_gap", "2", "stride of the hybrid update; unused without -P 1"),
+)
+
+
+def build_parser() -> cli.Parser:
+    """The paper's flags, and the options of every run."""
+    parser = cli.Parser("bash config-n-run.sh", "Run one point, given by the paper's flags.")
+    for flag in FLAGS:
+        default = "required" if flag.default is None else f"default {flag.default}"
+        parser.add_argument(
+            f"-{flag.letter}", dest=flag.field, metavar="V", help=f"{flag.help} [{default}]"
+        )
+    for name, text in (
+        ("data-prefix", "prefix of Megatron's .bin/.idx [default: the embedded corpus]"),
+        ("device", "auto, cpu or cuda"),
+        ("seed", "seed of the weights and of the order of samples"),
+    ):
+        parser.add_argument(f"--{name}", metavar="V", help=text)
+    parser.add_argument("--sweep", default=SINGLE_RUNS, help="results folder [default single]")
+    cli.add_run_options(parser, echo=True)
+    return parser
+
+
+def point_from_flags(values: dict[str, str | None]) -> Point:
+    """The point that the flags describe; GPT-2's vocabulary, as in the paper.
+
+    Args:
+        values: field to value, as given; None for a flag that was left out.
+
+    Raises:
+        ConfigError: a flag is missing or its value is wrong; the flag is named.
+    """
+    table: dict[str, Any] = {}
+    model: dict[str, Any] = {}
+    for flag in FLAGS:
+        value = values.get(flag.field)
+        value = flag.default if value is None else value
+        if value is None:
+            raise ConfigError(f"-{flag.letter} is missing ({flag.help})")
+        place, name = (
+            (model, flag.field[6:]) if flag.field.startswith("model.") else (table, flag.field)
+        )
+        place[name] = value
+    if not re.fullmatch(r"\d+(\.\d+)?", model["name"]):
+        raise ConfigError(f"-m {model['name']!r}: give billions of parameters, such as 7 or 8.3")
+    model["name"] += "B"
+    extra = {k: v for k in ("data_prefix", "device", "seed") if (v := values.get(k)) is not None}
+    try:
+        return make_point({**table, **extra, "model": model}, source="config-n-run.sh")
+    except ConfigError as error:
+        raise ConfigError(_with_flags(str(error))) from None
+
+
+def _with_flags(message: str) -> str:
+    """Put the flag before each field that the message names."""
+    letters = {flag.field.removeprefix("model."): flag.letter for flag in FLAGS}
+    letters.update(prefetch="P", flush_async="A", opt_gaps="O")
+    names = "|".join(sorted(letters, key=len, reverse=True))
+    fields = rf"\b(?:model\.)?({names})\b"
+    return re.sub(fields, lambda match: f"-{letters[match[1]]} ({match[1]})", message)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the point of the flags.
+
+    Raises:
+        ConfigError: a flag is wrong or missing, or the machine is too small.
+    """
+    given = build_parser().read(argv)
+    point = point_from_flags(vars(given))
+    options = RunOptions(
+        Path(given.results_dir), given.sweep, given.timeout, given.echo, given.trainer_module
+    )
+    return run_point(point, options, given.dry_run, not given.no_memory_check)
+
+
+if __name__ == "__main__":
+    raise SystemExit(cli.run_command(lambda: main(sys.argv[1:])))

@@ -1,0 +1,68 @@
+"""DeepSpeed's JSON for a point, as a pure function. DeepSpeed's spellings live here alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from configs.schema import Engine, Point
+
+DEFAULT_REDUCE_BUCKET_NUMEL = 500_000_000
+"""DeepSpeed's default; it allocates a buffer of this many gradients before training."""
+DEFAULT_PREFETCH_BUCKET_NUMEL = 50_000_000
+"""DeepSpeed's default for parameters gathered ahead of use."""
+
+
+def deepspeed_config(point: Point) -> dict[str, Any]:
+    """What ``deepspeed.initialize`` gets for ``point``.
+
+    Everything but the last block is the same for every engine, so that a comparison differs in
+    nothing else. Without that block DeepSpeed is stock. The buckets are DeepSpeed's defaults, cut
+    to the size of a small model, whose buffers would otherwise be larger than the model.
+
+    ``pin_memory`` has no effect without CUDA: there DeepSpeed pins nothing. The learning-rate
+    schedule is the trainer's.
+    """
+    parameters = point.model.num_parameters(point.tp)
+    config: dict[str, Any] = {
+        "train_batch_size": point.global_batch_size,
+        "train_micro_batch_size_per_gpu": point.micro_batch_size,
+        "steps_per_print": 1,
+        "zero_optimization": {
+            "stage": 3,
+            "offload_optimizer": {
+                "device": "cpu",
+                "ratio": point.offload_ratio,
+                "pin_memory": True,
+            },
+            "sub_group_size": point.subgroup_numel,
+            "reduce_bucket_size": min(DEFAULT_REDUCE_BUCKET_NUMEL, parameters),
+            "stage3_prefetch_bucket_size": min(DEFAULT_PREFETCH_BUCKET_NUMEL, parameters),
+        },
+        # With the optimizer offloaded DeepSpeed builds its DeepSpeedCPUAdam from this.
+        "optimizer": {
+            "type": "AdamW",
+            "params": {
+                "lr": point.lr,
+                "betas": [point.adam_beta1, point.adam_beta2],
+                "eps": point.adam_eps,
+                "weight_decay": point.weight_decay,
+            },
+        },
+        "bf16": {"enabled": True},
+        "data_types": {"grad_accum_dtype": point.grad_accum_dtype},
+        "gradient_clipping": point.clip_grad,
+        "wall_clock_breakdown": True,
+        "memory_breakdown": True,
+    }
+    block = _plugin_block(point)
+    if block is not None:
+        config["deep_optimizer_states"] = block
+    return config
+
+
+def _plugin_block(point: Point) -> dict[str, Any] | None:
+    if point.engine is Engine.VANILLA:
+        return None
+    if point.engine is Engine.ASYNC_GRADIENTS:
+        return {"enabled": True, "policy": "all-host"}
+    return {"enabled": True, "policy": "stride", "stride": point.stride}

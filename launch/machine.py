@@ -1,0 +1,64 @@
+"""What this machine has free for a run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_PROBE = """
+import json, torch
+free = [torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]
+print(json.dumps(free))
+"""
+_DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Free memory of the host and of each GPU that torch can use."""
+
+    host_free_bytes: int
+    """Memory that new processes can have, within the container's limit."""
+    gpu_free_bytes: tuple[int, ...] = ()
+    """Free memory of each GPU; empty without one."""
+
+
+def probe_machine() -> Machine:
+    """Look at this machine. Torch is asked in a process of its own, and only where a GPU can be."""
+    return Machine(host_free_bytes=_host_free_bytes(), gpu_free_bytes=_gpu_free_bytes())
+
+
+def _gpu_free_bytes() -> tuple[int, ...]:
+    if not any(Path(name).exists() for name in _DEVICE_FILES):
+        return ()
+    command = [sys.executable, "-c", _PROBE]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+        return tuple(json.loads(done.stdout.splitlines()[-1]))
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        # No torch, a torch for CPUs, or a driver that does not answer: the ranks would see none.
+        return ()
+
+
+def _host_free_bytes() -> int:
+    free = int(psutil.virtual_memory().available)
+    pairs = (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    )
+    for limit_file, used_file in pairs:
+        try:
+            limit = int(Path(limit_file).read_text(encoding="ascii"))
+            used = int(Path(used_file).read_text(encoding="ascii"))
+        except (OSError, ValueError):  # no such limit, or "max"
+            continue
+        free = min(free, limit - used)
+    return max(0, free)

@@ -1,0 +1,82 @@
+"""Measures an iteration: wall time of its phases, and the device's peak memory."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+
+from launch.trainer.metrics import PhaseTimes
+
+Phase = Literal["forward", "backward", "update"]
+
+
+class PhaseClock:
+    """Sums the wall time of each phase over an iteration's micro-batches."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_cuda = device.type == "cuda"
+        self._seconds: dict[Phase, float] = {}
+        self.take()
+
+    @contextlib.contextmanager
+    def phase(self, name: Phase) -> Iterator[None]:
+        """Time the body; on CUDA, until the device has finished what the body launched."""
+        self._synchronize()
+        begin = time.perf_counter()
+        yield
+        self._synchronize()
+        self._seconds[name] += time.perf_counter() - begin
+
+    def take(self) -> PhaseTimes:
+        """Give the sums since the last call, and start again at zero."""
+        seconds = self._seconds
+        self._seconds = {"forward": 0.0, "backward": 0.0, "update": 0.0}
+        return PhaseTimes(
+            forward_ms=seconds.get("forward", 0.0) * 1000.0,
+            backward_ms=seconds.get("backward", 0.0) * 1000.0,
+            update_ms=seconds.get("update", 0.0) * 1000.0,
+        )
+
+    def _synchronize(self) -> None:
+        if self._on_cuda:
+            torch.cuda.synchronize()
+
+
+class PeakMemory:
+    """Most device memory allocated at once.
+
+    DeepSpeed's ``memory_breakdown`` resets the allocator's peak several times an iteration; the
+    peak is read before every such reset.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_cuda = device.type == "cuda"
+        self._peak_bytes = 0
+        if not self._on_cuda:
+            return
+        from deepspeed.accelerator import get_accelerator
+
+        accelerator = get_accelerator()
+        reset = accelerator.reset_peak_memory_stats
+
+        def note_and_reset(device_index: int | None = None) -> None:
+            self._note()
+            reset(device_index)
+
+        accelerator.reset_peak_memory_stats = note_and_reset
+
+    def take(self) -> int | None:
+        """Bytes since the last call; None without CUDA."""
+        if not self._on_cuda:
+            return None
+        self._note()
+        peak, self._peak_bytes = self._peak_bytes, 0
+        torch.cuda.reset_peak_memory_stats()
+        return peak
+
+    def _note(self) -> None:
+        self._peak_bytes = max(self._peak_bytes, torch.cuda.max_memory_allocated())

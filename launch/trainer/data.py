@@ -1,0 +1,175 @@
+"""Samples of Megatron's ``.bin``/``.idx`` data, in an order fixed by the seed."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from configs.errors import ConfigError
+from configs.schema import Point
+from launch.trainer.runfile import RunFile
+
+NO_PADDING_ID = -1
+"""No token has it: samples are cut from a stream of documents and never padded."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The part of a tokenizer that megatron-core's data sets ask for."""
+
+    vocab_size: int
+    """Tokens."""
+    eod: int
+    """Token that ends a document."""
+    pad: int = NO_PADDING_ID
+    """Token that fills short samples."""
+
+    @property
+    def unique_identifiers(self) -> OrderedDict[str, Any]:
+        """What the name of the cached order of samples depends on."""
+        return OrderedDict(vocab_size=self.vocab_size, eod=self.eod)
+
+    @property
+    def unique_description(self) -> str:
+        """The same as text."""
+        return json.dumps(self.unique_identifiers)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward of one rank reads."""
+
+    tokens: Tensor  # (micro-batch, sequence) int64
+    labels: Tensor  # (micro-batch, sequence) int64, the tokens that follow
+    position_ids: Tensor  # (micro-batch, sequence) int64
+
+
+def read_vocabulary(data_prefix: Path, point: Point) -> Vocabulary:
+    """Read ``manifest.json`` beside the data, or take the end of document as the last token.
+
+    The last of GPT-2's 50257 tokens ends a document, so data without a manifest may be GPT-2's.
+
+    Raises:
+        ConfigError: the manifest is malformed, or has more tokens than the model.
+    """
+    manifest = data_prefix.parent / "manifest.json"
+    if not manifest.is_file():
+        return Vocabulary(point.model.vocab_size, point.model.vocab_size - 1)
+    try:
+        table = json.loads(manifest.read_text(encoding="utf-8"))
+        vocabulary = Vocabulary(int(table["vocab_size"]), int(table["eod"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{manifest}: no valid 'vocab_size' and 'eod': {error!r}") from None
+    if vocabulary.vocab_size > point.model.vocab_size:
+        raise ConfigError(
+            f"{manifest}: vocab_size = {vocabulary.vocab_size}: the model has only "
+            f"{point.model.vocab_size}; set model.vocab_size or take other data"
+        )
+    return vocabulary
+
+
+def build_train_samples(run: RunFile) -> Any:  # noqa: ANN401 - megatron-core's GPTDataset
+    """Build the training samples; every rank must call it, rank 0 writes the index.
+
+    Only the first share of ``split`` is built: nothing evaluates. The order depends on the seed,
+    the data and the number of samples, not on the ranks.
+
+    Raises:
+        ConfigError: the split leaves nothing to train on, or the data is not Megatron's.
+    """
+    from megatron.core.datasets.blended_megatron_dataset_builder import (
+        BlendedMegatronDatasetBuilder,
+    )
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+    point = run.point
+    vocabulary = read_vocabulary(run.data_prefix, point)
+    _require_training_tokens(run.data_prefix, point.split)
+    config = GPTDatasetConfig(
+        random_seed=point.seed,
+        sequence_length=point.model.seq_length,
+        blend=([str(run.data_prefix)], None),
+        split=point.split,
+        path_to_cache=str(run.index_cache_dir),
+        tokenizer=vocabulary,
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+    )
+    config.split_matrix = [config.split_matrix[0], None, None]
+    num_samples = point.iterations * point.global_batch_size
+    builder = BlendedMegatronDatasetBuilder(GPTDataset, [num_samples, 0, 0], lambda: True, config)
+    return builder.build()[0]
+
+
+def _require_training_tokens(data_prefix: Path, split: str) -> None:
+    """Without tokens megatron-core would go round for ever, filling samples from nothing."""
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    # Kept while its lengths are read: they are a view of the file it closes when it goes.
+    documents = IndexedDataset(str(data_prefix))
+    lengths = documents.sequence_lengths
+    shares = [float(share) for share in split.split(",")]
+    num_documents = round(len(lengths) * shares[0] / sum(shares)) if sum(shares) else 0
+    num_tokens = int(lengths[:num_documents].sum())
+    if num_tokens < 2:
+        raise ConfigError(
+            f"split = {split!r}: leaves {num_tokens} tokens of {len(lengths)} documents to train "
+            "on; give the first share more, or take larger data"
+        )
+
+
+class MicroBatches:
+    """Hands a data-parallel rank its share of every global batch.
+
+    Sample ``i`` of the run belongs to global batch ``i // global_batch_size``, whatever the number
+    of ranks: inside it, micro-batches go to the data-parallel ranks in turn. Tensor-parallel ranks
+    of one data-parallel rank read the same samples.
+    """
+
+    def __init__(self, samples: Any, point: Point, dp_rank: int, device: torch.device) -> None:  # noqa: ANN401
+        self._samples = samples
+        self._point = point
+        self._dp_rank = dp_rank
+        self._device = device
+        length = point.model.seq_length
+        positions = torch.arange(length, device=device)
+        self._position_ids = positions.expand(point.micro_batch_size, length)
+
+    def of_iteration(self, iteration: int) -> Iterator[MicroBatch]:
+        """Micro-batches of one iteration (from 1), in order.
+
+        Raises:
+            ConfigError: a token lies outside the model's vocabulary.
+        """
+        for indices in sample_indices(self._point, self._dp_rank, iteration):
+            samples = [self._samples[index] for index in indices]
+            tokens = torch.stack([sample["tokens"] for sample in samples])
+            labels = torch.stack([sample["labels"] for sample in samples])
+            self._require_known(tokens, labels)
+            yield MicroBatch(tokens.to(self._device), labels.to(self._device), self._position_ids)
+
+    def _require_known(self, tokens: Tensor, labels: Tensor) -> None:
+        """Outside the vocabulary CUDA would only say that an assertion failed on the device."""
+        largest = max(int(tokens.max()), int(labels.max()))
+        if largest >= self._point.model.vocab_size:
+            raise ConfigError(
+                f"the data holds token {largest}, but model.vocab_size = "
+                f"{self._point.model.vocab_size}: the data was made with another vocabulary"
+            )
+
+
+def sample_indices(point: Point, dp_rank: int, iteration: int) -> list[range]:
+    """Samples of the run that a data-parallel rank reads in ``iteration``, by micro-batch."""
+    size = point.micro_batch_size
+    first = (iteration - 1) * point.global_batch_size + dp_rank * size
+    starts = (first + k * size * point.dp for k in range(point.accumulation))
+    return [range(start, start + size) for start in starts]

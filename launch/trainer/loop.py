@@ -1,0 +1,169 @@
+"""The training loop: set up, iterate, measure, report."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from configs.schema import Point
+from launch.trainer import log
+from launch.trainer.clock import PeakMemory, PhaseClock
+from launch.trainer.data import MicroBatches, build_train_samples
+from launch.trainer.digest import state_digests
+from launch.trainer.metrics import MetricsFile, iteration_fields
+from launch.trainer.model import (
+    ParallelState,
+    build_model,
+    causal_mask,
+    initialize_engine,
+    num_local_parameters,
+)
+from launch.trainer.plugin import plugin_installed
+from launch.trainer.ranks import Ranks
+from launch.trainer.runfile import RunFile
+from launch.trainer.runtime import distributed, versions
+from launch.trainer.start_up import spare_garbage_collector
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Everything an iteration touches on this rank."""
+
+    point: Point
+    ranks: Ranks
+    device: torch.device
+    mpu: ParallelState
+    engine: Any
+    batches: MicroBatches
+    mask: Tensor | None
+
+
+def train(run: RunFile, ranks: Ranks) -> None:
+    """Train a point from the first iteration to the last.
+
+    A loss or gradient that is not finite is reported and does not stop the run.
+
+    Raises:
+        ConfigError: the user has to mend something.
+    """
+    started = time.perf_counter()
+    log.write_only_whole_lines()
+    with (
+        MetricsFile(run.metrics_path if ranks.is_first else None) as metrics,
+        distributed(run.point, ranks) as device,
+    ):
+        trainer = _set_up(run, ranks, device)
+        metrics.write("start", _start_fields(trainer))
+        _iterate(trainer, metrics)
+        weights, optimizer_state = state_digests(trainer.engine)
+        metrics.write(
+            "end",
+            {
+                "iterations": run.point.iterations,
+                "seconds": time.perf_counter() - started,
+                "weights_sha256": weights,
+                "optimizer_sha256": optimizer_state,
+            },
+        )
+
+
+def _set_up(run: RunFile, ranks: Ranks, device: torch.device) -> Trainer:
+    point = run.point
+    if ranks.is_first:
+        log.write_line(log.world_line(point))
+        log.write_line(log.vocabulary_line(point))
+    mpu = ParallelState()
+    begin = time.perf_counter()
+    with plugin_installed(run):
+        model = build_model(run, mpu, device)
+        if mpu.get_data_parallel_rank() == 0:
+            line = log.parameters_line(mpu.get_model_parallel_rank(), num_local_parameters(model))
+            log.write_line(line)
+        engine = initialize_engine(run, model, mpu)
+    log.write_line(log.timer_line("model-and-optimizer-setup", time.perf_counter() - begin))
+    begin = time.perf_counter()
+    batches = MicroBatches(build_train_samples(run), point, mpu.get_data_parallel_rank(), device)
+    seconds = time.perf_counter() - begin
+    log.write_line(log.timer_line("train/valid/test-data-iterators-setup", seconds))
+    return Trainer(point, ranks, device, mpu, engine, batches, causal_mask(point, device))
+
+
+def _start_fields(trainer: Trainer) -> dict[str, Any]:
+    point, device = trainer.point, trainer.device
+    on_cuda = device.type == "cuda"
+    return {
+        "engine": str(point.engine),
+        "parameters": point.model.num_parameters(point.tp),
+        "vocab_size": point.model.vocab_size,
+        "padded_vocab_size": point.model.padded_vocab_size(point.tp),
+        "device": torch.cuda.get_device_name(device) if on_cuda else "cpu",
+        "versions": versions(),
+        "num_ranks": point.num_ranks,
+        "seed": point.seed,
+    }
+
+
+def _iterate(trainer: Trainer, metrics: MetricsFile) -> None:
+    point, engine = trainer.point, trainer.engine
+    clock = PhaseClock(trainer.device)
+    peak = PeakMemory(trainer.device)
+    spare_garbage_collector()
+    dist.barrier()
+    last_end = time.perf_counter()
+    for iteration in range(1, point.iterations + 1):
+        rate = float(engine.lr_scheduler.current)
+        skipped_before = engine.skipped_steps
+        loss = _train_one(trainer, iteration, clock)
+        now = time.perf_counter()
+        result = log.IterationResult(
+            iteration=iteration,
+            seconds=now - last_end,
+            loss=loss,
+            learning_rate=rate,
+            skipped=engine.skipped_steps > skipped_before,
+        )
+        last_end = now
+        log.write_line(log.timer_line("interval-time", result.seconds))
+        if trainer.ranks.is_last:
+            log.write_line(log.iteration_line(point, result))
+        if trainer.ranks.is_first:
+            norm = engine.get_global_grad_norm()
+            fields = iteration_fields(
+                point, result, clock.take(), None if norm is None else float(norm), peak.take()
+            )
+            metrics.write("iteration", fields)
+        else:
+            clock.take()
+
+
+def _train_one(trainer: Trainer, iteration: int, clock: PhaseClock) -> float:
+    """Run every micro-batch and the update.
+
+    Returns:
+        Loss, mean over the global batch; the same on every rank.
+    """
+    engine = trainer.engine
+    losses: list[Tensor] = []
+    for batch in trainer.batches.of_iteration(iteration):
+        with clock.phase("forward"):
+            token_losses = engine(
+                input_ids=batch.tokens,
+                position_ids=batch.position_ids,
+                attention_mask=trainer.mask,
+                labels=batch.labels,
+            )
+            loss = token_losses.mean()
+        with clock.phase("backward"):
+            engine.backward(loss)
+        with clock.phase("update"):
+            # Updates after the last micro-batch alone; DeepSpeed counts them.
+            engine.step()
+        losses.append(loss.detach())
+    total = torch.stack(losses).double().mean()
+    dist.all_reduce(total, group=trainer.mpu.get_data_parallel_group())
+    return total.item() / trainer.point.dp

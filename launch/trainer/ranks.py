@@ -1,0 +1,94 @@
+"""Which process of the run this is, from what a launcher left in the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from configs.errors import ConfigError
+from configs.schema import Point
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Place of this process among the run's processes."""
+
+    RANK_VARIABLE: ClassVar[str] = "RANK"
+
+    rank: int
+    """Of all processes, from 0."""
+    local_rank: int
+    """Of this machine's processes, from 0: the index of the CUDA device."""
+    num_ranks: int
+    """Processes of the run."""
+    master_addr: str
+    """Host of rank 0."""
+    master_port: int
+    """Its port; 0 lets a single process take any free one."""
+
+    @property
+    def is_first(self) -> bool:
+        """Rank 0 writes the metrics."""
+        return self.rank == 0
+
+    @property
+    def is_last(self) -> bool:
+        """The last rank writes the line of an iteration, as Megatron does."""
+        return self.rank == self.num_ranks - 1
+
+    def require(self, point: Point) -> None:
+        """Check that as many processes run as the point asks for.
+
+        Raises:
+            ConfigError: more or fewer.
+        """
+        if self.num_ranks != point.num_ranks:
+            raise ConfigError(
+                f"WORLD_SIZE = {self.num_ranks}: the point needs tp {point.tp} x dp {point.dp} = "
+                f"{point.num_ranks} ranks; start it with torchrun --nproc-per-node "
+                f"{point.num_ranks}"
+            )
+
+    def export(self, environment: MutableMapping[str, str]) -> None:
+        """Set what torch and DeepSpeed read; without it DeepSpeed looks for MPI."""
+        environment[self.RANK_VARIABLE] = str(self.rank)
+        environment["LOCAL_RANK"] = str(self.local_rank)
+        environment["WORLD_SIZE"] = str(self.num_ranks)
+        environment["MASTER_ADDR"] = self.master_addr
+        environment["MASTER_PORT"] = str(self.master_port)
+
+
+def ranks_from_environment(environment: Mapping[str, str], local_rank: int | None = None) -> Ranks:
+    """Read RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; one process without them.
+
+    Args:
+        environment: ``os.environ``.
+        local_rank: The command line's, which wins over the environment's.
+
+    Raises:
+        ConfigError: a value is not a number, or there are several ranks and no meeting point.
+    """
+    num_ranks = _integer(environment, "WORLD_SIZE", 1)
+    rank = _integer(environment, "RANK", 0)
+    if not 0 <= rank < num_ranks:
+        raise ConfigError(f"RANK = {rank}: must lie between 0 and WORLD_SIZE {num_ranks} - 1")
+    if num_ranks > 1:
+        for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+            if name not in environment:
+                raise ConfigError(f"{name} is not set, but WORLD_SIZE = {num_ranks}: use torchrun")
+    return Ranks(
+        rank=rank,
+        local_rank=_integer(environment, "LOCAL_RANK", 0) if local_rank is None else local_rank,
+        num_ranks=num_ranks,
+        master_addr=environment.get("MASTER_ADDR", "127.0.0.1"),
+        master_port=_integer(environment, "MASTER_PORT", 0),
+    )
+
+
+def _integer(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{name} = {text!r}: not a number") from None

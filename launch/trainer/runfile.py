@@ -1,0 +1,126 @@
+"""Reads a run folder: ``run.json`` and ``ds_config.json``, checked before anything slow starts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from configs.errors import ConfigError, explain
+from configs.schema import Point
+
+SCHEMA_VERSION = 1
+INDEX_MAGIC = b"MMIDIDX\x00\x00"
+"""How every ``.idx`` of Megatron begins."""
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """What one run needs to know, as its run folder says it."""
+
+    run_dir: Path
+    """The run folder; everything the trainer writes goes here."""
+    point: Point
+    """Model, engine mode and knobs."""
+    ds_config: dict[str, Any]
+    """What ``deepspeed.initialize`` gets."""
+    data_prefix: Path
+    """Prefix of Megatron's ``.bin`` and ``.idx``."""
+    metrics_path: Path
+    """Where ``metrics.jsonl`` is made."""
+
+    @property
+    def index_cache_dir(self) -> Path:
+        """Where megatron-core keeps the order of samples; the data set itself may be read-only."""
+        return self.run_dir / "index-cache"
+
+    @property
+    def uses_plugin(self) -> bool:
+        """Whether ``ds_config.json`` holds an enabled ``deep_optimizer_states`` block."""
+        block = self.ds_config.get("deep_optimizer_states")
+        return isinstance(block, dict) and bool(block.get("enabled", False))
+
+
+def read_run_file(path: Path) -> RunFile:
+    """Read ``run.json`` and the ``ds_config.json`` beside it.
+
+    Raises:
+        ConfigError: a file is missing or malformed, the two contradict each other, the data set is
+            not there, or the folder already holds metrics of an earlier run.
+    """
+    table = _read_object(path)
+    version = table.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise ConfigError(f"{path}: schema_version = {version!r}: this trainer reads 1")
+    for field in ("point", "data_prefix"):
+        if not table.get(field):
+            raise ConfigError(f"{path}: field '{field}' is missing")
+    try:
+        point = Point(**table["point"])
+    except (ValidationError, TypeError) as error:
+        if isinstance(error, ValidationError):
+            message = explain.validation(error, source=f"{path}: point", model=Point)
+            raise ConfigError(message) from None
+        raise ConfigError(f"{path}: field 'point' is not a table of fields") from None
+    run_dir = path.resolve().parent
+    ds_config = _read_object(run_dir / "ds_config.json")
+    _require_agreement(run_dir / "ds_config.json", ds_config, point)
+    metrics_path = run_dir / str(table.get("metrics", "metrics.jsonl"))
+    if metrics_path.exists():
+        raise ConfigError(
+            f"{metrics_path}: already there; a run is never overwritten, start it in a new folder"
+        )
+    return RunFile(
+        run_dir=run_dir,
+        point=point,
+        ds_config=ds_config,
+        data_prefix=_require_data(Path(table["data_prefix"])),
+        metrics_path=metrics_path,
+    )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    return table
+
+
+def _require_agreement(path: Path, ds_config: dict[str, Any], point: Point) -> None:
+    """The batch sizes stand in both files; a difference would silently change the run."""
+    zero = ds_config.get("zero_optimization")
+    stage = zero.get("stage") if isinstance(zero, dict) else None
+    if stage != 3:
+        raise ConfigError(f"{path}: zero_optimization.stage = {stage!r}: must be 3")
+    expected = {
+        "train_batch_size": point.global_batch_size,
+        "train_micro_batch_size_per_gpu": point.micro_batch_size,
+    }
+    for field, value in expected.items():
+        if ds_config.get(field) != value:
+            raise ConfigError(
+                f"{path}: {field} = {ds_config.get(field)!r}: run.json's point says {value}"
+            )
+
+
+def _require_data(prefix: Path) -> Path:
+    for suffix in (".bin", ".idx"):
+        path = prefix.with_name(prefix.name + suffix)
+        if not path.is_file():
+            raise ConfigError(
+                f"data_prefix = {prefix}: {path} is missing; make it with "
+                "'python -m dataset prepare' or give another prefix"
+            )
+    index = prefix.with_name(f"{prefix.name}.idx")
+    with index.open("rb") as file:
+        if file.read(len(INDEX_MAGIC)) != INDEX_MAGIC:
+            raise ConfigError(f"data_prefix = {prefix}: {index} is not an index of Megatron's")
+    return prefix

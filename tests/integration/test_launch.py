@@ -1,0 +1,201 @@
+"""The commands as a user types them, with a trainer that ends as the test asks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKES = ROOT / "tests" / "unit" / "launch" / "fakes"
+
+
+@pytest.fixture(params=["plain", 'it\'s "two"\nlines; $HOME'])
+def results(request, tmp_path):
+    return tmp_path / request.param
+
+
+@pytest.fixture
+def sleeper():
+    """A process that has nothing to do with any run."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def start(how, results, *arguments, point="tiny"):
+    prefix = results.parent / "data"
+    for end in (".bin", ".idx"):
+        Path(f"{prefix}{end}").touch()
+    fixed = ["--results-dir", str(results), "--data-prefix", str(prefix), "--device", "cpu"]
+    command = [sys.executable, "-m", "launch.run", point, *fixed]
+    return subprocess.Popen(
+        [*command, "--trainer-module", "fake_trainer", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(FAKES), "FAKE_TRAINER": how},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=50)
+    return process.returncode, out, err
+
+
+def run_dir(results):
+    (path,) = results.glob("single/log-*/run-001")
+    return path
+
+
+def status(results):
+    return json.loads((run_dir(results) / "status.json").read_text())
+
+
+def pids(results, count):
+    """Ids of the ranks and of their children, once all are there."""
+    deadline = time.monotonic() + 40
+    while time.monotonic() < deadline:
+        files = list(results.glob("single/log-*/run-001/pids-*"))
+        found = [int(pid) for file in files for pid in file.read_text().split()]
+        if len(found) == count:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("the ranks did not start")
+
+
+def living(numbers):
+    alive = []
+    for pid in numbers:
+        try:
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                alive.append(pid)
+        except psutil.NoSuchProcess:
+            continue
+    return alive
+
+
+def test_a_good_run_leaves_its_whole_record(results):
+    code, out, err = finish(start("ok", results))
+    assert (code, err) == (0, "")
+    assert status(results)["status"] == "ok"
+    folder = run_dir(results)
+    (log,) = folder.glob("log-*.log")
+    assert log.name.removesuffix(".log") == folder.parent.name
+    assert "rank 0 of 1 how ok" in log.read_text()
+    assert f"cwd {ROOT.name}" in log.read_text()  # standard error is kept
+    assert "rank 0 of 1 how ok" in out
+    assert str(folder) in out
+    run = json.loads((folder / "run.json").read_text())
+    assert run["provenance"]["cpu"]["model"]
+
+
+def test_two_ranks_run_under_torchrun(results):
+    code, out, err = finish(start("ok", results, "--dp", "2"))
+    assert (code, err) == (0, "")
+    assert "rank 0 of 2" in out
+    assert "rank 1 of 2" in out
+
+
+def test_a_second_run_overwrites_nothing(results):
+    for _ in range(2):
+        assert finish(start("ok", results, "--no-echo"))[0] == 0
+    assert len(list(results.glob("single/log-*/run-*/status.json"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "ranks", "code", "name", "cause"),
+    [
+        ("fail", "1", 1, "failed", "ValueError: the trainer's own words"),
+        ("fail", "2", 1, "failed", "ValueError: the trainer's own words"),
+        ("silent", "1", 1, "failed", "'end'"),
+        ("killed", "1", 137, "oom-host", "SIGKILL"),
+        ("killed", "2", 1, "oom-host", "SIGKILL"),
+    ],
+)
+def test_a_bad_run_has_a_true_exit_code_and_a_cause(tmp_path, how, ranks, code, name, cause):
+    got, _, err = finish(start(how, tmp_path / "r", "--dp", ranks, "--no-echo"))
+    record = status(tmp_path / "r")
+    assert (got, record["status"], record["exit_code"]) == (code, name, code)
+    assert cause in record["cause"]
+    assert cause in err
+    assert record["last_lines"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_every_process_of_the_run_and_no_other(tmp_path, sleeper, ranks, number):
+    results = tmp_path / "r"
+    process = start("hang", results, "--dp", str(ranks))
+    numbers = pids(results, 2 * ranks)
+    assert status(results)["status"] == "running"
+    process.send_signal(number)
+    assert finish(process)[0] == 128 + number
+    assert living(numbers) == []
+    assert sleeper.poll() is None
+    assert status(results)["status"] == "interrupted"
+
+
+def test_ranks_whose_launcher_was_killed_are_ended_too(tmp_path, sleeper):
+    results = tmp_path / "r"
+    process = start("hang", results, "--dp", "2")
+    numbers = pids(results, 4)
+    (torchrun,) = psutil.Process(process.pid).children()
+    torchrun.kill()
+    assert finish(process)[0] == 137
+    assert living(numbers) == []
+    assert sleeper.poll() is None
+
+
+def test_a_timeout_is_a_status(tmp_path):
+    process = start("hang", tmp_path / "r", "--timeout", "4")
+    assert finish(process)[0] == 124
+    assert status(tmp_path / "r")["status"] == "timeout"
+
+
+def test_user_errors_are_one_line_and_exit_code_2(tmp_path):
+    for point, arguments in (
+        ("tinny", []),
+        ("none.toml", []),
+        ("tiny", ["--stride", "2"]),
+        ("tiny", ["--model", "70B", "--dp", "1"]),
+        ("tiny", ["--sweep", "../x"]),
+    ):
+        code, out, err = finish(start("ok", tmp_path / "r", *arguments, point=point))
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith("error: ")
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_results_folder_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    code, _, err = finish(start("ok", tmp_path / "file"))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--results-dir" in err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("point", ["tiny", "tiny-async-gradients", "tiny-hybrid"])
+def test_the_real_trainer_trains(tmp_path, point):
+    command = [sys.executable, "-m", "launch.run", point, "--results-dir", str(tmp_path)]
+    done = subprocess.run(
+        [*command, "--iterations", "3", "--device", "cpu", "--no-echo"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (metrics,) = tmp_path.glob("single/log-*/run-001/metrics.jsonl")
+    events = [json.loads(line) for line in metrics.read_text().splitlines()]
+    losses = [event["loss"] for event in events if event["event"] == "iteration"]
+    assert len(losses) == 3
+    assert losses[0] > losses[-1]

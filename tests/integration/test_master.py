@@ -1,0 +1,132 @@
+"""The two shell scripts: what they start, from anywhere, and what they return."""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.sweep import build_parser
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(params=["checkout", "my 'own' checkout"])
+def checkout(request, tmp_path):
+    """A copy of the scripts with a Makefile of its own; its python says what it was asked."""
+    root = tmp_path / request.param
+    root.mkdir()
+    for script in ("master-script.sh", "config-n-run.sh"):
+        shutil.copy(ROOT / script, root)
+    (root / "Makefile").write_text("setup:\n\t@touch was-set-up\n")
+    return root
+
+
+def add_python(root, body):
+    python = root / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/usr/bin/env bash\n{body}\n")
+    python.chmod(0o755)
+
+
+def bash(script, *arguments, cwd=ROOT, **options):
+    command = ["bash", str(script), *arguments]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, **options)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_help_needs_nothing_and_names_every_option(checkout):
+    code, out, err = bash(checkout / "master-script.sh", "--sweep", "x", "--help")
+    assert (code, err) == (0, "")
+    assert not (checkout / "was-set-up").exists()
+    hidden = {"--trainer-module"}
+    options = {name for name in build_parser()._option_string_actions if name.startswith("--")}
+    assert [name for name in options - hidden if name not in out] == []
+
+
+def test_the_main_job_is_set_up_and_gets_its_arguments_unchanged(checkout, tmp_path):
+    add_python(checkout, 'printf "%s\\n" "$PYTHONPATH" "$PWD" "$@"; exit 7')
+    words = ["--results-dir", "a b", "$HOME;'\""]
+    code, out, _ = bash(checkout / "master-script.sh", *words, cwd=tmp_path)
+    assert code == 7
+    assert (checkout / "was-set-up").exists()
+    lines = out.splitlines()
+    assert lines[0].split(":")[0] == str(checkout)
+    assert lines[1:] == [str(tmp_path), "-P", "-m", "launch.sweep", *words]
+
+
+def test_signals_reach_the_main_job_itself(checkout):
+    add_python(checkout, "echo $$")
+    process = subprocess.Popen(
+        ["bash", str(checkout / "master-script.sh")], stdout=subprocess.PIPE, text=True
+    )
+    out, _ = process.communicate(timeout=30)
+    assert out == f"{process.pid}\n"  # the script has become the main job
+
+
+def test_a_failed_setup_stops_the_main_job(checkout):
+    add_python(checkout, "echo started")
+    (checkout / "Makefile").write_text("setup:\n\t@exit 1\n")
+    code, out, _ = bash(checkout / "master-script.sh")
+    assert code != 0
+    assert "started" not in out
+
+
+def test_a_single_point_needs_the_environment_and_passes_its_flags(checkout, tmp_path):
+    code, _, err = bash(checkout / "config-n-run.sh", "-m", "7", cwd=tmp_path)
+    assert code == 2
+    assert "make setup" in err
+    add_python(checkout, 'printf "%s\\n" "$@"')
+    code, out, _ = bash(checkout / "config-n-run.sh", "-m", "7", "-R", "0.8 ", cwd=tmp_path)
+    assert out.splitlines() == ["-P", "-m", "launch.config_n_run", "-m", "7", "-R", "0.8 "]
+
+
+def test_the_papers_flags_give_the_papers_log_from_any_folder(checkout, tmp_path):
+    add_python(checkout, f'PYTHONPATH={shlex.quote(str(ROOT))} exec {sys.executable} "$@"')
+    flags = shlex.split("-m 7 -H 4096 -F 11008 -N 32 -L 32 -U 2048 -S 4 -K 10 -P 1 -A 1 -O 2")
+    code, out, err = bash(checkout / "config-n-run.sh", *flags, "--dry-run", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    assert "log-7B-tp1-dp1-l32-h4096-a32-sl2048-gbs1-mbs1-ratio1-subg1000000000-prefetch1" in out
+
+
+def test_scripts_are_short_and_pass_bashs_own_check():
+    for script in ("master-script.sh", "config-n-run.sh"):
+        assert len((ROOT / script).read_text().splitlines()) <= 60
+        assert bash("-n", str(ROOT / script))[0] == 0
+
+
+def test_ctrl_c_of_the_main_job_keeps_what_is_done(tmp_path):
+    fakes = ROOT / "tests" / "unit" / "launch" / "fakes"
+    for end in (".bin", ".idx"):
+        (tmp_path / f"data{end}").touch()
+    sweep = tmp_path / "mine.toml"
+    sweep.write_text(
+        f'name = "mine"\nmodel = "tiny"\n[point]\ndata_prefix = "{tmp_path}/data"\n'
+        '[[engines]]\nengine = "v"\n[[engines]]\nengine = "a"\n'
+        '[[engines]]\nengine = "h"\nstride = 2\n'
+    )
+    command = [sys.executable, "-m", "launch.sweep", "--sweep", str(sweep), "--device", "cpu"]
+    process = subprocess.Popen(
+        [*command, "--results-dir", str(tmp_path / "r"), "--trainer-module", "fake_trainer"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(fakes), "FAKE_TRAINER": "async-gradients=hang"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 40
+    while not list(tmp_path.glob("r/mine/*/run-001/pids-0")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=40)
+    assert process.returncode == 130
+    assert "interrupted: 2 of 3 runs" in out
+    assert not (tmp_path / "r" / "mine" / "report.md").exists()
+    statuses = sorted(path.read_text() for path in tmp_path.glob("r/mine/*/run-001/status.json"))
+    assert [s.split('"status": "')[1].split('"')[0] for s in statuses] == ["interrupted", "ok"]
+    assert (tmp_path / "r" / "mine" / "sweep.json").read_text().count('"run_dir"') == 2

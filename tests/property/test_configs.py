@@ -1,0 +1,77 @@
+import contextlib
+import json
+
+from hypothesis import given, strategies as st
+
+from configs.errors import ConfigError
+from configs.overrides import apply_overrides
+from configs.schema import Engine, Point, engine_from_paper_knobs, load_model, make_point
+from launch.ds_json import deepspeed_config
+
+TINY = load_model("tiny")[0]
+
+
+@st.composite
+def points(draw):
+    engine = draw(st.sampled_from(Engine))
+    micro, dp, accumulation = (draw(st.integers(1, 8)) for _ in range(3))
+    lr = draw(st.floats(1e-8, 10.0))
+    return Point(
+        model=TINY,
+        engine=engine,
+        stride=draw(st.integers(1, 50)) if engine is Engine.HYBRID else 0,
+        offload_ratio=draw(st.floats(0, 1)),
+        subgroup_numel=draw(st.integers(1, 10**12)),
+        tp=draw(st.sampled_from([1, 2, 4])),
+        dp=dp,
+        micro_batch_size=micro,
+        global_batch_size=micro * dp * accumulation,
+        iterations=draw(st.integers(1, 10**6)),
+        lr=lr,
+        min_lr=lr * draw(st.floats(0, 1)),
+        clip_grad=draw(st.floats(0, 1e6)),
+    )
+
+
+@given(points())
+def test_a_point_survives_json(point):
+    assert make_point(json.loads(json.dumps(point.model_dump(mode="json")))) == point
+
+
+@given(points())
+def test_a_point_survives_the_command_line(point):
+    fields = {k: str(v) for k, v in point.model_dump(exclude={"model"}).items()}
+    assert make_point(apply_overrides({"model": "tiny"}, fields)) == point
+
+
+@given(points())
+def test_the_papers_knobs_give_the_engine_back(point):
+    assert engine_from_paper_knobs(*point.paper_knobs.values()) == (point.engine, point.stride)
+
+
+@given(st.integers(-3, 3), st.integers(-3, 3), st.integers(-3, 9))
+def test_knobs_are_an_engine_or_a_config_error(prefetch, flush_async, gaps):
+    allowed = prefetch in (0, 1) and flush_async in (0, 1) and (gaps >= 1 or not prefetch)
+    try:
+        engine, stride = engine_from_paper_knobs(prefetch, flush_async, gaps)
+    except ConfigError:
+        assert not allowed
+    else:
+        assert allowed
+        assert (stride > 0) == (engine is Engine.HYBRID)
+
+
+@given(points())
+def test_deepspeeds_json_adds_up(point):
+    config = deepspeed_config(point)
+    samples = config["train_micro_batch_size_per_gpu"] * point.dp * point.accumulation
+    assert config["train_batch_size"] == samples
+    assert json.loads(json.dumps(config, allow_nan=False)) == config
+    assert ("deep_optimizer_states" in config) == (point.engine is not Engine.VANILLA)
+
+
+@given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text()))
+def test_any_table_is_a_point_or_a_config_error(table):
+    for fields in (table, {"model": "tiny", **table}):
+        with contextlib.suppress(ConfigError):
+            make_point(fields)

@@ -1,0 +1,85 @@
+import signal
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.schema import PAPER_KEYS, Model, Point
+from launch import cli, run
+from launch.data import LaunchError
+
+
+def overrides(*argv):
+    return cli.field_overrides(run.build_parser().read(["tiny", *argv]))
+
+
+def test_every_field_and_every_paper_key_is_an_option():
+    text = run.build_parser().format_help()
+    names = [*Point.model_fields, *PAPER_KEYS, *(f"model.{n}" for n in Model.model_fields)]
+    for name in names:
+        assert f"--{name.replace('_', '-')} " in text
+        assert overrides(f"--{name}", "7") == {name: "7"}
+
+
+def test_every_field_has_its_docstring_as_help():
+    text = " ".join(run.build_parser().format_help().split())
+    assert "Elements after which DeepSpeed closes a subgroup" in text
+    assert all(field.description for field in (*Point.model_fields.values(),))
+
+
+@pytest.mark.parametrize(
+    "words", [["--micro-batch-size", "2"], ["--micro_batch_size", "2"], ["--micro_batch-size=2"]]
+)
+def test_dashes_and_underscores_are_the_same(words):
+    assert overrides(*words) == {"micro_batch_size": "2"}
+
+
+def test_underscores_in_a_value_stay():
+    assert overrides("--data_prefix=/a_b/c_d") == {"data_prefix": "/a_b/c_d"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--strid", "2"], r"unknown option '--strid': did you mean '--stride'\?"),
+        (["--iteration=2"], r"'--iteration': did you mean '--iterations'\?"),
+        (["--zzzzzz"], r"unknown option '--zzzzzz': see --help"),
+        (["second"], r"unknown argument 'second'"),
+        (["--stride"], r"--stride: expected one argument"),
+        (["--timeout", "x"], r"--timeout.*'x'"),
+        (["--timeout", "-1"], r"--timeout.*above 0"),
+    ],
+)
+def test_a_wrong_option_is_named(words, message):
+    with pytest.raises(ConfigError, match=message):
+        overrides(*words)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (ConfigError("a is wrong"), 2, "error: a is wrong\n"),
+        (LaunchError("b failed"), 2, "error: b failed\n"),
+        (
+            OSError(28, "No space left on device", "a"),
+            2,
+            "error: [Errno 28] No space left on device: 'a'\n",
+        ),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_user_errors_are_one_line_and_an_exit_code(error, code, text, capsys):
+    def fail():
+        raise error
+
+    assert cli.run_command(fail) == code
+    assert capsys.readouterr().err == text
+
+
+def test_sigterm_between_runs_unwinds_with_its_exit_code():
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as caught:
+            cli.run_command(lambda: signal.raise_signal(signal.SIGTERM))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert caught.value.code == 143

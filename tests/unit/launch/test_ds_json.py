@@ -1,0 +1,59 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from configs.schema import make_point
+from launch.ds_json import deepspeed_config
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "deepspeed"
+HYBRID = {"engine": "hybrid", "stride": 2}
+POINTS = {
+    "tiny-vanilla": {"model": "tiny"},
+    "tiny-async-gradients": {"model": "tiny", "engine": "async-gradients"},
+    "tiny-hybrid": {"model": "tiny", **HYBRID},
+    "7B-vanilla-dp4": {"model": "7B"},
+    "7B-hybrid-stride5": {"model": "7B", "engine": "hybrid", "stride": 5, "dp": 1},
+    "20B-twinflow": {"model": "20B", "offload_ratio": 0.8, "tp": 2},
+    "13B-fp32-sums-no-clipping": {"model": "13B", "grad_accum_dtype": "fp32", "clip_grad": 0},
+}
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_the_json_of_a_point_is_the_golden_one(name):
+    config = deepspeed_config(make_point(POINTS[name]))
+    path = GOLDEN / f"{name}.json"
+    if os.environ.get("GOLDEN_REWRITE"):
+        path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    assert config == json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_every_golden_file_is_checked():
+    assert {path.stem for path in GOLDEN.glob("*.json")} == set(POINTS)
+
+
+def test_engines_differ_in_the_plugins_block_alone():
+    configs = [
+        deepspeed_config(make_point({"model": "7B", **engine}))
+        for engine in ({}, {"engine": "async-gradients"}, HYBRID)
+    ]
+    blocks = [config.pop("deep_optimizer_states", None) for config in configs]
+    assert configs[0] == configs[1] == configs[2]
+    assert blocks[0] is None
+    assert blocks[1] == {"enabled": True, "policy": "all-host"}
+    assert blocks[2] == {"enabled": True, "policy": "stride", "stride": 2}
+
+
+def test_the_plugin_reads_the_blocks():
+    config = pytest.importorskip("deep_optimizer_states.config")
+    settings = config.read_settings(deepspeed_config(make_point({"model": "tiny", **HYBRID})))
+    assert (settings.enabled, settings.policy, settings.stride) == (True, "stride", 2)
+
+
+@pytest.mark.parametrize("model", ["tiny", "70B"])
+def test_buckets_never_exceed_the_model_or_deepspeeds_defaults(model):
+    zero = deepspeed_config(make_point({"model": model}))["zero_optimization"]
+    parameters = make_point({"model": model}).model.num_parameters()
+    assert zero["reduce_bucket_size"] == min(500_000_000, parameters)
+    assert zero["stage3_prefetch_bucket_size"] == min(50_000_000, parameters)

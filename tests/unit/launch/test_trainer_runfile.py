@@ -1,0 +1,116 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.errors import ConfigError
+from launch.pretrain_gpt import main
+from launch.trainer.runfile import read_run_file
+
+POINT: dict[str, Any] = {
+    "model": {"name": "m", "hidden": 64, "ffn": 96, "layers": 2, "heads": 4, "kv_heads": 2},
+    "global_batch_size": 4,
+    "micro_batch_size": 2,
+}
+DS_CONFIG: dict[str, Any] = {
+    "train_batch_size": 4,
+    "train_micro_batch_size_per_gpu": 2,
+    "zero_optimization": {"stage": 3},
+}
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    (tmp_path / "corpus.v1.bin").touch()
+    (tmp_path / "corpus.v1.idx").write_bytes(b"MMIDIDX\x00\x00 and more")
+    _write(tmp_path, {}, {})
+    return tmp_path
+
+
+def _write(run_dir: Path, run: dict[str, Any], ds_config: dict[str, Any]) -> Path:
+    table = {"schema_version": 1, "point": POINT, "data_prefix": str(run_dir / "corpus.v1")}
+    (run_dir / "ds_config.json").write_text(json.dumps({**DS_CONFIG, **ds_config}))
+    path = run_dir / "run.json"
+    path.write_text(json.dumps({**table, **run}))
+    return path
+
+
+def test_a_run_folder_is_read(run_dir: Path) -> None:
+    run = read_run_file(run_dir / "run.json")
+    assert run.point.accumulation == 2
+    assert run.metrics_path == run_dir / "metrics.jsonl"
+    assert run.index_cache_dir.parent == run_dir
+    assert run.data_prefix == run_dir / "corpus.v1"
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"), [(None, False), ({"enabled": False}, False), ({"enabled": True}, True)]
+)
+def test_the_plugin_is_used_when_its_block_is_enabled(
+    run_dir: Path, block: dict[str, bool] | None, expected: bool
+) -> None:
+    path = _write(run_dir, {}, {} if block is None else {"deep_optimizer_states": block})
+    assert read_run_file(path).uses_plugin is expected
+
+
+@pytest.mark.parametrize(
+    ("run", "ds_config", "named"),
+    [
+        ({"schema_version": 2}, {}, "schema_version = 2"),
+        ({"data_prefix": ""}, {}, "'data_prefix' is missing"),
+        ({"point": {}}, {}, "'point' is missing"),
+        ({"point": "tiny"}, {}, "'point' is not a table"),
+        ({"point": {**POINT, "iteration": 3}}, {}, "did you mean 'iterations'"),
+        ({"point": {**POINT, "global_batch_size": 3}}, {}, "global_batch_size 3"),
+        ({}, {"train_batch_size": 8}, "train_batch_size = 8: run.json's point says 4"),
+        ({}, {"train_micro_batch_size_per_gpu": 1}, "train_micro_batch_size_per_gpu = 1"),
+        ({}, {"zero_optimization": {"stage": 2}}, "zero_optimization.stage = 2: must be 3"),
+        ({"data_prefix": "/nowhere/corpus"}, {}, "/nowhere/corpus.bin is missing"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    run_dir: Path, run: dict[str, Any], ds_config: dict[str, Any], named: str
+) -> None:
+    path = _write(run_dir, run, ds_config)
+    with pytest.raises(ConfigError) as raised:
+        read_run_file(path)
+    assert named in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_files_that_are_missing_or_broken_are_named(run_dir: Path) -> None:
+    (run_dir / "ds_config.json").unlink()
+    with pytest.raises(ConfigError, match=r"ds_config\.json: cannot be read: No such file"):
+        read_run_file(run_dir / "run.json")
+    (run_dir / "ds_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"ds_config\.json: not valid JSON"):
+        read_run_file(run_dir / "run.json")
+    (run_dir / "ds_config.json").write_text("[]")
+    with pytest.raises(ConfigError, match="not a JSON object"):
+        read_run_file(run_dir / "run.json")
+
+
+def test_data_of_another_format_is_named(run_dir: Path) -> None:
+    (run_dir / "corpus.v1.idx").write_bytes(b"MMIDIDX")
+    with pytest.raises(ConfigError, match=r"corpus\.v1\.idx is not an index of Megatron's"):
+        read_run_file(run_dir / "run.json")
+
+
+def test_an_earlier_runs_metrics_are_kept(run_dir: Path) -> None:
+    metrics = run_dir / "metrics.jsonl"
+    metrics.write_text("earlier\n")
+    with pytest.raises(ConfigError, match="never overwritten"):
+        read_run_file(run_dir / "run.json")
+    assert metrics.read_text() == "earlier\n"
+
+
+def test_the_user_gets_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    assert main([str(tmp_path / "run.json")]) == 2
+    assert capsys.readouterr().err.startswith("pretrain_gpt: error: ")
+    monkeypatch.setenv("RANK", "1")
+    assert main([str(tmp_path / "run.json"), "--local_rank=1"]) == 2
+    assert capsys.readouterr().err == ""
