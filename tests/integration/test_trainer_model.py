@@ -1,0 +1,84 @@
+"""The model that megatron-core builds from the paper's flags."""
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+ROOT = Path(__file__).resolve().parents[2]
+PAPER_SUBGROUPS = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import torch
+from launch.trainer import megatron_cpu, model
+from configs.schema import Point, load_model
+megatron_cpu.apply()
+store = torch.distributed.HashStore()
+torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+from megatron.core import parallel_state
+parallel_state.initialize_model_parallel()
+with torch.device("meta"):
+    gpt = model.make_gpt(Point(model=load_model("7B")[0]), on_cpu=True)
+sizes, size = [], 0
+for parameter in gpt.parameters():
+    size += parameter.numel()
+    if size >= 10_000_000:
+        sizes.append(size)
+        size = 0
+print(sum(sizes), size, *sizes)
+"""
+
+
+ROTARY = """
+import sys, warnings
+from pathlib import Path
+warnings.simplefilter("ignore")
+import torch
+from configs.schema import Point, load_model
+from launch.ds_json import deepspeed_config
+from launch.trainer import model
+from launch.trainer.ranks import ranks_from_environment
+from launch.trainer.runfile import RunFile
+from launch.trainer.runtime import distributed
+ranks_from_environment({}).export(__import__("os").environ)
+point = Point(model=load_model("tiny")[0], device="cpu")
+run = RunFile(Path(), point, deepspeed_config(point), Path(), Path())
+with distributed(point, ranks_from_environment({})) as device:
+    gpt = model.build_model(run, model.ParallelState(), device)
+    angles = gpt.rotary_pos_emb(128)[:, 0, 0, :]
+    weights = {str(p.dtype) for p in gpt.parameters()}
+print("RESULT", angles.dtype, angles[100, 1].item(), *weights)
+"""
+
+
+def test_rotary_angles_are_fp32_and_weights_bf16() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", ROTARY]
+    result = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    line = next(line for line in result.stdout.splitlines() if line.startswith("RESULT"))
+    _, dtype, angle, *weights = line.split()
+    # The second of 16 frequencies at position 100; bf16 would be off by up to 0.4%.
+    assert float(angle) == pytest.approx(100 * 10000 ** (-1 / 16), rel=1e-6)
+    assert dtype == "torch.float32"
+    assert weights == ["torch.bfloat16"]
+
+
+def test_the_7b_models_parameters_come_in_the_papers_order() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", PAPER_SUBGROUPS]
+    result = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    total, rest, *sizes = map(int, result.stdout.split())
+    # DeepSpeed's subgroups of 10M elements, as the authors' 7B log lists them.
+    layer = [16_781_312, 20_971_520, 90_181_632, 45_088_768]
+    layers = list(itertools.chain.from_iterable([layer] * 32))
+    assert (total, rest) == (5_948_837_888, 0)
+    assert sizes == [206_045_184, *layers, 206_049_280]
