@@ -89,8 +89,14 @@ def test_padding_of_the_vocabulary_depends_on_the_tensor_parallel_degree() -> No
 
 def test_a_line_comes_after_what_python_holds_back() -> None:
     code = "from launch.trainer import log; print('before'); log.write_line('after')"
+    buffered = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=50, check=True
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=buffered,
+        capture_output=True,
+        timeout=50,
+        check=True,
     )
     assert result.stdout == b"before\nafter\n"
 

@@ -1,0 +1,180 @@
+"""A run: its log with what ``run.json`` and ``status.json`` beside it say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parse.errors import LogError
+from parse.log_lines import read_log
+from parse.records import Log, Setting
+
+SWEEP_FILE = "sweep.json"
+
+
+@dataclass
+class Run:
+    """One run, from a run folder or from a lone log."""
+
+    log: Log
+    point: dict[str, Any] = field(default_factory=dict)
+    """``point`` of ``run.json``; empty for a lone log."""
+    run_json: dict[str, Any] = field(default_factory=dict)
+    status_json: dict[str, Any] = field(default_factory=dict)
+    label: str = ""
+    """Name in tables and figures, unique among the runs read together."""
+    case: str = ""
+    """What the run has in common with those it is compared with, engine left out."""
+
+    @property
+    def status(self) -> str:
+        """``ok``, ``failed``, ...; empty when no ``status.json`` says."""
+        return str(self.status_json.get("status") or "")
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing says that the run did not reach its end."""
+        return self.status in ("", "ok")
+
+    @property
+    def cause(self) -> str:
+        """Why the run is not ``ok``, in a line."""
+        return str(self.status_json.get("cause") or "")
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Versions, hardware and environment that ``run.json`` keeps."""
+        found = self.run_json.get("provenance")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def hardware(self) -> str:
+        """The processor that held the model, by name; empty when nobody says."""
+        device, name = self.log.device or "", self.log.device_name
+        if name:
+            return name
+        gpus, cpu = self.provenance.get("gpus"), self.provenance.get("cpu")
+        if device.startswith("cuda") and isinstance(gpus, list):
+            names = [str(gpu.get("name")) for gpu in gpus if isinstance(gpu, dict)]
+            return names[0] if names else ""
+        if device.startswith("cpu") and isinstance(cpu, dict):
+            return str(cpu.get("model") or "")
+        return ""
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the model lived on the CPU, so that times say nothing about a GPU."""
+        return (self.log.device or "").startswith("cpu")
+
+
+def read_run(log_path: Path) -> Run:
+    """Read a log, with its ``run.json`` and ``status.json`` when it lies in its own run folder.
+
+    Raises:
+        LogError: there is no readable log.
+    """
+    log = read_log(log_path)
+    run_json = read_json(log_path.parent / "run.json")
+    if run_json.get("log") != log_path.name:
+        return Run(log)
+    point = run_json.get("point")
+    point = point if isinstance(point, dict) else {}
+    log.settings.update(_settings(point))
+    return Run(log, point, run_json, read_json(log_path.parent / "status.json"))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object of a JSON file; empty when there is none, or it is damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def find_logs(path: Path) -> list[Path]:
+    """Logs that a path names: itself, or those of a folder.
+
+    Under a folder with a ``sweep.json`` the logs are the runs it lists, in its order; elsewhere all
+    ``*.log``, by name. Links to folders are not followed.
+
+    Raises:
+        LogError: there is no such path.
+    """
+    if path.is_dir():
+        return list(_logs_below(path))
+    if not path.exists():
+        raise LogError(f"{path}: no such file or folder")
+    return [path]
+
+
+def _logs_below(folder: Path) -> Iterator[Path]:
+    if (folder / SWEEP_FILE).is_file():
+        yield from (path for entry in sweep_entries(folder) if (path := entry.log_path).is_file())
+        return
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            yield from _logs_below(path)
+        elif path.suffix == ".log" and path.is_file():
+            yield path
+
+
+@dataclass(frozen=True)
+class SweepEntry:
+    """One run that ``sweep.json`` lists."""
+
+    name: str
+    engine: str
+    run_dir: Path
+    log_path: Path
+
+
+def sweep_entries(folder: Path) -> list[SweepEntry]:
+    """Runs of a sweep folder, in the order they ran; entries that name no folder are left out."""
+    runs = read_json(folder / SWEEP_FILE).get("runs")
+    entries = []
+    for item in runs if isinstance(runs, list) else []:
+        if not isinstance(item, dict) or not isinstance(item.get("run_dir"), str):
+            continue
+        run_dir = folder / item["run_dir"]
+        log = item.get("log")
+        # Some writers name the log by its path in the sweep, others in the run folder.
+        log_path = run_dir / Path(log).name if isinstance(log, str) and log else run_dir / "missing"
+        name, engine = str(item.get("name") or run_dir.name), str(item.get("engine") or "")
+        entries.append(SweepEntry(name, engine, run_dir, log_path))
+    return entries
+
+
+def read_sweep_run(entry: SweepEntry) -> Run:
+    """Read a run of a sweep, whether or not it got as far as writing a log."""
+    try:
+        return read_run(entry.log_path)
+    except LogError:
+        run_json = read_json(entry.run_dir / "run.json")
+        point = run_json.get("point")
+        point = point if isinstance(point, dict) else {}
+        settings = _settings(point) or ({"engine": entry.engine} if entry.engine else {})
+        log = Log(path=entry.log_path, settings=settings, notes=["no log"])
+        return Run(log, point, run_json, read_json(entry.run_dir / "status.json"))
+
+
+def _settings(point: dict[str, Any]) -> dict[str, Setting]:
+    """Settings of a point, under the names that a log's name gives."""
+    names = (
+        *("tp", "dp", "global_batch_size", "micro_batch_size", "offload_ratio"),
+        *("subgroup_numel", "engine", "stride"),
+    )
+    settings: dict[str, Setting] = {
+        name: point[name] for name in names if isinstance(point.get(name), int | float | str)
+    }
+    model = point.get("model")
+    if isinstance(model, dict):
+        own = {"model": "name", "num_layers": "layers", "hidden": "hidden", "heads": "heads"}
+        own["seq_length"] = "seq_length"
+        settings |= {k: model[v] for k, v in own.items() if isinstance(model.get(v), int | str)}
+    elif isinstance(model, str):
+        settings["model"] = model
+    return settings

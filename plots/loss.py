@@ -1,0 +1,87 @@
+"""Loss curves over each other: equal runs must be seen to be equal, not to hide each other."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+from matplotlib import style as styles
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from plots.canvas import WIDTH_INCHES, cases, footnote, short_label, title
+from plots.style import STYLE_FILE, EngineStyle, engine_style
+from plots.tables import PlotError, Tables
+
+STEM = "loss"
+_PANEL_INCHES = 2.5
+
+
+def draw(tables: Tables) -> Figure:
+    """Loss against iteration, a panel a case, a line a run.
+
+    Runs that coincide stay apart by width: the reference is wide and drawn first. An iteration
+    whose loss is NaN or infinite is marked on the upper edge.
+
+    Raises:
+        PlotError: no run has a loss.
+    """
+    known = tables.iterations.dropna(subset=["iteration"])
+    known = known[known["loss_known"]]
+    if known.empty:
+        raise PlotError("no run has a loss: no curves to draw")
+    panels = cases(known)
+    columns = 1 if len(panels) == 1 else 2
+    rows = math.ceil(len(panels) / columns)
+    with styles.context(STYLE_FILE):
+        height = 1.0 + rows * (_PANEL_INCHES + 0.4 * (columns == 1))
+        figure = Figure(figsize=(WIDTH_INCHES, height))
+        axes = figure.subplots(rows, columns, squeeze=False).ravel()
+        entries: dict[str, Line2D] = {}
+        for ax, case in zip(axes, panels, strict=False):
+            entries |= _panel(ax, known[known["case"] == case])
+            title(ax, case, columns)
+        for ax in axes[len(panels) :]:
+            ax.remove()
+        figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=3)
+        footnote(figure, f"loss of every iteration, warm-up included · {tables.provenance()}")
+    return figure
+
+
+def _panel(ax: Axes, iterations: pd.DataFrame) -> dict[str, Line2D]:
+    """Draw the runs of a case; returns a line for each entry of the legend."""
+    entries = {}
+    for order, (label, run, style) in enumerate(_styled(iterations)):
+        finite = np.isfinite(run["loss"])
+        name = short_label(label, run["case"].iloc[0])
+        (entries[name],) = ax.plot(
+            run["iteration"], run["loss"].where(finite), color=style.colour, linestyle=style.dash,
+            linewidth=style.width, marker=style.marker, markersize=style.marker_size,
+            markevery=max(1, len(run) // 12), markeredgewidth=1.2,
+            markerfacecolor=style.colour if style.filled else "none", zorder=3 + order,
+        )  # fmt: skip
+        lost = run.loc[~finite, "iteration"]
+        if len(lost):
+            (entries[f"{name}: not a number"],) = ax.plot(
+                lost, np.full(len(lost), 0.97 - 0.05 * order), linestyle="none", marker="v",
+                markersize=4, color=style.colour, transform=ax.get_xaxis_transform(),
+            )  # fmt: skip
+    ax.set_xlabel("iteration")
+    ax.set_ylabel("loss")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.margins(y=0.15)
+    return entries
+
+
+def _styled(iterations: pd.DataFrame) -> list[tuple[str, pd.DataFrame, EngineStyle]]:
+    """Runs with their styles, the widest line first."""
+    seen: dict[str, int] = {}
+    found = []
+    for label, run in iterations.groupby("label", sort=False):
+        engine = run["engine"].iloc[0]
+        found.append((label, run, engine_style(engine, seen.get(engine, 0))))
+        seen[engine] = seen.get(engine, 0) + 1
+    return sorted(found, key=lambda item: -item[2].width)

@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""Compare two training logs: times of each phase, a verdict on each loss, then the speed-up.
+
+Standard library alone; runs from any folder. Exit code 2 when a log cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import signal
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from parse.arguments import warmup_count
+from parse.compare import Comparison, Timing, compare
+from parse.errors import LogError
+from parse.log_lines import read_usable_log
+from parse.present import comparison_json, comparison_notes
+from parse.records import PHASES, Log
+from parse.verdict import DEFAULT_TOLERANCE
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Read both logs and print the comparison; returns the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        vanilla = read_usable_log(args.vanilla_deepspeed)
+        ours = read_usable_log(args.deep_optimizer_states)
+        result = compare(vanilla, ours, args.warmup, args.tolerance)
+        if not result.pair.word:
+            raise LogError(f"{vanilla.path} and {ours.path}: they have no iteration in common")
+    except LogError as error:
+        message = "".join(c if c.isprintable() else "?" for c in str(error))
+        print(f"quick-parse-results: {message}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(json.dumps(comparison_json(vanilla, ours, result), indent=2, allow_nan=False))
+    else:
+        print("\n".join(_as_text(vanilla, ours, result)))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--vanilla-deepspeed", type=Path, required=True, metavar="A.log")
+    parser.add_argument("--deep-optimizer-states", type=Path, required=True, metavar="B.log")
+    parser.add_argument(
+        "--warmup", type=warmup_count, default=1, help="first iterations not timed (1)"
+    )
+    close = f"largest difference of two losses for 'close' ({DEFAULT_TOLERANCE:g})"
+    parser.add_argument("--tolerance", type=_size, default=DEFAULT_TOLERANCE, help=close)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _size(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}': give a number, 0 or more")
+    return value
+
+
+def _as_text(vanilla: Log, ours: Log, result: Comparison) -> list[str]:
+    lines = [
+        *_interval_times("Vanilla Deepspeed", vanilla),
+        *_interval_times("Deep Optimizer States", ours),
+        "",
+        f"Mean (median) in ms without the first {result.warmup}, and vanilla / ours:",
+        f"  {'':<10}{'vanilla':>26}{'ours':>26}{'ratio':>16}",
+        *(_phase_line(result, phase) for phase in ("iteration", *PHASES)),
+        "",
+        f"Loss, vanilla: {result.vanilla.text}",
+        f"Loss, ours:    {result.ours.text}",
+        f"Pair: {result.pair.text}",
+        f"Judged on {result.pair.judged_on}",
+        *(f"note: {note}" for note in comparison_notes(vanilla, ours, result)),
+    ]
+    if result.speedup is None:
+        return [*lines, f"speed-up withheld: {result.withheld}"]
+    return [*lines, f"speed-up: {result.speedup:.3f}x (tolerance {result.tolerance:g})"]
+
+
+def _interval_times(title: str, log: Log) -> list[str]:
+    shown = (
+        "missing" if r.iteration_s is None else f"{r.iteration_s:.2f} seconds"
+        for r in log.iterations
+    )
+    numbers = (f"Iteration {record.iteration}: " for record in log.iterations)
+    return [f"Interval times from {title}:", *map(str.__add__, numbers, shown)]
+
+
+def _phase_line(result: Comparison, phase: str) -> str:
+    def cell(timing: Timing) -> str:
+        if timing.mean_ms is None:
+            return "missing"
+        return f"{timing.mean_ms:.1f} ({timing.median_ms:.1f}) n={timing.n}"
+
+    pair = result.phases[phase]
+    ratio = "missing" if pair.ratio is None else f"{pair.ratio:.3f} ({pair.median_ratio:.3f})"
+    return f"  {phase:<10}{cell(pair.vanilla):>26}{cell(pair.ours):>26}{ratio:>16}"
+
+
+if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly under `| head`
+    sys.exit(main())

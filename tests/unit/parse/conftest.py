@@ -1,0 +1,151 @@
+"""Small logs and sweeps in the shapes that the trainer writes."""
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+SEQ_LENGTH = 64
+LOSSES = (9.0, 8.5, 8.25, 8.125, 8.0)
+
+
+@dataclass
+class Recipe:
+    """What goes into a log; every iteration i (from 0) has phases of 10 + i, 20 + i, 30 + i ms."""
+
+    losses: tuple[float | None, ...] = LOSSES
+    seconds: tuple[float, ...] = ()
+    ranks: int = 1
+    batch: int = 2
+    prefix: str = ""
+    head: list[str] = field(default_factory=lambda: ["using world size: 1, data-parallel-size: 1"])
+
+    def time(self, index: int) -> float:
+        return self.seconds[index] if self.seconds else 0.1 + 0.0123456789 * index
+
+    def blocks(self) -> list[list[str]]:
+        return [self.head, *(self.block(index) for index in range(len(self.losses)))]
+
+    def block(self, index: int) -> list[str]:
+        ranks = [self.time(index) + 0.001 * rank for rank in range(self.ranks - 1, -1, -1)]
+        return [
+            f"[Rank 0] time (ms) | optimizer_step: {25 + index}.50",
+            "[Rank 0] time (ms) | fwd_microstep: 1.00 | bwd_microstep: 2.00 | "
+            "bwd_inner_microstep: 1.50 | bwd_allreduce_microstep: 0.50 | step_microstep: 3.00",
+            f"[Rank 0] time (ms) | fwd: {10 + index}.25 | bwd: {20 + index}.00 | "
+            f"bwd_inner: {15 + index}.00 | bwd_allreduce: 5.00 | step: {30 + index}.75",
+            *(f"<TIMER:interval-time,{seconds!r}>" for seconds in ranks),
+            self.iteration_line(index),
+        ]
+
+    def iteration_line(self, index: int) -> str:
+        samples = (index + 1) * self.batch
+        loss, seconds = self.losses[index], self.time(index)
+        shown = "" if loss is None else f" lm loss: {loss:.6E} |"
+        return (
+            f" elapsed_time {seconds:.6f} | consumed samples: {samples:12d} |"
+            f" consumed tokens: {samples * SEQ_LENGTH:12d} |"
+            f" elapsed time per iteration (ms): {seconds * 1000:.1f} |"
+            f" learning rate: 3.000E-04 | global batch size: {self.batch:5d} |{shown}"
+            f" loss scale: 1.0 | actual seqlen: {SEQ_LENGTH:5d} |"
+            " number of skipped iterations:   0 | number of nan iterations:   0 |"
+            " samples per second: 1.000 | TFLOPs: 2.50 |"
+        )
+
+    def text(self) -> str:
+        lines = [line for block in self.blocks() for line in block]
+        return "".join(f"{self.prefix}{line}\n" for line in lines)
+
+
+@pytest.fixture
+def write_log(tmp_path):
+    def write(name="log.log", recipe=None, text=None, **fields):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text((recipe or Recipe(**fields)).text() if text is None else text)
+        return path
+
+    return write
+
+
+ENGINES = (("vanilla", 0), ("async-gradients", 0), ("hybrid", 2))
+
+
+@dataclass
+class SweepWriter:
+    """A sweep folder of three engines on the CPU, as launch and the trainer leave it."""
+
+    folder: Path
+    device: str = "cpu"
+
+    def write(self, engines=ENGINES, **changes) -> Path:
+        """``changes``: engine to a dict of run fields (losses, norms, digest, status, cause)."""
+        runs = [self._run(engine, stride, **changes.get(engine, {})) for engine, stride in engines]
+        index = {"schema_version": 1, "name": "small | sweep", "description": "", "runs": runs}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "sweep.json").write_text(json.dumps(index))
+        return self.folder
+
+    def _run(self, engine, stride, **changes):
+        fields = {"losses": LOSSES, "norms": None, "digest": "aa", "log": True}
+        fields |= {"status": "ok", "cause": "", **changes}
+        losses, norms, digest = fields["losses"], fields["norms"], fields["digest"]
+        on = int(engine == "hybrid")
+        stem = (
+            "log-tiny-tp1-dp1-l2-h64-a4-sl64-gbs2-mbs1-ratio1-subg1000000"
+            f"-prefetch{on}-flush_async{int(engine != 'vanilla')}-opt_gaps{stride}"
+        )
+        run = self.folder / stem / "run-001"
+        run.mkdir(parents=True)
+        if fields["log"]:
+            (run / f"{stem}.log").write_text(Recipe(losses).text())
+            self._metrics(run / "metrics.jsonl", engine, losses, norms, digest)
+        status = {"status": fields["status"], "seconds": 1.5, "cause": fields["cause"]}
+        (run / "status.json").write_text(json.dumps(status))
+        point = {
+            "model": {"name": "tiny", "layers": 2, "hidden": 64, "heads": 4, "seq_length": 64},
+            "engine": engine, "stride": stride, "tp": 1, "dp": 1, "global_batch_size": 2,
+            "micro_batch_size": 1, "offload_ratio": 1.0, "subgroup_numel": 1_000_000, "seed": 1,
+        }  # fmt: skip
+        provenance = {
+            "versions": {"python": "3.11.7", "triton": None},
+            "cpu": {"model": "A CPU", "cores_usable": 2}, "gpus": [], "platform": "Linux",
+            "git": {"commit": "abc", "dirty": True}, "host_memory_bytes": 2**33,
+        }  # fmt: skip
+        (run / "run.json").write_text(
+            json.dumps(
+                {"point": point, "log": f"{stem}.log", "metrics": "metrics.jsonl",
+                 "command": ["python", "a b"], "provenance": provenance}
+            )
+        )  # fmt: skip
+        return {
+            "name": engine, "engine": engine, "log": f"{stem}.log",
+            "run_dir": run.relative_to(self.folder).as_posix(),
+        }  # fmt: skip
+
+    def _metrics(self, path, engine, losses, norms, digest):
+        start = {
+            "event": "start", "engine": engine, "parameters": 12345, "vocab_size": 50257,
+            "device": self.device, "versions": {"torch": "2.13.0"}, "num_ranks": 1,
+        }  # fmt: skip
+        events = [start]
+        for index, loss in enumerate(losses):
+            finite = loss is not None and math.isfinite(loss)
+            event = {"event": "iteration", "iteration": index + 1, "loss": loss if finite else None,
+                     "grad_norm": (norms or [0.5] * len(losses))[index]}  # fmt: skip
+            events.append(event if finite else {**event, "loss_text": "nan"})
+        events.append({"event": "end", "iterations": len(losses), "weights_sha256": digest,
+                       "optimizer_sha256": digest})  # fmt: skip
+        path.write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+@pytest.fixture
+def sweep_writer(tmp_path):
+    return SweepWriter(tmp_path / "a sweep")
+
+
+@pytest.fixture
+def recipe():
+    return Recipe

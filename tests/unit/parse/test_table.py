@@ -1,0 +1,105 @@
+import csv
+
+import pytest
+
+from parse.__main__ import main
+
+REQUIRED = [
+    *("path", "model", "tp", "dp", "global_batch_size", "micro_batch_size", "offload_ratio"),
+    *("subgroup_numel", "engine", "stride", "iterations", "iteration_ms", "forward_ms"),
+    *("backward_ms", "backward_inner_ms", "backward_allreduce_ms", "update_ms"),
+    *("optimizer_step_ms", "tflops", "loss_first", "loss_last", "verdict", "parameters"),
+]
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_is_a_row_of_means_after_the_warm_up(write_log, tmp_path, capsys):
+    name = (
+        "log-7B-tp1-dp1-l2-h4-a2-sl64-gbs2-mbs1-ratio0.5-subg100-prefetch1-flush_async1-opt_gaps3"
+    )
+    log = write_log(f"{name}.log")
+    assert main([str(log), "--out", str(tmp_path / "out"), "--warmup", "2"]) == 0
+    (row,) = rows(tmp_path / "out" / "runs.csv")
+    assert list(row)[: len(REQUIRED)] == REQUIRED
+    assert row["path"] == str(log)
+    assert (row["model"], row["engine"], row["stride"]) == ("7B", "hybrid", "3")
+    assert (row["offload_ratio"], row["subgroup_numel"], row["iterations"]) == ("0.5", "100", "5")
+    assert float(row["update_ms"]) == pytest.approx(33.75)
+    assert float(row["optimizer_step_ms"]) == pytest.approx(28.5)
+    assert float(row["iteration_ms"]) == pytest.approx(100 + 12.3456789 * 3)
+    assert (row["loss_first"], row["loss_last"], row["verdict"]) == ("9.0", "8.0", "trains")
+    assert (row["warmup_iterations"], row["timed_iterations"]) == ("2", "3")
+    assert "1 runs, 5 iterations, 0 lines rejected" in capsys.readouterr().out
+
+
+def test_what_the_log_does_not_say_is_an_empty_cell(write_log, tmp_path, recipe):
+    text = "".join(f"{recipe().iteration_line(i)}\n" for i in range(2))
+    main([str(write_log("run.log", text=text)), "--out", str(tmp_path)])
+    (row,) = rows(tmp_path / "runs.csv")
+    empty = {"model", "tp", "engine", "stride", "forward_ms", "update_ms", "parameters", "device"}
+    assert {name for name in empty if row[name] == ""} == empty
+
+
+def test_iterations_keep_nan_and_unknown_losses_apart(write_log, tmp_path, recipe):
+    text = recipe(losses=(9.0, None, 8.0)).text().replace("lm loss: 8.0", "lm loss: ?.0")
+    main([str(write_log(text=text)), "--out", str(tmp_path)])
+    table = rows(tmp_path / "iterations.csv")
+    assert [row["loss"] for row in table] == ["9.0", "nan", ""]
+    assert [row["warmup"] for row in table] == ["1", "0", "0"]
+    assert [float(row["forward_ms"]) for row in table] == [10.25, 11.25, 12.25]
+
+
+def test_folders_are_searched_and_a_log_counts_once(write_log, tmp_path):
+    write_log("logs/b/x.log")
+    first = write_log("logs/a/x.log")
+    write_log("logs/notes.log", text="shopping list\n")
+    write_log("logs/a/ignored.txt")
+    assert main([str(tmp_path / "logs"), str(first), "--out", str(tmp_path / "out")]) == 0
+    found = [row["path"] for row in rows(tmp_path / "out" / "runs.csv")]
+    assert found == [str(first), str(tmp_path / "logs" / "b" / "x.log")]
+
+
+def test_under_a_sweep_only_its_runs_count(sweep_writer, tmp_path, write_log):
+    folder = sweep_writer.write()
+    write_log("a sweep/old/run-000/older.log")
+    assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    table = rows(tmp_path / "out" / "runs.csv")
+    assert [row["engine"] for row in table] == ["vanilla", "async-gradients", "hybrid"]
+    assert [row["label"] for row in table] == ["vanilla", "async-gradients", "hybrid (stride 2)"]
+    assert {row["device"] for row in table} == {"cpu"}
+    assert {row["parameters"] for row in table} == {"12345"}
+    assert folder.is_dir()
+
+
+def test_labels_name_what_varies(write_log, tmp_path):
+    name = "log-{}-tp1-dp{}-l2-h4-a2-sl64-gbs2-mbs1-ratio1-subg100-prefetch0-flush_async0.log"
+    paths = [str(write_log(name.format(m, d))) for m, d in (("7B", 1), ("7B", 2), ("8B", 2))]
+    main([*paths, str(write_log("again/" + name.format("8B", 2))), "--out", str(tmp_path / "out")])
+    labels = [row["label"] for row in rows(tmp_path / "out" / "runs.csv")]
+    expected = ["7B, DP 1, vanilla", "7B, DP 2, vanilla", "8B, DP 2, vanilla"]
+    assert labels == [*expected, "8B, DP 2, vanilla #2"]
+
+
+def test_tables_are_rebuilt_but_a_users_file_is_not_overwritten(write_log, tmp_path, capsys):
+    log, out = str(write_log()), tmp_path / "out"
+    assert main([log, "--out", str(out)]) == 0
+    assert main([log, "--out", str(out)]) == 0
+    (out / "iterations.csv").write_text("my,own,table\n")
+    before = (out / "runs.csv").read_text()
+    assert main([log, "--out", str(out), "--warmup", "3"]) == 2
+    assert (out / "iterations.csv").read_text() == "my,own,table\n"
+    assert (out / "runs.csv").read_text() == before
+    assert "iterations.csv: not a table of this parser" in capsys.readouterr().err
+
+
+def test_nothing_to_parse_is_one_line_and_exit_code_2(tmp_path, capsys):
+    for path in (tmp_path, tmp_path / "absent"):
+        assert main([str(path), "--out", str(tmp_path / "out")]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert str(path) in error
+    assert not (tmp_path / "out").exists()

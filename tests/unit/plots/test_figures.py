@@ -1,0 +1,170 @@
+import csv
+import struct
+
+import numpy as np
+import pytest
+from matplotlib.patches import Rectangle
+
+from plots import breakdown, loss
+from plots.__main__ import main
+from plots.style import ENGINES, PHASES
+from plots.tables import read_tables
+
+RUN = {
+    "path": "x.log", "label": "vanilla", "case": "", "engine": "vanilla", "device": "cpu",
+    "hardware": "A CPU", "iteration_ms": "100", "forward_ms": "20", "backward_ms": "30",
+    "update_ms": "40", "warmup_iterations": "1", "timed_iterations": "4",
+}  # fmt: skip
+OTHERS = (
+    {"label": "async-gradients", "engine": "async-gradients", "iteration_ms": "80"},
+    {"label": "hybrid (stride 2)", "engine": "hybrid", "iteration_ms": "50", "update_ms": ""},
+)
+
+
+def write(folder, runs, iterations=None):
+    folder.mkdir(parents=True, exist_ok=True)
+    if iterations is None:
+        iterations = [
+            {**{k: run[k] for k in ("path", "label", "case", "engine")},
+             "iteration": str(i), "loss": str(9 - i / 2)}
+            for run in runs for i in range(1, 6)
+        ]  # fmt: skip
+    for name, rows in (("runs", runs), ("iterations", iterations)):
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            if rows:
+                writer = csv.DictWriter(file, rows[0])
+                writer.writeheader()
+                writer.writerows(rows)
+    return folder
+
+
+@pytest.fixture
+def tables(tmp_path):
+    return write(tmp_path / "tables", [RUN, *({**RUN, **other} for other in OTHERS)])
+
+
+def test_both_figures_are_png_and_pdf(tables, tmp_path):
+    out = tmp_path / "a folder" / "figures"
+    assert main([str(tables), "--out", str(out)]) == 0
+    stems = ("iteration-breakdown", "loss")
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        f"{stem}.{kind}" for stem in stems for kind in ("png", "pdf")
+    )
+    for stem in stems:
+        header = (out / f"{stem}.png").read_bytes()[:24]
+        width, height = struct.unpack(">II", header[16:])
+        assert header.startswith(b"\x89PNG")
+        assert width > 800
+        assert height > 200
+        assert (out / f"{stem}.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_equal_tables_give_equal_files(tables, tmp_path):
+    for out in ("one", "two"):
+        main([str(tables), "--out", str(tmp_path / out)])
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+def bars(figure):
+    """Length of each segment by phase, row after row."""
+    by_colour = {style.colour.lower(): name for name, style in PHASES.items()}
+    found = {}
+    for ax in figure.axes:
+        for patch in ax.patches:
+            assert isinstance(patch, Rectangle)
+            red, green, blue = (round(255 * part) for part in patch.get_facecolor()[:3])
+            name = by_colour[f"#{red:02x}{green:02x}{blue:02x}"]
+            assert (patch.get_hatch() or "") == PHASES[name].hatch
+            found.setdefault(name, []).append(round(patch.get_width(), 6))
+    return found
+
+
+def test_segments_are_as_long_as_the_table_says(tables):
+    drawn = bars(breakdown.draw(read_tables(tables)))
+    assert drawn == {
+        "forward": [20, 20, 20], "backward": [30, 30, 30], "update": [40, 40], "other": [10],
+    }  # fmt: skip
+
+
+def test_a_missing_phase_is_not_drawn_as_if_it_were_zero(tmp_path):
+    folder = write(tmp_path, [{**RUN, "update_ms": ""}])
+    assert bars(breakdown.draw(read_tables(folder))) == {
+        "forward": [20], "backward": [30], "other": [50],
+    }  # fmt: skip
+
+
+def test_every_figure_says_measured_and_on_what(tables):
+    read = read_tables(tables)
+    for figure in (breakdown.draw(read), loss.draw(read)):
+        text = figure.get_supxlabel()
+        assert "measured" in text
+        assert "cpu A CPU" in text
+    assert "n=4" in breakdown.draw(read).get_supxlabel()
+
+
+def test_equal_losses_are_drawn_so_that_each_can_be_seen(tables):
+    (ax,) = loss.draw(read_tables(tables)).axes
+    widths = [line.get_linewidth() for line in ax.lines]
+    assert widths == sorted(widths, reverse=True)
+    assert len(set(widths)) == len({line.get_marker() for line in ax.lines}) == 3
+    assert [line.get_color() for line in ax.lines] == [
+        ENGINES[name].colour for name in ("vanilla", "async-gradients", "hybrid")
+    ]
+    for line in ax.lines:
+        np.testing.assert_array_equal(line.get_ydata(), [8.5, 8.0, 7.5, 7.0, 6.5])
+
+
+def test_strides_of_one_panel_are_told_apart(tmp_path):
+    hybrids = [{**RUN, "engine": "hybrid", "label": f"hybrid (stride {k})"} for k in (2, 3, 4)]
+    (ax,) = loss.draw(read_tables(write(tmp_path, hybrids))).axes
+    assert len({line.get_marker() for line in ax.lines}) == 3
+
+
+def test_a_nan_is_marked_and_an_unknown_loss_is_not(tmp_path):
+    same = {k: RUN[k] for k in ("path", "label", "case", "engine")}
+    rows = [
+        {**same, "iteration": str(i), "loss": x} for i, x in enumerate(("9", "nan", "", "8"), 1)
+    ]
+    (ax,) = loss.draw(read_tables(write(tmp_path, [RUN], rows))).axes
+    curve, marks = ax.lines
+    np.testing.assert_array_equal(curve.get_ydata(), [9, np.nan, 8])
+    assert list(marks.get_xdata()) == [2]
+
+
+def test_every_case_has_its_panel(tmp_path):
+    runs = [{**RUN, "case": f"case {i}", "label": f"case {i}, vanilla"} for i in range(3)]
+    read = read_tables(write(tmp_path, runs))
+    for figure in (breakdown.draw(read), loss.draw(read)):
+        titles = [ax.get_title(loc="left") for ax in figure.axes]
+        assert titles == ["case 0", "case 1", "case 2"]
+
+
+def test_odd_names_are_drawn(tmp_path):
+    runs = [{**RUN, "label": "$x^$ & <b>", "hardware": "100% $\\nope$", "engine": "other"}]
+    assert main([str(write(tmp_path / "t", runs)), "--out", str(tmp_path / "f")]) == 0
+
+
+def test_a_figure_without_data_is_not_drawn_and_said(tmp_path, capsys):
+    untimed = {**RUN, **dict.fromkeys(("iteration_ms", "forward_ms", "timed_iterations"), "")}
+    folder = write(tmp_path / "t", [untimed])
+    assert main([str(folder), "--out", str(tmp_path / "f")]) == 1
+    assert "iteration-breakdown: not drawn: no run has" in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "f").iterdir()) == ["loss.pdf", "loss.png"]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "no such table"), ("", "cannot be read"), ("a,b\n1,2\n", "column 'path' is missing"),
+        (",".join(RUN) + "\n", "has no rows"),
+    ],
+)  # fmt: skip
+def test_no_tables_is_one_line_and_exit_code_2(tmp_path, capsys, content, why):
+    if content is not None:
+        (tmp_path / "runs.csv").write_text(content)
+    assert main([str(tmp_path), "--out", str(tmp_path / "f")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert why in error
+    assert not (tmp_path / "f").exists()

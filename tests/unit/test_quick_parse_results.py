@@ -1,0 +1,169 @@
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "quick-parse-results.py"
+ARTIFACT = ROOT / ".." / "shared" / "data" / "logs" / "artifact"
+LOSSES = (9.0, 8.5, 8.25, 8.125, 8.0)
+
+
+def log_text(losses=LOSSES, seconds=0.5, update=100.0):
+    lines = []
+    for i, loss in enumerate(losses):
+        time, samples = seconds + 0.01 * i, i + 1
+        shown = "" if loss is None else f" lm loss: {loss:.6E} |"
+        lines += [
+            f"[Rank 0] time (ms) | fwd: 10.00 | bwd: 40.00 | bwd_inner: 30.00 | "
+            f"bwd_allreduce: 10.00 | step: {update:.2f}",
+            f"<TIMER:interval-time,{time!r}>",
+            f" elapsed_time {time:.6f} | consumed samples: {samples} | consumed tokens: "
+            f"{samples * 8} | elapsed time per iteration (ms): {time * 1e3:.1f} | learning rate: "
+            f"1.0E-04 | global batch size: 1 |{shown} loss scale: 1.0 | actual seqlen: 8 | "
+            "number of skipped iterations: 0 | TFLOPs: 1.00 |",
+        ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run the script as a user would: another folder, and no site-packages at all."""
+
+    def execute(vanilla, ours, *options):
+        paths = []
+        for name, content in (("a b.log", vanilla), ("c.log", ours)):
+            path = tmp_path / name
+            if isinstance(content, Path):
+                path = content
+            elif content is not None:
+                path.write_bytes(content if isinstance(content, bytes) else content.encode())
+            paths.append(str(path))
+        command = [sys.executable, "-S", "-E", "-W", "error", str(SCRIPT)]
+        command += ["--vanilla-deepspeed", paths[0], "--deep-optimizer-states", paths[1], *options]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    return execute
+
+
+def test_equal_runs_print_times_then_verdicts_then_the_speed_up(run):
+    done = run(log_text(seconds=0.5), log_text(seconds=0.25, update=50))
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["Interval times from Vanilla Deepspeed:", "Iteration 1: 0.50 seconds"]
+    assert lines[6] == "Interval times from Deep Optimizer States:"
+    assert "Loss, vanilla: trains" in lines
+    assert "Pair: equal (5 losses as printed)" in lines
+    assert "Judged on 5 losses as printed" in lines
+    assert "note" not in done.stdout
+    assert lines[-1] == "speed-up: 1.909x (tolerance 0.001)"
+
+
+def test_json_is_one_object_with_the_promised_keys(run):
+    done = run(log_text(seconds=0.5), log_text(seconds=0.25, update=50), "--json")
+    result = json.loads(done.stdout)
+    assert result["iterations"]["vanilla"] == pytest.approx([0.5, 0.51, 0.52, 0.53, 0.54])
+    assert len(result["iterations"]["deep_optimizer_states"]) == 5
+    assert result["verdict"] == {
+        "vanilla": "trains", "deep_optimizer_states": "trains", "pair": "equal",
+    }  # fmt: skip
+    assert result["ratio"]["iteration"] == pytest.approx(0.525 / 0.275)
+    assert result["ratio"]["forward"] == result["ratio"]["backward"] == 1.0
+    assert result["ratio"]["update"] == 2.0
+    assert result["speedup"] == result["ratio"]["iteration"]
+    assert result["speedup_withheld"] is None
+
+
+@pytest.mark.parametrize(
+    ("losses", "word", "pair", "why"),
+    [
+        ((9.0, math.log(50304)) + (math.log(50304),) * 3, "frozen", "differs", "ln(50304)"),
+        ((9.0, 8.5, None, None, None), "nan", "differs", "nan from iteration 3"),
+        ((9.0, 8.5, 8.25, 8.125, math.nan), "nan", "differs", "nan from iteration 5"),
+        ((9.0, 8.5, 8.3, 8.1, 8.0), "trains", "differs", "differs from iteration 3"),
+        ((9.0, 8.5), "trains", "equal", "1 timed iterations after a warm-up of 1"),
+    ],
+)
+def test_a_speed_up_is_withheld_with_its_reason(run, losses, word, pair, why):
+    result = json.loads(run(log_text(), log_text(losses), "--json").stdout)
+    assert result["verdict"]["deep_optimizer_states"] == word
+    assert result["verdict"]["pair"] == pair
+    assert result["speedup"] is None
+    assert why in result["speedup_withheld"]
+    assert (
+        run(log_text(), log_text(losses)).stdout.splitlines()[-1].startswith("speed-up withheld: ")
+    )
+
+
+def test_tolerance_and_warmup_are_options(run):
+    near = (9.0, 8.5, 8.25, 8.125, 8.0005)
+    assert (
+        json.loads(run(log_text(), log_text(near), "--json").stdout)["verdict"]["pair"] == "close"
+    )
+    strict = run(log_text(), log_text(near), "--json", "--tolerance", "1e-4", "--warmup", "3")
+    result = json.loads(strict.stdout)
+    assert (result["verdict"]["pair"], result["warmup"]) == ("differs", 3)
+    assert result["mean_ms"]["vanilla"]["iteration"] == pytest.approx(535)
+
+
+def test_a_cpu_run_says_that_its_times_are_no_gpus(run):
+    text = "Setting ds_accelerator to cpu (auto detect)\n" + log_text()
+    assert "note: the model ran on a CPU" in run(text, text).stdout
+
+
+def test_a_log_cut_after_some_iterations_is_used_with_a_note(run):
+    text = log_text()
+    done = run(text, text[: text.rindex("lm loss")])
+    assert done.returncode == 0
+    assert "note: 5 and 4 iterations; the 4 that both have were compared" in done.stdout
+    assert "note: ours: the log ends in the middle of a line; its 4 complete" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "no such file"),
+        ("", "is empty"),
+        ("Dear diary,\n", "not a training log"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "not a training log"),
+        (log_text()[:150], "no complete iteration"),
+        ("using world size: 1, data-parallel-size: 1\n", "no complete iteration"),
+    ],
+)
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_log_that_cannot_be_used_is_one_line_and_exit_code_2(run, content, why, side):
+    logs = [log_text(), log_text()]
+    logs[side] = content
+    done = run(*logs, "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert why in done.stderr
+    assert ("a b.log", "c.log")[side] in done.stderr
+
+
+def test_logs_without_a_common_iteration_cannot_be_compared(run):
+    later = log_text().splitlines(keepends=True)[-3:]
+    done = run(log_text((9.0, 8.5)), "".join(later))
+    assert done.returncode == 2
+    assert "no iteration in common" in done.stderr
+
+
+@pytest.mark.parametrize("options", [("--warmup", "-1"), ("--tolerance", "nan"), ("--nonsense",)])
+def test_a_wrong_option_is_exit_code_2_without_a_traceback(run, options):
+    done = run(log_text(), log_text(), *options)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not ARTIFACT.is_dir(), reason="the authors' logs are not here")
+def test_the_authors_sample_pair(run):
+    vanilla, ours = sorted(ARTIFACT.glob("*.log"))
+    result = json.loads(run(vanilla, ours, "--json").stdout)
+    ratios = [f"{result['ratio'][name]:.3f}" for name in ("iteration", "backward", "update")]
+    assert ratios == ["1.392", "3.054", "0.945"]
+    assert result["verdict_detail"]["deep_optimizer_states"]["frozen_at_name"] == "ln(50304)"
+    assert result["speedup"] is None
+    assert "frozen at ln(50304)" in run(vanilla, ours).stdout
