@@ -18,7 +18,7 @@ def fake_trainer(monkeypatch):
     return choose
 
 
-@pytest.fixture(params=["plain", "with space", "it's; \"quoted\" $HOME", "two\nlines"])
+@pytest.fixture(params=["plain", "with space", 'it\'s; "quoted" $HOME', "two\nlines"])
 def odd_dir(request, tmp_path):
     path = tmp_path / request.param
     path.mkdir()
