@@ -14,6 +14,11 @@ pip=("$venv/bin/python" -m pip --disable-pip-version-check install -q)
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
+case $here in
+  *[[:space:]\'\"\$\;\&]*)
+    die "the path '${here%/*}' holds a character that torch's builder of extensions does not quote;" \
+      "move the checkout to a folder without blanks or quotes (results may lie anywhere)" ;;
+esac
 "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' ||
   die "PYTHON=$python is $("$python" -V 2>&1); Python 3.11 to 3.13 is needed: make setup PYTHON=python3.12"
 command -v "${CXX:-c++}" >/dev/null ||
