@@ -37,6 +37,7 @@ fmt: setup ## format the code
 
 golden: setup ## rewrite golden files (review the diff)
 	GOLDEN_REWRITE=1 $(BIN)/pytest -q tests/unit -k golden
+	GOLDEN_REWRITE=1 $(BIN)/pytest -q tests/integration/engine -k table
 
 dataset: setup ## token files of the embedded corpus
 	$(BIN)/python -m dataset prepare

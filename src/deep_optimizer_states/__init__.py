@@ -8,6 +8,7 @@ from deep_optimizer_states.config import Settings
 from deep_optimizer_states.errors import (
     ConfigError,
     DeepOptimizerStatesError,
+    HostMemoryError,
     KernelError,
     PlanError,
     UnsupportedDeepSpeedError,
@@ -18,6 +19,7 @@ from deep_optimizer_states.install import install, uninstall
 __all__ = [
     "ConfigError",
     "DeepOptimizerStatesError",
+    "HostMemoryError",
     "KernelError",
     "PlanError",
     "Settings",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from deep_optimizer_states.errors import ConfigError
@@ -17,7 +17,10 @@ BLOCK = "deep_optimizer_states"
 PAPER_KEYS = ("prefetch_optimizer", "part_grads_async", "prefetch_optimizer_gap")
 """Keys under ``zero_optimization.offload_optimizer`` of configs written for the paper's fork."""
 
-Policy = Literal["all-host", "stride", "all-device"]
+Policy = Literal["all-host", "ratio", "stride", "all-device", "dynamic"]
+
+DEFAULT_TILE_NUMEL = 2**25
+"""32 Mi elements: large enough that issuing a tile costs nothing, small enough for three slots."""
 
 
 class Settings(BaseModel):
@@ -33,10 +36,22 @@ class Settings(BaseModel):
     enabled: bool = False
     """Off: DeepSpeed stays as it is."""
     policy: Policy = "stride"
-    """``all-host``: every subgroup on the CPU; ``stride``: one subgroup in ``stride`` on the GPU;
-    ``all-device``: every subgroup on the GPU."""
+    """``all-host``: every subgroup on the CPU; ``ratio``: the same, but for those resident on the
+    GPU; ``stride``: one subgroup in ``stride`` on the GPU; ``all-device``: every subgroup on the
+    GPU; ``dynamic``: the split is found while the update runs."""
     stride: int = Field(default=2, ge=1)
     """For policy ``stride``: subgroup i is updated on the GPU when (i + 1) is a multiple of it."""
+    ratio: float = Field(default=1.0, ge=0.0, le=1.0)
+    """Share of the optimizer state in host memory, from 0 to 1. The rest stays on the device: as
+    many of the first subgroups as fit into it. Goes with any policy; ``ratio`` needs it below 1."""
+    tile_numel: int = Field(default=DEFAULT_TILE_NUMEL, ge=16, multiple_of=16)
+    """Largest piece of a subgroup that is updated at once, in elements. No result depends on it."""
+
+    @model_validator(mode="after")
+    def _ratio_has_a_meaning(self) -> Self:
+        if self.policy == "ratio" and self.ratio == 1.0:
+            raise ValueError('policy "ratio" needs "ratio" below 1: the share kept in host memory')
+        return self
 
 
 def read_settings(ds_config: Mapping[str, Any]) -> Settings:
@@ -62,7 +77,8 @@ def _explain(item: ErrorDetails) -> str:
         near = difflib.get_close_matches(key, Settings.model_fields, n=1, cutoff=0.3)
         hint = f'did you mean "{near[0]}"? ' if near else ""
         return f'unknown key "{BLOCK}.{key}": {hint}known: {", ".join(Settings.model_fields)}'
-    return f'"{BLOCK}.{key}" = {item["input"]!r}: {item["msg"]}'
+    message = item["msg"].removeprefix("Value error, ")
+    return f'"{BLOCK}.{key}" = {item["input"]!r}: {message}' if key else f'"{BLOCK}": {message}'
 
 
 def translate_paper_keys(ds_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,9 +108,12 @@ def translate_paper_keys(ds_config: Mapping[str, Any]) -> dict[str, Any]:
             f"{{{', '.join(given)}}}; keep one of them"
         )
     kept = {key: value for key, value in offload.items() if key not in PAPER_KEYS}
-    result["zero_optimization"] = {**zero, "offload_optimizer": kept}
+    result["zero_optimization"] = {**zero, "offload_optimizer": kept}  # `kept` may lose its ratio
     block = _block_from_paper_keys(given)
     if block is not None:
+        if kept.get("ratio", 1) != 1:
+            # The paper's TwinFlow share, which stock would update with an optimizer of its own.
+            block["ratio"] = kept.pop("ratio")
         result[BLOCK] = block
     return result
 

@@ -23,3 +23,7 @@ class KernelError(DeepOptimizerStatesError, RuntimeError):
 
 class UpdateError(DeepOptimizerStatesError, RuntimeError):
     """Work on a lane failed or did not end in time; names the lane and the work."""
+
+
+class HostMemoryError(DeepOptimizerStatesError, MemoryError):
+    """Host memory does not suffice for the optimizer state; says how much is needed and free."""

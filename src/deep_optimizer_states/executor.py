@@ -1,16 +1,17 @@
-"""Run a plan on a device: issue each action on its lane, with the waits that make it exact.
+"""Run actions on a device: issue each on its lane, with the waits that make it exact.
 
-[Note: slots] A device subgroup's master weights, moments and gradient live in one of ``NUM_SLOTS``
-device slots while it is stepped. With three, one is prefetched, one stepped and one flushed at the
-same time. A slot is prefetched into again only after its flush.
+[Note: slots] Away from its home, a tile's master weights, moments and gradient live in one of
+``NUM_SLOTS`` device slots while it is stepped. With three, one is prefetched, one stepped and one
+flushed at the same time. A slot is prefetched into again only after its flush.
 
 [Note: staging] The CPU lane writes 16-bit weights into one of two host buffers, so that the next
-subgroup is stepped while the last one's weights are sent.
+tile is stepped while the last one's weights are sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from deep_optimizer_states.device.base import Device, Event, Wait
 from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.kernels.scalars import AdamScalars
+from deep_optimizer_states.kernels.tensors import AdamTensors
 from deep_optimizer_states.plan import Action, Kind, Plan
 
 NUM_SLOTS = 3
@@ -26,25 +28,41 @@ NUM_STAGING_BUFFERS = 2
 
 
 @dataclass(frozen=True)
-class Subgroup:
-    """The tensors of one subgroup, each of shape (numel,).
+class Work:
+    """What stepping one tile needs.
 
     Attributes:
-        master: Master weights, fp32, host.
-        exp_avg, exp_avg_sq: Moments, fp32, host.
-        grad: Summed gradient, fp32, bf16 or fp16, host.
-        weights: The weights the model computes with, on the device.
+        name: Its name in errors.
+        tensors: State and gradient where they live; ``weights`` on the device.
+        scalars: Adam's scalars.
+        tail_start: First element rounded as a tail.
     """
 
-    master: Tensor
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
-    grad: Tensor
-    weights: Tensor
+    name: str
+    tensors: AdamTensors
+    scalars: AdamScalars
+    tail_start: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Buffers an executor allocates, in elements; 0 for none.
+
+    Attributes:
+        slot_numel: Largest tile that passes through a device slot.
+        staging_numel: Largest tile stepped on the CPU.
+        grad_dtype: Type of gradients.
+        weights_dtype: Type of the model's weights.
+    """
+
+    slot_numel: int
+    staging_numel: int
+    grad_dtype: torch.dtype
+    weights_dtype: torch.dtype
 
 
 class _Buffers:
-    """A buffer of one kind, and the event after which it may be filled again."""
+    """Buffers of one kind, and the events that say what may be done with them."""
 
     def __init__(self, tensors: tuple[Tensor, ...]) -> None:
         self.tensors = tensors
@@ -57,46 +75,37 @@ class _Buffers:
 
 
 class Executor:
-    """Runs one plan, once a step.
+    """Runs a step's actions.
 
     Args:
-        plan: What to do to which subgroup.
-        numels: Elements of each subgroup.
-        dtypes: Types of gradients and of the model's weights.
-        device: Where device subgroups are stepped.
+        sizes: What to allocate.
+        device: Where device tiles are stepped.
         host_adam: The CPU lane's kernel.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        numels: Sequence[int],
-        dtypes: tuple[torch.dtype, torch.dtype],
-        device: Device,
-        host_adam: HostAdam,
-    ) -> None:
-        assert plan.num_subgroups == len(numels), (plan.num_subgroups, len(numels))
-        self.plan = plan
+    def __init__(self, sizes: Sizes, device: Device, host_adam: HostAdam) -> None:
         self._device = device
         self._host_adam = host_adam
-        grad_dtype, weights_dtype = dtypes
-        on_device, on_host = plan.device_subgroups, plan.host_subgroups
-        slot_numel = max((numels[idx] for idx in on_device), default=0)
-        slot_dtypes = (torch.float32, torch.float32, torch.float32, grad_dtype)
+        fp32 = torch.float32
         self._slots = [
-            _Buffers(tuple(device.empty_slot(slot_numel, dtype) for dtype in slot_dtypes))
-            for _ in range(min(NUM_SLOTS, len(on_device)))
+            _Buffers(
+                tuple(
+                    device.empty_device(sizes.slot_numel, dtype)
+                    for dtype in (fp32, fp32, fp32, sizes.grad_dtype)
+                )
+            )
+            for _ in range(NUM_SLOTS if sizes.slot_numel else 0)
         ]
-        staging_numel = max((numels[idx] for idx in on_host), default=0)
         self._staging = [
-            _Buffers((device.empty_host(staging_numel, weights_dtype),))
-            for _ in range(min(NUM_STAGING_BUFFERS, len(on_host)))
+            _Buffers((device.empty_host(sizes.staging_numel, sizes.weights_dtype),))
+            for _ in range(NUM_STAGING_BUFFERS if sizes.staging_numel else 0)
         ]
-        self._slot_of = {idx: self._slots[n % NUM_SLOTS] for n, idx in enumerate(on_device)}
-        self._staging_of = {
-            idx: self._staging[n % NUM_STAGING_BUFFERS] for n, idx in enumerate(on_host)
-        }
-        self._issue: dict[Kind, Callable[[int, Subgroup, AdamScalars], None]] = {
+        self._next_slot = itertools.cycle(self._slots)
+        self._next_staging = itertools.cycle(self._staging)
+        self._upcoming = next(self._next_slot, None)
+        self._held: dict[int, _Buffers] = {}
+        self.last_plan = Plan(0, ())
+        self._issue: dict[Kind, Callable[[int, Work], None]] = {
             Kind.PREFETCH: self._prefetch,
             Kind.DEVICE_STEP: self._device_step,
             Kind.STATE_FLUSH: self._state_flush,
@@ -109,82 +118,87 @@ class Executor:
         """Device memory of all slots, in bytes."""
         return sum(tensor.nbytes for slot in self._slots for tensor in slot.tensors)
 
-    def run(self, subgroups: Sequence[Subgroup], scalars: Sequence[AdamScalars]) -> None:
-        """Update every subgroup; returns when all state and weights are in place.
+    def is_slot_free(self) -> bool:
+        """Whether a prefetch could begin now, without waiting for a flush."""
+        slot = self._upcoming
+        return slot is not None and (slot.free is None or slot.free.reached())
+
+    def run(self, work: Sequence[Work], actions: Iterable[Action]) -> None:
+        """Update every tile; returns when all state and weights are in place.
 
         Args:
-            subgroups: Tensors of each subgroup, by index.
-            scalars: Adam's scalars of each subgroup, by index.
+            work: What each tile needs, by index.
+            actions: What to do, in order; may be decided while it runs. ``last_plan`` holds it
+                afterwards.
 
         Raises:
+            PlanError: The actions do not step every tile once.
             UpdateError: Work on a lane failed or did not end in time.
         """
-        # Weights are still being read by what the caller has queued (backward, all-gathers).
+        # Weights are still being read by what the caller has queued (backward, all-gathers); slots
+        # may be memory that it used before.
         caller = self._device.record_caller()
-        for lane in (self._device.compute, self._device.weights):
+        for lane in (self._device.h2d, self._device.compute, self._device.weights):
             lane.wait(caller, Wait.WEIGHTS_IDLE)
-        # Gradients reach host memory on a lane of their own; both Adams read them from there.
+        # Gradients reach their homes on a lane of their own; both Adams read them from there.
         self._device.host_waits(self._device.grads.record(), Wait.GRADS_FLUSHED)
-        for action in self.plan.actions:
-            self._run_action(action, subgroups, scalars)
+        done = []
+        for action in actions:
+            self._issue[action.kind](action.tile, work[action.tile])
+            done.append(action)
         self._device.synchronize()
+        self.last_plan = Plan(len(work), tuple(done))
 
-    def _run_action(
-        self, action: Action, subgroups: Sequence[Subgroup], scalars: Sequence[AdamScalars]
-    ) -> None:
-        idx = action.subgroup
-        self._issue[action.kind](idx, subgroups[idx], scalars[idx])
-
-    def _prefetch(self, idx: int, subgroup: Subgroup, scalars: AdamScalars) -> None:
-        slot, lane = self._slot_of[idx], self._device.h2d
+    def _prefetch(self, tile: int, work: Work) -> None:
+        slot, lane = self._upcoming, self._device.h2d
+        assert slot is not None, "no slot was allocated"
+        self._upcoming = next(self._next_slot)
+        self._held[tile] = slot
         if slot.free is not None:  # see [Note: slots]
             lane.wait(slot.free, Wait.SLOT_FREE)
-        sources = (subgroup.master, subgroup.exp_avg, subgroup.exp_avg_sq, subgroup.grad)
-        targets = slot.views(subgroup.master.numel())
-        lane.submit(f"prefetch of subgroup {idx}", lambda: copy_all(targets, sources))
+        targets = slot.views(work.tensors.numel)
+        sources = (*work.tensors.state, work.tensors.grad)
+        lane.submit(f"prefetch of {work.name}", lambda: copy_all(targets, sources))
         slot.filled = lane.record()
 
-    def _device_step(self, idx: int, subgroup: Subgroup, scalars: AdamScalars) -> None:
-        slot, lane = self._slot_of[idx], self._device.compute
-        assert slot.filled is not None, idx
-        lane.wait(slot.filled, Wait.PREFETCHED)
-        master, exp_avg, exp_avg_sq, grad = slot.views(subgroup.master.numel())
-        weights = subgroup.weights
+    def _device_step(self, tile: int, work: Work) -> None:
+        slot, lane = self._held.get(tile), self._device.compute
+        tensors = work.tensors
+        if slot is not None:
+            assert slot.filled is not None, tile
+            lane.wait(slot.filled, Wait.PREFETCHED)
+            master, exp_avg, exp_avg_sq, grad = slot.views(tensors.numel)
+            tensors = AdamTensors(master, exp_avg, exp_avg_sq, grad, tensors.weights)
         lane.submit(
-            f"step of subgroup {idx}",
-            lambda: self._device.adam(master, (exp_avg, exp_avg_sq), grad, weights, scalars),
+            f"step of {work.name}",
+            lambda: self._device.adam(tensors, work.scalars, work.tail_start),
         )
-        slot.stepped = lane.record()
+        if slot is not None:
+            slot.stepped = lane.record()
 
-    def _state_flush(self, idx: int, subgroup: Subgroup, scalars: AdamScalars) -> None:
-        slot, lane = self._slot_of[idx], self._device.d2h
-        assert slot.stepped is not None, idx
+    def _state_flush(self, tile: int, work: Work) -> None:
+        slot, lane = self._held.pop(tile), self._device.d2h
+        assert slot.stepped is not None, tile
         lane.wait(slot.stepped, Wait.STEPPED)
-        sources = slot.views(subgroup.master.numel())[:3]
-        targets = (subgroup.master, subgroup.exp_avg, subgroup.exp_avg_sq)
-        lane.submit(f"state flush of subgroup {idx}", lambda: copy_all(targets, sources))
+        sources = slot.views(work.tensors.numel)[:3]
+        targets = work.tensors.state
+        lane.submit(f"state flush of {work.name}", lambda: copy_all(targets, sources))
         self._device.release_slot(slot.tensors)
         slot.free = lane.record()
 
-    def _host_step(self, idx: int, subgroup: Subgroup, scalars: AdamScalars) -> None:
-        staging = self._staging_of[idx]
+    def _host_step(self, tile: int, work: Work) -> None:
+        staging = next(self._next_staging)
+        self._held[tile] = staging
         if staging.free is not None:  # see [Note: staging]
             self._device.host_waits(staging.free, Wait.STAGING_FREE)
-        (staged,) = staging.views(subgroup.master.numel())
-        self._host_adam.step(
-            subgroup.master,
-            (subgroup.exp_avg, subgroup.exp_avg_sq),
-            subgroup.grad,
-            staged,
-            scalars,
-            torch.get_num_threads(),
-        )
+        (staged,) = staging.views(work.tensors.numel)
+        tensors = AdamTensors(*work.tensors.state, work.tensors.grad, staged)
+        self._host_adam.step(tensors, work.scalars, work.tail_start, torch.get_num_threads())
 
-    def _send_weights(self, idx: int, subgroup: Subgroup, scalars: AdamScalars) -> None:
-        staging, lane = self._staging_of[idx], self._device.weights
-        (staged,) = staging.views(subgroup.master.numel())
-        target = subgroup.weights
-        lane.submit(f"weights of subgroup {idx}", lambda: copy_all((target,), (staged,)))
+    def _send_weights(self, tile: int, work: Work) -> None:
+        staging, lane = self._held.pop(tile), self._device.weights
+        staged, target = staging.views(work.tensors.numel), (work.tensors.weights,)
+        lane.submit(f"weights of {work.name}", lambda: copy_all(target, staged))
         staging.free = lane.record()
 
 

@@ -61,7 +61,7 @@ def _initialize_params(original: Any, config: Any, param_dict: dict[str, Any]) -
 
 
 def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any:
-    settings: Settings = engine._config.deep_optimizer_states
+    settings: Settings = getattr(engine._config, BLOCK, Settings())
     if not settings.enabled:
         return original(engine, optimizer)
     from deepspeed.ops.adam import DeepSpeedCPUAdam
@@ -119,6 +119,11 @@ def check_supported(config: Any) -> None:
             config.float16_config.fp16_master_weights_and_grads,
             "fp16_master_weights_and_grads = true",
             "take it out: master weights are fp32",
+        ),
+        (
+            bool(getattr(config.compile_config, "deepcompile", False)),
+            "compile.deepcompile = true",
+            "take it out: it bypasses the gradient path",
         ),
         (
             config.bfloat16_config.bf16_master_weights_and_grads,

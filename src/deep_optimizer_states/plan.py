@@ -1,23 +1,28 @@
-"""The update phase as data: which lane does what to which subgroup, in issue order.
+"""The update phase as data: which lane does what to which tile, in issue order.
 
-Needs neither torch nor DeepSpeed. A plan has a text form, so that a schedule can be read,
+Needs neither torch nor DeepSpeed. A *tile* is a run of elements of one subgroup: Adam works element
+by element, so subgroups, which DeepSpeed makes uneven, are cut into tiles of bounded size without
+touching how state is stored or saved. A plan has a text form, so that a schedule can be read,
 compared and reviewed::
 
-    1H2D 1GPU 1D2H 0CPU 0WTS 2CPU 2WTS
+    0GPU 2H2D 2GPU 2D2H 1CPU 1WTS 3CPU 3WTS
 
-Subgroup 1 goes to the device (prefetch of its state, step, flush of its state), 0 and 2 are
-stepped on the CPU and their 16-bit weights sent after.
+The state of tile 0 lives on the device and is stepped there. Tile 2 goes to the device and back
+(prefetch of its state, step, flush of its state). Tiles 1 and 3 are stepped on the CPU and their
+16-bit weights sent after.
 """
 
 from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from deep_optimizer_states.errors import PlanError
+
+TILE_ALIGNMENT = 16
+"""Tiles begin at multiples of this: a full vector of DeepSpeed's kernel never spans two tiles."""
 
 
 class Kind(enum.StrEnum):
@@ -26,7 +31,7 @@ class Kind(enum.StrEnum):
     PREFETCH = "H2D"
     """Copy master weights, moments and gradient into a device slot."""
     DEVICE_STEP = "GPU"
-    """Adam on the slot; writes the subgroup's 16-bit weights on the device."""
+    """Adam on the device; writes the tile's 16-bit weights there."""
     STATE_FLUSH = "D2H"
     """Copy master weights and moments back to host memory; frees the slot."""
     HOST_STEP = "CPU"
@@ -37,17 +42,27 @@ class Kind(enum.StrEnum):
 
 DEVICE_CHAIN = (Kind.PREFETCH, Kind.DEVICE_STEP, Kind.STATE_FLUSH)
 HOST_CHAIN = (Kind.HOST_STEP, Kind.WEIGHTS)
+RESIDENT_CHAIN = (Kind.DEVICE_STEP,)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Elements ``start`` to ``start + numel`` of one subgroup."""
+
+    subgroup: int
+    start: int
+    numel: int
 
 
 @dataclass(frozen=True)
 class Action:
-    """One piece of work on one subgroup."""
+    """One piece of work on one tile."""
 
-    subgroup: int
+    tile: int
     kind: Kind
 
     def __str__(self) -> str:
-        return f"{self.subgroup}{self.kind.value}"
+        return f"{self.tile}{self.kind.value}"
 
 
 @dataclass(frozen=True)
@@ -55,40 +70,50 @@ class Plan:
     """Actions in issue order; those of one lane run in that order.
 
     Args:
-        num_subgroups: Subgroups this rank owns.
+        num_tiles: Tiles this rank owns.
         actions: The work, in issue order.
 
     Raises:
-        PlanError: A subgroup is stepped never or twice, its chain is incomplete or out of order,
-            or an action names a subgroup that is not there.
+        PlanError: A tile is stepped never or twice, its chain is incomplete or out of order, or an
+            action names a tile that is not there.
     """
 
-    num_subgroups: int
+    num_tiles: int
     actions: tuple[Action, ...]
 
     def __post_init__(self) -> None:
-        chains: dict[int, list[Kind]] = {idx: [] for idx in range(self.num_subgroups)}
+        chains: dict[int, list[Kind]] = {idx: [] for idx in range(self.num_tiles)}
         for action in self.actions:
-            if action.subgroup not in chains:
-                raise PlanError(f"{action}: there are only {self.num_subgroups} subgroups")
-            chains[action.subgroup].append(action.kind)
-        for subgroup, kinds in chains.items():
-            if tuple(kinds) not in (DEVICE_CHAIN, HOST_CHAIN):
-                got = " ".join(f"{subgroup}{kind.value}" for kind in kinds) or "nothing"
+            if action.tile not in chains:
+                raise PlanError(f"{action}: there are only {self.num_tiles} tiles")
+            chains[action.tile].append(action.kind)
+        for tile, kinds in chains.items():
+            if tuple(kinds) not in (DEVICE_CHAIN, HOST_CHAIN, RESIDENT_CHAIN):
+                got = " ".join(f"{tile}{kind.value}" for kind in kinds) or "nothing"
                 raise PlanError(
-                    f"subgroup {subgroup} gets '{got}': it needs H2D GPU D2H, or CPU WTS, "
+                    f"tile {tile} gets '{got}': it needs H2D GPU D2H, or CPU WTS, or GPU alone, "
                     "once and in that order"
                 )
 
     @property
-    def device_subgroups(self) -> tuple[int, ...]:
-        """Subgroups stepped on the device, in the order they get a slot."""
-        return tuple(a.subgroup for a in self.actions if a.kind is Kind.PREFETCH)
+    def device_tiles(self) -> tuple[int, ...]:
+        """Tiles that pass through a slot, in the order they get one."""
+        return tuple(a.tile for a in self.actions if a.kind is Kind.PREFETCH)
 
     @property
-    def host_subgroups(self) -> tuple[int, ...]:
-        """Subgroups stepped on the CPU, in that order."""
-        return tuple(a.subgroup for a in self.actions if a.kind is Kind.HOST_STEP)
+    def host_tiles(self) -> tuple[int, ...]:
+        """Tiles stepped on the CPU, in that order."""
+        return tuple(a.tile for a in self.actions if a.kind is Kind.HOST_STEP)
+
+    @property
+    def resident_tiles(self) -> tuple[int, ...]:
+        """Tiles whose state lives on the device."""
+        through_slots = set(self.device_tiles)
+        return tuple(
+            a.tile
+            for a in self.actions
+            if a.kind is Kind.DEVICE_STEP and a.tile not in through_slots
+        )
 
     def __str__(self) -> str:
         return " ".join(map(str, self.actions))
@@ -98,46 +123,88 @@ class Plan:
         """Read the text form.
 
         Raises:
-            PlanError: A word is not ``<subgroup><kind>``, or the plan is not valid.
+            PlanError: A word is not ``<tile><kind>``, or the plan is not valid.
         """
         actions = []
         for word in text.split():
             match = re.fullmatch(r"(\d+)([A-Z0-9]{3})", word)
             if match is None or match[2] not in {kind.value for kind in Kind}:
                 kinds = ", ".join(kind.value for kind in Kind)
-                raise PlanError(f"'{word}': an action is a subgroup and one of {kinds}, as in 0CPU")
+                raise PlanError(f"'{word}': an action is a tile and one of {kinds}, as in 0CPU")
             actions.append(Action(int(match[1]), Kind(match[2])))
-        subgroups = {action.subgroup for action in actions}
-        return cls(max(subgroups, default=-1) + 1, tuple(actions))
+        return cls(max((action.tile for action in actions), default=-1) + 1, tuple(actions))
+
+
+def cut_into_tiles(numels: Sequence[int], tile_numel: int) -> tuple[Tile, ...]:
+    """Cut every subgroup into tiles of at most ``tile_numel`` elements, in order.
+
+    Args:
+        numels: Elements of each subgroup; an empty one gets no tile.
+        tile_numel: Largest tile, a positive multiple of ``TILE_ALIGNMENT``.
+
+    Raises:
+        PlanError: ``tile_numel`` is not such a multiple.
+    """
+    if tile_numel < TILE_ALIGNMENT or tile_numel % TILE_ALIGNMENT:
+        raise PlanError(f"tile_numel {tile_numel} must be a positive multiple of {TILE_ALIGNMENT}")
+    return tuple(
+        Tile(subgroup, start, min(tile_numel, numel - start))
+        for subgroup, numel in enumerate(numels)
+        for start in range(0, numel, tile_numel)
+    )
 
 
 def choose_device_subgroups(num_subgroups: int, policy: str, stride: int) -> frozenset[int]:
-    """Subgroups that the policy updates on the device.
+    """Subgroups that a fixed policy updates on the device.
 
     Args:
         num_subgroups: Subgroups this rank owns, at least 0.
-        policy: ``all-host``, ``stride`` or ``all-device``.
+        policy: ``all-host``, ``ratio`` (whose device share is resident), ``stride`` or
+            ``all-device``.
         stride: For ``stride``: subgroup i goes to the device when (i + 1) is a multiple of it.
 
     Raises:
         PlanError: Unknown policy or stride below 1.
     """
-    if policy == "all-host":
+    if policy in ("all-host", "ratio"):
         return frozenset()
     if policy == "all-device":
         return frozenset(range(num_subgroups))
     if policy != "stride":
-        raise PlanError(f"policy '{policy}' is not one of all-host, stride, all-device")
+        raise PlanError(f"policy '{policy}' is not one of all-host, ratio, stride, all-device")
     if stride < 1:
         raise PlanError(f"stride {stride} must be at least 1")
     return frozenset(range(stride - 1, num_subgroups, stride))
 
 
-def build_plan(num_subgroups: int, device_subgroups: Iterable[int]) -> Plan:
-    """Order one rank's update phase so that the device chain hides behind the CPU's steps.
+def choose_resident_subgroups(numels: Sequence[int], ratio: float) -> frozenset[int]:
+    """Leading subgroups whose state stays on the device.
 
-    The whole device chain is issued first: issuing takes no time, and its lanes order themselves
-    by events (a slot is prefetched again only after its flush). The CPU steps follow, and run
+    Args:
+        numels: Elements of each subgroup.
+        ratio: Share of the optimizer state in host memory, from 0 to 1; the resident subgroups are
+            as many of the first as fit into the rest.
+
+    Raises:
+        PlanError: ``ratio`` is not between 0 and 1.
+    """
+    if not 0.0 <= ratio <= 1.0:
+        raise PlanError(f"ratio {ratio} must be between 0 and 1")
+    room = (1.0 - ratio) * sum(numels) + 0.5  # half an element: rounding must not cost a subgroup
+    chosen = set()
+    for subgroup, numel in enumerate(numels):
+        room -= numel
+        if room < 0:
+            break
+        chosen.add(subgroup)
+    return frozenset(chosen)
+
+
+def build_plan(num_tiles: int, device: Iterable[int] = (), resident: Iterable[int] = ()) -> Plan:
+    """Order one rank's update phase so that the device's work hides behind the CPU's.
+
+    Everything for the device is issued first: issuing takes no time, and its lanes order themselves
+    by events (a slot is prefetched again only after its flush). The CPU's steps follow, and run
     while the device works::
 
         H2D  |-1-|-3-|        |-5-|
@@ -147,17 +214,45 @@ def build_plan(num_subgroups: int, device_subgroups: Iterable[int]) -> Plan:
         WTS          |0|     |2|     |4|
 
     Args:
-        num_subgroups: Subgroups this rank owns.
-        device_subgroups: Those to step on the device.
+        num_tiles: Tiles this rank owns.
+        device: Tiles to send through a slot.
+        resident: Tiles whose state is on the device already.
 
     Raises:
-        PlanError: A device subgroup is out of range.
+        PlanError: A tile is out of range.
     """
-    on_device = sorted(set(device_subgroups))
-    on_host = [idx for idx in range(num_subgroups) if idx not in set(on_device)]
-    actions = [Action(idx, kind) for idx in on_device for kind in DEVICE_CHAIN]
-    actions += [Action(idx, kind) for idx in on_host for kind in HOST_CHAIN]
-    return Plan(num_subgroups, tuple(actions))
+    through_slots, staying = set(device) - set(resident), set(resident)
+    actions = [Action(tile, kind) for tile in sorted(staying) for kind in RESIDENT_CHAIN]
+    actions += [Action(tile, kind) for tile in sorted(through_slots) for kind in DEVICE_CHAIN]
+    rest = (tile for tile in range(num_tiles) if tile not in through_slots | staying)
+    actions += [Action(tile, kind) for tile in rest for kind in HOST_CHAIN]
+    return Plan(num_tiles, tuple(actions))
+
+
+def share_at_run_time(
+    tiles: Sequence[int], is_slot_free: Callable[[], bool]
+) -> Iterator[tuple[int, tuple[Kind, ...]]]:
+    """Share tiles between device and CPU while they run, from the two ends of one list.
+
+    The device takes from the head whenever it has a free slot, the CPU from the tail. Neither waits
+    for the other, whatever their rates; the split is where they meet.
+
+    Args:
+        tiles: Tiles in the order the device should take them.
+        is_slot_free: Whether a prefetch could begin now.
+
+    Yields:
+        A tile and its chain of actions. The CPU's chain is yielded only when no slot is free, and
+        its step has run when the next item is asked for.
+    """
+    head, tail = 0, len(tiles)
+    while head < tail:
+        if is_slot_free():
+            yield tiles[head], DEVICE_CHAIN
+            head += 1
+        else:
+            tail -= 1
+            yield tiles[tail], HOST_CHAIN
 
 
 def subgroup_offsets(numels: Sequence[int]) -> list[int]:
@@ -165,5 +260,4 @@ def subgroup_offsets(numels: Sequence[int]) -> list[int]:
     offsets = [0]
     for numel in numels:
         offsets.append(offsets[-1] + numel)
-    assert all(a <= b for a, b in pairwise(offsets)), numels
     return offsets[:-1]

@@ -5,6 +5,7 @@ import torch
 
 from deep_optimizer_states.kernels.host import HostAdam, Tail
 from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
+from deep_optimizer_states.kernels.tensors import AdamTensors
 
 pytestmark = pytest.mark.gpu
 
@@ -27,9 +28,9 @@ def test_device_kernel_has_the_bits_of_the_host_kernel(numel, grad_dtype, decoup
     for step in range(1, 30):
         grad = torch.randn(numel, generator=generator).to(grad_dtype)
         scalars = adam_scalars(group, powers.at(step, group["betas"]), 0.37, decoupled)
-        HostAdam(tail).step(host[0], (host[1], host[2]), grad, weights, scalars, num_threads=4)
-        TritonAdam(tail).step(
-            device[0], (device[1], device[2]), grad.cuda(), device_weights, scalars
-        )
+        tail_start = tail.start(numel)
+        HostAdam(mode).step(AdamTensors(*host, grad, weights), scalars, tail_start, num_threads=4)
+        on_device = AdamTensors(*device, grad.cuda(), device_weights)
+        TritonAdam(mode).step(on_device, scalars, tail_start)
     for ours, theirs in zip([*device, device_weights], [*host, weights], strict=True):
         assert torch.equal(ours.cpu(), theirs)

@@ -8,6 +8,7 @@ once; only ``synchronize`` blocks the caller.
 from __future__ import annotations
 
 import abc
+import collections
 import enum
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from deep_optimizer_states.kernels.scalars import AdamScalars
+from deep_optimizer_states.kernels.tensors import AdamTensors
 
 WAIT_TIMEOUT_S = 600.0
 """Bound of every blocking wait, in seconds; far above any update, far below forever."""
@@ -36,6 +38,9 @@ class Wait(enum.StrEnum):
 
 class Event(Protocol):
     """A point in a lane's work that other lanes, or the host, can wait for."""
+
+    def reached(self) -> bool:
+        """Whether the point is reached, without waiting."""
 
     def synchronize(self) -> None:
         """Block the caller until the point is reached.
@@ -66,6 +71,28 @@ class Lane(Protocol):
         """An event reached when everything submitted so far is done."""
 
 
+class PendingBytes:
+    """Keeps the memory of copies in flight bounded: past the bound, the oldest is waited for.
+
+    Args:
+        limit: Bytes that may be in flight.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._bytes = 0
+        self._events: collections.deque[tuple[Event, int]] = collections.deque()
+
+    def add(self, event: Event, num_bytes: int) -> None:
+        """Count a copy that ends at ``event``; blocks while too many are in flight."""
+        self._events.append((event, num_bytes))
+        self._bytes += num_bytes
+        while self._events and (self._bytes > self._limit or self._events[0][0].reached()):
+            oldest, size = self._events.popleft()
+            oldest.synchronize()
+            self._bytes -= size
+
+
 class Device(abc.ABC):
     """A device with five lanes. Host memory it hands out is page-locked where that means something.
 
@@ -93,8 +120,8 @@ class Device(abc.ABC):
         """Host memory for copies that overlap, shape (numel,), uninitialised."""
 
     @abc.abstractmethod
-    def empty_slot(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Device memory for one subgroup's tensor, shape (numel,), uninitialised."""
+    def empty_device(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Device memory, shape (numel,), uninitialised."""
 
     @abc.abstractmethod
     def release_slot(self, tensors: Sequence[Tensor]) -> None:
@@ -113,15 +140,14 @@ class Device(abc.ABC):
         """Block the host until ``event``."""
 
     @abc.abstractmethod
-    def adam(
-        self,
-        master: Tensor,  # (numel,) fp32 slot, updated in place
-        moments: tuple[Tensor, Tensor],  # (numel,) fp32 slots, updated in place
-        grad: Tensor,  # (numel,) fp32, bf16 or fp16 slot, read only
-        weights: Tensor,  # (numel,) fp32, bf16 or fp16 on the device, written
-        scalars: AdamScalars,
-    ) -> None:
-        """Adam with the bits of the host kernel; runs as work of the ``compute`` lane."""
+    def adam(self, tensors: AdamTensors, scalars: AdamScalars, tail_start: int) -> None:
+        """Adam with the bits of the host kernel; runs as work of the ``compute`` lane.
+
+        Args:
+            tensors: What to update, on the device.
+            scalars: Adam's scalars.
+            tail_start: First element rounded as a tail; ``numel`` if none is.
+        """
 
     def synchronize(self) -> None:
         """Block until every lane is idle.

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import mmap
 import time
+import warnings
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, SupportsInt
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,8 +16,11 @@ from typing_extensions import override
 
 from deep_optimizer_states.device.base import WAIT_TIMEOUT_S, Device, Event, Wait
 from deep_optimizer_states.errors import UpdateError
-from deep_optimizer_states.kernels.host import Tail
 from deep_optimizer_states.kernels.scalars import AdamScalars
+from deep_optimizer_states.kernels.tensors import AdamTensors
+
+if TYPE_CHECKING:
+    from deep_optimizer_states.kernels.triton_adam import TritonAdam
 
 _POLL_S = 0.0005
 
@@ -28,13 +33,18 @@ class _StreamEvent:
         self.cuda.record(stream)
         self._where = where
 
+    def reached(self) -> bool:
+        return bool(self.cuda.query())
+
     def synchronize(self) -> None:
         deadline = time.monotonic() + WAIT_TIMEOUT_S
         try:
-            while not self.cuda.query():
+            while not self.reached():
                 if time.monotonic() > deadline:
                     raise UpdateError(f"waited {WAIT_TIMEOUT_S:g} s for {self._where}")
                 time.sleep(_POLL_S)
+        except UpdateError:
+            raise
         except RuntimeError as error:
             raise UpdateError(f"{self._where}: {error}") from error
 
@@ -70,15 +80,13 @@ class CudaDevice(Device):
     """Five streams of the current CUDA device.
 
     Args:
-        tail: How DeepSpeed's host kernel rounds the last elements; the device repeats it.
+        tail_mode: How DeepSpeed's host kernel rounds the last elements; the device repeats it.
     """
 
-    def __init__(self, tail: Tail) -> None:
-        from deep_optimizer_states.kernels.triton_adam import TritonAdam
-
+    def __init__(self, tail_mode: int) -> None:
         self._device = torch.device("cuda", torch.cuda.current_device())
-        self._adam = TritonAdam(tail)
-        self._pinned: list[Tensor] = []
+        self._tail_mode = tail_mode
+        self._locked: list[weakref.finalize[..., Any]] = []
         self.h2d, self.compute, self.d2h, self.weights, self.grads = (
             _StreamLane(name, self._device) for name in ("H2D", "GPU", "D2H", "weights", "grads")
         )
@@ -91,12 +99,21 @@ class CudaDevice(Device):
         # of our own, because a page cannot be locked twice for two tensors that share it.
         pages = mmap.mmap(-1, -(-numel * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE)
         tensor = torch.frombuffer(pages, dtype=dtype, count=numel)
-        _check(_cudart().cudaHostRegister(tensor.data_ptr(), len(pages), 0), "lock")
-        self._pinned.append(tensor)
+        status = int(_cudart().cudaHostRegister(tensor.data_ptr(), len(pages), 0))
+        if status == 0:
+            # Also when the pages go away without close(): a later mapping may get their address.
+            unlock = weakref.finalize(pages, _unlock, tensor.data_ptr())
+            self._locked.append(unlock)
+        else:
+            warnings.warn(
+                f"CUDA could not page-lock {len(pages)} bytes of host memory (error {status}); "
+                "copies of it will not overlap with anything. See `ulimit -l` and the free memory",
+                stacklevel=2,
+            )
         return tensor
 
     @override
-    def empty_slot(self, numel: int, dtype: torch.dtype) -> Tensor:
+    def empty_device(self, numel: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(numel, dtype=dtype, device=self._device)
 
     @override
@@ -117,22 +134,24 @@ class CudaDevice(Device):
         event.synchronize()
 
     @override
-    def adam(
-        self,
-        master: Tensor,
-        moments: tuple[Tensor, Tensor],
-        grad: Tensor,
-        weights: Tensor,
-        scalars: AdamScalars,
-    ) -> None:
-        self._adam.step(master, moments, grad, weights, scalars)
+    def adam(self, tensors: AdamTensors, scalars: AdamScalars, tail_start: int) -> None:
+        self._adam.step(tensors, scalars, tail_start)
+
+    @functools.cached_property
+    def _adam(self) -> TritonAdam:
+        # Only when the device steps something: Triton may be missing where it never does.
+        from deep_optimizer_states.kernels.triton_adam import TritonAdam
+
+        return TritonAdam(self._tail_mode)
 
     @override
     def close(self) -> None:
-        torch.cuda.synchronize(self._device)
-        for tensor in self._pinned:
-            _check(_cudart().cudaHostUnregister(tensor.data_ptr()), "unlock")
-        self._pinned.clear()
+        try:
+            torch.cuda.synchronize(self._device)
+        finally:
+            for unlock in self._locked:
+                unlock()
+            self._locked.clear()
 
 
 @functools.cache
@@ -140,9 +159,6 @@ def _cudart() -> Any:  # noqa: ANN401 - a C module without types
     return torch.cuda.cudart()
 
 
-def _check(status: SupportsInt, verb: str) -> None:
-    if int(status) != 0:
-        raise UpdateError(
-            f"CUDA could not {verb} pages of host memory (error {int(status)}); "
-            "see `ulimit -l` and the free host memory"
-        )
+def _unlock(address: int) -> None:
+    # The status is not looked at: after a CUDA failure everything fails, and pages still go away.
+    _cudart().cudaHostUnregister(address)

@@ -22,6 +22,7 @@ from deep_optimizer_states.device.base import WAIT_TIMEOUT_S, Device, Event, Lan
 from deep_optimizer_states.errors import UpdateError
 from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.kernels.scalars import AdamScalars
+from deep_optimizer_states.kernels.tensors import AdamTensors
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,9 @@ class _ThreadEvent:
         self._failure = failure
         self._reached.set()
 
+    def reached(self) -> bool:
+        return self._reached.is_set()
+
     def synchronize(self) -> None:
         if not self._reached.wait(self._timeout_s):
             raise UpdateError(f"waited {self._timeout_s:g} s for {self._where}")
@@ -71,12 +75,14 @@ class _ThreadLane:
         self._queue: queue.SimpleQueue[tuple[str, Callable[[], None]] | None] = queue.SimpleQueue()
         self._failure: UpdateError | None = None
         self._last = "nothing yet"
+        self._is_closed = False
         self._thread = threading.Thread(
             target=self._run, name=f"deep_optimizer_states/{name}", daemon=True
         )
         self._thread.start()
 
     def submit(self, what: str, work: Callable[[], None], uses: Sequence[Tensor] = ()) -> None:
+        self._require_open(what)
         self._last = what
         self._queue.put((what, work))
 
@@ -85,13 +91,19 @@ class _ThreadLane:
             self._queue.put((f"wait: {why}", event.synchronize))
 
     def record(self) -> Event:
+        self._require_open("an event")
         event = _ThreadEvent(self.name, self._last, self._faults.timeout_s)
         self._queue.put(("", lambda: event.reach(self._failure)))
         return event
 
     def close(self) -> None:
+        self._is_closed = True
         self._queue.put(None)
         self._thread.join(self._faults.timeout_s)
+
+    def _require_open(self, what: str) -> None:
+        if self._is_closed:
+            raise UpdateError(f"lane {self.name} was closed before {what}; the engine is destroyed")
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -115,6 +127,9 @@ class _ThreadLane:
 
 class _Done:
     """An event already reached: the caller's own work here is synchronous."""
+
+    def reached(self) -> bool:
+        return True
 
     def synchronize(self) -> None:
         return
@@ -146,7 +161,7 @@ class EmulatedDevice(Device):
         return torch.empty(numel, dtype=dtype)
 
     @override
-    def empty_slot(self, numel: int, dtype: torch.dtype) -> Tensor:
+    def empty_device(self, numel: int, dtype: torch.dtype) -> Tensor:
         return torch.full((numel,), torch.nan, dtype=dtype)
 
     @override
@@ -171,16 +186,9 @@ class EmulatedDevice(Device):
             event.synchronize()
 
     @override
-    def adam(
-        self,
-        master: Tensor,
-        moments: tuple[Tensor, Tensor],
-        grad: Tensor,
-        weights: Tensor,
-        scalars: AdamScalars,
-    ) -> None:
+    def adam(self, tensors: AdamTensors, scalars: AdamScalars, tail_start: int) -> None:
         # One thread: a second team of OpenMP threads would fight the CPU lane's for the cores.
-        self._adam.step(master, moments, grad, weights, scalars, num_threads=1)
+        self._adam.step(tensors, scalars, tail_start, num_threads=1)
 
     @override
     def close(self) -> None:

@@ -16,6 +16,7 @@ import torch
 from deep_optimizer_states.errors import KernelError
 from deep_optimizer_states.kernels.host import HostAdam, Tail
 from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
+from deep_optimizer_states.kernels.tensors import AdamTensors
 
 _NUMEL = 16 * 512 + 15  # every vector width up to 16 leaves a tail
 _STEPS = 3
@@ -69,9 +70,11 @@ def _run_ours(
 ) -> list[torch.Tensor]:
     master, *grads = inputs
     state = [master.clone(), torch.zeros(_NUMEL), torch.zeros(_NUMEL)]
+    weights = torch.empty(_NUMEL)
     powers = BetaPowers(group["betas"])
-    adam = HostAdam(tail)
+    adam = HostAdam(tail.mode)
     for step, grad in enumerate(grads, start=1):
         scalars = adam_scalars(group, powers.at(step, group["betas"]), 1.0, decoupled)
-        adam.step(state[0], (state[1], state[2]), grad, None, scalars, num_threads=1)
+        tensors = AdamTensors(state[0], state[1], state[2], grad, weights)
+        adam.step(tensors, scalars, tail.start(_NUMEL), num_threads=1)
     return state

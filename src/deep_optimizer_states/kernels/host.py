@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from deep_optimizer_states.errors import KernelError
 from deep_optimizer_states.kernels.scalars import AdamScalars
+from deep_optimizer_states.kernels.tensors import AdamTensors
 
 _SOURCE = Path(__file__).with_name("host_adam.cpp")
 _FLAGS = (
@@ -26,7 +26,7 @@ _FLAGS = (
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 )
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_NO_WEIGHTS = 3
+_NARROW = ("grad", "weights")
 
 
 @dataclass(frozen=True)
@@ -50,58 +50,55 @@ class HostAdam:
     """Adam on host tensors, one pass: gradient in, state updated, 16-bit weights out.
 
     Args:
-        tail: How the last elements of a subgroup are rounded.
+        tail_mode: Contraction of the last elements, see :class:`Tail`.
 
     Raises:
         KernelError: No C++ compiler, or the build failed.
     """
 
-    def __init__(self, tail: Tail) -> None:
-        self._tail = tail
+    def __init__(self, tail_mode: int) -> None:
+        self._tail_mode = tail_mode
         self._function = _load()
 
     def step(
         self,
-        master: Tensor,  # (numel,) fp32 host, updated in place
-        moments: tuple[Tensor, Tensor],  # (numel,) fp32 host each, updated in place
-        grad: Tensor,  # (numel,) fp32, bf16 or fp16 host, read only
-        weights: Tensor | None,  # (numel,) fp32, bf16 or fp16 host, written
+        tensors: AdamTensors,  # on the host
         scalars: AdamScalars,
+        tail_start: int,
         num_threads: int,
     ) -> None:
-        """Step one subgroup. Releases the GIL while it runs.
+        """Step a subgroup or a tile of it. Releases the GIL while it runs.
+
+        Args:
+            tensors: What to update.
+            scalars: Adam's scalars.
+            tail_start: First element rounded as a tail; ``numel`` if none is.
+            num_threads: OpenMP threads.
 
         Raises:
             KernelError: A tensor has a type, device or layout that the kernel does not take.
         """
-        numel = master.numel()
-        for tensor in (
-            (master, *moments, grad)
-            if weights is None
-            else (
-                *(master, *moments, grad),
-                weights,
-            )
-        ):
+        numel = tensors.numel
+        for name, tensor in vars(tensors).items():
             if tensor.numel() != numel or not tensor.is_contiguous() or tensor.is_cuda:
                 raise KernelError(
-                    f"host Adam needs contiguous host tensors of {numel} elements; got "
+                    f"host Adam needs contiguous host tensors of {numel} elements; {name} is "
                     f"{tuple(tensor.shape)} on {tensor.device}"
                 )
-        if grad.dtype not in _TYPES or (weights is not None and weights.dtype not in _TYPES):
-            raise KernelError(f"host Adam takes fp32, bf16 and fp16 gradients, not {grad.dtype}")
+            if tensor.dtype not in _TYPES or (tensor.dtype.itemsize < 4 and name not in _NARROW):
+                raise KernelError(f"host Adam does not take {name} in {tensor.dtype}")
         values = scalars.as_array()
         self._function(
-            master.data_ptr(),
-            grad.data_ptr(),
-            moments[0].data_ptr(),
-            moments[1].data_ptr(),
-            None if weights is None else weights.data_ptr(),
+            tensors.master.data_ptr(),
+            tensors.grad.data_ptr(),
+            tensors.exp_avg.data_ptr(),
+            tensors.exp_avg_sq.data_ptr(),
+            tensors.weights.data_ptr(),
             numel,
-            self._tail.start(numel),
-            _TYPES[grad.dtype],
-            _NO_WEIGHTS if weights is None else _TYPES[weights.dtype],
-            self._tail.mode,
+            tail_start,
+            _TYPES[tensors.grad.dtype],
+            _TYPES[tensors.weights.dtype],
+            self._tail_mode,
             values.ctypes.data,
             num_threads,
         )

@@ -28,7 +28,7 @@ struct Scalars {
     float decoupled;     // 1: AdamW, 0: Adam with L2
 };
 
-enum Type : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kNone = 3 };
+enum Type : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum TailMode : int { kAsVector = 0, kStateFused = 1, kUnfused = 2 };
 
 inline float bf16_to_float(uint16_t bits) {
@@ -63,7 +63,7 @@ void store_weights(const float* in, size_t count, void* target, int type, size_t
     } else if (type == kBFloat16) {
         uint16_t* out = static_cast<uint16_t*>(target) + at;
         for (size_t i = 0; i < count; ++i) out[i] = float_to_bf16(in[i]);
-    } else if (type == kFloat16) {
+    } else {
         _Float16* out = static_cast<_Float16*>(target) + at;
         for (size_t i = 0; i < count; ++i) out[i] = static_cast<_Float16>(in[i]);
     }
@@ -116,8 +116,7 @@ void adam_any_decay(float* p, float* g, float* m, float* v, size_t count, const 
 }  // namespace
 
 // p, m, v: numel floats, updated in place. gradient: numel of grad_type, read only. weights: numel
-// of weight_type, written (may be null with type 3). tail: first element that DeepSpeed handles in
-// scalar code, numel if none.
+// of weight_type, written. tail: first element that DeepSpeed handles in scalar code, numel if none.
 extern "C" void dos_adam_step(float* p, const void* gradient, float* m, float* v, void* weights,
                               int64_t numel, int64_t tail, int grad_type, int weight_type,
                               int tail_mode, const float* scalars, int num_threads) {

@@ -10,11 +10,10 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from deep_optimizer_states.errors import KernelError
-from deep_optimizer_states.kernels.host import Tail
 from deep_optimizer_states.kernels.scalars import AdamScalars
+from deep_optimizer_states.kernels.tensors import AdamTensors
 
 BLOCK = 1024
 """Elements a program instance handles."""
@@ -75,41 +74,41 @@ class TritonAdam:
     """Adam on CUDA tensors.
 
     Args:
-        tail: How DeepSpeed's host kernel rounds the last elements of a subgroup.
+        tail_mode: Contraction of the last elements, see :class:`~.host.Tail`.
 
     Raises:
         KernelError: DeepSpeed's tail fuses nothing, which the device kernel does not repeat.
     """
 
-    def __init__(self, tail: Tail) -> None:
-        if tail.mode not in (0, 1):
+    def __init__(self, tail_mode: int) -> None:
+        if tail_mode not in (0, 1):
             raise KernelError(
                 "DeepSpeedCPUAdam was built for a CPU without fused multiply-add; device updates "
                 'would not equal it. Use policy "all-host"'
             )
-        self._tail = tail
+        self._tail_mode = tail_mode
 
-    def step(
-        self,
-        master: Tensor,  # (numel,) fp32 cuda, updated in place
-        moments: tuple[Tensor, Tensor],  # (numel,) fp32 cuda each, updated in place
-        grad: Tensor,  # (numel,) fp32, bf16 or fp16 cuda, read only
-        weights: Tensor,  # (numel,) fp32, bf16 or fp16 cuda, written
-        scalars: AdamScalars,
-    ) -> None:
-        """Step one subgroup on the current stream."""
-        numel = master.numel()
+    def step(self, tensors: AdamTensors, scalars: AdamScalars, tail_start: int) -> None:
+        """Step a subgroup or a tile of it on the current stream.
+
+        Args:
+            tensors: What to update, on CUDA.
+            scalars: Adam's scalars.
+            tail_start: First element rounded as a tail; ``numel`` if none is.
+        """
+        numel = tensors.numel
         if numel == 0:
             return
         values = [float(value) for value in scalars.as_array()]
-        with torch.cuda.device(master.device):
+        state = (tensors.exp_avg, tensors.exp_avg_sq)
+        with torch.cuda.device(tensors.master.device):
             adam_kernel[(triton.cdiv(numel, BLOCK),)](
-                *(master, grad, *moments, weights),
-                *(numel, self._tail.start(numel)),
+                *(tensors.master, tensors.grad, *state, tensors.weights),
+                *(numel, tail_start),
                 *values[:9],
                 HAS_DECAY=values[8] != 0.0,
                 DECOUPLED=bool(values[9]),
-                STATE_FUSED_TAIL=self._tail.mode == 1,
+                STATE_FUSED_TAIL=self._tail_mode == 1,
                 BLOCK=BLOCK,
                 enable_fp_fusion=False,
             )

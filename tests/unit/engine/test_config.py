@@ -5,6 +5,8 @@ import pytest
 from deep_optimizer_states.config import Settings, read_settings, translate_paper_keys
 from deep_optimizer_states.errors import ConfigError
 
+ALL_HOST = {"enabled": True, "policy": "all-host"}
+
 
 def offload(**keys):
     return {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", **keys}}}
@@ -25,6 +27,9 @@ def test_block_is_read():
         ({"enbled": True}, 'did you mean "enabled"'),
         ({"enabled": True, "stride": 0}, r'"deep_optimizer_states.stride" = 0'),
         ({"enabled": True, "policy": "fast"}, "all-host"),
+        ({"enabled": True, "policy": "ratio"}, 'needs "ratio" below 1'),
+        ({"enabled": True, "ratio": 1.2}, r'"deep_optimizer_states.ratio" = 1.2'),
+        ({"enabled": True, "tile_numel": 100}, r'"deep_optimizer_states.tile_numel" = 100'),
         (True, "give a table"),
     ],
 )
@@ -51,6 +56,15 @@ def test_papers_keys_become_the_block(keys, block):
     assert translated.pop("deep_optimizer_states", None) == block
     assert translated == offload(pin_memory=True)
     assert config == untouched
+
+
+def test_papers_twinflow_ratio_becomes_the_resident_share():
+    config = offload(prefetch_optimizer=0, part_grads_async=1, ratio=0.8)
+    translated = translate_paper_keys(config)
+    assert translated["deep_optimizer_states"] == {**ALL_HOST, "ratio": 0.8}
+    assert "ratio" not in translated["zero_optimization"]["offload_optimizer"]
+    vanilla = translate_paper_keys(offload(part_grads_async=0, ratio=0.8))
+    assert vanilla == offload(ratio=0.8)
 
 
 @pytest.mark.parametrize(

@@ -110,3 +110,22 @@ def test_missing_method_is_named(monkeypatch):
     monkeypatch.setitem(deepspeed_guard.FINGERPRINTS, STAGE3, {"no_such_method": "0" * 12})
     with pytest.raises(UnsupportedDeepSpeedError, match="no_such_method"):
         deepspeed_guard.check_deepspeed()
+
+
+def test_no_two_fingerprints_are_equal():
+    """A decorator that hides what it wraps would give all its methods one hash."""
+    hashes = [h for methods in deepspeed_guard.FINGERPRINTS.values() for h in methods.values()]
+    assert len(set(hashes)) == len(hashes)
+
+
+def test_change_below_a_decorator_is_seen(monkeypatch):
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+    from deepspeed.utils import instrument_w_nvtx
+
+    @instrument_w_nvtx
+    def partition_grads(self, params_to_release, grad_partitions):
+        """Another DeepSpeed's."""
+
+    monkeypatch.setattr(DeepSpeedZeroOptimizer_Stage3, "partition_grads", partition_grads)
+    with pytest.raises(UnsupportedDeepSpeedError, match="partition_grads"):
+        deepspeed_guard.check_deepspeed()

@@ -9,6 +9,7 @@ from deep_optimizer_states.kernels import host
 from deep_optimizer_states.kernels.calibrate_tail import find_tail
 from deep_optimizer_states.kernels.host import HostAdam, Tail
 from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
+from deep_optimizer_states.kernels.tensors import AdamTensors
 
 
 class Op:
@@ -41,6 +42,12 @@ def stock():
         op.destroy_adam(opt_id)
 
 
+def step_ours(tail, state, grad, weights, scalars, num_threads=1):
+    weights = torch.empty_like(grad, dtype=torch.float32) if weights is None else weights
+    tensors = AdamTensors(*state, grad, weights)
+    HostAdam(tail.mode).step(tensors, scalars, tail.start(tensors.numel), num_threads)
+
+
 def make_group(**kwargs):
     defaults = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
     return {**defaults, "bias_correction": True, **kwargs}
@@ -61,7 +68,7 @@ def test_host_kernel_repeats_the_op_over_many_steps(stock, tail, decoupled, grad
         grad = torch.randn(numel, generator=generator).to(grad_dtype)
         stock(group, decoupled, step, [theirs[0], grad.float() * scale, *theirs[1:]])
         scalars = adam_scalars(group, powers.at(step, group["betas"]), scale, decoupled)
-        HostAdam(tail).step(ours[0], (ours[1], ours[2]), grad, weights, scalars, num_threads=2)
+        step_ours(tail, ours, grad, weights, scalars, num_threads=2)
     assert all(map(torch.equal, ours, theirs))
     assert torch.equal(weights, theirs[0].bfloat16())
 
@@ -78,7 +85,7 @@ def test_beta_powers_follow_jumps_and_repeats_of_the_step(stock, tail, steps):
         grad = torch.randn(33, generator=generator)
         stock(group, True, step, [theirs[0], grad, *theirs[1:]])
         scalars = adam_scalars(group, powers.at(step, group["betas"]), 1.0, True)
-        HostAdam(tail).step(ours[0], (ours[1], ours[2]), grad, None, scalars, num_threads=1)
+        step_ours(tail, ours, grad, None, scalars)
     assert all(map(torch.equal, ours, theirs))
 
 
@@ -92,7 +99,7 @@ def test_another_tail_gives_other_bits(tail):
         for step in range(1, 20):
             scalars = adam_scalars(group, powers.at(step, group["betas"]), 1.0, True)
             grad = torch.linspace(0.1, 1.3, 15) / step
-            HostAdam(variant).step(state[0], (state[1], state[2]), grad, None, scalars, 1)
+            step_ours(variant, state, grad, None, scalars)
         results.append(torch.cat(state))
     assert not torch.equal(*results)
 
@@ -105,7 +112,7 @@ def test_weights_are_rounded_as_torch_rounds(tail, dtype):
     group = make_group(lr=0.0, weight_decay=0.0)
     scalars = adam_scalars(group, BetaPowers(group["betas"]).at(1, group["betas"]), 1.0, True)
     kept = values.clone()
-    HostAdam(tail).step(kept, (zeros.clone(), zeros.clone()), zeros, weights, scalars, 1)
+    step_ours(tail, (kept, zeros.clone(), zeros.clone()), zeros, weights, scalars)
     assert torch.equal(weights, kept.to(dtype))
 
 
@@ -114,10 +121,10 @@ def test_wrong_tensors_are_refused(tail):
     scalars = adam_scalars(group, BetaPowers(group["betas"]).at(1, group["betas"]), 1.0, True)
     good = [torch.zeros(8) for _ in range(4)]
     with pytest.raises(KernelError, match="8 elements"):
-        HostAdam(tail).step(good[0], (good[1], good[2]), torch.zeros(7), None, scalars, 1)
+        step_ours(tail, good[:3], torch.zeros(7), good[3], scalars)
     grad = torch.zeros(8, dtype=torch.int32)
     with pytest.raises(KernelError, match="int32"):
-        HostAdam(tail).step(good[0], (good[1], good[2]), grad, None, scalars, 1)
+        step_ours(tail, good[:3], grad, good[3], scalars)
 
 
 def test_missing_compiler_is_explained(tmp_path, monkeypatch):
@@ -143,3 +150,20 @@ def test_build_is_kept(tmp_path, monkeypatch):
     stamp = first.stat().st_mtime_ns
     assert host.build() == first
     assert first.stat().st_mtime_ns == stamp
+
+
+@pytest.mark.parametrize("tile_numel", [16, 48, 4096])
+def test_tiles_give_the_bits_of_the_whole(tail, tile_numel):
+    numel = 1003
+    group, generator = make_group(), torch.Generator().manual_seed(4)
+    state = [torch.randn(numel, generator=generator), torch.zeros(numel), torch.zeros(numel)]
+    grad = torch.randn(numel, generator=generator).bfloat16()
+    scalars = adam_scalars(group, BetaPowers(group["betas"]).at(1, group["betas"]), 0.3, True)
+    whole, tiled = ([tensor.clone() for tensor in state] for _ in range(2))
+    step_ours(tail, whole, grad, None, scalars)
+    tensors = AdamTensors(*tiled, grad, torch.empty(numel))
+    for start in range(0, numel, tile_numel):
+        tile = tensors.narrow(start, min(tile_numel, numel - start))
+        tail_start = min(max(tail.start(numel) - start, 0), tile.numel)
+        HostAdam(tail.mode).step(tile, scalars, tail_start, num_threads=1)
+    assert all(map(torch.equal, tiled, whole))

@@ -1,7 +1,16 @@
 import pytest
 
 from deep_optimizer_states.errors import PlanError
-from deep_optimizer_states.plan import Plan, build_plan, choose_device_subgroups, subgroup_offsets
+from deep_optimizer_states.plan import (
+    Plan,
+    Tile,
+    build_plan,
+    choose_device_subgroups,
+    choose_resident_subgroups,
+    cut_into_tiles,
+    share_at_run_time,
+    subgroup_offsets,
+)
 
 
 def test_stride_follows_the_papers_rule():
@@ -35,7 +44,7 @@ def test_text_form_of_a_stride_2_plan():
         ("0CPU 0WTS 0CPU 0WTS", "once"),
         ("0WTS 0CPU", "in that order"),
         ("0H2D 0D2H 0GPU", "in that order"),
-        ("1CPU 1WTS", "subgroup 0 gets 'nothing'"),
+        ("1CPU 1WTS", "tile 0 gets 'nothing'"),
         ("0FLY", "0CPU"),
         ("0CPU WTS", "'WTS'"),
     ],
@@ -45,7 +54,41 @@ def test_broken_plans_are_refused(text, complaint):
         Plan.parse(text)
 
 
-def test_device_subgroup_out_of_range_is_refused():
+def test_resident_tiles_are_stepped_where_they_are():
+    plan = build_plan(3, device={1}, resident={0, 1})
+    assert str(plan) == "0GPU 1GPU 2CPU 2WTS"
+    assert (plan.resident_tiles, plan.device_tiles, plan.host_tiles) == ((0, 1), (), (2,))
+
+
+def test_tiles_cut_uneven_subgroups():
+    assert cut_into_tiles([40, 0, 16], 32) == (Tile(0, 0, 32), Tile(0, 32, 8), Tile(2, 0, 16))
+
+
+@pytest.mark.parametrize("tile_numel", [0, 8, 24, -16])
+def test_tile_size_must_be_a_multiple_of_a_vector(tile_numel):
+    with pytest.raises(PlanError, match=f"tile_numel {tile_numel}"):
+        cut_into_tiles([40], tile_numel)
+
+
+def test_resident_share_is_counted_in_elements():
+    numels = [100, 300, 100, 500]
+    assert choose_resident_subgroups(numels, 1.0) == frozenset()
+    assert choose_resident_subgroups(numels, 0.9) == {0}
+    assert choose_resident_subgroups(numels, 0.61) == {0}
+    assert choose_resident_subgroups(numels, 0.6) == {0, 1}
+    assert choose_resident_subgroups(numels, 0.0) == {0, 1, 2, 3}
+    with pytest.raises(PlanError, match=r"ratio 1\.5"):
+        choose_resident_subgroups(numels, 1.5)
+
+
+def test_run_time_sharing_meets_in_the_middle():
+    free = iter([True, True, False, False, True, False])
+    shared = list(share_at_run_time(range(6), lambda: next(free)))
+    assert [tile for tile, _ in shared] == [0, 1, 5, 4, 2, 3]
+    assert [chain[0].value for _, chain in shared] == ["H2D", "H2D", "CPU", "CPU", "H2D", "CPU"]
+
+
+def test_device_tile_out_of_range_is_refused():
     with pytest.raises(PlanError, match="5H2D"):
         build_plan(2, {5})
 

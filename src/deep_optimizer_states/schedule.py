@@ -1,0 +1,108 @@
+"""Which tiles go where: a policy applied to one rank's subgroups. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from deep_optimizer_states.plan import (
+    HOST_CHAIN,
+    RESIDENT_CHAIN,
+    Action,
+    Plan,
+    Tile,
+    build_plan,
+    choose_device_subgroups,
+    choose_resident_subgroups,
+    cut_into_tiles,
+    share_at_run_time,
+)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One rank's tiles and where each may be updated.
+
+    Attributes:
+        tiles: Every tile, subgroup by subgroup.
+        resident_subgroups: Subgroups whose state lives on the device.
+        device_tiles: Tiles that a fixed policy sends through a slot.
+        dynamic: Whether the split between device and CPU is found while they run.
+    """
+
+    tiles: tuple[Tile, ...]
+    resident_subgroups: frozenset[int]
+    device_tiles: frozenset[int]
+    dynamic: bool
+
+    @classmethod
+    def make(
+        cls, numels: Sequence[int], policy: str, stride: int, ratio: float, tile_numel: int
+    ) -> Schedule:
+        """Apply a policy.
+
+        Args:
+            numels: Elements of each subgroup of this rank.
+            policy: ``all-host``, ``ratio``, ``stride``, ``all-device`` or ``dynamic``.
+            stride: For ``stride``.
+            ratio: Share of the state in host memory, from 0 to 1; the rest is resident.
+            tile_numel: Largest tile.
+
+        Raises:
+            PlanError: A value is out of range.
+        """
+        tiles = cut_into_tiles(numels, tile_numel)
+        resident = choose_resident_subgroups(numels, ratio)
+        dynamic = policy == "dynamic"
+        fixed = "all-host" if dynamic else policy
+        chosen = choose_device_subgroups(len(numels), fixed, stride) - resident
+        through_slots = {idx for idx, tile in enumerate(tiles) if tile.subgroup in chosen}
+        return cls(tiles, resident, frozenset(through_slots), dynamic)
+
+    @property
+    def resident_tiles(self) -> frozenset[int]:
+        """Tiles of resident subgroups."""
+        return frozenset(
+            idx for idx, tile in enumerate(self.tiles) if tile.subgroup in self.resident_subgroups
+        )
+
+    @property
+    def slot_numel(self) -> int:
+        """Largest tile that may pass through a slot, in elements; 0 when none does."""
+        candidates = self._movable_tiles if self.dynamic else self.device_tiles
+        return max((self.tiles[idx].numel for idx in candidates), default=0)
+
+    @property
+    def staging_numel(self) -> int:
+        """Largest tile that may be stepped on the CPU, in elements."""
+        return max((self.tiles[idx].numel for idx in self._movable_tiles), default=0)
+
+    @property
+    def _movable_tiles(self) -> list[int]:
+        resident = self.resident_tiles
+        return [idx for idx in range(len(self.tiles)) if idx not in resident]
+
+    def actions(
+        self, host_subgroups: frozenset[int], is_slot_free: Callable[[], bool]
+    ) -> Iterator[Action]:
+        """The actions of one step, in issue order.
+
+        Args:
+            host_subgroups: Subgroups that must be stepped where they live in this step.
+            is_slot_free: Whether a prefetch could begin now; asked by the dynamic policy.
+        """
+        forced = {idx for idx, tile in enumerate(self.tiles) if tile.subgroup in host_subgroups}
+        if not self.dynamic:
+            yield from self._fixed_plan(frozenset(forced)).actions
+            return
+        resident = self.resident_tiles
+        for tile in sorted(resident):
+            yield from (Action(tile, kind) for kind in RESIDENT_CHAIN)
+        for tile in sorted(forced - resident):
+            yield from (Action(tile, kind) for kind in HOST_CHAIN)
+        movable = [idx for idx in self._movable_tiles if idx not in forced]
+        for tile, chain in share_at_run_time(movable, is_slot_free):
+            yield from (Action(tile, kind) for kind in chain)
+
+    def _fixed_plan(self, forced: frozenset[int]) -> Plan:
+        return build_plan(len(self.tiles), self.device_tiles - forced, self.resident_tiles)
