@@ -31,7 +31,7 @@ def deepspeed_config(point: Point) -> dict[str, Any]:
             "stage": 3,
             "offload_optimizer": {
                 "device": "cpu",
-                "ratio": point.offload_ratio,
+                "ratio": point.offload_ratio if point.engine is Engine.VANILLA else 1.0,
                 "pin_memory": True,
             },
             "sub_group_size": point.subgroup_numel,
@@ -63,6 +63,11 @@ def deepspeed_config(point: Point) -> dict[str, Any]:
 def _plugin_block(point: Point) -> dict[str, Any] | None:
     if point.engine is Engine.VANILLA:
         return None
-    if point.engine is Engine.ASYNC_GRADIENTS:
-        return {"enabled": True, "policy": "all-host"}
-    return {"enabled": True, "policy": "stride", "stride": point.stride}
+    # The paper's modes end the update before the next forward begins, and so do its phase times.
+    block: dict[str, Any] = {"enabled": True, "just_in_time_forward": False, "policy": "all-host"}
+    if point.engine is Engine.HYBRID:
+        block |= {"policy": "stride", "stride": point.stride}
+    if point.offload_ratio < 1:
+        # The plugin keeps the rest on the device itself: same learning rate, same checkpoint.
+        block["ratio"] = point.offload_ratio
+    return block

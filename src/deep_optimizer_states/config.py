@@ -44,6 +44,9 @@ class Settings(BaseModel):
     ratio: float = Field(default=1.0, ge=0.0, le=1.0)
     """Share of the optimizer state in host memory, from 0 to 1. The rest stays on the device: as
     many of the first subgroups as fit into it. Goes with any policy; ``ratio`` needs it below 1."""
+    just_in_time_forward: bool = True
+    """``step()`` returns once the update is launched, and each parameter's gather waits for its own
+    tiles. No result depends on it."""
     tile_numel: int = Field(default=DEFAULT_TILE_NUMEL, ge=16, multiple_of=16)
     """Largest piece of a subgroup that is updated at once, in elements. No result depends on it."""
 

@@ -104,6 +104,7 @@ class Executor:
         self._next_staging = itertools.cycle(self._staging)
         self._upcoming = next(self._next_slot, None)
         self._held: dict[int, _Buffers] = {}
+        self._on_issued: Callable[[int, Event], None] = lambda tile, event: None
         self.last_plan = Plan(0, ())
         self._issue: dict[Kind, Callable[[int, Work], None]] = {
             Kind.PREFETCH: self._prefetch,
@@ -123,13 +124,30 @@ class Executor:
         slot = self._upcoming
         return slot is not None and (slot.free is None or slot.free.reached())
 
-    def run(self, work: Sequence[Work], actions: Iterable[Action]) -> None:
+    def caller_events(self) -> tuple[Event, Event]:
+        """What an update launched now must wait for; call it on the caller's thread.
+
+        Returns:
+            The caller's own work so far, and the gradient flushes so far.
+        """
+        return self._device.record_caller(), self._device.grads.record()
+
+    def run(
+        self,
+        work: Sequence[Work],
+        actions: Iterable[Action],
+        after: tuple[Event, Event],
+        on_issued: Callable[[int, Event], None],
+    ) -> None:
         """Update every tile; returns when all state and weights are in place.
 
         Args:
             work: What each tile needs, by index.
             actions: What to do, in order; may be decided while it runs. ``last_plan`` holds it
                 afterwards.
+            after: What :meth:`caller_events` gave when the update was launched.
+            on_issued: Called with each tile and the event after which its weights are written and
+                its gradient has been read.
 
         Raises:
             PlanError: The actions do not step every tile once.
@@ -137,11 +155,12 @@ class Executor:
         """
         # Weights are still being read by what the caller has queued (backward, all-gathers); slots
         # may be memory that it used before.
-        caller = self._device.record_caller()
+        caller, grads = after
         for lane in (self._device.h2d, self._device.compute, self._device.weights):
             lane.wait(caller, Wait.WEIGHTS_IDLE)
         # Gradients reach their homes on a lane of their own; both Adams read them from there.
-        self._device.host_waits(self._device.grads.record(), Wait.GRADS_FLUSHED)
+        self._device.host_waits(grads, Wait.GRADS_FLUSHED)
+        self._on_issued = on_issued
         done = []
         for action in actions:
             self._issue[action.kind](action.tile, work[action.tile])
@@ -173,8 +192,10 @@ class Executor:
             f"step of {work.name}",
             lambda: self._device.adam(tensors, work.scalars, work.tail_start),
         )
+        stepped = lane.record()
         if slot is not None:
-            slot.stepped = lane.record()
+            slot.stepped = stepped
+        self._on_issued(tile, stepped)
 
     def _state_flush(self, tile: int, work: Work) -> None:
         slot, lane = self._held.pop(tile), self._device.d2h
@@ -200,6 +221,7 @@ class Executor:
         staged, target = staging.views(work.tensors.numel), (work.tensors.weights,)
         lane.submit(f"weights of {work.name}", lambda: copy_all(target, staged))
         staging.free = lane.record()
+        self._on_issued(tile, staging.free)
 
 
 def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

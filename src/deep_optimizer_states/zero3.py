@@ -1,34 +1,33 @@
 """Our ZeRO-3 optimizer: DeepSpeed's own, with the update phase and the gradient flush replaced.
 
-The only file, beside ``install``, that knows DeepSpeed's internals. Everything not overridden here
-(partitioning, reduction, norms, clipping, loss scale, checkpoints) is stock code.
+With ``zero3_gradients`` and ``install`` the only file that knows DeepSpeed's internals. What is not
+overridden here (partitioning, reduction, norms, clipping, loss scale, checkpoints) is stock code.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.utils import log_dist
 from torch import Tensor
 
 from deep_optimizer_states.config import Settings
-from deep_optimizer_states.device.base import Device, Event, PendingBytes, Wait
+from deep_optimizer_states.device.base import Device, Wait
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.errors import ConfigError, UpdateError
-from deep_optimizer_states.executor import Executor, Sizes, Work, copy_all
-from deep_optimizer_states.inactive import InactiveGradients
+from deep_optimizer_states.executor import Executor, Sizes, Work
+from deep_optimizer_states.gate import Background, Update
 from deep_optimizer_states.kernels.calibrate_tail import find_tail
 from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.kernels.scalars import AdamScalars, BetaPowers, adam_scalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
 from deep_optimizer_states.memory import check_host_memory, free_host_bytes, local_ranks
-from deep_optimizer_states.plan import Plan, subgroup_offsets
+from deep_optimizer_states.plan import Plan
 from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.zero3_gradients import GradientFlush
 
 faults_for_tests: Faults | None = None
 """What the emulated device breaks on purpose; set by tests alone."""
@@ -50,7 +49,7 @@ def open_device(tail_mode: int) -> Device:
     raise ConfigError(f"accelerator '{name}': deep_optimizer_states runs on cuda and cpu")
 
 
-class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
+class InterleavedZeroOptimizer(GradientFlush):
     """ZeRO-3 offload whose update is spread over CPU and device, with stock's bits.
 
     Host memory holds master weights and moments (fp32) and one gradient in the accumulation type,
@@ -62,28 +61,21 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         settings: The checked block of the config.
     """
 
-    fp32_partitioned_groups_flat: list[Tensor]
-    grad_partitions_flat_buffer: Tensor
-    offload_optimizer_pin_memory: bool
-
     def __init__(
         self, module: Any, init_optimizer: Any, *args: Any, settings: Settings, **kwargs: Any
     ) -> None:
         self._settings = settings
         self._tail = find_tail(init_optimizer)
         self._host_adam = HostAdam(self._tail.mode)
-        self._lanes = open_device(self._tail.mode)
+        lanes = open_device(self._tail.mode)
         self._beta_powers = BetaPowers(init_optimizer.defaults["betas"])
-        self._grad_events: dict[int, Event] = {}
-        self._resident_grads: dict[int, Tensor] = {}
-        self._inactive = InactiveGradients(self._grad_home_of_key)
-        self._grad_scale = 1.0
-        self._active: set[int] = set()
-        self._is_window_open = False
-        self._pending = PendingBytes(2 * kwargs["reduce_bucket_size"] * 4)
+        self._update: Update | None = None
+        self._background = Background(lanes)
+        self._gated: list[tuple[Any, str, Any]] = []
         self._closed = False
+        self._masters: list[Tensor] = []
         try:
-            super().__init__(module, init_optimizer, *args, **kwargs)
+            super().__init__(lanes, module, init_optimizer, *args, **kwargs)
             if self.torch_autocast_gradscaler is not None:
                 raise ConfigError(
                     "torch_autocast in fp16 scales gradients by itself, which "
@@ -91,6 +83,7 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
                     'the "fp16" or "bf16" block'
                 )
             self._executor = self._build_executor()
+            self._gate_parameters()
         except BaseException:
             self._close_lanes()
             raise
@@ -114,18 +107,20 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         return executor
 
     @functools.cached_property
-    def _subgroup_numels(self) -> list[int]:
-        return [int(numel) for numel in self.fp16_partitioned_groups_flat_numel]
-
-    @functools.cached_property
-    def _subgroup_starts(self) -> list[int]:
-        return subgroup_offsets(self._subgroup_numels)
-
-    @functools.cached_property
     def _schedule(self) -> Schedule:
         chosen = self._settings
         numels = self._subgroup_numels
         return Schedule.make(numels, chosen.policy, chosen.stride, chosen.ratio, chosen.tile_numel)
+
+    @property
+    def fp32_partitioned_groups_flat(self) -> list[Tensor]:
+        """Master weights by subgroup. Whoever looks at them sees the finished update."""
+        self._finish_update()
+        return self._masters
+
+    @fp32_partitioned_groups_flat.setter
+    def fp32_partitioned_groups_flat(self, masters: list[Tensor]) -> None:
+        self._masters = masters
 
     @property
     def last_plan(self) -> Plan:
@@ -166,12 +161,14 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
     def _rigid_load_state_dict(
         self, state_dict: dict[str, Any], load_optimizer_states: bool = True
     ) -> None:
+        self._finish_update()
         homes = [dict(self.optimizer.state[p]) for p in self.fp32_partitioned_groups_flat]
         super()._rigid_load_state_dict(state_dict, load_optimizer_states)
         self._return_home(homes)
 
     def load_hp_checkpoint_state_from_checkpoint_dir_stage3(self, checkpoint_dir: str) -> None:
         """Load a universal checkpoint; what it replaced goes back to where it lives."""
+        self._finish_update()
         homes = [dict(self.optimizer.state[p]) for p in self.fp32_partitioned_groups_flat]
         super().load_hp_checkpoint_state_from_checkpoint_dir_stage3(checkpoint_dir)
         self._return_home(homes)
@@ -192,109 +189,70 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
                 loaded[key] = home[key]
             loaded["step"] = int(loaded.get("step", 0))
 
-    def _setup_for_real_optimizer(self) -> None:
-        # Stock would page-lock its gradient buffer, rounded up to a power of two; ours replaces it.
-        pin, self.offload_optimizer_pin_memory = self.offload_optimizer_pin_memory, False
-        try:
-            super()._setup_for_real_optimizer()
-        finally:
-            self.offload_optimizer_pin_memory = pin
-        stock = self.grad_partitions_flat_buffer
-        flat = self._lanes.empty_host(stock.numel(), stock.dtype).zero_()
-        self.grad_partitions_flat_buffer = flat
-        views = self._DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition
-        start = 0
-        for param in itertools.chain.from_iterable(self.fp16_groups):
-            views[param.ds_id] = flat.narrow(0, start, param.partition_numel())
-            start += param.partition_numel()
-
     def offload_states(self, *args: Any, **kwargs: Any) -> None:
-        """Stock moves buffers that gradients may still be on their way to."""
+        """Stock moves buffers that may still be in use."""
+        self._finish_update()
         self._drain_grads()
         super().offload_states(*args, **kwargs)
 
-    # ---- gradients, during backward ----------------------------------------------------------
+    # ---- waiting for an update in flight, see gate.py ----------------------------------------
 
-    def _grad_home(self, param: Any) -> Tensor:
-        return self._grad_home_of_key(self.get_param_id(param))
+    def _gate_parameters(self) -> None:
+        """Make every gather of a parameter wait for its own tiles."""
+        tiles: dict[int, list[int]] = {}
+        for number, tile in enumerate(self._schedule.tiles):
+            tiles.setdefault(tile.subgroup, []).append(number)
+        self._tiles_of = {idx: tiles.get(idx, []) for idx in range(len(self._subgroup_numels))}
+        self._subgroup_of = {
+            param.ds_id: idx for idx, group in enumerate(self.fp16_groups) for param in group
+        }
+        for param in self.module.parameters():
+            for name in ("all_gather", "all_gather_coalesced"):
+                original = getattr(param, name, None)
+                if original is not None:
+                    self._gated.append((param, name, original))
+                    setattr(param, name, functools.partial(self._gather, param, original))
 
-    def _grad_home_of_key(self, key: int) -> Tensor:
-        subgroup, offset, numel = self.grad_position[key]
-        return self._subgroup_grads(subgroup).narrow(0, offset, numel)
+    def _gather(self, param: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        params = args[0] if args else kwargs.get("params", kwargs.get("param_list"))
+        for gathered in [param] if params is None else params:
+            self._wait_for(gathered, Wait.WEIGHTS_READY)
+        return original(*args, **kwargs)
 
-    def _subgroup_grads(self, subgroup: int) -> Tensor:
-        if subgroup in self._resident_grads:
-            return self._resident_grads[subgroup]
-        flat = self.grad_partitions_flat_buffer
-        return flat.narrow(0, self._subgroup_starts[subgroup], self._subgroup_numels[subgroup])
+    def _wait_for(self, param: Any, why: Wait) -> None:
+        subgroup = self._subgroup_of.get(param.ds_id)
+        if self._update is not None and subgroup is not None:
+            self._update.wait(self._tiles_of[subgroup], self._lanes, why)
 
-    def partition_grads(self, params_to_release: list[Any], grad_partitions: list[Tensor]) -> None:
-        """Flush this rank's share of reduced gradients to their home, without waiting for it.
+    def _finish_update(self) -> None:
+        """Wait until all state is where it lives.
 
-        Args:
-            params_to_release: Parameters whose gradients were reduced.
-            grad_partitions: This rank's slice of each, 1-D, on the device. Views of a bucket that
-                the next reduction overwrites.
+        Raises:
+            UpdateError: The update failed; names lane and tile.
         """
-        self._is_window_open = True
-        for param, partition in zip(params_to_release, grad_partitions, strict=True):
-            if self._holds_real_data(param):
-                self._offload_boundary_param_ids.add(param.ds_id)
-                self._flush_grad(param, partition)
-            if param.grad is not None and not get_accelerator().is_synchronized_device():
-                param.grad.record_stream(get_accelerator().current_stream())
-            param.grad = None
+        self._background.wait()
+        self._update = None
 
-    def _holds_real_data(self, param: Any) -> bool:
-        """Whether this rank's partition has more than padding."""
-        first = param.partition_numel() * self._get_param_partition_rank(param)
-        return bool(first < param.ds_numel)
+    def checkpoint_event_prologue(self) -> None:
+        """Before a checkpoint is written: everything in flight arrives."""
+        self._finish_update()
+        super().checkpoint_event_prologue()
 
-    def _flush_grad(self, param: Any, partition: Tensor) -> None:
-        home = self._grad_home(param).narrow(0, 0, partition.numel())
-        if self.micro_step_id == 0:
-            value = partition.to(home.dtype, copy=True)
-        else:
-            # None: this parameter's first gradient ever comes late in a window.
-            if (flushed := self._grad_events.get(param.ds_id)) is not None:
-                self._lanes.caller_waits(flushed, Wait.GRAD_HOME)
-            value = home.to(partition.device, copy=True, non_blocking=True)
-            value.add_(partition.to(home.dtype).view(value.shape))
-        if self.is_gradient_accumulation_boundary():
-            self._keep_norm(param, value)
-        lane = self._lanes.grads
-        lane.wait(self._lanes.record_caller(), Wait.GRAD_READY)
-        lane.submit(
-            f"gradient flush of parameter {param.ds_id}",
-            lambda: copy_all((home,), (value,)),
-            uses=(value,),
-        )
-        self._grad_events[param.ds_id] = event = lane.record()
-        self._pending.add(event, value.nbytes)
+    def state_dict(self) -> dict[str, Any]:
+        """Stock's, of finished state."""
+        self._finish_update()
+        return dict(super().state_dict())
 
-    def _keep_norm(self, param: Any, grad: Tensor) -> None:
-        self.norm_for_param_grads[self.get_param_id(param)] = self._constant_buffered_norm2(grad)
+    def refresh_fp32_params(self) -> None:
+        """Stock's: master weights from the 16-bit ones."""
+        self._finish_update()
+        super().refresh_fp32_params()
 
-    def _drain_grads(self) -> None:
-        if not self._closed:
-            self._lanes.grads.record().synchronize()
-
-    def _finalize_offload_gradient_accumulation(self) -> None:
-        # Boundary set by hand, after backward: the norms are taken from the gradients' homes.
-        self._drain_grads()
-        for group in self.fp16_groups:
-            for param in group:
-                if param.ds_id in self._offload_boundary_param_ids:
-                    home = self._grad_home(param)
-                    self._keep_norm(param, home.to(get_accelerator().current_device_name()))
-
-    def has_overflow(self, partition_gradients: bool = True) -> bool:
-        """Stock scans the host's gradients; resident ones are shown to it there."""
-        self._drain_grads()
-        flat = self.grad_partitions_flat_buffer
-        for idx, grads in self._resident_grads.items():
-            flat.narrow(0, self._subgroup_starts[idx], grads.numel()).copy_(grads)
-        return bool(super().has_overflow(partition_gradients))
+    def _get_fp32_opt_state_partition(
+        self, param: Any, release_swap_buffers: bool, optim_state_key: str | None = None
+    ) -> Any:
+        self._finish_update()
+        return super()._get_fp32_opt_state_partition(param, release_swap_buffers, optim_state_key)
 
     # ---- the update phase --------------------------------------------------------------------
 
@@ -305,6 +263,7 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
             UpdateError: A lane failed, or a parameter got gradients in this accumulation window but
                 none in its last micro-batch: stock would drop them and use an older one again.
         """
+        self._finish_update()
         self._active = set(self.norm_for_param_grads)
         self._refuse_lost_grads()
         super().step(closure)
@@ -376,8 +335,13 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
                     tail_start=min(max(tail_start, 0), tile.numel),
                 )
             )
-        actions = self._schedule.actions(frozenset(widened), self._executor.is_slot_free)
-        self._executor.run(work, actions)
+        executor, update = self._executor, Update(len(work))
+        actions = self._schedule.actions(frozenset(widened), executor.is_slot_free)
+        after = executor.caller_events()
+        self._update = update
+        self._background.launch(update, lambda: executor.run(work, actions, after, update.issued))
+        if not self._settings.just_in_time_forward:
+            self._finish_update()
         self._inactive.stepped(self._keys_of_params(active=True), self._grad_scale)
 
     def _scalars_of(self, subgroup: int) -> AdamScalars:
@@ -405,44 +369,11 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         # The executor has written the 16-bit weights; stock's copy would repeat it.
         self._unflatten_partitioned_parameters(sub_group_id)
 
-    # ---- access to gradients -----------------------------------------------------------------
-
-    def get_fp32_grad_partitions(self) -> dict[int, dict[int, Tensor]]:
-        """This rank's gradients widened to fp32: ``[subgroup][parameter]``, each 1-D."""
-        return {
-            group_idx: {idx: self._fp32_grad(param) for idx, param in enumerate(group)}
-            for group_idx, group in enumerate(self.fp16_groups)
-        }
-
-    def _get_fp32_grad_state_partition(
-        self, param: Any, release_swap_buffers: bool
-    ) -> tuple[Tensor, int]:
-        return self._fp32_grad(param), self.grad_position[self.get_param_id(param)][0]
-
-    def _fp32_grad(self, param: Any) -> Tensor:
-        """What stock holds in fp32: after a step the scaled gradient, before it the raw one."""
-        self._drain_grads()
-        key = self.get_param_id(param)
-        grad = self._inactive.current(key)
-        if grad is not None and key not in self._active:
-            return grad.clone()
-        home = self._grad_home(param).to(torch.float32, copy=True)
-        was_stepped = not self._is_window_open and not self.overflow
-        return home.mul_(self._grad_scale) if was_stepped else home
-
-    def _refuse_to_write_grads(self, *_args: Any, **_kwargs: Any) -> None:
-        raise ConfigError(
-            "gradients cannot be set from outside: there is no fp32 gradient to write to; "
-            'set "deep_optimizer_states.enabled" to false to change gradients before a step'
-        )
-
-    set_fp32_grad_for_param = _refuse_to_write_grads
-    set_local_grad_for_param = _refuse_to_write_grads
-    update_fp32_grad_for_param_vectorized = _refuse_to_write_grads
-
     def destroy(self) -> None:
         """End lanes, unlock host memory, free device slots. A second call changes nothing."""
         try:
+            if not self._closed:
+                self._finish_update()
             super().destroy()
         finally:
             self._close_lanes()
@@ -451,4 +382,8 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
     def _close_lanes(self) -> None:
         if not self._closed:
             self._closed = True
+            for param, name, original in self._gated:
+                setattr(param, name, original)
+            self._gated.clear()
+            self._background.close()
             self._lanes.close()

@@ -33,6 +33,8 @@ class Wait(enum.StrEnum):
     GRADS_FLUSHED = "the update reads gradients only after their flush"
     GRAD_READY = "a gradient is flushed only after backward has reduced it"
     GRAD_HOME = "a gradient is summed only onto one that has been flushed"
+    WEIGHTS_READY = "a parameter is gathered only after its tiles are updated"
+    GRAD_READ = "a gradient is overwritten only after the update has read it"
     WEIGHTS_IDLE = "weights are written only after backward has read them"
 
 
@@ -148,6 +150,14 @@ class Device(abc.ABC):
             scalars: Adam's scalars.
             tail_start: First element rounded as a tail; ``numel`` if none is.
         """
+
+    def leaves_out(self, why: Wait) -> bool:
+        """Whether a test wants this wait left out."""
+        return False
+
+    def enter_thread(self) -> None:
+        """Make the calling thread ready to work on this device."""
+        return
 
     def synchronize(self) -> None:
         """Block until every lane is idle.

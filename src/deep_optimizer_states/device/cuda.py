@@ -145,6 +145,10 @@ class CudaDevice(Device):
         return TritonAdam(self._tail_mode)
 
     @override
+    def enter_thread(self) -> None:
+        torch.cuda.set_device(self._device)  # the current device is a thread's own
+
+    @override
     def close(self) -> None:
         try:
             torch.cuda.synchronize(self._device)

@@ -33,7 +33,7 @@ WIDTH = 37
 STEPS = 5
 SMALL_TILES = {"enabled": True, "tile_numel": 256}
 POLICIES = {
-    "all-host": {"enabled": True, "policy": "all-host"},
+    "all-host": {"enabled": True, "policy": "all-host", "just_in_time_forward": False},
     "stride 1": {"enabled": True, "policy": "stride", "stride": 1},
     "stride 2": {**SMALL_TILES, "policy": "stride", "stride": 2},
     "stride 3": {"enabled": True, "policy": "stride", "stride": 3},
@@ -313,8 +313,11 @@ def break_rules(report):
     """Negative controls: without a wait the result must not be stock's."""
     case = CASES[FIRST_CASE]
     *stock, _ = run(case, None)
-    for wait in (Wait.GRADS_FLUSHED, Wait.GRAD_HOME, Wait.PREFETCHED, Wait.STEPPED):
-        faults = Faults(jitter_s=0.01, without=frozenset({wait}))
+    rules = (Wait.GRADS_FLUSHED, Wait.GRAD_HOME, Wait.PREFETCHED, Wait.STEPPED)
+    for wait in (*rules, Wait.WEIGHTS_READY, Wait.GRAD_READ):
+        # A gradient that is overwritten too early shows only if its parameter was not waited for.
+        without = {wait, Wait.WEIGHTS_READY} if wait is Wait.GRAD_READ else {wait}
+        faults = Faults(jitter_s=0.01, without=frozenset(without))
         *ours, _ = run(case, POLICIES["stride 2"], faults)
         report[f"without | {wait.name}"] = differences(ours, stock)
 

@@ -16,6 +16,7 @@ WORKER = Path(__file__).with_name("equality_worker.py")
 TABLE = Path(__file__).resolve().parents[3] / "docs" / "equality.md"
 ON_CUDA = torch.cuda.is_available()
 RANKS = [n for n in (1, 2, 4) if not ON_CUDA or n <= torch.cuda.device_count()]
+WAITS = ["GRADS_FLUSHED", "GRAD_HOME", "PREFETCHED", "STEPPED", "WEIGHTS_READY", "GRAD_READ"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -62,7 +63,7 @@ def test_nothing_was_left_out(reports):
         assert len(comparisons(reports[4][0])) == 8 + 8
 
 
-@pytest.mark.parametrize("wait", ["GRADS_FLUSHED", "GRAD_HOME", "PREFETCHED", "STEPPED"])
+@pytest.mark.parametrize("wait", WAITS)
 @pytest.mark.skipif(ON_CUDA, reason="waits are left out of the emulated device")
 def test_without_a_wait_the_result_differs(reports, wait):
     """Negative control: the comparison sees what it is there to see."""

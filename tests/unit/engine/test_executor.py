@@ -69,6 +69,11 @@ def make_scalars(step, powers):
     return adam_scalars(group, powers.at(step, GROUP["betas"]), 0.5, True)
 
 
+def run_once(executor, schedule, work, on_issued=lambda tile, event: None):
+    actions = schedule.actions(frozenset(), executor.is_slot_free)
+    executor.run(work, actions, executor.caller_events(), on_issued)
+
+
 def run(schedule, faults=None, steps=STEPS):
     """Some steps with gradients that arrive on the gradient lane; every tensor at the end."""
     subgroups = make_subgroups()
@@ -83,7 +88,7 @@ def run(schedule, faults=None, steps=STEPS):
                 home = subgroup.grad
                 device.grads.submit("gradient", lambda h=home, v=value: h.copy_(v))
             work = make_work(schedule, subgroups, make_scalars(step, powers))
-            executor.run(work, schedule.actions(frozenset(), executor.is_slot_free))
+            run_once(executor, schedule, work)
         device.synchronize()
     finally:
         device.close()
@@ -143,7 +148,7 @@ def test_the_dynamic_split_is_recorded_as_a_plan():
     device = EmulatedDevice(ADAM)
     executor = make_executor(schedule, device)
     work = make_work(schedule, make_subgroups(), make_scalars(1, BetaPowers(GROUP["betas"])))
-    executor.run(work, schedule.actions(frozenset(), executor.is_slot_free))
+    run_once(executor, schedule, work)
     device.close()
     plan = executor.last_plan
     assert sorted(plan.device_tiles + plan.host_tiles) == list(range(len(schedule.tiles)))
@@ -169,7 +174,7 @@ def test_failure_on_a_lane_names_lane_and_work():
     executor = make_executor(schedule, device)
     work = make_work(schedule, make_subgroups(), make_scalars(1, BetaPowers(GROUP["betas"])))
     with pytest.raises(UpdateError, match=r"lane GPU, step of tile 0.*out of luck"):
-        executor.run(work, schedule.actions(frozenset(), executor.is_slot_free))
+        run_once(executor, schedule, work)
     device.close()
 
 

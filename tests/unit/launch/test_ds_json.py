@@ -16,6 +16,7 @@ POINTS = {
     "7B-vanilla-dp4": {"model": "7B"},
     "7B-hybrid-stride5": {"model": "7B", "engine": "hybrid", "stride": 5, "dp": 1},
     "20B-twinflow": {"model": "20B", "offload_ratio": 0.8, "tp": 2},
+    "20B-twinflow-hybrid": {"model": "20B", "offload_ratio": 0.8, "engine": "H", "stride": 2},
     "13B-fp32-sums-no-clipping": {"model": "13B", "grad_accum_dtype": "fp32", "clip_grad": 0},
 }
 
@@ -41,8 +42,9 @@ def test_engines_differ_in_the_plugins_block_alone():
     blocks = [config.pop("deep_optimizer_states", None) for config in configs]
     assert configs[0] == configs[1] == configs[2]
     assert blocks[0] is None
-    assert blocks[1] == {"enabled": True, "policy": "all-host"}
-    assert blocks[2] == {"enabled": True, "policy": "stride", "stride": 2}
+    common = {"enabled": True, "just_in_time_forward": False}
+    assert blocks[1] == {**common, "policy": "all-host"}
+    assert blocks[2] == {**common, "policy": "stride", "stride": 2}
 
 
 def test_the_plugin_reads_the_blocks():

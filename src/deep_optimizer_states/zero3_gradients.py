@@ -1,0 +1,187 @@
+"""How gradients leave the device: our half of ZeRO-3's backward. See ``zero3`` for the rest."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import torch
+from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from torch import Tensor
+
+from deep_optimizer_states.device.base import Device, Event, PendingBytes, Wait
+from deep_optimizer_states.errors import ConfigError
+from deep_optimizer_states.executor import copy_all
+from deep_optimizer_states.inactive import InactiveGradients
+from deep_optimizer_states.plan import subgroup_offsets
+
+
+class GradientFlush(DeepSpeedZeroOptimizer_Stage3):
+    """ZeRO-3 whose reduced gradients go to their home on a lane of their own, in 16 bits.
+
+    A subgroup's gradients live in host memory, or on the device when its state does.
+
+    Args:
+        lanes: Where the copies run.
+        args, kwargs: As DeepSpeed passes them to its own class.
+    """
+
+    grad_partitions_flat_buffer: Tensor
+    offload_optimizer_pin_memory: bool
+
+    def __init__(self, lanes: Device, *args: Any, **kwargs: Any) -> None:
+        self._lanes = lanes
+        self._grad_events: dict[int, Event] = {}
+        self._resident_grads: dict[int, Tensor] = {}
+        self._inactive = InactiveGradients(self._grad_home_of_key)
+        self._grad_scale = 1.0
+        self._active: set[int] = set()
+        self._is_window_open = False
+        self._closed = False
+        # As much in flight as stock allows: about two buckets of gradients, 4 bytes an element.
+        self._pending = PendingBytes(2 * kwargs["reduce_bucket_size"] * 4)
+        super().__init__(*args, **kwargs)
+
+    @functools.cached_property
+    def _subgroup_numels(self) -> list[int]:
+        return [int(numel) for numel in self.fp16_partitioned_groups_flat_numel]
+
+    @functools.cached_property
+    def _subgroup_starts(self) -> list[int]:
+        return subgroup_offsets(self._subgroup_numels)
+
+    def _setup_for_real_optimizer(self) -> None:
+        # Stock would page-lock its gradient buffer, rounded up to a power of two; ours replaces it.
+        pin, self.offload_optimizer_pin_memory = self.offload_optimizer_pin_memory, False
+        try:
+            super()._setup_for_real_optimizer()
+        finally:
+            self.offload_optimizer_pin_memory = pin
+        stock = self.grad_partitions_flat_buffer
+        flat = self._lanes.empty_host(stock.numel(), stock.dtype).zero_()
+        self.grad_partitions_flat_buffer = flat
+        views = self._DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition
+        start = 0
+        for param in itertools.chain.from_iterable(self.fp16_groups):
+            views[param.ds_id] = flat.narrow(0, start, param.partition_numel())
+            start += param.partition_numel()
+
+    def _wait_for(self, param: Any, why: Wait) -> None:
+        """Wait until the update in flight is done with a parameter; ``zero3`` knows how."""
+
+    def _grad_home(self, param: Any) -> Tensor:
+        return self._grad_home_of_key(self.get_param_id(param))
+
+    def _grad_home_of_key(self, key: int) -> Tensor:
+        subgroup, offset, numel = self.grad_position[key]
+        return self._subgroup_grads(subgroup).narrow(0, offset, numel)
+
+    def _subgroup_grads(self, subgroup: int) -> Tensor:
+        if subgroup in self._resident_grads:
+            return self._resident_grads[subgroup]
+        flat = self.grad_partitions_flat_buffer
+        return flat.narrow(0, self._subgroup_starts[subgroup], self._subgroup_numels[subgroup])
+
+    def partition_grads(self, params_to_release: list[Any], grad_partitions: list[Tensor]) -> None:
+        """Flush this rank's share of reduced gradients to their home, without waiting for it.
+
+        Args:
+            params_to_release: Parameters whose gradients were reduced.
+            grad_partitions: This rank's slice of each, 1-D, on the device. Views of a bucket that
+                the next reduction overwrites.
+        """
+        self._is_window_open = True
+        for param, partition in zip(params_to_release, grad_partitions, strict=True):
+            if self._holds_real_data(param):
+                self._offload_boundary_param_ids.add(param.ds_id)
+                self._flush_grad(param, partition)
+            if param.grad is not None and not get_accelerator().is_synchronized_device():
+                param.grad.record_stream(get_accelerator().current_stream())
+            param.grad = None
+
+    def _holds_real_data(self, param: Any) -> bool:
+        """Whether this rank's partition has more than padding."""
+        first = param.partition_numel() * self._get_param_partition_rank(param)
+        return bool(first < param.ds_numel)
+
+    def _flush_grad(self, param: Any, partition: Tensor) -> None:
+        self._wait_for(param, Wait.GRAD_READ)
+        home = self._grad_home(param).narrow(0, 0, partition.numel())
+        if self.micro_step_id == 0:
+            value = partition.to(home.dtype, copy=True)
+        else:
+            # None: this parameter's first gradient ever comes late in a window.
+            if (flushed := self._grad_events.get(param.ds_id)) is not None:
+                self._lanes.caller_waits(flushed, Wait.GRAD_HOME)
+            value = home.to(partition.device, copy=True, non_blocking=True)
+            value.add_(partition.to(home.dtype).view(value.shape))
+        if self.is_gradient_accumulation_boundary():
+            self._keep_norm(param, value)
+        lane = self._lanes.grads
+        lane.wait(self._lanes.record_caller(), Wait.GRAD_READY)
+        lane.submit(
+            f"gradient flush of parameter {param.ds_id}",
+            lambda: copy_all((home,), (value,)),
+            uses=(value,),
+        )
+        self._grad_events[param.ds_id] = event = lane.record()
+        self._pending.add(event, value.nbytes)
+
+    def _keep_norm(self, param: Any, grad: Tensor) -> None:
+        self.norm_for_param_grads[self.get_param_id(param)] = self._constant_buffered_norm2(grad)
+
+    def _drain_grads(self) -> None:
+        if not self._closed:
+            self._lanes.grads.record().synchronize()
+
+    def _finalize_offload_gradient_accumulation(self) -> None:
+        # Boundary set by hand, after backward: the norms are taken from the gradients' homes.
+        self._drain_grads()
+        for group in self.fp16_groups:
+            for param in group:
+                if param.ds_id in self._offload_boundary_param_ids:
+                    home = self._grad_home(param)
+                    self._keep_norm(param, home.to(get_accelerator().current_device_name()))
+
+    def has_overflow(self, partition_gradients: bool = True) -> bool:
+        """Stock scans the host's gradients; resident ones are shown to it there."""
+        self._drain_grads()
+        flat = self.grad_partitions_flat_buffer
+        for idx, grads in self._resident_grads.items():
+            flat.narrow(0, self._subgroup_starts[idx], grads.numel()).copy_(grads)
+        return bool(super().has_overflow(partition_gradients))
+
+    def get_fp32_grad_partitions(self) -> dict[int, dict[int, Tensor]]:
+        """This rank's gradients widened to fp32: ``[subgroup][parameter]``, each 1-D."""
+        return {
+            group_idx: {idx: self._fp32_grad(param) for idx, param in enumerate(group)}
+            for group_idx, group in enumerate(self.fp16_groups)
+        }
+
+    def _get_fp32_grad_state_partition(
+        self, param: Any, release_swap_buffers: bool
+    ) -> tuple[Tensor, int]:
+        return self._fp32_grad(param), self.grad_position[self.get_param_id(param)][0]
+
+    def _fp32_grad(self, param: Any) -> Tensor:
+        """What stock holds in fp32: after a step the scaled gradient, before it the raw one."""
+        self._drain_grads()
+        key = self.get_param_id(param)
+        grad = self._inactive.current(key)
+        if grad is not None and key not in self._active:
+            return grad.clone()
+        home = self._grad_home(param).to(torch.float32, copy=True)
+        was_stepped = not self._is_window_open and not self.overflow
+        return home.mul_(self._grad_scale) if was_stepped else home
+
+    def _refuse_to_write_grads(self, *_args: Any, **_kwargs: Any) -> None:
+        raise ConfigError(
+            "gradients cannot be set from outside: there is no fp32 gradient to write to; "
+            'set "deep_optimizer_states.enabled" to false to change gradients before a step'
+        )
+
+    set_fp32_grad_for_param = _refuse_to_write_grads
+    set_local_grad_for_param = _refuse_to_write_grads
+    update_fp32_grad_for_param_vectorized = _refuse_to_write_grads

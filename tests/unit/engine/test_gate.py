@@ -1,0 +1,89 @@
+import threading
+
+import pytest
+
+from deep_optimizer_states.device.base import Wait
+from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
+from deep_optimizer_states.errors import UpdateError
+from deep_optimizer_states.gate import Background, Update
+from deep_optimizer_states.kernels.host import HostAdam
+
+WHY = Wait.WEIGHTS_READY
+
+
+class Reached:
+    def reached(self):
+        return True
+
+    def synchronize(self):
+        return
+
+
+@pytest.fixture
+def device():
+    device = EmulatedDevice(HostAdam(1))
+    yield device
+    device.close()
+
+
+@pytest.fixture
+def background(device):
+    background = Background(device)
+    yield background
+    background.close()
+
+
+def test_a_gate_opens_with_its_own_tile_not_with_the_whole_update(device, background):
+    update, more = Update(2), threading.Event()
+
+    def run():
+        update.issued(0, Reached())
+        assert more.wait(30)
+        update.issued(1, Reached())
+
+    background.launch(update, run)
+    update.wait([0], device, WHY)
+    assert not more.is_set()
+    more.set()
+    update.wait([0, 1], device, WHY)
+    background.wait()
+
+
+def test_a_failure_opens_every_gate_and_surfaces(device, background):
+    update = Update(3)
+
+    def run():
+        raise UpdateError("lane GPU, step of tile 1: out of luck")
+
+    background.launch(update, run)
+    with pytest.raises(UpdateError, match=r"lane GPU, step of tile 1"):
+        update.wait([2], device, WHY)
+    with pytest.raises(UpdateError, match=r"lane GPU, step of tile 1"):
+        background.wait()
+    background.wait()  # said once
+
+
+def test_waiting_is_bounded(device, background, monkeypatch):
+    monkeypatch.setattr("deep_optimizer_states.gate.WAIT_TIMEOUT_S", 0.1)
+    update, release = Update(1), threading.Event()
+    background.launch(update, lambda: release.wait(30))
+    with pytest.raises(UpdateError, match=r"0\.1 s for the update to reach tile 0"):
+        update.wait([0], device, WHY)
+    with pytest.raises(UpdateError, match=r"0\.1 s for the update to end"):
+        background.wait()
+    release.set()
+
+
+def test_a_wait_that_a_test_leaves_out_does_not_block():
+    device = EmulatedDevice(HostAdam(1), Faults(without=frozenset({WHY})))
+    Update(1).wait([0], device, WHY)
+    device.close()
+
+
+def test_no_thread_is_left_behind(device):
+    before = set(threading.enumerate())
+    background = Background(device)
+    background.launch(Update(0), lambda: None)
+    background.wait()
+    background.close()
+    assert set(threading.enumerate()) - before == set()
