@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from deep_optimizer_states.device.base import Device, Event, Wait
+from deep_optimizer_states.errors import UpdateError
 from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.kernels.scalars import AdamScalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
@@ -214,7 +215,10 @@ class Executor:
             self._device.host_waits(staging.free, Wait.STAGING_FREE)
         (staged,) = staging.views(work.tensors.numel)
         tensors = AdamTensors(*work.tensors.state, work.tensors.grad, staged)
-        self._host_adam.step(tensors, work.scalars, work.tail_start, torch.get_num_threads())
+        try:
+            self._host_adam.step(tensors, work.scalars, work.tail_start, torch.get_num_threads())
+        except Exception as error:
+            raise UpdateError(f"lane CPU, step of {work.name}: {error!r}") from error
 
     def _send_weights(self, tile: int, work: Work) -> None:
         staging, lane = self._held.pop(tile), self._device.weights

@@ -1,0 +1,48 @@
+"""Refusals name the setting; a failing lane surfaces; nothing is left behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).with_name("refusals_worker.py")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    out = tmp_path_factory.mktemp("refusals") / "answers.json"
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+    command += [str(WORKER), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize(
+    ("request_for", "words"),
+    [
+        ("torch AdamW", ["ConfigError", "AdamW", "DeepSpeedCPUAdam"]),
+        ("deepcompile", ["ConfigError", "compile.deepcompile = true", "take it out"]),
+        ("unknown key", ["ConfigError", "strde", 'did you mean "stride"']),
+        ("gradient", ["ConfigError", "gradients cannot be set", "enabled"]),
+        ("autocast fp16", ["ConfigError", "torch_autocast in fp16", "bfloat16"]),
+    ],
+)
+def test_refusals_name_the_setting_and_the_way_out(answers, request_for, words):
+    for word in words:
+        assert word in answers[request_for]
+
+
+def test_a_failing_lane_surfaces_where_the_update_is_waited_for(answers):
+    assert "UpdateError" in answers["lane"]
+    assert "lane CPU, step of tile" in answers["lane"]
+    assert "the CPU lane is out of luck" in answers["lane"]
+
+
+def test_no_thread_of_a_lane_is_left_after_refusals_failures_and_destroy(answers):
+    assert answers["lanes left"] == []

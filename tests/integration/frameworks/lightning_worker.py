@@ -1,0 +1,119 @@
+"""Train under Lightning, stock and with each policy. Not a test itself."""
+
+import os
+
+import comparison
+import lightning.pytorch as pl
+import torch
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
+from torch import nn
+
+import deep_optimizer_states
+
+NUM_EPOCHS = 3
+WIDTH = 37
+
+
+class CpuDeepSpeedStrategy(DeepSpeedStrategy):
+    """Lightning's strategy without its checks for CUDA."""
+
+    @property
+    def root_device(self):
+        # DeepSpeed asks for the index of the device.
+        return torch.device("cpu", self.local_rank)
+
+    def setup_environment(self):
+        DDPStrategy.setup_environment(self)
+
+    def setup_distributed(self):
+        self.set_world_ranks()
+        self._init_deepspeed_distributed()
+
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.losses, self.norms = [], []
+
+    def loss_of(self, batch):
+        x, y = batch.unbind(1)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return (x - y).float().square().mean()
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss_of(batch)
+        self.losses.append(loss.item())
+        return loss
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.norms.append(self.trainer.model.get_global_grad_norm())
+
+    def validation_step(self, batch, batch_idx):
+        self.log("validation_loss", self.loss_of(batch), sync_dist=True)
+
+    def configure_optimizers(self):
+        optimizer = DeepSpeedCPUAdam(self.parameters(), lr=1e-2, weight_decay=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.6)
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+
+class SaveAfterFirstEpoch(pl.Callback):
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_train_epoch_end(self, trainer, module):
+        if trainer.current_epoch == 0:
+            trainer.save_checkpoint(self.folder)
+
+
+class KeepResult(pl.Callback):
+    """Reads the result before Lightning takes the strategy down."""
+
+    result = None
+
+    def on_train_end(self, trainer, module):
+        self.result = comparison.result_of(trainer.model, module.losses, module.norms)
+
+
+def make_trainer(block, folder, callbacks):
+    config = comparison.ds_config(block)
+    strategy = CpuDeepSpeedStrategy if comparison.ON_CPU else DeepSpeedStrategy
+    return pl.Trainer(
+        accelerator="cpu" if comparison.ON_CPU else "gpu",
+        devices=int(os.environ["WORLD_SIZE"]),
+        strategy=strategy(config=config),
+        precision="bf16-mixed",
+        max_epochs=NUM_EPOCHS,
+        accumulate_grad_batches=2,
+        gradient_clip_val=0.1,
+        callbacks=callbacks,
+        default_root_dir=folder,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        logger=False,
+    )
+
+
+def run(block, save_to, resume_from):
+    pl.seed_everything(comparison.SEED)
+    keep = KeepResult()
+    saving = [SaveAfterFirstEpoch(save_to)] if save_to else []
+    trainer = make_trainer(block, save_to or resume_from, [keep, *saving])
+    samples = torch.randn(20, 2, WIDTH, generator=torch.Generator().manual_seed(5))
+    trainer.fit(
+        Module(),
+        torch.utils.data.DataLoader(samples, batch_size=2),
+        torch.utils.data.DataLoader(samples[:4], batch_size=2),
+        ckpt_path=resume_from,
+    )
+    return keep.result
+
+
+if __name__ == "__main__":
+    comparison.make_quick()
+    deep_optimizer_states.install()
+    comparison.compare(run)

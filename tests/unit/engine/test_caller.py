@@ -1,0 +1,110 @@
+"""Rules against the caller's own asynchronous work: a device whose caller is a lane as well."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from deep_optimizer_states.device.base import PendingBytes, Wait
+from deep_optimizer_states.device.emulated import EmulatedDevice, Faults, _ThreadLane
+from deep_optimizer_states.executor import Executor, Sizes, Work
+from deep_optimizer_states.kernels.host import HostAdam
+from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
+from deep_optimizer_states.kernels.tensors import AdamTensors
+from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.zero3_gradients import GradientFlush
+
+ADAM = HostAdam(1)
+
+
+class AsynchronousCaller(EmulatedDevice):
+    """As on CUDA, where backward only queues its kernels."""
+
+    def __init__(self, faults=None):
+        super().__init__(ADAM, faults)
+        self.caller = _ThreadLane("caller", Faults())
+
+    def record_caller(self):
+        return self.caller.record()
+
+    def close(self):
+        self.caller.close()
+        super().close()
+
+
+def open_device(without):
+    return AsynchronousCaller(Faults(without=frozenset(without)))
+
+
+def weights_that_backward_reads(without, policy):
+    """What a backward that is still running reads while the update is launched."""
+    device, read = open_device(without), {}
+    schedule = Schedule.make([256], policy, 1, 1.0, 64)
+    sizes = Sizes(schedule.slot_numel, schedule.staging_numel, torch.float32, torch.float32)
+    executor = Executor(sizes, device, ADAM)
+    tensors = AdamTensors(*(torch.ones(256) for _ in range(5)))
+
+    def backward():
+        time.sleep(0.1)
+        read["weights"] = tensors.weights.clone()
+
+    device.caller.submit("backward", backward)
+    group = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
+    group["bias_correction"] = True
+    scalars = adam_scalars(group, BetaPowers(group["betas"]).at(1, group["betas"]), 1.0, True)
+    work = [
+        Work(str(t), tensors.narrow(t.start, t.numel), scalars, t.numel) for t in schedule.tiles
+    ]
+    actions = schedule.actions(frozenset(), executor.is_slot_free)
+    executor.run(work, actions, executor.caller_events(), lambda tile, event: None)
+    device.caller.record().synchronize()
+    device.close()
+    assert not torch.equal(tensors.weights, torch.ones(256)), "nothing was updated"
+    return read["weights"]
+
+
+@pytest.mark.parametrize("policy", ["all-host", "all-device"])
+def test_weights_are_written_only_after_backward_has_read_them(policy):
+    assert torch.equal(weights_that_backward_reads((), policy), torch.ones(256))
+
+
+@pytest.mark.parametrize("policy", ["all-host", "all-device"])
+def test_without_the_wait_backward_reads_new_weights(policy):
+    """Negative control."""
+    read = weights_that_backward_reads({Wait.WEIGHTS_IDLE}, policy)
+    assert not torch.equal(read, torch.ones(256))
+
+
+class Flusher(GradientFlush):
+    """One parameter's flush, without a model around it."""
+
+    def __init__(self, device):
+        self._lanes, self._grad_events = device, {}
+        self._pending = PendingBytes(1 << 20)
+        self.home, self.micro_step_id = torch.zeros(8), 0
+
+    def _grad_home(self, param):
+        return self.home
+
+    def is_gradient_accumulation_boundary(self):
+        return False
+
+
+class Parameter:
+    ds_id = 0
+
+
+@pytest.mark.parametrize("without", [(), (Wait.GRAD_READY,)], ids=["kept", "left out"])
+def test_a_gradient_is_flushed_only_after_backward_has_reduced_it(without):
+    device, reduced = open_device(without), threading.Event()
+    device.caller.submit("reduction", lambda: reduced.wait(30))
+    flusher = Flusher(device)
+    flusher._flush_grad(Parameter, torch.ones(8))
+    time.sleep(0.1)
+    arrived_early = bool(flusher.home.any())
+    reduced.set()
+    device.synchronize()
+    device.close()
+    assert torch.equal(flusher.home, torch.ones(8))
+    assert arrived_early == bool(without)
