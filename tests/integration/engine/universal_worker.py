@@ -53,7 +53,7 @@ def main():
         save(folder)
     else:
         Path(sys.argv[3]).write_text(json.dumps(load(folder)))
-    torch.distributed.destroy_process_group()
+    equality.leave()
 
 
 if __name__ == "__main__":

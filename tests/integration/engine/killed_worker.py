@@ -1,0 +1,73 @@
+"""Train with a checkpoint every step, from the last one there is; see test_killed.py.
+
+``killed_worker.py train FOLDER`` under the plugin, until killed or done; ``killed_worker.py replay
+FOLDER OUT.json`` under stock, from the same checkpoints' steps. Not a test itself.
+"""
+
+import functools
+import json
+import sys
+from pathlib import Path
+
+import cpuinfo
+import deepspeed
+import deepspeed.ops
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import equality_worker as equality
+
+import deep_optimizer_states
+
+STEPS = 100
+CASE = equality.Case()
+BLOCK = equality.POLICIES["stride 2"]
+
+
+def go_on(folder, block, until):
+    """From the last checkpoint, or the beginning, to step ``until``; a checkpoint every step."""
+    engine = equality.make_engine(CASE, block)
+    start = 0
+    if (folder / "latest").is_file():
+        engine.load_checkpoint(folder)
+        start = engine.global_steps
+    with (folder / "starts").open("a") as file:
+        file.write(f"{start}\n")
+    for step in range(start, until):
+        equality.train(engine, CASE, steps=1, skip=step)
+        engine.save_checkpoint(folder)
+    return engine
+
+
+def replay(folder, out):
+    """Stock, stopped and started where the killed run was; then both ends compared."""
+    starts = [int(line) for line in (folder / "starts").read_text().split()]
+    stock_folder = folder / "stock"
+    stock_folder.mkdir()
+    for stop in [*starts[1:], STEPS]:
+        stock = go_on(stock_folder, None, stop)
+        stock_state = equality.state_of(stock)
+        stock.destroy()
+    engine = equality.make_engine(CASE, BLOCK)
+    engine.load_checkpoint(folder)
+    ours = equality.state_of(engine)
+    different = [key for key in ours if not torch.equal(ours[key], stock_state[key])]
+    out.write_text(json.dumps({"starts": starts, "different": different}))
+    engine.destroy()
+
+
+def main():
+    mode, folder = sys.argv[1], Path(sys.argv[2])
+    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
+    deep_optimizer_states.install()
+    if mode == "train":
+        go_on(folder, BLOCK, STEPS).destroy()
+    else:
+        replay(folder, Path(sys.argv[3]))
+    equality.leave()
+
+
+if __name__ == "__main__":
+    main()
