@@ -17,6 +17,7 @@ import deepspeed.ops
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import DeepSpeedCPUAdam
+from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from deepspeed.utils import (
     safe_get_full_fp32_param,
     safe_get_full_optimizer_state,
@@ -137,6 +138,21 @@ def read_state_between(engine, micro_step):
             safe_get_full_optimizer_state(parameter, "exp_avg")
 
 
+def save_16bit_between(engine, micro_step):
+    """Weights as a user saves them, right after a step; losses alone would not show them."""
+    if micro_step % 2 == 0:
+        weights = engine._zero3_consolidated_16bit_state_dict()
+        if engine.global_rank == 0:
+            total = sum(tensor.double().sum().item() for tensor in weights.values())
+            engine.seen = [*getattr(engine, "seen", []), total]
+
+
+def offload_midway(engine, micro_step):
+    if micro_step == 4:
+        engine.offload_states(include=[OffloadStateTypeEnum.lp_params])
+        engine.reload_states()
+
+
 def set_weights_midway(engine, micro_step):
     if micro_step == 4:
         weight = engine.module.layers[3].weight
@@ -175,6 +191,8 @@ CASES = {
     "first used late in a window": Case(skips=lambda n: (2,) if n == 0 else ()),
     "never used": Case(skips=lambda n: (2,)),
     "eval between steps": Case(before=evaluate_between),
+    "16-bit weights saved between steps": Case(before=save_16bit_between),
+    "offload_states and back": Case(before=offload_midway),
     "safe_get_* between steps": Case(before=read_state_between),
     # Stock itself fails here on a parameter whose elements the ranks do not divide.
     "safe_set_full_fp32_param": Case(before=set_weights_midway, most_ranks=1),
@@ -265,9 +283,11 @@ def state_of(engine):
 
 
 def differences(ours, stock):
-    (losses, norms), state = ours
-    (stock_losses, stock_norms), stock_state = stock
+    (losses, norms, *seen), state = ours
+    (stock_losses, stock_norms, *stock_seen), stock_state = stock
     found = []
+    if seen != stock_seen:
+        found.append("what was saved on the way")
     if losses != stock_losses:
         found.append("losses")
     if norms != stock_norms:
@@ -286,6 +306,7 @@ def run(case, block, faults=None):
         results = train(engine, case, case.steps)
         if "fp16" in case.config:
             assert 0 < engine.skipped_steps < case.steps, "no overflow, or nothing else"
+        results = (*results, getattr(engine, "seen", []))
         return results, state_of(engine), type(engine.optimizer).__name__
     finally:
         engine.destroy()
@@ -307,6 +328,27 @@ def compare_all(report):
         for policy, (*results, our_class) in ours.items():
             assert our_class == "InterleavedZeroOptimizer"
             report[f"{case_name} | {policy}"] = differences(results, stock)
+
+
+def two_engines_at_once(report):
+    """Two engines of one process, a step of one between the steps of the other."""
+    case = CASES[FIRST_CASE]
+
+    def both(blocks):
+        engines = [make_engine(case, block) for block in blocks]
+        losses = [[], []]
+        for step in range(STEPS):
+            for engine, seen in zip(engines, losses, strict=True):
+                seen += train(engine, case, steps=1, skip=step)[0]
+        results = [((seen, []), state_of(e)) for e, seen in zip(engines, losses, strict=True)]
+        for engine in engines:
+            engine.destroy()
+        return results
+
+    ours = both([POLICIES["stride 2"], POLICIES["dynamic"]])
+    stock = both([None, None])
+    for name, mine, theirs in zip(("stride 2", "dynamic"), ours, stock, strict=True):
+        report[f"two engines at once | {name}"] = differences(mine, theirs)
 
 
 def break_rules(report):
@@ -368,6 +410,7 @@ def main():
     compare_all(report)
     if os.environ["WORLD_SIZE"] == "1" and not torch.cuda.is_available():
         break_rules(report)
+    two_engines_at_once(report)
     resume(report, folder)
     out.with_suffix(f".{os.environ['RANK']}.json").write_text(json.dumps(report))
     leave()

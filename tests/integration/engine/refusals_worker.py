@@ -109,6 +109,13 @@ def main():
                 zero_force_ds_cpu_optimizer=False,
             )
         ),
+        "SGD": answer(
+            lambda: make_engine(
+                own=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+                zero_allow_untested_optimizer=True,
+                zero_force_ds_cpu_optimizer=False,
+            )
+        ),
         "deepcompile": answer(lambda: make_engine(compile={"deepcompile": True})),
         "unknown key": answer(
             lambda: make_engine(deep_optimizer_states={"enabled": True, "strde": 2})

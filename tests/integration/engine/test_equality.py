@@ -56,11 +56,11 @@ def test_every_feature_under_every_policy_equals_stock(reports, ranks):
 
 
 def test_nothing_was_left_out(reports):
-    """Eight policies on the first feature, three on each of the other 23, eight ways to resume."""
-    assert len(comparisons(reports[1][0])) == 8 + 3 * 23 + 8
+    """Eight policies on the first feature, three on the other 25, two engines, eight resumes."""
+    assert len(comparisons(reports[1][0])) == 8 + 3 * 25 + 2 + 8
     if 4 in RANKS:
-        assert len(comparisons(reports[2][0])) == 8 + 2 * 22 + 8
-        assert len(comparisons(reports[4][0])) == 8 + 8
+        assert len(comparisons(reports[2][0])) == 8 + 2 * 24 + 2 + 8
+        assert len(comparisons(reports[4][0])) == 8 + 2 + 8
 
 
 @pytest.mark.parametrize("wait", WAITS)

@@ -27,6 +27,7 @@ def answers(tmp_path_factory):
     ("request_for", "words"),
     [
         ("torch AdamW", ["ConfigError", "AdamW", "DeepSpeedCPUAdam"]),
+        ("SGD", ["ConfigError", "SGD", "DeepSpeedCPUAdam"]),
         ("deepcompile", ["ConfigError", "compile.deepcompile = true", "take it out"]),
         ("unknown key", ["ConfigError", "strde", 'did you mean "stride"']),
         ("gradient", ["ConfigError", "gradients cannot be set", "enabled"]),

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 
 from deep_optimizer_states.device.base import PendingBytes, Wait
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
@@ -126,6 +127,19 @@ def test_random_delays_change_nothing(name):
         if seed == 0:
             expected = run(make_schedule(), steps=2)
         assert torch.equal(result, expected), f"seed {seed}"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["all-host", "ratio", "stride", "all-device", "dynamic"]),
+    st.integers(1, 4),
+    st.floats(0, 1),
+    st.integers(1, 80).map(lambda n: 16 * n),
+)
+def test_any_plan_uses_slots_only_between_copy_and_flush(policy, stride, ratio, tile_numel):
+    """Slots are poisoned before their copy and after their flush: a wrong use gives NaN."""
+    schedule = make_schedule(policy, stride, ratio, tile_numel)
+    assert torch.equal(run(schedule), REFERENCE)
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,10 @@ def test_papers_keys_are_accepted_and_the_users_config_is_not_changed(installed)
             {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}},
             "super_offload",
         ),
+        (
+            {"stage": 3, "offload_optimizer": {"device": "cpu"}, "zenflow": {}},
+            "zenflow",
+        ),
     ],
 )
 def test_what_the_engine_does_not_do_is_refused_by_name(installed, zero, setting):
