@@ -7,6 +7,7 @@ pages are touched. So the need is compared with what is free first, and said in 
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import psutil
@@ -50,6 +51,23 @@ def check_host_memory(host_numel: int, staging_bytes: int, free_bytes: int, num_
             f"machine, and buffers); {free_bytes / GIB:.1f} GiB are free. Use more machines, a "
             'smaller model, or "deep_optimizer_states.ratio" below 1 to keep a share on the device'
         )
+
+
+def lock_limit_bytes() -> int | None:
+    """What a process may lock (``ulimit -l``), in bytes; None without a limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def explain_lock_limit(num_bytes: int, limit_bytes: int | None) -> str | None:
+    """A warning when state of ``num_bytes`` may not be page-locked; None when it may."""
+    if limit_bytes is None or num_bytes <= limit_bytes:
+        return None
+    return (
+        f"`ulimit -l` lets a process lock {limit_bytes / GIB:.1f} GiB and this rank's optimizer "
+        f"state has {num_bytes / GIB:.1f} GiB; what cannot be locked is kept pageable, and its "
+        "copies will not overlap with anything. Raise the limit (ulimit -l unlimited)"
+    )
 
 
 def local_ranks() -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
-from deepspeed.utils import log_dist
+from deepspeed.utils import log_dist, logger
 from torch import Tensor
 
 from deep_optimizer_states.config import Settings
@@ -24,7 +24,14 @@ from deep_optimizer_states.kernels.calibrate_tail import find_tail
 from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.kernels.scalars import AdamScalars, BetaPowers, adam_scalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
-from deep_optimizer_states.memory import check_host_memory, free_host_bytes, local_ranks
+from deep_optimizer_states.memory import (
+    STATE_BYTES,
+    check_host_memory,
+    explain_lock_limit,
+    free_host_bytes,
+    local_ranks,
+    lock_limit_bytes,
+)
 from deep_optimizer_states.plan import Plan
 from deep_optimizer_states.schedule import Schedule
 from deep_optimizer_states.zero3_gradients import GradientFlush
@@ -134,6 +141,10 @@ class InterleavedZeroOptimizer(GradientFlush):
         host_numel = sum(n for i, n in enumerate(self._subgroup_numels) if i not in resident)
         staging_bytes = 2 * self._schedule.staging_numel * self.dtype.itemsize
         check_host_memory(host_numel, staging_bytes, free_host_bytes(), local_ranks())
+        if get_accelerator().device_name() == "cuda":
+            warning = explain_lock_limit(host_numel * STATE_BYTES, lock_limit_bytes())
+            if warning:
+                logger.warning(warning)
         super()._create_fp32_partitions()
         for idx, master in enumerate(self.fp32_partitioned_groups_flat):
             # The tensor object is the key of the optimizer's state, so only its storage moves.

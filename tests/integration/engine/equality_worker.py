@@ -43,7 +43,7 @@ POLICIES = {
     "stride 2, ratio 0.7": {"enabled": True, "policy": "stride", "stride": 2, "ratio": 0.7},
     "dynamic": {**SMALL_TILES, "policy": "dynamic"},
 }
-FEW_POLICIES = {1: ("stride 2", "ratio 0.5", "dynamic"), 2: ("stride 2", "dynamic"), 4: ()}
+FEW_POLICIES = {1: tuple(POLICIES), 2: ("stride 2", "ratio 0.5", "dynamic"), 4: ()}
 """What every feature is run under, by number of ranks; the first case runs under all."""
 
 

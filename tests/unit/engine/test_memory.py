@@ -21,6 +21,22 @@ def test_state_that_does_not_fit_is_refused_with_figures_and_a_way_out():
     assert isinstance(refused.value, MemoryError)
 
 
+def test_a_lock_limit_below_the_state_is_explained():
+    assert memory.explain_lock_limit(5 * GIB, None) is None
+    assert memory.explain_lock_limit(5 * GIB, 5 * GIB) is None
+    warning = memory.explain_lock_limit(6 * GIB, 2**16)
+    assert "ulimit -l" in warning
+    assert "6.0 GiB" in warning
+
+
+def test_the_lock_limit_is_the_process_own(monkeypatch):
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda which: (65536, 65536))
+    assert memory.lock_limit_bytes() == 65536
+    unlimited = (memory.resource.RLIM_INFINITY,) * 2
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda which: unlimited)
+    assert memory.lock_limit_bytes() is None
+
+
 def test_a_containers_limit_counts(monkeypatch):
     limits = {"/sys/fs/cgroup/memory.max": 3 * GIB, "/sys/fs/cgroup/memory.current": 2 * GIB}
     monkeypatch.setattr(memory, "_read_number", limits.get)
