@@ -24,12 +24,25 @@ CASE = equality.Case()
 BLOCK = equality.POLICIES["stride 2"]
 
 
+def last_tag(folder):
+    """The last whole checkpoint.
+
+    DeepSpeed writes `latest` after everything else, but not in one piece: killed in between, it is
+    empty, and then the newest checkpoint is whole.
+    """
+    if not (folder / "latest").is_file():
+        return None
+    written = (folder / "latest").read_text().strip()
+    tags = [path.name for path in folder.glob("global_step*")]
+    return written or max(tags, key=lambda tag: int(tag.removeprefix("global_step")))
+
+
 def go_on(folder, block, until):
     """From the last checkpoint, or the beginning, to step ``until``; a checkpoint every step."""
     engine = equality.make_engine(CASE, block)
     start = 0
-    if (folder / "latest").is_file():
-        engine.load_checkpoint(folder)
+    if tag := last_tag(folder):
+        engine.load_checkpoint(folder, tag=tag)
         start = engine.global_steps
     with (folder / "starts").open("a") as file:
         file.write(f"{start}\n")
@@ -49,7 +62,7 @@ def replay(folder, out):
         stock_state = equality.state_of(stock)
         stock.destroy()
     engine = equality.make_engine(CASE, BLOCK)
-    engine.load_checkpoint(folder)
+    engine.load_checkpoint(folder, tag=last_tag(folder))
     ours = equality.state_of(engine)
     different = [key for key in ours if not torch.equal(ours[key], stock_state[key])]
     out.write_text(json.dumps({"starts": starts, "different": different}))
