@@ -51,5 +51,5 @@ def test_a_run_killed_at_random_moments_ends_as_stock_does(tmp_path):
     finish(start("replay", tmp_path, tmp_path / "report.json"))
     report = json.loads((tmp_path / "report.json").read_text())
     assert len(report["starts"]) == KILLS + 1
-    assert len({step for step in report["starts"] if step}) >= 2, "killed too early or too late"
+    assert any(0 < step < 100 for step in report["starts"]), "killed too early or too late"
     assert report["different"] == []
