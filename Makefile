@@ -9,7 +9,7 @@ export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 SOURCES := src configs launch parse plots dataset
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-fast fmt golden smoke dataset clean ci
+.PHONY: help setup test test-fast fmt golden equality smoke dataset clean ci
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,7 +37,9 @@ fmt: setup ## format the code
 
 golden: setup ## rewrite golden files (review the diff)
 	GOLDEN_REWRITE=1 $(BIN)/pytest -q tests/unit -k golden
-	GOLDEN_REWRITE=1 $(BIN)/pytest -q tests/integration/engine -k table
+
+equality: setup ## every feature, policy and number of ranks against stock; writes docs/equality.md (half an hour)
+	EQUALITY_FULL=1 $(BIN)/pytest -q tests/integration/engine/test_equality.py
 
 dataset: setup ## token files of the embedded corpus
 	$(BIN)/python -m dataset prepare

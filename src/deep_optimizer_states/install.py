@@ -104,7 +104,18 @@ def check_supported(config: Any) -> None:
     device = "none" if offload is None else _text(offload.device)
     param_device = "none" if offload_param is None else _text(offload_param.device)
     ratio = 1.0 if offload is None else offload.ratio
+    optimizer = config.optimizer_name or "adam"  # none: the caller passes its own, checked later
     wrong = [
+        (
+            optimizer.lower() not in ("adam", "adamw"),
+            f"optimizer.type = {optimizer}",
+            'set it to "Adam" or "AdamW"',
+        ),
+        (
+            bool((config.optimizer_params or {}).get("torch_adam")),
+            "optimizer.params.torch_adam = true",
+            "take it out: the update is DeepSpeedCPUAdam's",
+        ),
         (zero.stage != 3, f"zero_optimization.stage = {zero.stage}", "set it to 3"),
         (device != "cpu", f"offload_optimizer.device = {device}", 'set it to "cpu"'),
         (

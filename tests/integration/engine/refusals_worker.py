@@ -3,6 +3,7 @@
 Run as the only rank: ``refusals_worker.py OUT.json``. Not a test itself.
 """
 
+import gc
 import json
 import os
 import sys
@@ -21,15 +22,15 @@ from deep_optimizer_states.kernels.host import HostAdam
 BLOCK = {"enabled": True, "policy": "stride", "stride": 2}
 
 
-def make_engine(**changes):
-    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
+def make_engine(width=8, model=None, **changes):
+    model = model or torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(4)))
     config = {
         "train_batch_size": 1,
         "train_micro_batch_size_per_gpu": 1,
         "zero_optimization": {
             "stage": 3,
             "offload_optimizer": {"device": "cpu"},
-            "sub_group_size": 70,
+            "sub_group_size": 70 if width == 8 else 300_000,
             "reduce_bucket_size": 1000,
         },
         "bf16": {"enabled": True},
@@ -42,8 +43,8 @@ def make_engine(**changes):
     )[0]
 
 
-def step(engine):
-    loss = engine(torch.ones(1, 8, device=engine.device, dtype=torch.bfloat16)).float().sum()
+def step(engine, width=8):
+    loss = engine(torch.ones(1, width, device=engine.device, dtype=torch.bfloat16)).float().sum()
     engine.backward(loss)
     engine.step()
 
@@ -84,6 +85,39 @@ def failure_in_a_lane():
         answer(engine.destroy)
 
 
+def tensor_bytes():
+    """Bytes of all storages that live tensors of this process use."""
+    gc.collect()
+    tensors = [found for found in gc.get_objects() if type(found) is torch.Tensor]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def host_bytes(block):
+    """What optimizer state and gradients take beside the weights, in bytes a parameter."""
+    before = tensor_bytes()
+    engine = make_engine(width=512, deep_optimizer_states=block)
+    try:
+        step(engine, 512)
+        numel = sum(parameter.ds_numel for parameter in engine.module.parameters())
+        optimizer = engine.optimizer
+        homes = [optimizer.grad_partitions_flat_buffer]
+        for master in optimizer.fp32_partitioned_groups_flat:
+            state = optimizer.optimizer.state[master]
+            homes += [master, state["exp_avg"], state["exp_avg_sq"], master.grad]
+        state_bytes = sum(h.untyped_storage().nbytes() for h in homes if h is not None)
+        return {"state": state_bytes / numel, "all": (tensor_bytes() - before) / numel}
+    finally:
+        engine.destroy()
+
+
+def muon():
+    model = torch.nn.Linear(8, 8)
+    for parameter in model.parameters():
+        parameter.use_muon = parameter.ndim > 1
+    return make_engine(model=model, optimizer={"type": "Muon", "params": {"lr": 1e-3}})
+
+
 def set_gradient():
     engine = make_engine()
     try:
@@ -116,6 +150,9 @@ def main():
                 zero_force_ds_cpu_optimizer=False,
             )
         ),
+        "Muon": answer(muon),
+        "host bytes": host_bytes({"enabled": True, "policy": "all-host"}),
+        "stock's host bytes": host_bytes({"enabled": False}),
         "deepcompile": answer(lambda: make_engine(compile={"deepcompile": True})),
         "unknown key": answer(
             lambda: make_engine(deep_optimizer_states={"enabled": True, "strde": 2})

@@ -1,6 +1,7 @@
 """Bitwise equality with stock DeepSpeed: losses, norms, master weights, moments, 16-bit weights.
 
-`docs/equality.md` holds the table that these runs produce; `make golden` rewrites it.
+`docs/equality.md` holds the table of the full set of runs, which `make equality` makes and writes.
+The tests make a part of them and check that the table says the same.
 """
 
 import json
@@ -14,10 +15,11 @@ import torch
 
 WORKER = Path(__file__).with_name("equality_worker.py")
 TABLE = Path(__file__).resolve().parents[3] / "docs" / "equality.md"
+FULL = "EQUALITY_FULL" in os.environ
 ON_CUDA = torch.cuda.is_available()
 RANKS = [n for n in (1, 2, 4) if not ON_CUDA or n <= torch.cuda.device_count()]
 WAITS = ["GRADS_FLUSHED", "GRAD_HOME", "PREFETCHED", "STEPPED", "WEIGHTS_READY", "GRAD_READ"]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600 if FULL else 1500)]
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +58,13 @@ def test_every_feature_under_every_policy_equals_stock(reports, ranks):
 
 
 def test_nothing_was_left_out(reports):
-    """Eight policies on 26 features, two engines at once, eight resumes; fewer on more ranks."""
-    assert len(comparisons(reports[1][0])) == 8 + 8 * 25 + 2 + 8
-    if 4 in RANKS:
+    """Eight policies on 26 features, two engines at once, resumes; fewer on more ranks."""
+    assert len(comparisons(reports[1][0])) == 8 + 8 * 25 + 2 + 80
+    if 4 in RANKS and not FULL:
         assert len(comparisons(reports[2][0])) == 8 + 3 * 24 + 2 + 8
         assert len(comparisons(reports[4][0])) == 8 + 2 + 8
+    if 4 in RANKS and FULL:  # one feature is beyond stock itself on more than one rank
+        assert [len(comparisons(reports[n][0])) for n in (2, 4)] == [8 + 8 * 24 + 2 + 80] * 2
 
 
 @pytest.mark.parametrize("wait", WAITS)
@@ -71,38 +75,78 @@ def test_without_a_wait_the_result_differs(reports, wait):
 
 
 @pytest.mark.skipif(ON_CUDA, reason="the table in docs is of the emulated device")
-def test_the_table_in_docs_is_what_the_runs_gave(reports):
-    table = _table(reports)
-    if os.environ.get("GOLDEN_REWRITE"):
-        TABLE.write_text(table)
-    assert TABLE.read_text() == table
+def test_the_table_in_docs_says_what_the_runs_gave(reports):
+    cells = _cells(reports)
+    if FULL:
+        TABLE.write_text(_table(cells))
+    documented = _read_table(TABLE.read_text())
+    for place, ranks in cells.items():
+        assert set(ranks) <= set(documented[place]), place
+    if FULL:
+        assert documented == cells
 
 
-def _table(reports):
-    rows = {}
+def _cells(reports):
+    """``(feature, policy)`` or ``("resume", way)`` -> the numbers of ranks that were equal."""
+    cells = {}
     for ranks, of_rank in reports.items():
         for key in comparisons(of_rank[0]):
             found = any(report[key] for report in of_rank)
             feature, _, policy = key.partition(" | ")
-            rows.setdefault(feature, {}).setdefault(policy, []).append(
-                f"**{ranks}: differs**" if found else str(ranks)
-            )
-    resumes = rows.pop("resume")
-    policies = list(rows[next(iter(rows))])
-    lines = [
-        "# What equals stock DeepSpeed, bit for bit",
-        "",
-        "Written by `tests/integration/engine/test_equality.py` (`make golden`), on the emulated",
-        "device. A number is a number of ranks on which losses, gradient norms, master weights,",
-        "moments and 16-bit weights were all bitwise equal to stock ZeRO-3 offload; an empty cell",
-        "was not run.",
-        "",
-        f"| feature | {' | '.join(policies)} |",
-        f"|---|{'---|' * len(policies)}",
-    ]
-    for feature, cells in rows.items():
-        row = " | ".join(", ".join(cells.get(policy, [])) for policy in policies)
-        lines.append(f"| {feature} | {row} |")
-    lines += ["", "| saved and loaded | ranks |", "|---|---|"]
-    lines += [f"| {way} | {', '.join(cells)} |" for way, cells in resumes.items()]
-    return "\n".join(lines) + "\n"
+            text = f"**{ranks}: differs**" if found else str(ranks)
+            cells.setdefault((feature, policy), []).append(text)
+    return cells
+
+
+def _table(cells):
+    ways = [policy for feature, policy in cells if feature == "resume"]
+    engines = list(dict.fromkeys(way.partition(" to ")[0] for way in ways))
+    features = list(dict.fromkeys(feature for feature, _ in cells if feature != "resume"))
+    policies = list(dict.fromkeys(policy for feature, policy in cells if feature != "resume"))
+    return "\n".join(
+        [
+            "# What equals stock DeepSpeed, bit for bit",
+            "",
+            "Written by `make equality`, on the emulated device. A number is a number of ranks on",
+            "which losses, gradient norms, master weights, moments and 16-bit weights were all",
+            "bitwise equal to stock ZeRO-3 offload; an empty cell was not run. `make test` repeats",
+            "a part of it. `safe_set_full_fp32_param` fails in stock itself on more ranks.",
+            "",
+            *_rows("feature", features, policies, lambda row, column: cells.get((row, column))),
+            "",
+            "Saved by the engine of the row, loaded and trained on by the engine of the column:",
+            "equal to stock that loads stock's, which is the reference and has no cell.",
+            "",
+            *_rows(
+                "saved by",
+                engines,
+                engines,
+                lambda row, column: cells.get(("resume", f"{row} to {column}")),
+            ),
+            "",
+        ]
+    )
+
+
+def _rows(corner, rows, columns, cell):
+    yield f"| {corner} | {' | '.join(columns)} |"
+    yield f"|---|{'---|' * len(columns)}"
+    for row in rows:
+        texts = (", ".join(cell(row, column) or []) for column in columns)
+        yield f"| {row} | {' | '.join(texts)} |"
+
+
+def _read_table(text):
+    cells, columns, is_resume = {}, [], False
+    for line in text.splitlines():
+        if not line.startswith("| "):
+            continue
+        head, *row = (part.strip() for part in line.strip("|").split("|"))
+        if head in ("feature", "saved by"):
+            columns, is_resume = row, head == "saved by"
+            continue
+        for column, cell in zip(columns, row, strict=True):
+            place = ("resume", f"{head} to {column}") if is_resume else (head, column)
+            if cell:
+                cells[place] = cell.split(", ")
+    return cells

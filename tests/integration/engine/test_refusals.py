@@ -28,6 +28,7 @@ def answers(tmp_path_factory):
     [
         ("torch AdamW", ["ConfigError", "AdamW", "DeepSpeedCPUAdam"]),
         ("SGD", ["ConfigError", "SGD", "DeepSpeedCPUAdam"]),
+        ("Muon", ["ConfigError", "optimizer.type = muon", 'set it to "Adam" or "AdamW"']),
         ("deepcompile", ["ConfigError", "compile.deepcompile = true", "take it out"]),
         ("unknown key", ["ConfigError", "strde", 'did you mean "stride"']),
         ("gradient", ["ConfigError", "gradients cannot be set", "enabled"]),
@@ -47,3 +48,13 @@ def test_a_failing_lane_surfaces_where_the_update_is_waited_for(answers):
 
 def test_no_thread_of_a_lane_is_left_after_refusals_failures_and_destroy(answers):
     assert answers["lanes left"] == []
+
+
+def test_the_state_takes_14_host_bytes_a_parameter_where_stock_takes_18(answers):
+    assert answers["host bytes"]["state"] == pytest.approx(14, rel=0.01)
+    assert answers["stock's host bytes"]["state"] == pytest.approx(18, rel=0.01)
+
+
+def test_nothing_beside_the_state_eats_what_it_saves(answers):
+    """All tensors count, the emulated device's staging buffers and the weights too."""
+    assert answers["host bytes"]["all"] < answers["stock's host bytes"]["all"]

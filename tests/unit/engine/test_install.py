@@ -93,6 +93,17 @@ def test_what_the_engine_does_not_do_is_refused_by_name(installed, zero, setting
         read(ds_config(zero_optimization=zero))
 
 
+@pytest.mark.parametrize("name", ["Muon", "Lion", "Adagrad", "SGD"])
+def test_another_optimizer_is_refused_by_name_before_it_is_built(installed, name):
+    with pytest.raises(ConfigError, match=rf'(?i)optimizer.type = {name}: set it to "Adam"'):
+        read(ds_config(optimizer={"type": name, "params": {"lr": 1e-3}}))
+
+
+def test_torchs_adam_is_refused_by_name(installed):
+    with pytest.raises(ConfigError, match="torch_adam = true: take it out"):
+        read(ds_config(optimizer={"type": "Adam", "params": {"torch_adam": True}}))
+
+
 def test_disabled_block_restricts_nothing(installed):
     read(ds_config(zero_optimization={"stage": 1}, deep_optimizer_states={"enabled": False}))
 
