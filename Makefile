@@ -38,7 +38,7 @@ fmt: setup ## format the code
 golden: setup ## rewrite golden files (review the diff)
 	GOLDEN_REWRITE=1 $(BIN)/pytest -q tests/unit -k golden
 
-equality: setup ## every feature, policy and number of ranks against stock; writes docs/equality.md (half an hour)
+equality: setup ## every feature, policy and number of ranks against stock; writes docs/equality.md (a quarter of an hour)
 	EQUALITY_FULL=1 $(BIN)/pytest -q tests/integration/engine/test_equality.py
 
 dataset: setup ## token files of the embedded corpus

@@ -11,6 +11,9 @@ from configs.schema import PAPER_KEYS, Engine, engine_by_any_name, load_model
 MODEL_PREFIX = "model."
 """``model.hidden`` changes one field of the model that the point names."""
 
+_BATCH = ("accumulation", "global_batch_size")
+"""Two ways to say the same; one that is laid over replaces the other."""
+
 
 def apply_overrides(table: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of ``table`` with ``overrides`` laid over it.
@@ -38,6 +41,9 @@ def apply_overrides(table: Mapping[str, Any], overrides: Mapping[str, Any]) -> d
             result.pop(key, None)
         if stays_hybrid and gap:
             result.setdefault("stride", gap)
+    for one, other in (_BATCH, _BATCH[::-1]):
+        if one in overrides:
+            result.pop(other, None)
     of_model = {
         key.removeprefix(MODEL_PREFIX): value
         for key, value in overrides.items()
@@ -56,4 +62,7 @@ def _with_model_fields(table: dict[str, Any], of_model: Mapping[str, Any]) -> di
             f"{MODEL_PREFIX}{next(iter(of_model))}: the point names no model to change"
         )
     loaded, defaults = load_model(str(model))
-    return {**defaults.model_dump(), **table, "model": {**loaded.model_dump(), **of_model}}
+    of_defaults = defaults.model_dump()
+    if "accumulation" in table:
+        del of_defaults["global_batch_size"]
+    return {**of_defaults, **table, "model": {**loaded.model_dump(), **of_model}}

@@ -191,6 +191,8 @@ class Point(_Table):
     """Where the model lives; ``auto`` takes CUDA when there is one."""
     data_prefix: str = ""
     """Prefix of Megatron's ``.bin``/``.idx``; empty for the embedded default corpus."""
+    hog_share: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of each device's time that a co-process takes (GPU hogging), from 0 to below 1."""
     split: str = Field(default="949,50,1", pattern=r"^\d+(\.\d+)?(,\d+(\.\d+)?){2}$")
     """Shares of train, validation and test documents."""
 
@@ -297,12 +299,15 @@ def make_point(table: dict[str, Any], source: str = "point") -> Point:
 
     ``model`` is the name of a shipped model or a table of its fields. The engine may be given by
     name, or by the paper's keys ``prefetch_optimizer``, ``part_grads_async`` and
-    ``prefetch_optimizer_gap``.
+    ``prefetch_optimizer_gap``. ``accumulation``, micro-batches a rank sums before an update, may
+    stand for ``global_batch_size``.
 
     Raises:
         ConfigError: a field is unknown or wrong; names field, value and remedy.
     """
     fields = dict(table)
+    if "accumulation" in fields and "global_batch_size" in fields:
+        raise ConfigError(f"{source}: give accumulation or global_batch_size, not both")
     model = fields.get("model")
     if isinstance(model, str | int | float):
         loaded, defaults = load_model(str(model))
@@ -318,6 +323,13 @@ def make_point(table: dict[str, Any], source: str = "point") -> Point:
             )
         knobs = [_whole_number(key, given.get(key, 0), source) for key in PAPER_KEYS]
         fields["engine"], fields["stride"] = engine_from_paper_knobs(*knobs)
+    if "accumulation" in fields:
+        names = ("accumulation", "micro_batch_size", "dp")
+        factors = [_whole_number(name, fields.get(name, 1), source) for name in names]
+        if factors[0] < 1:
+            raise ConfigError(f"{source}: accumulation = {factors[0]}: give 1 or more")
+        fields["global_batch_size"] = math.prod(factors)
+        del fields["accumulation"]
     try:
         return Point(**fields)
     except ValidationError as error:

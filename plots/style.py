@@ -1,13 +1,15 @@
-"""Colour, hatch, dash and marker of every phase and engine, in one place.
+"""Colour, hatch, dash and marker of every phase, engine and source, in one place.
 
-Colours are Okabe and Ito's, which stay apart for colour-blind readers; hatches and dashes carry the
-same distinction on grey paper.
+Colours are Okabe and Ito's, which stay apart for colour-blind readers; hatches, dashes and markers
+carry the same distinction on grey paper.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from plots.tables import MEASURED, PUBLISHED, SIMULATED
 
 STYLE_FILE = Path(__file__).resolve().parent / "paper.mplstyle"
 
@@ -24,7 +26,7 @@ class PhaseStyle:
 
 @dataclass(frozen=True)
 class EngineStyle:
-    """A line of a loss figure; wider lines are drawn first, so that equal ones show through."""
+    """A line or a bar; wider lines are drawn first, so that equal ones show through."""
 
     title: str
     colour: str
@@ -32,7 +34,18 @@ class EngineStyle:
     marker: str
     width: float
     marker_size: float
+    hatch: str
     filled: bool = True
+
+
+@dataclass(frozen=True)
+class SourceStyle:
+    """What sets numbers apart that were not measured here."""
+
+    hollow: bool
+    """Markers and bars without a fill."""
+    watermark: str
+    """Written across the axes; empty for none."""
 
 
 PHASES = {
@@ -42,27 +55,62 @@ PHASES = {
     "other": PhaseStyle("outside the phases", "#FFFFFF", "", "black"),
 }
 ENGINES = {
-    "vanilla": EngineStyle("ZeRO-3 offload (vanilla)", "#999999", "solid", "o", 4.5, 8.0),
-    "async-gradients": EngineStyle("asynchronous gradients", "#0072B2", "solid", "s", 2.2, 4.5),
-    "hybrid": EngineStyle("hybrid", "#D55E00", (0, (4, 3)), "x", 1.4, 5.0),
+    "vanilla": EngineStyle("ZeRO-3 offload (vanilla)", "#999999", "solid", "o", 4.5, 8.0, ""),
+    "async-gradients": EngineStyle(
+        "asynchronous gradients", "#0072B2", "solid", "s", 2.2, 4.5, "///"
+    ),
+    "hybrid": EngineStyle("hybrid", "#D55E00", (0, (4, 3)), "x", 1.4, 5.0, "\\\\\\"),
 }
-UNKNOWN_ENGINE = EngineStyle("unknown engine", "#CC79A7", (0, (1, 2)), "^", 1.4, 4.0)
-
+"""In the order in which figures show them."""
+UNKNOWN_ENGINE = EngineStyle("unknown engine", "#CC79A7", (0, (1, 2)), "^", 1.4, 4.0, "++")
+SOURCE_STYLES = {
+    MEASURED: SourceStyle(hollow=False, watermark=""),
+    SIMULATED: SourceStyle(hollow=False, watermark="simulated"),
+    PUBLISHED: SourceStyle(hollow=True, watermark=""),
+}
 
 _VARIANT_MARKERS = ("D", "^", "v", "P", "<", ">", "*")
+_VARIANT_HATCHES = ("xxx", "--", "oo", "||", "**", "OO", "xx--")
 
 
-def engine_style(engine: str, variant: int = 0) -> EngineStyle:
+def engine_style(engine: str, variant: int = 0, source: str = MEASURED) -> EngineStyle:
     """Style of an engine by its name in the tables.
 
     Args:
         engine: ``vanilla``, ``async-gradients``, ``hybrid``; others look alike.
-        variant: Position among the runs of that engine in one panel; each has its own marker and,
-            past the first, its own dash.
+        variant: Position among the forms of that engine (its strides); each has its own marker and
+            hatch and, past the first, its own dash.
+        source: ``measured``, ``simulated`` or ``published``; the last has hollow markers.
     """
     style = ENGINES.get(engine, UNKNOWN_ENGINE)
-    if variant == 0:
-        return style
-    marker = _VARIANT_MARKERS[(variant - 1) % len(_VARIANT_MARKERS)]
-    size, dash = 6.0 + 2.5 * variant, (2 * variant, (2, 2 + variant))
-    return replace(style, marker=marker, marker_size=size, filled=False, dash=dash, width=1.2)
+    if variant:
+        index = (variant - 1) % len(_VARIANT_MARKERS)
+        style = replace(
+            style, marker=_VARIANT_MARKERS[index], hatch=_VARIANT_HATCHES[index], filled=False,
+            dash=(2 * variant, (2, 2 + variant)), marker_size=6.0 + 2.5 * variant, width=1.2,
+        )  # fmt: skip
+    if SOURCE_STYLES[source].hollow:
+        # A cross has no inside that could be hollow.
+        style = replace(style, filled=False, marker="H" if style.marker == "x" else style.marker)
+    return style
+
+
+def engine_order(engine: str) -> int:
+    """Place of an engine in every figure: stock, asynchronous gradients, hybrid, others."""
+    return list(ENGINES).index(engine) if engine in ENGINES else len(ENGINES)
+
+
+def engine_title(engine: str, stride: float | None = None, source: str = MEASURED) -> str:
+    """Name of an engine in a legend, with its stride and with its source unless measured."""
+    name = ENGINES[engine].title if engine in ENGINES else engine or UNKNOWN_ENGINE.title
+    # A stride that is unknown is NaN, and 0 is no stride.
+    if engine == "hybrid" and stride is not None and stride > 0:
+        name += f" (stride {stride:g})"
+    return name if source == MEASURED else f"{name}, {source}"
+
+
+def engine_tag(engine: str, stride: float | None = None) -> str:
+    """Shortest name, for below a bar: the paper's ``V``, ``A`` and ``H`` with the stride."""
+    letters = {"vanilla": "V", "async-gradients": "A", "hybrid": "H"}
+    letter = letters.get(engine, "?")
+    return f"{letter}{stride:g}" if letter == "H" and stride is not None and stride > 0 else letter
