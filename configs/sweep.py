@@ -74,6 +74,9 @@ class _Form(BaseModel):
                     raise ValueError(explain.unknown("field", key, known))
                 if values == []:
                     raise ValueError(f"field '{key}' has no value")
+        for key in self.grid:
+            if any(key in engine for engine in self.engines):
+                raise ValueError(f"field '{key}' is given by grid and by engines; keep one")
         return self
 
 

@@ -2,60 +2,166 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.schema import Engine
-from configs.sweep import load_sweep, sweep_names
+from configs.sweep import Sweep, load_sweep, sweep_names
+
+THREE = [{"engine": "vanilla"}, {"engine": "a"}, {"engine": "hybrid", "stride": [2, 3]}]
+
+
+def make(**fields):
+    return Sweep(**{"name": "s", "model": "tiny", "engines": THREE} | fields)
 
 
 @pytest.mark.parametrize("name", sweep_names())
-@pytest.mark.parametrize("model", ["tiny", "7B"])
-def test_every_shipped_sweep_makes_points(name, model):
+def test_every_shipped_sweep_can_be_run_at_both_sizes(name):
     sweep = load_sweep(name)
-    assert sweep.name == name
-    assert sweep.description
-    assert len({point.log_name for point in sweep.points(model)}) == len(sweep.engines)
+    full = sweep.points("7B" if sweep.leaves_model_open else None)
+    small = sweep.small().points(None)
+    for points in (full, small):
+        assert len({point.name for point in points}) == len(points)
+    assert {point.model.name.partition("-")[0] for point in small} == {"tiny"}
+    assert len(small) <= 15
 
 
-def test_basic_compares_three_engines_on_one_rank():
-    points = load_sweep("basic").points("7B", {"iterations": "3"})
-    assert [p.engine for p in points] == list(Engine)
-    assert [(p.stride, p.num_ranks, p.iterations) for p in points] == [
-        (0, 1, 3),
-        (0, 1, 3),
-        (2, 1, 3),
+@pytest.mark.parametrize("name", set(sweep_names()) - {"update-rates"})
+def test_every_sweep_compares_all_three_engines(name):
+    for sweep in (load_sweep(name), load_sweep(name).small()):
+        engines = {p.engine for p in sweep.points("7B" if sweep.leaves_model_open else None)}
+        assert engines == set(Engine)
+
+
+def test_a_grid_is_a_product_cell_by_cell_and_engine_by_engine():
+    sweep = make(grid={"accumulation": [1, 2], "micro_batch_size": [1, 4]})
+    points = sweep.points(None)
+    assert [p.stride for p in points[:4]] == [0, 0, 2, 3]
+    assert [p.engine for p in points[:4]] == [
+        Engine.VANILLA,
+        Engine.ASYNC_GRADIENTS,
+        Engine.HYBRID,
+        Engine.HYBRID,
     ]
-    assert [p.name for p in points] == ["7B vanilla", "7B async-gradients", "7B hybrid stride 2"]
-    shared = {p.model_dump_json(exclude={"name", "engine", "stride"}) for p in points}
-    assert len(shared) == 1
+    cells = [(p.accumulation, p.micro_batch_size) for p in points[::4]]
+    assert cells == [(1, 1), (1, 4), (2, 1), (2, 4)]
+    assert points[-1].global_batch_size == 8
 
 
-def test_a_sweep_of_ones_own_is_a_file(tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text('name = "mine"\nmodel = "tiny"\n[[engines]]\npart_grads_async = 1\n')
-    assert load_sweep(str(path)).points("tiny")[0].engine is Engine.ASYNC_GRADIENTS
+def test_names_say_what_varies_within_a_model_and_nothing_else():
+    names = [p.name for p in make(grid={"subgroup_numel": [10_000_000, 250_000]}).points(None)]
+    assert names[0] == "tiny subgroup 10M vanilla"
+    assert names[-1] == "tiny subgroup 250k hybrid stride 3"
+    models = make(grid={"model": ["7B", "8.3B"]}).points(None)  # their subgroups differ
+    assert models[-1].name == "8.3B hybrid stride 3"
+
+
+def test_points_that_are_equal_are_run_once():
+    points = make(grid={"offload_ratio": [1, 1.0]}).points(None)
+    assert len(points) == 4
+
+
+def test_a_name_of_the_users_own_stays_unique():
+    names = [p.name for p in make(point={"name": "mine"}).points(None)]
+    assert names == ["mine", "mine #2", "mine #3", "mine #4"]
+
+
+def test_what_is_excluded_is_left_out_and_only_that():
+    sweep = make(
+        grid={"offload_ratio": [1.0, 0.5, 0.0]},
+        exclude=[{"engine": ["hybrid", "A"], "offload_ratio": 0.0}, {"stride": 3}],
+    )
+    left = {(p.engine.value, p.offload_ratio) for p in sweep.points(None)}
+    assert ("vanilla", 0.0) in left
+    assert ("hybrid", 0.5) in left
+    assert left.isdisjoint({("hybrid", 0.0), ("async-gradients", 0.0)})
+    assert all(p.stride != 3 for p in sweep.points(None))
+
+
+def test_nothing_left_is_an_error():
+    with pytest.raises(ConfigError, match="every point is excluded"):
+        make(exclude=[{"model": "tiny"}]).points(None)
+
+
+def test_a_model_that_is_asked_for_replaces_the_grids():
+    points = make(grid={"model": ["7B", "13B"], "dp": [1, 2]}).points("tiny")
+    assert {p.model.name for p in points} == {"tiny"}
+    assert len(points) == 8
+
+
+def test_overrides_win_over_grid_and_engine():
+    points = make(grid={"iterations": [5, 6]}).points(None, {"iterations": "3"})
+    assert {p.iterations for p in points} == {3}
+    assert len(points) == 4
+
+
+def test_the_small_form_replaces_what_it_gives_and_keeps_the_rest():
+    sweep = make(
+        grid={"model": ["7B"], "subgroup_numel": [10_000_000]},
+        point={"iterations": 9},
+        tiny={"grid": {"subgroup_numel": [1000]}},
+    )
+    (point, *_) = sweep.small().points(None)
+    assert (point.model.name, point.subgroup_numel, point.iterations) == ("tiny", 1000, 9)
+    assert sweep.points(None)[0].model.name == "7B"
+
+
+def test_without_a_small_form_the_same_is_run_on_tiny():
+    points = make(grid={"model": ["7B", "13B"], "accumulation": [1, 2]}).small().points(None)
+    names = [p.name for p in points[::4]]
+    assert names == ["tiny accumulation 1 vanilla", "tiny accumulation 2 vanilla"]
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("table", "words"),
     [
-        ('name = "a"', "field 'engines' is missing"),
-        ('name = "a"\nengines = []', "'engines'"),
-        ('name = "a/b"\n[[engines]]\n', "'name' = 'a/b'"),
-        ('name = "a"\nmodle = "x"\n[[engines]]\n', "unknown field 'modle': did you mean 'model'"),
+        ({"grid": {"subgroup": [1]}}, "did you mean 'subgroup_numel'"),
+        ({"grid": {"dp": []}}, "'dp' has no value"),
+        ({"exclude": [{"mdoel": "7B"}]}, "did you mean 'model'"),
+        ({"engines": [{"engin": "v"}]}, "did you mean 'engine'"),
+        ({"repeats": 0}, "repeats"),
+        ({"name": "../up"}, "name"),
+        ({"tiny": {"grid": {"zz": 1}}}, "unknown field 'zz'"),
+        ({"engines": []}, "engines"),
+        ({"grid": {"engine": ["v"]}}, "'engine' is given by grid and by engines"),
     ],
 )
-def test_a_wrong_sweep_says_what_is_wrong(tmp_path, text, message):
-    path = tmp_path / "mine.toml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=message):
+def test_wrong_files_are_refused_by_field(tmp_path, table, words):
+    full = {"name": "s", "model": "tiny", "engines": [{"engine": "v"}]} | table
+    path = tmp_path / "s.toml"
+    path.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in full.items()))
+    with pytest.raises(ConfigError) as refused:
         load_sweep(str(path))
+    assert words in str(refused.value)
+    assert str(path) in str(refused.value)
 
 
-def test_a_wrong_point_of_a_sweep_names_the_sweep(tmp_path):
-    path = tmp_path / "mine.toml"
-    path.write_text('name = "mine"\n[point]\nsteps = 1\n[[engines]]\n')
-    with pytest.raises(ConfigError, match="sweep 'mine': unknown field 'steps'"):
-        load_sweep(str(path)).points("tiny")
+def _toml(value):
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def test_an_unknown_sweep_names_the_nearest():
-    with pytest.raises(ConfigError, match="unknown sweep 'basik': did you mean 'basic'"):
-        load_sweep("basik")
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"grid": {"dp": [0]}}, "'dp' = 0"),
+        ({"point": {"device": "gpu"}}, "device"),
+        ({"grid": {"model": ["7"]}, "engines": THREE}, "did you mean '7B'"),
+        ({"exclude": [{"part_grads_async": 1}]}, "by 'engine' and 'stride'"),
+        ({"grid": {"seed": list(range(6000))}}, "more than 10000 points"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_sweep(table, words):
+    with pytest.raises(ConfigError, match=r"sweep 's'|unknown model") as refused:
+        make(**table).points(None)
+    assert words in str(refused.value)
+
+
+def test_accumulation_stands_for_the_global_batch(tmp_path):
+    points = make(point={"accumulation": 3, "dp": 2, "micro_batch_size": 4}).points(None)
+    assert {p.global_batch_size for p in points} == {24}
+    with pytest.raises(ConfigError, match="not both"):
+        make(grid={"global_batch_size": [4]}).points("tiny", {}) and make(
+            point={"accumulation": 2, "global_batch_size": 4}
+        ).points(None)
+    over = make(point={"accumulation": 3}).points(None, {"global_batch_size": "8"})
+    assert {p.global_batch_size for p in over} == {8}
