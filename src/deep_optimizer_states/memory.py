@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -17,38 +18,69 @@ from deep_optimizer_states.errors import HostMemoryError
 GIB = 2**30
 STATE_BYTES = 12
 """Master weight and two moments in fp32, bytes a parameter."""
+PROC_CGROUP = Path("/proc/self/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+_V1_NAMES = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 HEADROOM = 0.97
 """Share of the free memory that may be taken."""
 
 
 def free_host_bytes() -> int:
-    """Host memory that can be had without swapping, in bytes; a container's limit counts."""
-    free = int(psutil.virtual_memory().available)
-    limit = _read_number("/sys/fs/cgroup/memory.max")
-    used = _read_number("/sys/fs/cgroup/memory.current")
-    if limit is not None and used is not None:
-        free = min(free, max(0, limit - used))
-    return free
+    """Host memory that can be had without swapping, in bytes; limits of control groups count."""
+    left = [int(psutil.virtual_memory().available), *_left_in_groups()]
+    return max(0, min(left))
 
 
-def check_host_memory(host_numel: int, staging_bytes: int, free_bytes: int, num_ranks: int) -> None:
+def _left_in_groups() -> Iterator[int]:
+    """What each control group above this process still allows: a container's, a batch job's.
+
+    Pages of files that can be dropped are counted as used by the kernel, and as free here.
+    """
+    for folder, names in _memory_groups():
+        limit, used = (_read_number(folder / name) for name in names)
+        if limit is not None and used is not None:
+            yield limit - used + _droppable(folder / "memory.stat")
+
+
+def _memory_groups() -> Iterator[tuple[Path, tuple[str, str]]]:
+    """Folders of this process's control groups and of their parents, in both versions."""
+    for line in _read_text(PROC_CGROUP).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            root, names = CGROUP_ROOT, ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            root, names = CGROUP_ROOT / "memory", _V1_NAMES
+        else:
+            continue
+        parts = [part for part in path.split("/") if part not in ("", ".", "..")]
+        for depth in range(len(parts) + 1):
+            yield root.joinpath(*parts[:depth]), names
+
+
+def _droppable(stat: Path) -> int:
+    found = dict(line.split(maxsplit=1) for line in _read_text(stat).splitlines() if " " in line)
+    value = found.get("total_inactive_file", found.get("inactive_file", "0"))
+    return int(value) if value.isdigit() else 0
+
+
+def check_host_memory(host_numel: int, buffer_bytes: int, free_bytes: int, num_ranks: int) -> None:
     """Refuse state that does not fit.
 
     Args:
         host_numel: Elements of this rank whose state lives in host memory.
-        staging_bytes: Buffers beside it, in bytes.
+        buffer_bytes: Gradients and staging buffers of this rank beside it, in bytes.
         free_bytes: Free host memory before any rank took its share.
         num_ranks: Ranks of this machine, which share it.
 
     Raises:
         HostMemoryError: Says what is needed, what is free and what to do.
     """
-    needed = (host_numel * STATE_BYTES + staging_bytes) * num_ranks
+    needed = (host_numel * STATE_BYTES + buffer_bytes) * num_ranks
     if needed > free_bytes * HEADROOM:
         raise HostMemoryError(
             f"the optimizer state needs {needed / GIB:.1f} GiB of host memory "
             f"({host_numel:,} parameters x {STATE_BYTES} bytes x {num_ranks} ranks of this "
-            f"machine, and buffers); {free_bytes / GIB:.1f} GiB are free. Use more machines, a "
+            f"machine, and gradients); {free_bytes / GIB:.1f} GiB are free. Use more machines, a "
             'smaller model, or "deep_optimizer_states.ratio" below 1 to keep a share on the device'
         )
 
@@ -71,13 +103,18 @@ def explain_lock_limit(num_bytes: int, limit_bytes: int | None) -> str | None:
 
 
 def local_ranks() -> int:
-    """Ranks of this machine, as the launcher says; 1 without a launcher."""
-    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    """Ranks of this machine, as the launcher says (torchrun, deepspeed); 1 without a launcher."""
+    said = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1"
+    return max(1, int(said))
 
 
-def _read_number(path: str) -> int | None:
-    try:
-        text = Path(path).read_text(encoding="ascii").strip()
-    except OSError:
-        return None
+def _read_number(path: Path) -> int | None:
+    text = _read_text(path).strip()
     return int(text) if text.isdigit() else None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

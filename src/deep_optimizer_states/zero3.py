@@ -10,6 +10,7 @@ import functools
 from typing import Any
 
 import torch
+from deepspeed import comm as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import log_dist, logger
 from torch import Tensor
@@ -140,7 +141,12 @@ class InterleavedZeroOptimizer(GradientFlush):
         resident = self._schedule.resident_subgroups
         host_numel = sum(n for i, n in enumerate(self._subgroup_numels) if i not in resident)
         staging_bytes = 2 * self._schedule.staging_numel * self.dtype.itemsize
-        check_host_memory(host_numel, staging_bytes, free_host_bytes(), local_ranks())
+        # Gradients of resident subgroups too: one buffer holds them all.
+        grad_bytes = sum(self._subgroup_numels) * self.gradient_accumulation_dtype.itemsize
+        free_bytes = free_host_bytes()
+        # Or a rank that comes late counts what another has taken already.
+        dist.barrier(group=self.dp_process_group)
+        check_host_memory(host_numel, staging_bytes + grad_bytes, free_bytes, local_ranks())
         if get_accelerator().device_name() == "cuda":
             warning = explain_lock_limit(host_numel * STATE_BYTES, lock_limit_bytes())
             if warning:

@@ -40,7 +40,8 @@ def open_device(without):
 def weights_that_backward_reads(without, policy):
     """What a backward that is still running reads while the update is launched."""
     device, read = open_device(without), {}
-    schedule = Schedule.make([256], policy, 1, 1.0, 64)
+    ratio = 0.0 if policy == "ratio" else 1.0
+    schedule = Schedule.make([256], policy, 1, ratio, 64)
     sizes = Sizes(schedule.slot_numel, schedule.staging_numel, torch.float32, torch.float32)
     executor = Executor(sizes, device, ADAM)
     tensors = AdamTensors(*(torch.ones(256) for _ in range(5)))
@@ -64,16 +65,35 @@ def weights_that_backward_reads(without, policy):
     return read["weights"]
 
 
-@pytest.mark.parametrize("policy", ["all-host", "all-device"])
+@pytest.mark.parametrize("policy", ["all-host", "all-device", "ratio"])
 def test_weights_are_written_only_after_backward_has_read_them(policy):
     assert torch.equal(weights_that_backward_reads((), policy), torch.ones(256))
 
 
-@pytest.mark.parametrize("policy", ["all-host", "all-device"])
+@pytest.mark.parametrize("policy", ["all-host", "all-device", "ratio"])
 def test_without_the_wait_backward_reads_new_weights(policy):
     """Negative control."""
     read = weights_that_backward_reads({Wait.WEIGHTS_IDLE}, policy)
     assert not torch.equal(read, torch.ones(256))
+
+
+def test_slots_are_filled_only_after_the_caller_has_left_their_memory():
+    """An allocator may hand out memory that kernels of the caller still use."""
+    device, release, copied = open_device(()), threading.Event(), []
+    device.caller.submit("backward", lambda: release.wait(30))
+    executor = Executor(Sizes(64, 64, torch.float32, torch.float32), device, ADAM)
+    run = threading.Thread(
+        target=executor.run, args=([], (), executor.caller_events(), lambda tile, event: None)
+    )
+    run.start()
+    time.sleep(0.1)  # long enough for the run to have ordered its lanes
+    device.h2d.submit("prefetch", lambda: copied.append(release.is_set()))
+    time.sleep(0.1)
+    release.set()
+    run.join()
+    device.synchronize()
+    device.close()
+    assert copied == [True]
 
 
 class Flusher(GradientFlush):

@@ -16,6 +16,11 @@ def test_no_block_means_stock():
     assert not read_settings({}).enabled
 
 
+def test_defaults_are_the_documented_ones():
+    block = {"policy": "stride", "stride": 2, "ratio": 1.0, "just_in_time_forward": True}
+    assert Settings(enabled=True) == Settings(enabled=True, tile_numel=2**25, **block)
+
+
 def test_block_is_read():
     block = {"enabled": True, "policy": "stride", "stride": 5}
     assert read_settings({"deep_optimizer_states": block}) == Settings(**block)
@@ -29,6 +34,8 @@ def test_block_is_read():
         ({"enabled": True, "policy": "fast"}, "all-host"),
         ({"enabled": True, "policy": "ratio"}, 'needs "ratio" below 1'),
         ({"enabled": True, "ratio": 1.2}, r'"deep_optimizer_states.ratio" = 1.2'),
+        ({"enabled": True, "ratio": -0.1}, r'"deep_optimizer_states.ratio" = -0.1'),
+        ({"enabled": True, "tile_numel": 0}, r'"deep_optimizer_states.tile_numel" = 0'),
         ({"enabled": True, "tile_numel": 100}, r'"deep_optimizer_states.tile_numel" = 100'),
         (True, "give a table"),
     ],
@@ -58,6 +65,14 @@ def test_papers_keys_become_the_block(keys, block):
     assert config == untouched
 
 
+def test_papers_keys_leave_the_rest_of_the_config_as_it_is():
+    config = offload(part_grads_async=1)
+    config["zero_optimization"]["sub_group_size"] = 70
+    translated = translate_paper_keys(config | {"bf16": {"enabled": True}})
+    assert translated["zero_optimization"]["sub_group_size"] == 70
+    assert translated["bf16"] == {"enabled": True}
+
+
 def test_papers_twinflow_ratio_becomes_the_resident_share():
     config = offload(prefetch_optimizer=0, part_grads_async=1, ratio=0.8)
     translated = translate_paper_keys(config)
@@ -72,6 +87,10 @@ def test_papers_twinflow_ratio_becomes_the_resident_share():
     [
         (offload(prefetch_optimizer=1, prefetch_optimizer_gap=0), "prefetch_optimizer_gap = 0"),
         (offload(prefetch_optimizer=1), "prefetch_optimizer_gap = None"),
+        (offload(prefetch_optimizer=1, prefetch_optimizer_gap=True), "gap = True"),
+        (offload(prefetch_optimizer=1, prefetch_optimizer_gap=2.0), r"gap = 2\.0"),
+        (offload(prefetch_optimizer=1, prefetch_optimizer_gap="2"), "gap = '2'"),
+        (offload(prefetch_optimizer=2, prefetch_optimizer_gap=2), "prefetch_optimizer = 2"),
         (offload(part_grads_async=3), "part_grads_async = 3"),
         (offload(part_grads_async=1) | {"deep_optimizer_states": {}}, "keep one of them"),
     ],

@@ -170,6 +170,48 @@ def test_the_dynamic_split_is_recorded_as_a_plan():
     assert plan.host_tiles
 
 
+def test_the_device_is_given_a_tile_for_every_slot_and_no_more_until_one_is_flushed():
+    schedule = make_schedule("dynamic")
+    device, release = EmulatedDevice(ADAM), threading.Event()
+    device.compute.submit("a kernel that takes long", lambda: release.wait(30))
+    executor = make_executor(schedule, device)
+    work = make_work(schedule, make_subgroups(), make_scalars(1, BetaPowers(GROUP["betas"])))
+    # The CPU works from the tail: tile 3 is its last.
+    run_once(executor, schedule, work, lambda tile, event: tile == 3 and release.set())
+    assert executor.last_plan.device_tiles == (0, 1, 2)
+    assert executor.last_plan.host_tiles == (7, 6, 5, 4, 3)
+    run_once(executor, schedule, work)
+    assert executor.last_plan.device_tiles, "slots are free again"
+    device.close()
+
+
+@pytest.mark.parametrize("policy", ["all-host", "all-device", "ratio"])
+def test_a_tile_is_announced_with_the_event_after_which_its_weights_are_written(policy):
+    schedule = make_schedule(policy, ratio=0.0 if policy == "ratio" else 1.0, tile_numel=256)
+    device, subgroups = EmulatedDevice(ADAM, Faults(jitter_s=0.004)), make_subgroups()
+    for subgroup in subgroups:
+        subgroup.grad.zero_()
+    work = make_work(schedule, subgroups, make_scalars(1, BetaPowers(GROUP["betas"])))
+    announced, unwritten = [], []
+
+    def on_issued(tile, event):
+        announced.append(tile)
+        event.synchronize()
+        if work[tile].tensors.weights.isnan().any():
+            unwritten.append(tile)
+
+    run_once(make_executor(schedule, device), schedule, work, on_issued)
+    device.close()
+    assert sorted(announced) == list(range(len(schedule.tiles)))
+    assert unwritten == []
+
+
+def test_without_slots_none_is_free():
+    device = EmulatedDevice(ADAM)
+    assert not make_executor(make_schedule("all-host"), device).is_slot_free()
+    device.close()
+
+
 def test_slots_are_bounded_and_reported():
     device = EmulatedDevice(ADAM)
     executor = make_executor(make_schedule("all-device", tile_numel=256), device)
@@ -189,6 +231,27 @@ def test_failure_on_a_lane_names_lane_and_work():
     work = make_work(schedule, make_subgroups(), make_scalars(1, BetaPowers(GROUP["betas"])))
     with pytest.raises(UpdateError, match=r"lane GPU, step of tile 0.*out of luck"):
         run_once(executor, schedule, work)
+    device.close()
+
+
+def test_failure_of_the_host_kernel_names_lane_and_work():
+    device, schedule = EmulatedDevice(ADAM), make_schedule()
+    sizes = Sizes(0, schedule.staging_numel, torch.bfloat16, torch.bfloat16)
+    executor = Executor(sizes, device, FailingAdam(TAIL.mode))
+    work = make_work(schedule, make_subgroups(), make_scalars(1, BetaPowers(GROUP["betas"])))
+    with pytest.raises(UpdateError, match=r"lane CPU, step of tile 0.*out of luck"):
+        run_once(executor, schedule, work)
+    device.close()
+
+
+def test_an_update_waits_for_the_gradients_submitted_before_it():
+    device, release = EmulatedDevice(ADAM), threading.Event()
+    device.grads.submit("a gradient", lambda: release.wait(30))
+    grads = make_executor(make_schedule(), device).caller_events()[1]
+    device.d2h.record().synchronize()
+    assert not grads.reached()
+    release.set()
+    grads.synchronize()
     device.close()
 
 

@@ -49,15 +49,31 @@ def test_a_gate_opens_with_its_own_tile_not_with_the_whole_update(device, backgr
     background.wait()
 
 
+class Counted(Reached):
+    waits = 0
+
+    def synchronize(self):
+        self.waits += 1
+
+
+def test_a_tile_is_done_when_its_own_event_is_reached(device):
+    update, events = Update(4), [Counted() for _ in range(4)]
+    for tile, event in enumerate(events):
+        update.issued(tile, event)
+    update.wait([0, 2], device, WHY)
+    assert [event.waits for event in events] == [1, 0, 1, 0]
+
+
 def test_a_failure_opens_every_gate_and_surfaces(device, background):
-    update = Update(3)
+    update, failure = Update(3), UpdateError("lane GPU, step of tile 1: out of luck")
 
     def run():
-        raise UpdateError("lane GPU, step of tile 1: out of luck")
+        raise failure
 
     background.launch(update, run)
-    with pytest.raises(UpdateError, match=r"lane GPU, step of tile 1"):
+    with pytest.raises(UpdateError, match=r"lane GPU, step of tile 1") as failed:
         update.wait([2], device, WHY)
+    assert failed.value.__cause__ is failure
     with pytest.raises(UpdateError, match=r"lane GPU, step of tile 1"):
         background.wait()
     background.wait()  # said once
@@ -87,3 +103,38 @@ def test_no_thread_is_left_behind(device):
     background.wait()
     background.close()
     assert set(threading.enumerate()) - before == set()
+
+
+def test_whatever_ends_an_update_opens_every_gate(device, background):
+    update = Update(2)
+    background.launch(update, lambda: None)
+    update.wait([0, 1], device, WHY)
+    background.wait()
+
+    def run():
+        raise SystemExit("of the update's thread")
+
+    update = Update(1)
+    background.launch(update, run)
+    with pytest.raises(UpdateError, match="of the update's thread"):
+        update.wait([0], device, WHY)
+    with pytest.raises(SystemExit):
+        background.wait()
+
+
+def test_a_second_update_is_not_launched_beside_the_first(background):
+    background.launch(Update(0), lambda: None)
+    with pytest.raises(AssertionError, match="in flight"):
+        background.launch(Update(0), lambda: None)
+
+
+def test_the_update_runs_on_a_thread_that_is_ready_for_the_device(device, monkeypatch):
+    """CUDA's current device belongs to a thread."""
+    ready, ran = [], []
+    monkeypatch.setattr(device, "enter_thread", lambda: ready.append(threading.get_ident()))
+    background = Background(device)
+    background.launch(Update(0), lambda: ran.append(threading.get_ident()))
+    background.wait()
+    background.close()
+    assert ready == ran
+    assert ran != [threading.get_ident()]

@@ -2,6 +2,7 @@ import pytest
 
 from deep_optimizer_states.errors import PlanError
 from deep_optimizer_states.plan import (
+    DEVICE_CHAIN,
     Plan,
     Tile,
     build_plan,
@@ -11,6 +12,7 @@ from deep_optimizer_states.plan import (
     share_at_run_time,
     subgroup_offsets,
 )
+from deep_optimizer_states.schedule import Schedule
 
 
 def test_stride_follows_the_papers_rule():
@@ -47,6 +49,7 @@ def test_text_form_of_a_stride_2_plan():
         ("1CPU 1WTS", "tile 0 gets 'nothing'"),
         ("0FLY", "0CPU"),
         ("0CPU WTS", "'WTS'"),
+        ("0CPU0WTS", "'0CPU0WTS'"),
     ],
 )
 def test_broken_plans_are_refused(text, complaint):
@@ -77,8 +80,10 @@ def test_resident_share_is_counted_in_elements():
     assert choose_resident_subgroups(numels, 0.61) == {0}
     assert choose_resident_subgroups(numels, 0.6) == {0, 1}
     assert choose_resident_subgroups(numels, 0.0) == {0, 1, 2, 3}
-    with pytest.raises(PlanError, match=r"ratio 1\.5"):
-        choose_resident_subgroups(numels, 1.5)
+    assert choose_resident_subgroups([1, 2], 1.0) == frozenset()
+    for ratio in (1.5, -0.5):
+        with pytest.raises(PlanError, match=f"ratio {ratio}"):
+            choose_resident_subgroups(numels, ratio)
 
 
 def test_run_time_sharing_meets_in_the_middle():
@@ -86,6 +91,22 @@ def test_run_time_sharing_meets_in_the_middle():
     shared = list(share_at_run_time(range(6), lambda: next(free)))
     assert [tile for tile, _ in shared] == [0, 1, 5, 4, 2, 3]
     assert [chain[0].value for _, chain in shared] == ["H2D", "H2D", "CPU", "CPU", "H2D", "CPU"]
+
+
+def test_run_time_sharing_gives_a_device_that_is_always_free_everything():
+    assert [chain for _, chain in share_at_run_time([0, 1], lambda: True)] == [DEVICE_CHAIN] * 2
+
+
+def test_a_schedule_sends_the_policys_subgroups_and_sizes_buffers_by_what_uses_them():
+    def make(policy, ratio=1.0):
+        made = Schedule.make([64, 32, 80, 16], policy, 3, ratio, 48)
+        return sorted(made.device_tiles), made.slot_numel, made.staging_numel
+
+    assert make("stride") == ([3, 4], 48, 48)
+    assert make("all-host") == ([], 0, 48)
+    assert make("all-device", ratio=0.5) == ([3, 4, 5], 48, 48)
+    assert make("all-device", ratio=0.0) == ([], 0, 0)
+    assert make("dynamic", ratio=0.0) == ([], 0, 0)
 
 
 def test_device_tile_out_of_range_is_refused():
