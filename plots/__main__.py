@@ -1,7 +1,8 @@
 """Tables to figures: ``python -m plots TABLES_DIR --out FIGURES_DIR``, from the repository's root.
 
-Exit code 0 when every figure was drawn, 1 when the tables lack what one of them shows, 2 when there
-are no tables.
+Draws every figure that the tables have something to show for, and says of the others why not; or,
+with ``--figure``, those asked for. Exit code 0 when figures were drawn, 1 when one could not be
+written or there was none to draw, 2 when there are no tables or a figure asked for is impossible.
 """
 
 from __future__ import annotations
@@ -12,35 +13,78 @@ from pathlib import Path
 
 import matplotlib as mpl
 
-from plots import breakdown, loss
 from plots.canvas import save
-from plots.tables import PlotError, read_tables
-
-FIGURES = (breakdown, loss)
+from plots.registry import FIGURES
+from plots.tables import PlotError, Tables, read_tables
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Draw every figure; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m plots", description="Tables to figures.")
-    parser.add_argument("tables", type=Path, metavar="TABLES_DIR")
-    parser.add_argument("--out", type=Path, required=True, metavar="FIGURES_DIR")
-    args = parser.parse_args(argv)
+    """Draw figures; returns the exit code."""
+    args = _parser().parse_args(argv)
+    if args.list:
+        for name, figure in FIGURES.items():
+            sys.stdout.write(f"{name:20} {figure.shows}\n{'':20}   needs {figure.needs}\n")
+        return 0
+    if args.tables is None or args.out is None:
+        return _error("give TABLES_DIR and --out FIGURES_DIR, or --list")
+    unknown = [name for name in (*args.figure, *args.expect) if name not in FIGURES]
+    if unknown:
+        return _error(f"figure '{unknown[0]}' is unknown; known: {', '.join(FIGURES)}")
     mpl.use("agg")
     try:
         tables = read_tables(args.tables)
         args.out.mkdir(parents=True, exist_ok=True)
+        return _draw(tables, args)
     except (PlotError, OSError) as error:
-        sys.stderr.write(f"plots: error: {error}\n")
-        return 2
-    exit_code = 0
-    for figure in FIGURES:
+        return _error(str(error))
+
+
+def _draw(tables: Tables, args: argparse.Namespace) -> int:
+    """Draw the figures asked for, or else all that are worth it."""
+    impossible, drawn = 0, 0
+    for name in dict.fromkeys(args.figure or FIGURES):
+        figure = FIGURES[name]
+        why_not = "" if args.figure else figure.unsupported(tables)
+        if why_not:
+            if not args.expect or name in args.expect:
+                sys.stdout.write(f"{name}: not drawn: {_line(why_not)}\n")
+            continue
         try:
-            written = save(figure.draw(tables), args.out, figure.STEM)
-            sys.stdout.write("".join(f"{path}\n" for path in written))
-        except (PlotError, OSError) as error:
-            sys.stderr.write(f"plots: {figure.STEM}: not drawn: {error}\n")
-            exit_code = 1
-    return exit_code
+            made = figure.draw(tables)
+        except PlotError as error:
+            impossible += _error(f"{name}: {_line(str(error))}")
+            continue
+        first, *others = save(made, args.out, name, figure.shows)
+        sys.stdout.write(f"{first} (and {', '.join(path.suffix for path in others)})\n")
+        drawn += 1
+    if impossible:
+        return 2
+    return 0 if drawn else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m plots", description="Tables to figures.")
+    parser.add_argument("tables", type=Path, metavar="TABLES_DIR", nargs="?")
+    parser.add_argument("--out", type=Path, metavar="FIGURES_DIR")
+    parser.add_argument(
+        "--figure", nargs="+", action="extend", default=[], metavar="NAME",
+        help="draw these alone; one that is impossible is an error",
+    )  # fmt: skip
+    parser.add_argument(
+        "--expect", nargs="+", action="extend", default=[], metavar="NAME",
+        help="what these runs are to show: say of no other figure why it is not drawn",
+    )  # fmt: skip
+    parser.add_argument("--list", action="store_true", help="say what figures there are, and leave")
+    return parser
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _error(text: str) -> int:
+    sys.stderr.write(f"plots: error: {text}\n")
+    return 2
 
 
 if __name__ == "__main__":

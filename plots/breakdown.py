@@ -2,20 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 import pandas as pd
-from matplotlib import style as styles
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from plots.canvas import WIDTH_INCHES, cases, footnote, short_label, title
-from plots.style import PHASES, STYLE_FILE
-from plots.tables import PlotError, Tables
+from plots.bars import phase_face, phase_handles, phases
+from plots.canvas import (
+    WIDTH_INCHES,
+    canvas,
+    cases,
+    fold,
+    footnote,
+    legend,
+    legend_inches,
+    plain,
+    short_label,
+    unused,
+    watermark,
+)
+from plots.observations import observe
+from plots.series import describe, remarks, summarise
+from plots.style import PHASES, engine_order
+from plots.tables import MEASURED, PlotError, Tables
+from plots.units import ITERATION, short
 
-STEM = "iteration-breakdown"
 _BAR_INCHES = 0.36
-_NARROWEST_LABEL = 0.075
-"""Share of the axis below which a segment has no room for its number."""
+_TITLE_CHARACTERS = {1: 66, 2: 31}
+"""Of a line above a panel, by the number of columns."""
+_MOST_IN_ONE_COLUMN = 4
+_MOST_PANELS = 40
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One bar: all repeats of a point."""
+
+    case: str
+    label: str
+    source: str
+    rows: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class _Room:
+    """The horizontal axis of all panels."""
+
+    longest: float
+    divisor: float
+    columns: int
+
+    @property
+    def end(self) -> float:
+        """Where the axis ends: behind the number at the longest bar."""
+        return self.longest * (1.06 + 0.06 * self.columns)
+
+    @property
+    def narrowest(self) -> float:
+        """Length below which a segment has no room for its number."""
+        return 0.075 * self.columns * self.longest
+
+
+def unsupported(tables: Tables) -> str:
+    """Why the figure is not worth drawing unasked; empty when it is."""
+    return "" if len(observe(tables).values) else "no run has iterations after its warm-up"
 
 
 def draw(tables: Tables) -> Figure:
@@ -24,78 +76,99 @@ def draw(tables: Tables) -> Figure:
     Raises:
         PlotError: no run has the time of an iteration.
     """
-    timed = tables.runs.dropna(subset=["iteration_ms"])
-    if timed.empty:
+    data = observe(tables)
+    bars = _bars(data.values[data.values["iteration_ms"].notna()])
+    if not bars:
         raise PlotError("no run has iterations after its warm-up: no breakdown to draw")
-    panels = cases(timed)
-    rows = [int((timed["case"] == case).sum()) for case in panels]
-    with styles.context(STYLE_FILE):
-        height = 1.15 + sum(0.4 + _BAR_INCHES * count for count in rows)
-        figure = Figure(figsize=(WIDTH_INCHES, height))
-        axes = figure.subplots(
-            len(panels), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": rows}
-        )[:, 0]
-        longest = float(timed["iteration_ms"].max())
-        for ax, case in zip(axes, panels, strict=True):
-            _panel(ax, timed[timed["case"] == case], longest)
-            title(ax, case, columns=1)
-        axes[-1].set_xlabel("time of an iteration (ms), mean")
-        handles = [
-            Patch(
-                facecolor=s.colour, hatch=s.hatch, edgecolor="black", linewidth=0.5, label=s.title
-            )
-            for s in PHASES.values()
-        ]
-        figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
-        footnote(figure, f"{tables.provenance()} · {_counts(timed)}")
+    every = list(dict.fromkeys(bar.case for bar in bars))
+    shown = every[:_MOST_PANELS]
+    panels = [[bar for bar in bars if bar.case == case] for case in shown]
+    longest = max(sum(phases(bar.rows).values()) for bar in bars)
+    scale = ITERATION.scale([longest])
+    found = {phase for bar in bars for phase in phases(bar.rows)}
+    handles = phase_handles(found)
+    with canvas():
+        figure, axes, columns = _panels(panels, handles)
+        room = _Room(longest / scale.divisor, scale.divisor, columns)
+        for place, (ax, panel) in enumerate(zip(axes, panels, strict=False)):
+            first = place - place % columns
+            slots = max(len(beside) for beside in panels[first : first + columns])
+            _panel(ax, panel, slots, room)
+            text = fold(panel[0].case, _TITLE_CHARACTERS[columns])
+            ax.set_title(text, loc="left", fontsize=9 if columns == 1 else 7.5)
+            ax.tick_params(axis="y", labelsize=8 if columns == 1 else 7)
+            watermark(ax, {bar.source for bar in panel}, size=22 if columns == 1 else 14)
+            below = place + columns >= len(panels)
+            ax.tick_params(axis="x", labelbottom=below)
+            if below:
+                ax.set_xlabel(f"mean iteration ({scale.unit})")
+        unused(list(axes[len(panels) :]))
+        legend(figure, handles)
+        values = [v for bar in bars for v in summarise(bar.rows, "", "iteration_ms")]
+        warmups = sorted({int(n) for n in tables.runs["warmup_iterations"].dropna()})
+        footnote(
+            figure, describe(values, "mean", bars=False),
+            f"the first {', '.join(map(str, warmups))} left out" if warmups else "",
+            f"{len(every) - len(shown)} more cases not drawn" if len(every) > len(shown) else "",
+            *remarks(data.runs, data.failed), tables.provenance(set(data.values["path"])),
+        )  # fmt: skip
     return figure
 
 
-def _panel(ax: Axes, runs: pd.DataFrame, longest: float) -> None:
-    positions = range(len(runs))
-    for position, (_, run) in zip(positions, runs.iterrows(), strict=True):
+def _bars(values: pd.DataFrame) -> list[_Row]:
+    """One bar a point and case; runs that do not say which point they are stay apart."""
+    key = values["point_key"].where(values["point_key"] != "", values["path"] + values["label"])
+    found = []
+    for case in cases(values):
+        inside = values[values["case"] == case]
+        groups = [rows for _, rows in inside.groupby(key[inside.index], sort=False)]
+        groups.sort(key=lambda rows: (engine_order(rows["engine"].iloc[0]), rows["stride"].iloc[0]))
+        for rows in groups:
+            label, source = rows["label"].iloc[0], rows["source"].iloc[0]
+            name = short_label(label, case)
+            found.append(_Row(case, _sourced(name, source), source, rows))
+    return found
+
+
+def _sourced(name: str, source: str) -> str:
+    return name if source == MEASURED else plain(f"{name}, {source}")
+
+
+def _panels(panels: list[list[_Row]], legends: Iterable[str]) -> tuple[Figure, list[Axes], int]:
+    """A column of panels as high as they have bars, or two columns of many."""
+    columns = 1 if len(panels) <= _MOST_IN_ONE_COLUMN else 2
+    rows = [panels[at : at + columns] for at in range(0, len(panels), columns)]
+    most = [max(map(len, row)) for row in rows]
+    width = _TITLE_CHARACTERS[columns]
+    lines = [max(1 + fold(panel[0].case, width).count("\n") for panel in row) for row in rows]
+    height = 0.85 + legend_inches(legends)
+    height += sum(0.2 + 0.16 * n for n in lines) + _BAR_INCHES * sum(most)
+    figure = Figure(figsize=(WIDTH_INCHES, height))
+    grid = figure.subplots(
+        len(rows), columns, sharex=True, squeeze=False, gridspec_kw={"height_ratios": most}
+    )
+    return figure, list(grid.ravel()), columns
+
+
+def _panel(ax: Axes, panel: list[_Row], slots: int, room: _Room) -> None:
+    """Draw the bars of a case from above; ``slots`` keeps bars of neighbours equally thick."""
+    for position, bar in enumerate(panel):
         start = 0.0
-        for phase, style in PHASES.items():
-            length = _length(run, phase, start)
-            if length <= 0:
-                continue
-            ax.barh(
-                position, length, left=start, height=0.68, color=style.colour, hatch=style.hatch,
-                edgecolor="black", linewidth=0.5,
-            )  # fmt: skip
-            if length > _NARROWEST_LABEL * longest and phase != "other":
+        for phase, milliseconds in phases(bar.rows).items():
+            style, length = PHASES[phase], milliseconds / room.divisor
+            ax.barh(position, length, left=start, height=0.68, **phase_face(style, bar.source))
+            if length > room.narrowest and phase != "other":
                 box = {"boxstyle": "round,pad=0.15", "facecolor": style.colour, "linewidth": 0}
                 ax.text(
-                    start + length / 2, position, _short(length), ha="center", va="center",
+                    start + length / 2, position, short(length), ha="center", va="center",
                     fontsize=7, color=style.text_colour, bbox=box,
                 )  # fmt: skip
             start += length
-        total = float(run["iteration_ms"])
-        ax.text(
-            max(start, total) + 0.01 * longest, position, _short(total), va="center",
-            fontsize=8, fontweight="bold",
+        ax.annotate(
+            short(start), (start, position), xytext=(4, 0), textcoords="offset points",
+            va="center", fontsize=8, fontweight="bold",
         )  # fmt: skip
-    ax.set_yticks(
-        list(positions), [short_label(run["label"], run["case"]) for _, run in runs.iterrows()]
-    )
-    ax.invert_yaxis()
-    ax.set_xlim(0, longest * 1.12)
+    ax.set_yticks(range(len(panel)), [bar.label for bar in panel])
+    ax.set_ylim(slots - 0.5, -0.5)
+    ax.set_xlim(0, room.end)
     ax.grid(visible=False, axis="y")
-
-
-def _length(run: pd.Series, phase: str, start: float) -> float:
-    """A segment's length in ms; ``other`` is what of the iteration no phase covers."""
-    value = run["iteration_ms"] - start if phase == "other" else run[f"{phase}_ms"]
-    return 0.0 if pd.isna(value) else float(value)
-
-
-def _counts(runs: pd.DataFrame) -> str:
-    numbers = sorted({int(n) for n in runs["timed_iterations"]})
-    warmups = sorted({int(n) for n in runs["warmup_iterations"]})
-    n = "-".join(str(x) for x in dict.fromkeys((numbers[0], numbers[-1])))
-    return f"mean of n={n} iterations, without the first {', '.join(map(str, warmups))}"
-
-
-def _short(milliseconds: float) -> str:
-    """Three or four digits, no more than the figure can show."""
-    return f"{milliseconds:.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"

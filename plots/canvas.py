@@ -1,20 +1,35 @@
-"""What the figures share: escaping, the footnote, one panel a case, saving."""
+"""What the figures share: escaping, titles, legend, footnote, watermark, saving."""
 
 from __future__ import annotations
 
+import io
 import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
 
 import pandas as pd
 from matplotlib import style as styles
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from plots.style import STYLE_FILE
+from plots.style import SOURCE_STYLES, STYLE_FILE
 
 WIDTH_INCHES = 6.4
+FORMATS = ("png", "pdf", "svg")
 _TITLE_CHARACTERS = 72
-_FORMATS = ("png", "pdf")
+_HEADING_CHARACTERS = 32
+_NOTE_CHARACTERS = 112
+_LEGEND_CHARACTERS = 104
+"""Room of a row of the legend, in characters; a handle takes eight more."""
+
+
+def canvas() -> AbstractContextManager[None]:
+    """The style that a figure is made and saved in."""
+    context: AbstractContextManager[None] = styles.context(STYLE_FILE)
+    return context
 
 
 def plain(text: str) -> str:
@@ -34,31 +49,112 @@ def short_label(label: str, case: str) -> str:
 
 def title(ax: Axes, case: str, columns: int) -> None:
     """Name a panel after its case, folded so that it does not run into its neighbour."""
+    ax.set_title(fold(case, _TITLE_CHARACTERS // columns), loc="left")
+
+
+def heading(ax: Axes, text: str, column: int) -> None:
+    """Name a row of panels above its first; the others get a line as high, so that rows agree."""
+    folded = fold(text, _HEADING_CHARACTERS)
+    ax.set_title(folded if column == 0 else " " + "\n " * folded.count("\n"), loc="left")
+
+
+def heading_inches(texts: Iterable[str]) -> float:
+    """What headings take beyond a line each."""
+    return sum(0.15 * fold(text, _HEADING_CHARACTERS).count("\n") for text in texts)
+
+
+def fold(text: str, width: int) -> str:
+    """Break settings into lines at their commas, and where one alone is too long at a space."""
     lines = [""]
-    for part in plain(case).split(", "):
+    for part in plain(text).split(", "):
         joined = f"{lines[-1]}, {part}" if lines[-1] else part
-        if len(joined) > _TITLE_CHARACTERS // columns:
-            lines.append(part)
+        if len(joined) > width:
+            lines += textwrap.wrap(part, width, break_on_hyphens=_longest_word(part) > width)
         else:
             lines[-1] = joined
-    ax.set_title("\n".join(line for line in lines if line), loc="left")
+    return "\n".join(line for line in lines if line)
 
 
-def footnote(figure: Figure, text: str) -> None:
-    """Write under a figure where its numbers come from."""
-    lines = textwrap.fill(plain(text), width=105)
+def _longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0)
+
+
+def legend(figure: Figure, entries: Mapping[str, Any]) -> None:
+    """Put the legend above the panels, in as many columns as its longest entry leaves room for."""
+    if not entries:
+        return
+    longest = max(len(text) for text in entries) + 8
+    columns = max(1, min(len(entries), _LEGEND_CHARACTERS // longest, 4))
+    names = [plain(text) for text in entries]
+    figure.legend(list(entries.values()), names, loc="outside upper center", ncols=columns)
+
+
+def legend_inches(entries: Iterable[str]) -> float:
+    """Height that :func:`legend` takes."""
+    names = list(entries)
+    if not names:
+        return 0.0
+    columns = max(1, min(len(names), _LEGEND_CHARACTERS // (max(map(len, names)) + 8), 4))
+    return 0.12 + 0.17 * -(-len(names) // columns)
+
+
+def footnote(figure: Figure, *parts: str) -> None:
+    """Write under a figure what its numbers are and where they come from."""
+    lines = textwrap.fill(plain(" · ".join(part for part in parts if part)), width=_NOTE_CHARACTERS)
     figure.supxlabel(lines, fontsize=7, color="0.35", x=0.01, ha="left")
 
 
-def save(figure: Figure, out: Path, stem: str) -> list[Path]:
-    """Write a figure as PNG and PDF, without a date, so that equal tables give equal files."""
+def watermark(ax: Axes, sources: Iterable[str], size: float = 22) -> None:
+    """Write across a panel that it shows what was not measured, where it does."""
+    for text in sorted({SOURCE_STYLES[source].watermark for source in sources} - {""}):
+        ax.text(
+            0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", rotation=20,
+            fontsize=size, fontweight="bold", color="0.35", alpha=0.28, zorder=20, gid="watermark",
+        )  # fmt: skip
+
+
+def unused(axes: Sequence[Axes]) -> None:
+    """Take panels that have nothing to show off the figure."""
+    for ax in axes:
+        ax.remove()
+
+
+def save(figure: Figure, out: Path, stem: str, text: str = "") -> list[Path]:
+    """Write a figure as PNG, PDF and SVG, without a date: equal tables give equal files.
+
+    Args:
+        figure: What to write.
+        out: Folder.
+        stem: File name without its ending.
+        text: What the figure shows, in a sentence; an SVG carries it for readers who cannot see.
+    """
+    with canvas():
+        # Laid out once, for all formats alike.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
     paths = []
-    for kind in _FORMATS:
+    for kind in FORMATS:
         path = out / f"{stem}.{kind}"
         beside = out / f".{stem}.{kind}"
-        metadata = {"CreationDate": None} if kind == "pdf" else None
-        with styles.context(STYLE_FILE):
-            figure.savefig(beside, format=kind, metadata=metadata)
+        with canvas():
+            beside.write_bytes(_rendered(figure, kind, stem, text))
         beside.replace(path)
         paths.append(path)
     return paths
+
+
+def _rendered(figure: Figure, kind: str, stem: str, text: str) -> bytes:
+    no_date: dict[str, dict[str, Any]] = {
+        "png": {}, "pdf": {"CreationDate": None, "Title": stem}, "svg": {"Date": None},
+    }  # fmt: skip
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind, metadata=no_date[kind])
+    if kind != "svg":
+        return buffer.getvalue()
+    note = figure.get_supxlabel().replace("\n", " ").replace(r"\$", "$")
+    described = (
+        f"<title>{escape(stem)}</title>\n <desc>{escape(f'{text}. {note}'.strip('. '))}</desc>"
+    )
+    head, start, rest = buffer.getvalue().decode("utf-8").partition("<svg ")
+    attributes, end, body = rest.partition(">")
+    return f'{head}{start}role="img" {attributes}{end}\n {described}{body}'.encode()

@@ -6,18 +6,32 @@ import math
 
 import numpy as np
 import pandas as pd
-from matplotlib import style as styles
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from plots.canvas import WIDTH_INCHES, cases, footnote, short_label, title
-from plots.style import STYLE_FILE, EngineStyle, engine_style
-from plots.tables import PlotError, Tables
+from plots.canvas import (
+    WIDTH_INCHES,
+    canvas,
+    cases,
+    footnote,
+    legend,
+    legend_inches,
+    short_label,
+    title,
+    unused,
+    watermark,
+)
+from plots.style import SOURCE_STYLES, EngineStyle, engine_style
+from plots.tables import MEASURED, PlotError, Tables
 
-STEM = "loss"
 _PANEL_INCHES = 2.5
+
+
+def unsupported(tables: Tables) -> str:
+    """Why the figure is not worth drawing unasked; empty when it is."""
+    return "" if tables.iterations["loss_known"].any() else "no run has a loss"
 
 
 def draw(tables: Tables) -> Figure:
@@ -36,18 +50,22 @@ def draw(tables: Tables) -> Figure:
     panels = cases(known)
     columns = 1 if len(panels) == 1 else 2
     rows = math.ceil(len(panels) / columns)
-    with styles.context(STYLE_FILE):
-        height = 1.0 + rows * (_PANEL_INCHES + 0.4 * (columns == 1))
+    with canvas():
+        names = {short_label(*pair) for pair in zip(known["label"], known["case"], strict=True)}
+        height = 0.6 + legend_inches(names) + rows * (_PANEL_INCHES + 0.4 * (columns == 1))
         figure = Figure(figsize=(WIDTH_INCHES, height))
         axes = figure.subplots(rows, columns, squeeze=False).ravel()
         entries: dict[str, Line2D] = {}
         for ax, case in zip(axes, panels, strict=False):
-            entries |= _panel(ax, known[known["case"] == case])
+            inside = known[known["case"] == case]
+            entries |= _panel(ax, inside)
             title(ax, case, columns)
-        for ax in axes[len(panels) :]:
-            ax.remove()
-        figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=3)
-        footnote(figure, f"loss of every iteration, warm-up included · {tables.provenance()}")
+            watermark(ax, set(inside["source"]))
+        unused(list(axes[len(panels) :]))
+        legend(figure, entries)
+        footnote(
+            figure, "loss of every iteration, warm-up included", tables.provenance(known["path"])
+        )
     return figure
 
 
@@ -56,12 +74,14 @@ def _panel(ax: Axes, iterations: pd.DataFrame) -> dict[str, Line2D]:
     entries = {}
     for order, (label, run, style) in enumerate(_styled(iterations)):
         finite = np.isfinite(run["loss"])
-        name = short_label(label, run["case"].iloc[0])
+        name, source = short_label(label, run["case"].iloc[0]), run["source"].iloc[0]
+        name = name if source == MEASURED else f"{name}, {source}"
+        filled = style.filled and not SOURCE_STYLES[source].hollow
         (entries[name],) = ax.plot(
             run["iteration"], run["loss"].where(finite), color=style.colour, linestyle=style.dash,
             linewidth=style.width, marker=style.marker, markersize=style.marker_size,
             markevery=max(1, len(run) // 12), markeredgewidth=1.2,
-            markerfacecolor=style.colour if style.filled else "none", zorder=3 + order,
+            markerfacecolor=style.colour if filled else "none", zorder=3 + order,
         )  # fmt: skip
         lost = run.loc[~finite, "iteration"]
         if len(lost):

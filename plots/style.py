@@ -46,6 +46,8 @@ class SourceStyle:
     """Markers and bars without a fill."""
     watermark: str
     """Written across the axes; empty for none."""
+    alpha: float
+    """Opacity of lines and of bars."""
 
 
 PHASES = {
@@ -64,35 +66,50 @@ ENGINES = {
 """In the order in which figures show them."""
 UNKNOWN_ENGINE = EngineStyle("unknown engine", "#CC79A7", (0, (1, 2)), "^", 1.4, 4.0, "++")
 SOURCE_STYLES = {
-    MEASURED: SourceStyle(hollow=False, watermark=""),
-    SIMULATED: SourceStyle(hollow=False, watermark="simulated"),
-    PUBLISHED: SourceStyle(hollow=True, watermark=""),
+    MEASURED: SourceStyle(hollow=False, watermark="", alpha=1.0),
+    SIMULATED: SourceStyle(hollow=False, watermark="simulated", alpha=0.55),
+    PUBLISHED: SourceStyle(hollow=True, watermark="", alpha=1.0),
 }
 
-_VARIANT_MARKERS = ("D", "^", "v", "P", "<", ">", "*")
+_VARIANT_MARKERS = ("p", "^", "v", "P", "<", ">", "*")
 _VARIANT_HATCHES = ("xxx", "--", "oo", "||", "**", "OO", "xx--")
 
 
-def engine_style(engine: str, variant: int = 0, source: str = MEASURED) -> EngineStyle:
-    """Style of an engine by its name in the tables.
+def engine_style(engine: str, variant: int = 0) -> EngineStyle:
+    """Style of an engine by its name in the tables, where lines may lie over each other.
 
     Args:
         engine: ``vanilla``, ``async-gradients``, ``hybrid``; others look alike.
-        variant: Position among the forms of that engine (its strides); each has its own marker and
+        variant: Position among the runs of that engine in one panel; each has its own marker and
             hatch and, past the first, its own dash.
-        source: ``measured``, ``simulated`` or ``published``; the last has hollow markers.
     """
     style = ENGINES.get(engine, UNKNOWN_ENGINE)
-    if variant:
-        index = (variant - 1) % len(_VARIANT_MARKERS)
-        style = replace(
-            style, marker=_VARIANT_MARKERS[index], hatch=_VARIANT_HATCHES[index], filled=False,
-            dash=(2 * variant, (2, 2 + variant)), marker_size=6.0 + 2.5 * variant, width=1.2,
-        )  # fmt: skip
-    if SOURCE_STYLES[source].hollow:
-        # A cross has no inside that could be hollow.
-        style = replace(style, filled=False, marker="H" if style.marker == "x" else style.marker)
-    return style
+    if variant == 0:
+        return style
+    size, dash = 7.0 + 1.5 * variant, (2 * variant, (2, 2 + variant))
+    return replace(
+        style, marker=_nth(_VARIANT_MARKERS, variant), hatch=_nth(_VARIANT_HATCHES, variant),
+        marker_size=size, filled=False, dash=dash, width=1.2,
+    )  # fmt: skip
+
+
+def sweep_style(engine: str, variant: int = 0, source: str = MEASURED) -> EngineStyle:
+    """Style of an engine where each point is a result of its own.
+
+    Markers are filled, except those of published values. Stock's are the largest, and its line the
+    widest, so that an engine that is as fast does not hide it.
+    """
+    style = engine_style(engine, variant)
+    # A cross has no inside that could be hollow.
+    marker = "D" if style.marker == "x" else style.marker
+    filled = not SOURCE_STYLES[source].hollow
+    stock = engine == "vanilla"
+    size, width = (7.5, 3.0) if stock else (5.0, min(style.width, 1.8))
+    return replace(style, marker=marker, marker_size=size, width=width, filled=filled)
+
+
+def _nth(values: tuple[str, ...], variant: int) -> str:
+    return values[(variant - 1) % len(values)]
 
 
 def engine_order(engine: str) -> int:

@@ -36,9 +36,11 @@ _MEMORY_NEED = ("path", "label", "case", "engine", "title")
 _MONITOR_NEED = ("path", "label", "case", "engine", "time_s")
 _COMPARISONS_NEED = ("case", "engine", "phase", "ratio", "ratio_low", "ratio_high", "speedup")
 _TEXT = frozenset(
-    ("path", "label", "reference_label", "case", "engine", "device", "hardware", "model", "status")
-    + ("verdict", "verdict_detail", "source", "point_key", "title", "phase", "equality", "withheld")
-    + ("paired", "loss_first", "loss_last")
+    (
+        *("path", "label", "reference_label", "case", "engine", "model", "status", "point_key"),
+        *("device", "hardware", "source", "verdict", "verdict_detail", "loss_first", "loss_last"),
+        *("title", "phase", "equality", "speedup", "withheld", "paired"),
+    )
 )
 
 
@@ -136,8 +138,6 @@ def _read(path: Path, needed: tuple[str, ...], *, may_be_empty: bool = False) ->
 
 def _filled(table: pd.DataFrame, columns: tuple[str, ...]) -> pd.DataFrame:
     absent = {
-        column: "" if column in _TEXT else float("nan")
-        for column in columns
-        if column not in table
+        column: "" if column in _TEXT else float("nan") for column in columns if column not in table
     }
     return table.assign(**absent)

@@ -1,0 +1,236 @@
+"""Groups of vertical bars: a group a model or a setting, a bar an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from plots.canvas import fold
+from plots.observations import SETTINGS, Observations, varying
+from plots.series import setting_title, summarise
+from plots.style import (
+    PHASES,
+    SOURCE_STYLES,
+    EngineStyle,
+    PhaseStyle,
+    engine_order,
+    engine_tag,
+    engine_title,
+    sweep_style,
+)
+from plots.tables import SOURCES
+from plots.units import Quantity, Scale, short
+
+MOST_BARS = 30
+"""In a row, so that a bar stays as wide as its tag."""
+_WIDTH = 0.9
+_GAP = 0.8
+_ROW_CHARACTERS = {8.0: 100, 6.0: 130}
+"""Room below a row, by size of the font."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One engine under one set of settings."""
+
+    group: str
+    engine: str
+    stride: float
+    source: str
+    variant: int
+    rows: pd.DataFrame
+    """Its observations."""
+
+    @property
+    def title(self) -> str:
+        """Entry of the legend, led by the tag below the bar."""
+        return f"{self.tag}: {engine_title(self.engine, self.stride, self.source)}"
+
+    @property
+    def tag(self) -> str:
+        """Below the bar."""
+        return engine_tag(self.engine, self.stride)
+
+    @property
+    def style(self) -> EngineStyle:
+        """How it is drawn."""
+        return sweep_style(self.engine, self.variant, self.source)
+
+
+def bars_of(data: Observations, places: Mapping[tuple[str, float], int]) -> list[list[Bar]]:
+    """Groups of bars: models by their size, the settings of a model as they come."""
+    values = data.values
+    if values.empty:
+        return []
+    shown = data.runs[data.runs["path"].isin(set(values["path"]))]
+    names = list(dict.fromkeys(["model", *varying(shown)]))
+    if {"accumulation", "global_batch_size"} <= set(names):
+        names.remove("global_batch_size")
+    groups = []
+    sizes = shown.groupby("model", sort=False)["parameters"].max()
+    for _, rows in values.groupby(list(SETTINGS), sort=False, dropna=False):
+        first = rows.iloc[0]
+        title = setting_title(first, names)
+        bars = [
+            Bar(title, engine, stride, source, places.get((engine, stride), 0), own)
+            for (engine, stride, source), own in rows.groupby(
+                ["engine", "stride", "source"], sort=False
+            )
+        ]
+        bars.sort(key=lambda b: (engine_order(b.engine), b.stride, SOURCES.index(b.source)))
+        size = sizes.get(first["model"], float("nan"))
+        groups.append((float("inf") if pd.isna(size) else size, bars))
+    return [bars for _, bars in sorted(groups, key=lambda item: item[0])]
+
+
+def in_rows(groups: Sequence[list[Bar]]) -> list[list[list[Bar]]]:
+    """Deal groups into rows of about as many bars each."""
+    total = sum(map(slots, groups))
+    per_row = total / max(1, -(-total // MOST_BARS))
+    rows: list[list[list[Bar]]] = [[]]
+    for group in groups:
+        if rows[-1] and sum(map(slots, rows[-1])) + slots(group) / 2 > per_row:
+            rows.append([])
+        rows[-1].append(group)
+    return rows
+
+
+def positions(groups: Sequence[list[Bar]]) -> list[list[float]]:
+    """Centres of the bars of a row; a gap of a bar lies between groups."""
+    at, found = 0.0, []
+    for group in groups:
+        spare = (slots(group) - len(group)) / 2
+        found.append([at + spare + i for i in range(len(group))])
+        at += slots(group) + _GAP
+    return found
+
+
+def slots(group: list[Bar]) -> int:
+    """Room of a group in bars: that of three engines at least, for the sake of its name."""
+    return max(len(group), 3)
+
+
+def draw_bars(
+    ax: Axes, groups: Sequence[list[Bar]], quantity: Quantity, scale: Scale, factor: float = 0.0
+) -> None:
+    """Draw medians with quartiles; with a ``factor`` its product with the mean instead.
+
+    Args:
+        ax: Where.
+        groups: Bars of this row.
+        quantity: What.
+        scale: Its unit.
+        factor: 100 for the time of 100 iterations.
+    """
+    for group, places in zip(groups, positions(groups), strict=True):
+        for bar, at in zip(group, places, strict=True):
+            values = summarise(bar.rows, "", quantity.column)
+            if not values:
+                continue
+            (value,) = values
+            height = (factor * value.mean if factor else value.median) / scale.divisor
+            ax.bar(at, height, _WIDTH, **face(bar.style, bar.source))
+            top = height
+            if not factor:
+                low, high = value.low / scale.divisor, value.high / scale.divisor
+                ax.errorbar(
+                    at, height, yerr=([height - low], [high - height]), color="black",
+                    capsize=1.5, elinewidth=0.8, capthick=0.8,
+                )  # fmt: skip
+                top = high
+            above(ax, at, top, height, narrow=sum(map(slots, groups)) > 12)
+
+
+def draw_stacks(ax: Axes, groups: Sequence[list[Bar]], scale: Scale) -> None:
+    """Draw the mean of each phase on top of the one before, up to the whole iteration."""
+    for group, places in zip(groups, positions(groups), strict=True):
+        for bar, at in zip(group, places, strict=True):
+            height = 0.0
+            for phase, length in phases(bar.rows).items():
+                ax.bar(
+                    at, length / scale.divisor, _WIDTH, bottom=height,
+                    **phase_face(PHASES[phase], bar.source),
+                )  # fmt: skip
+                height += length / scale.divisor
+            above(ax, at, height, height, narrow=sum(map(slots, groups)) > 12)
+
+
+def phases(rows: pd.DataFrame) -> dict[str, float]:
+    """Mean ms of each known phase, and of what of the iteration no phase covers."""
+    means = {phase: rows[f"{phase}_ms"].mean() for phase in PHASES if phase != "other"}
+    found = {phase: float(mean) for phase, mean in means.items() if mean > 0}
+    rest = rows["iteration_ms"].mean() - sum(found.values())
+    return found | ({"other": float(rest)} if rest > 0 else {})
+
+
+def face(style: EngineStyle, source: str) -> dict[str, Any]:
+    """Fill, hatch and edge of an engine's bar; published values are hollow."""
+    return _face(style.colour, style.hatch, source, style.colour)
+
+
+def phase_face(style: PhaseStyle, source: str) -> dict[str, Any]:
+    """Fill, hatch and edge of a phase's segment; published values are hollow."""
+    white = style.colour == PHASES["other"].colour
+    return _face(style.colour, style.hatch, source, "0.4" if white else style.colour)
+
+
+def _face(colour: str, hatch: str, source: str, outline: str) -> dict[str, Any]:
+    if SOURCE_STYLES[source].hollow:
+        return {"facecolor": "white", "hatch": hatch, "edgecolor": outline, "linewidth": 1.3}
+    fill = colour, SOURCE_STYLES[source].alpha
+    return {"facecolor": fill, "hatch": hatch, "edgecolor": "black", "linewidth": 0.5}
+
+
+def above(ax: Axes, at: float, top: float, value: float, *, narrow: bool) -> None:
+    """Write a bar's value over it, upright where bars are narrow."""
+    ax.annotate(
+        short(value), (at, top), xytext=(0, 3), textcoords="offset points", ha="center",
+        va="bottom", fontsize=6.5, rotation=90 if narrow else 0, annotation_clip=False,
+    )  # fmt: skip
+
+
+def name_bars(ax: Axes, groups: Sequence[list[Bar]], last: bool) -> None:
+    """Tag every bar, and name the groups below the last axes of a column."""
+    places = positions(groups)
+    tags = [
+        (at, bar.tag)
+        for row, g in zip(places, groups, strict=True)
+        for at, bar in zip(row, g, strict=True)
+    ]
+    ax.set_xticks([at for at, _ in tags], [tag for _, tag in tags], fontsize=6.5)
+    ax.tick_params(axis="x", length=0, pad=2)
+    width = sum(slots(group) + _GAP for group in groups)
+    ax.set_xlim(-0.5 - _GAP / 2, width - 0.5 - _GAP / 2)
+    ax.grid(visible=False, axis="x")
+    if not last:
+        return
+    for row, group in zip(places, groups, strict=True):
+        size = 6.0 if "," in group[0].group else 8.0
+        room = int(_ROW_CHARACTERS[size] * (slots(group) + _GAP) / width)
+        ax.annotate(
+            fold(group[0].group, max(6, room)), ((row[0] + row[-1]) / 2, 0),
+            xycoords=ax.get_xaxis_transform(), xytext=(0, -15), textcoords="offset points",
+            ha="center", va="top", fontsize=size,
+        )  # fmt: skip
+
+
+def engine_handles(bars: Sequence[Bar]) -> dict[str, Patch]:
+    """Legend of engines, in the order of the figures."""
+    ordered = sorted(
+        bars, key=lambda b: (SOURCES.index(b.source), engine_order(b.engine), b.stride)
+    )
+    return {bar.title: Patch(**face(bar.style, bar.source)) for bar in ordered}
+
+
+def phase_handles(found: set[str]) -> dict[str, Patch]:
+    """Legend of phases, in the order they run."""
+    return {
+        style.title: Patch(**phase_face(style, "measured"))
+        for phase, style in PHASES.items()
+        if phase in found
+    }

@@ -1,0 +1,146 @@
+"""Lines with error bars over a setting that a sweep varies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator
+
+from plots.series import Series
+from plots.style import SOURCE_STYLES
+from plots.units import Scale
+
+FAILED = "ended without a time"
+_LINEAR_UP_TO = 20.0
+"""Ratio of the largest value to the smallest."""
+_CHARACTER, _LINE = 0.031, 0.055
+"""Share of the axis that a character of a tick's name takes, and the height of a name aslant."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The setting that a figure's x shows."""
+
+    column: str
+    """Of the observations."""
+    name: str
+    """In a message."""
+    label: str
+    scale: str = "linear"
+    """``linear``, or ``log`` where values double or grow tenfold."""
+    text: Callable[[float], str] = "{:g}".format
+
+
+def draw_lines(ax: Axes, found: Sequence[Series], scale: Scale) -> dict[str, Any]:
+    """Draw a line a series with its quartiles; returns a handle for each entry of the legend."""
+    entries: dict[str, Any] = {}
+    for order, one in enumerate(found):
+        style = one.style
+        values = one.values
+        if values:
+            middle = [v.median / scale.divisor for v in values]
+            below = [(v.median - v.low) / scale.divisor for v in values]
+            above = [(v.high - v.median) / scale.divisor for v in values]
+            entries[one.title] = ax.errorbar(
+                [v.x for v in values], middle, yerr=(below, above), color=style.colour,
+                linestyle=style.dash, linewidth=style.width, marker=style.marker,
+                markersize=style.marker_size, capsize=2.5, elinewidth=1.0, zorder=3 + order,
+                alpha=SOURCE_STYLES[one.source].alpha,
+                markerfacecolor=style.colour if style.filled else "white",
+            )  # fmt: skip
+        if one.failed:
+            height = 0.03 + 0.05 * order
+            ax.plot(
+                one.failed, [height] * len(one.failed), linestyle="none", marker="X",
+                color=style.colour, markeredgecolor="black", markeredgewidth=0.5, markersize=6,
+                transform=ax.get_xaxis_transform(), clip_on=False, zorder=9, gid="failed",
+            )  # fmt: skip
+            entries[FAILED] = Line2D(
+                [], [], linestyle="none", marker="X", color="white", markeredgecolor="black"
+            )
+    return entries
+
+
+def draw_levels(ax: Axes, found: Sequence[Series], scale: Scale) -> dict[str, Any]:
+    """Draw a horizontal line and the band of its quartiles for engines that have no x."""
+    entries: dict[str, Any] = {}
+    for one in found:
+        style = one.style
+        for value in one.values:
+            low, high = value.low / scale.divisor, value.high / scale.divisor
+            ax.axhspan(low, high, color=style.colour, alpha=0.18, linewidth=0, zorder=1)
+            entries[one.title] = ax.axhline(
+                value.median / scale.divisor, color=style.colour, linewidth=style.width, zorder=2,
+                linestyle="solid" if one.engine == "vanilla" else (0, (5, 2)),
+            )  # fmt: skip
+    return entries
+
+
+def finish(ax: Axes, axis: Axis, at: Sequence[float], found: Sequence[Series]) -> None:
+    """A tick at each value that was run, named where there is room, and a vertical axis from zero.
+
+    The vertical axis is logarithmic where the largest value would press the others onto it.
+    """
+    position: Callable[[float], float] = float
+    if axis.scale == "log" and at and at[0] > 0:
+        ax.set_xscale("log", base=2)
+        position = math.log2
+    if at:
+        places = [position(value) for value in at]
+        margin = 0.08 * (places[-1] - places[0]) or 0.5
+        ends = places[0] - margin, places[-1] + margin
+        ax.set_xlim(*(ends if position is float else (2.0**end for end in ends)))
+        width = ends[1] - ends[0]
+        _name_ticks(ax, axis, at, [(place - ends[0]) / width for place in places])
+        ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xlabel(axis.label)
+    medians = [v.median for one in found for v in one.values]
+    if medians and min(medians) > 0 and max(medians) / min(medians) > _LINEAR_UP_TO:
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_locator(NullLocator())
+        ax.margins(y=0.1)
+    else:
+        from_zero(ax)
+
+
+def from_zero(ax: Axes) -> None:
+    """A vertical axis from zero to above the largest value."""
+    top = ax.dataLim.y1
+    ax.set_ylim(0, 1.1 * top if math.isfinite(top) and top > 0 else 1)
+
+
+def _name_ticks(ax: Axes, axis: Axis, at: Sequence[float], shares: Sequence[float]) -> None:
+    """Name the ticks; aslant where the names would touch, and not at all where even that does.
+
+    Args:
+        ax: Where.
+        axis: How a value reads.
+        at: Values.
+        shares: Their places on the axis, from 0 to 1.
+    """
+    texts = [axis.text(value) for value in at]
+    widths = [_CHARACTER * (len(text) + 0.6) for text in texts]
+    if all(_fit(shares, widths)):
+        ax.set_xticks(at, texts)
+        return
+    shown = _fit(shares, [_LINE] * len(at))
+    slanted = [text if fits else "" for text, fits in zip(texts, shown, strict=True)]
+    ax.set_xticks(at, slanted, rotation=40, ha="right", rotation_mode="anchor", fontsize=7)
+
+
+def _fit(centres: Sequence[float], widths: Sequence[float]) -> list[bool]:
+    """Which of some texts have room beside those before them."""
+    free_from = -math.inf
+    found = []
+    for centre, width in zip(centres, widths, strict=True):
+        found.append(centre - width / 2 >= free_from)
+        if found[-1]:
+            free_from = centre + width / 2
+    return found

@@ -1,0 +1,187 @@
+"""Memory over the phases of an iteration, from DeepSpeed's ``memory_breakdown``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from plots.canvas import (
+    WIDTH_INCHES,
+    canvas,
+    cases,
+    fold,
+    footnote,
+    legend,
+    legend_inches,
+    watermark,
+)
+from plots.lines import from_zero
+from plots.observations import observe
+from plots.series import variants
+from plots.style import engine_order, engine_title, sweep_style
+from plots.tables import PlotError, Tables
+
+_ROW_INCHES = 1.9
+_MOST_CASES = 4
+_MOST_NAMES = 26
+_COLUMNS = {
+    "device": {"allocated_gib": "allocated", "cached_gib": "cached by the allocator"},
+    "process": {"allocated_gib": "allocated"},
+    "host": {"host_used_gib": "used on the machine"},
+}
+_NOTES = {
+    "device": "device: of rank 0",
+    "process": "process: rank 0's own, which DeepSpeed counts where there is no device",
+    "host": "host: all processes of the machine",
+}
+_OF_RUNS = ["stride", "warmup_iterations", "source", "device"]
+_DASHES: dict[str, Any] = {
+    "allocated_gib": "solid",
+    "cached_gib": (0, (1, 1.5)),
+    "host_used_gib": "solid",
+}
+
+
+def unsupported(tables: Tables) -> str:
+    """Why the figure is not worth drawing unasked; empty when it is."""
+    try:
+        _shown(_lines(tables))
+    except PlotError as error:
+        return str(error)
+    return ""
+
+
+def draw(tables: Tables) -> Figure:
+    """Device and host memory, a panel each and case, over the titles of an iteration in order.
+
+    Raises:
+        PlotError: ``memory.csv`` is missing or holds no memory of an iteration.
+    """
+    lines = _lines(tables)
+    kinds = _shown(lines)
+    every = cases(lines)
+    shown = every[:_MOST_CASES]
+    places = variants(lines)
+    with canvas():
+        names = [engine_title(e, s) for e, s in places] + ["allocated", "cached by the allocator"]
+        rows = len(shown) * len(kinds)
+        height = 1.4 + legend_inches(names) + rows * _ROW_INCHES + 0.9 * (len(shown) - 1)
+        figure = Figure(figsize=(WIDTH_INCHES, height))
+        grid = figure.subplots(rows, 1, squeeze=False)[:, 0]
+        entries: dict[str, Any] = {}
+        for place, ax in enumerate(grid):
+            case, kind = shown[place // len(kinds)], kinds[place % len(kinds)]
+            last = kind == kinds[-1]
+            inside = lines[lines["case"] == case]
+            entries |= _panel(ax, inside, kind, places, last)
+            watermark(ax, set(inside["source"]))
+            if kind == kinds[0] and case:
+                ax.set_title(fold(case, 62), loc="left")
+        if "device" in kinds:
+            for column, text in _COLUMNS["device"].items():
+                entries[text] = Line2D([], [], color="0.2", linestyle=_DASHES[column])
+        figure.align_ylabels(grid)
+        legend(figure, entries)
+        left_out = len(every) - len(shown)
+        footnote(
+            figure, _counts(lines), *(_NOTES[kind] for kind in kinds),
+            f"{left_out} more cases not drawn" if left_out else "",
+            tables.provenance(set(lines["path"])),
+        )  # fmt: skip
+    return figure
+
+
+def _lines(tables: Tables) -> pd.DataFrame:
+    """Memory lines of iterations after the warm-up, each with its place in its iteration.
+
+    Raises:
+        PlotError: there are none.
+    """
+    table = tables.memory
+    known = [c for columns in _COLUMNS.values() for c in columns if c in table]
+    if not known or "iteration" not in table:
+        raise PlotError("memory.csv has no column of memory, or none of the iteration")
+    runs = observe(tables).runs[["path", *_OF_RUNS]]
+    rows = table.drop(columns=_OF_RUNS, errors="ignore").merge(runs, on="path")
+    rows = rows[rows["iteration"].notna() & (rows["title"] != "")]
+    timed = rows[rows["iteration"] > rows["warmup_iterations"]]
+    # A run of one iteration has nothing after its warm-up; its memory is no worse for that.
+    rows = timed if len(timed) else rows
+    if rows.empty:
+        raise PlotError("memory.csv holds no titled line inside an iteration")
+    return rows.assign(nth=rows.groupby(["path", "iteration", "title"]).cumcount())
+
+
+def _shown(lines: pd.DataFrame) -> list[str]:
+    """``device`` or on a CPU ``process``, and ``host``: where there is more than zeros to show."""
+    on_cpu = lines["device"].str.startswith("cpu").all()
+    kinds = [
+        kind
+        for kind, columns in _COLUMNS.items()
+        if kind != ("device" if on_cpu else "process")
+        and any(c in lines and lines[c].max() > 0 for c in columns)
+    ]
+    if not kinds:
+        raise PlotError("memory.csv holds no memory inside an iteration")
+    return kinds
+
+
+def _panel(
+    ax: Axes,
+    lines: pd.DataFrame,
+    kind: str,
+    places: dict[tuple[str, float], int],
+    last: bool,
+) -> dict[str, Any]:
+    titles = _titles(lines)
+    entries: dict[str, Any] = {}
+    groups = sorted(
+        lines.groupby(["engine", "stride"], sort=False),
+        key=lambda item: (engine_order(item[0][0]), item[0][1]),
+    )
+    for (engine, stride), rows in groups:
+        style = sweep_style(engine, places[engine, stride])
+        for column in _COLUMNS[kind]:
+            if column not in rows:
+                continue
+            level = rows.groupby(["title", "nth"])[column].median()
+            values = [float(level.get(key, float("nan"))) for key in titles]
+            main = column != "cached_gib"
+            (line,) = ax.plot(
+                range(len(titles)), values, color=style.colour, linestyle=_DASHES[column],
+                marker=style.marker if main else "", markersize=style.marker_size,
+                linewidth=style.width if main else 1.2,
+            )  # fmt: skip
+            if main:
+                entries[engine_title(engine, stride)] = line
+    ax.set_ylabel(f"{kind} memory (GiB)")
+    from_zero(ax)
+    step = -(-len(titles) // _MOST_NAMES)
+    at = range(0, len(titles), step)
+    names = [titles[i][0] for i in at] if last else ["" for _ in at]
+    steep = 30 if len(at) <= 12 else 60
+    ax.set_xticks(list(at), names, rotation=steep, ha="right", rotation_mode="anchor", fontsize=7.5)
+    return entries
+
+
+def _titles(lines: pd.DataFrame) -> list[tuple[str, int]]:
+    """Titles in the order of the longest iteration, one that comes again with its count."""
+    sizes = lines.groupby(["path", "iteration"], sort=False).size()
+    path, iteration = sizes.idxmax()
+    rows = lines[(lines["path"] == path) & (lines["iteration"] == iteration)]
+    found = list(zip(rows["title"], rows["nth"], strict=True))
+    seen = set(found)
+    others = zip(lines["title"], lines["nth"], strict=True)
+    return found + [key for key in dict.fromkeys(others) if key not in seen]
+
+
+def _counts(lines: pd.DataFrame) -> str:
+    groups = lines.groupby(["case", "engine", "stride"])
+    numbers = [len(rows[["path", "iteration"]].drop_duplicates()) for _, rows in groups]
+    text = "-".join(str(n) for n in dict.fromkeys((min(numbers), max(numbers))))
+    after = " after the warm-up" if (lines["iteration"] > lines["warmup_iterations"]).all() else ""
+    return f"median of n={text} iterations{after}"

@@ -1,0 +1,146 @@
+import struct
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from plots.__main__ import main
+from plots.registry import FIGURES
+
+EVERY = {
+    "model": "13B", "micro_batch_size": 4, "subgroup_numel": 10**9, "dp": 2, "offload_ratio": 0.5,
+    "accumulation": 8, "hog_share": 0.4,
+}  # fmt: skip
+SWEEPS = (
+    *("micro-batch", "subgroup-size", "data-parallel", "offload-ratio", "accumulation"),
+    "gpu-hogging",
+)
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def every_table(sweep):
+    """Tables of which each figure can be made."""
+    sweep.grid(engines=[("vanilla", 0), ("hybrid", 2), ("hybrid", 3)], model=["$odd^ & <b>"])
+    for setting, value in EVERY.items():
+        sweep.add("vanilla", **{"model": "$odd^ & <b>", setting: value})
+    same = {key: sweep.runs[0][key] for key in ("path", "label", "case", "engine", "stride")}
+    sweep.memory = [
+        {**same, "iteration": 2, "title": title, "allocated_gib": 1, "host_used_gib": 9}
+        for title in ("before", "after")
+    ]
+    sweep.monitor = [{**same, "time_s": t, "cpu_percent": 50} for t in (0, 1, 2)]
+    return sweep
+
+
+def test_every_figure_is_made_and_describes_itself(sweep, tmp_path, monkeypatch):
+    monkeypatch.setattr("plots.canvas.FORMATS", ("svg",))  # the one that takes the least time
+    tables = every_table(sweep).write(tmp_path / "tables")
+    out = tmp_path / "a folder" / "figures"
+    assert main([str(tables), "--out", str(out)]) == 0
+    assert {path.name for path in out.iterdir()} == {f"{name}.svg" for name in FIGURES}
+    for path in out.iterdir():
+        described(path)
+
+
+def test_figures_have_three_formats_and_equal_tables_give_equal_files(sweep, tmp_path):
+    tables = sweep.grid(model=["7B"], dp=[1, 2]).write(tmp_path / "tables")
+    names = ("data-parallel", "iteration-breakdown")
+    for out in ("one", "two"):
+        assert main([str(tables), "--out", str(tmp_path / out), "--figure", *names]) == 0
+    written = sorted((tmp_path / "one").iterdir())
+    assert [path.name for path in written] == [
+        f"{name}.{kind}" for name in names for kind in ("pdf", "png", "svg")
+    ]
+    for path in written:
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
+        content = path.read_bytes()
+        if path.suffix == ".png":
+            assert content.startswith(b"\x89PNG")
+            assert struct.unpack(">II", content[16:24])[0] == 1280
+        assert path.suffix != ".pdf" or content.startswith(b"%PDF")
+
+
+def described(path):
+    root = ET.parse(path).getroot()
+    assert root.get("role") == "img"
+    assert root.find(f"{SVG}title").text == path.stem
+    assert "measured" in root.find(f"{SVG}desc").text
+    words = [element.text for element in root.iter(f"{SVG}text")]
+    assert any("measured" in (word or "") for word in words), "text is text, not outlines"
+
+
+def test_what_the_tables_do_not_vary_is_skipped_and_said(sweep, tmp_path, capsys):
+    tables = sweep.grid(model=["7B"]).write(tmp_path / "tables")
+    assert main([str(tables), "--out", str(tmp_path / "f"), "--figure", "loss"]) == 0
+    capsys.readouterr()
+    unasked = [name for name, figure in FIGURES.items() if _why(figure, tables)]
+    assert unasked == ["stride", "models", *SWEEPS, "update-rates", "memory", "utilisation"]
+
+
+def _why(figure, folder):
+    from plots.tables import read_tables
+
+    return figure.unsupported(read_tables(folder))
+
+
+def test_a_figure_of_one_value_is_drawn_when_asked_for(sweep, tmp_path):
+    tables = sweep.grid(model=["7B"]).write(tmp_path / "tables")
+    assert main([str(tables), "--out", str(tmp_path / "f"), "--figure", "stride"]) == 0
+    assert (tmp_path / "f" / "stride.png").exists()
+
+
+@pytest.mark.parametrize("name", ["memory", "utilisation"])
+def test_an_impossible_figure_asked_for_is_an_error_and_the_others_are_drawn(
+    sweep, tmp_path, capsys, name
+):
+    tables = sweep.grid(model=["7B"]).write(tmp_path / "tables")
+    assert main([str(tables), "--out", str(tmp_path / "f"), "--figure", name, "loss"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"plots: error: {name}: " in error
+    assert (tmp_path / "f" / "loss.svg").exists()
+
+
+def test_runs_that_all_failed_leave_no_figure_and_say_why(sweep, tmp_path, capsys):
+    for engine in ("vanilla", "hybrid"):
+        sweep.add(engine, times=(), status="oom-host")
+    tables = sweep.write(tmp_path / "tables")
+    assert main([str(tables), "--out", str(tmp_path / "f")]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == len(FIGURES)
+    assert all(": not drawn: " in line for line in said)
+
+
+def test_only_expected_figures_are_missed(sweep, tmp_path, capsys):
+    tables = sweep.grid(model=["7B"]).write(tmp_path / "tables")
+    assert main([str(tables), "--out", str(tmp_path / "f"), "--expect", "memory", "loss"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in said if "not drawn" in line] == ["memory"]
+    assert any(line.endswith("loss.png (and .pdf, .svg)") for line in said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--figure", "stirde"], "figure 'stirde' is unknown; known: iteration-breakdown, loss"),
+        ([], "give TABLES_DIR and --out"),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_exit_code_2(tmp_path, capsys, arguments, why):
+    given = [str(tmp_path), "--out", str(tmp_path / "f"), *arguments] if arguments else []
+    assert main(given) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert why in error
+
+
+def test_list_names_every_figure_without_tables(capsys):
+    assert main(["--list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in FIGURES)
+    assert "needs memory: iteration, title" in listed
+
+
+def test_a_strange_source_is_refused(sweep, tmp_path, capsys):
+    sweep.add("vanilla", source="guessed")
+    assert main([str(sweep.write(tmp_path / "t")), "--out", str(tmp_path / "f")]) == 2
+    assert "source 'guessed' is none of measured, simulated, published" in capsys.readouterr().err

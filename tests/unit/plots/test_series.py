@@ -1,0 +1,123 @@
+import pytest
+
+from plots.observations import observe
+from plots.series import describe, remarks, series, split, summarise, variants
+from plots.tables import read_tables
+from plots.units import ITERATION, SAMPLES, UPDATE_RATE
+
+
+@pytest.fixture
+def look(tmp_path):
+    def look(sweep, **options):
+        return observe(read_tables(sweep.write(tmp_path / "tables", **options)))
+
+    return look
+
+
+def timed(*iterations_ms):
+    """Iterations, the first of which is the warm-up's."""
+    return [{"iteration_ms": ms, "update_ms": ms / 2} for ms in (9999, *iterations_ms)]
+
+
+def test_medians_and_quartiles_are_over_all_repeats_without_their_warm_up(sweep, look):
+    for times in ((10, 20, 30), (40, 50)):
+        sweep.add("vanilla", times=timed(*times))
+    (value,) = summarise(look(sweep).values, "dp", "iteration_ms")
+    assert (value.x, value.median, value.low, value.high) == (1, 30, 20, 40)
+    assert (value.iterations, value.repeats) == (5, 2)
+    assert value.mean == 30
+
+
+def test_the_warm_up_of_a_table_that_does_not_mark_it_is_left_out_too(sweep, look):
+    sweep.add("vanilla", times=timed(10, 20, 30))
+    for row in sweep.iterations:
+        del row["warmup"]
+    assert list(look(sweep).values["iteration_ms"]) == [10, 20, 30]
+
+
+def test_rates_are_of_the_real_number_of_parameters(sweep, look):
+    sweep.add("vanilla", model="7B", dp=2, micro_batch_size=3, times=timed(1000))
+    row = look(sweep).values.iloc[0]
+    assert row["update_rate"] == pytest.approx(5.95e9 / 0.5)
+    assert row["samples_per_s"] == pytest.approx(6.0)
+
+
+def test_a_run_without_iterations_is_its_summary_and_has_no_spread(sweep, look):
+    sweep.add(
+        "hybrid", 2, times=(), source="published", iteration_ms=80, update_rate=14e9, parameters=""
+    )
+    data = look(sweep)
+    (value,) = summarise(data.values, "", "update_rate")
+    assert (value.median, value.low, value.high, value.iterations) == (14e9, 14e9, 14e9, 0)
+    assert data.failed.empty
+
+
+def test_accumulation_is_worked_out_where_the_table_lacks_it(sweep, look):
+    sweep.add("vanilla", micro_batch_size=2, dp=2, accumulation=8)
+    assert look(sweep, without=("accumulation",)).runs["accumulation"].tolist() == [8]
+
+
+def test_engines_come_in_their_order_and_strides_keep_their_place(sweep, look):
+    sweep.add("hybrid", 4, dp=2).update()
+    for engine, stride in (("hybrid", 2), ("other", 0), ("async-gradients", 0), ("vanilla", 0)):
+        sweep.add(engine, stride)
+    data = look(sweep)
+    places = variants(data.runs)
+    one, two = (series(panel, "dp", ITERATION, places) for panel in split(data, "model")[::-1])
+    assert [s.engine for s in one] == ["vanilla", "async-gradients", "hybrid", "other"]
+    assert (one[2].variant, two[0].variant) == (0, 1)
+    assert one[2].style.marker != two[0].style.marker
+    assert one[2].style.colour == two[0].style.colour
+
+
+def test_a_panel_holds_one_setting_of_all_but_the_x(sweep, look):
+    sweep.grid(model=["7B", "13B"], subgroup_numel=[10, 20], dp=[1, 2, 4])
+    panels = split(look(sweep), "dp")
+    assert [panel.title for panel in panels] == [
+        "7B, subgroup 10", "7B, subgroup 20", "13B, subgroup 10", "13B, subgroup 20",
+    ]  # fmt: skip
+    for panel in panels:
+        assert sorted(panel.runs["dp"].unique()) == [1, 2, 4]
+
+
+@pytest.mark.parametrize("constant", ["accumulation", "global_batch_size"])
+def test_a_sweep_may_keep_the_accumulation_or_the_global_batch(sweep, look, constant):
+    for dp in (1, 2, 4):
+        kept = {"accumulation": 2} if constant == "accumulation" else {"accumulation": 8 // dp}
+        sweep.add("vanilla", dp=dp, **kept)
+    assert len(split(look(sweep), "dp")) == 1
+
+
+def test_a_failed_run_is_no_value_but_known(sweep, look):
+    sweep.add("vanilla", dp=1)
+    sweep.add("vanilla", dp=2, times=(), status="oom-host")
+    sweep.add("vanilla", dp=4, times=timed(float("nan")), status="timeout")
+    data = look(sweep)
+    (panel,) = split(data, "dp")
+    (one,) = series(panel, "dp", SAMPLES, {})
+    assert [v.x for v in one.values] == [1]
+    assert one.failed == (2, 4)
+    assert remarks(data.runs, data.failed) == ["runs without times: oom-host 1, timeout 1"]
+
+
+def test_strides_are_one_series_where_the_stride_is_the_x(sweep, look):
+    sweep.grid(engines=[("vanilla", 0), ("hybrid", 2), ("hybrid", 5)], model=["7B"])
+    (panel,) = split(look(sweep), "stride")
+    stock, hybrid = series(panel, "stride", UPDATE_RATE, {})
+    assert [v.x for v in stock.values] == [0]
+    assert [v.x for v in hybrid.values] == [2, 5]
+    assert hybrid.title == "hybrid"
+
+
+def test_the_footnote_says_what_how_many_and_what_is_odd(sweep, look):
+    sweep.add("vanilla", times=timed(1, 2, 3))
+    sweep.add("vanilla", dp=2, times=timed(1, 2))
+    sweep.add("vanilla", dp=2, times=timed(1, 2), verdict="frozen")
+    data = look(sweep)
+    assert describe(summarise(data.values, "dp", "iteration_ms")) == (
+        "median of n=3-4 iterations after the warm-up from 1-2 runs; "
+        "error bars: interquartile range"
+    )
+    assert "in 1 of 3 runs the loss is not that of training: frozen" in remarks(
+        data.runs, data.failed
+    )

@@ -1,0 +1,200 @@
+import pytest
+from matplotlib.container import ErrorbarContainer
+
+from plots import accumulation, models, update_rates
+from plots.registry import FIGURES
+from plots.style import ENGINES
+from plots.tables import PlotError, read_tables
+
+
+@pytest.fixture
+def draw(tmp_path):
+    def draw(name, sweep):
+        return FIGURES[name].draw(read_tables(sweep.write(tmp_path / "tables")))
+
+    return draw
+
+
+def drawn(ax):
+    """Points of every line with error bars, by colour; NaN where there is no marker."""
+    found = {}
+    for container in ax.containers:
+        if isinstance(container, ErrorbarContainer) and container.lines[0] is not None:
+            line = container.lines[0]
+            found.setdefault(line.get_color(), []).extend(
+                zip(line.get_xdata(), line.get_ydata(), strict=True)
+            )
+    return found
+
+
+def colour(engine):
+    return ENGINES[engine].colour
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "values", "at"),
+    [
+        ("micro-batch", "micro_batch_size", [1, 4, 64], [1, 4, 64]),
+        ("subgroup-size", "subgroup_numel", [10**7, 2 * 10**9], [10**7, 2 * 10**9]),
+        ("data-parallel", "dp", [1, 2, 16], [1, 2, 16]),
+        ("offload-ratio", "offload_ratio", [1.0, 0.9, 0.0], [0, 0.1, 1]),
+        ("gpu-hogging", "hog_share", [0.0, 0.2, 0.8], [0, 0.2, 0.8]),
+        ("accumulation", "accumulation", [1, 128], [1, 128]),
+    ],
+)
+def test_a_sweep_has_a_row_a_model_and_a_line_an_engine(draw, sweep, name, setting, values, at):
+    sweep.grid(model=["7B", "tiny"], **{setting: values})
+    axes = draw(name, sweep).axes
+    columns = len(axes) // 2
+    assert [ax.get_title(loc="left").strip() for ax in axes[::columns]] == ["7B", "tiny"]
+    for ax in axes:
+        lines = drawn(ax)
+        assert list(lines) == [colour(e) for e in ("vanilla", "async-gradients", "hybrid")]
+        for points in lines.values():
+            assert [x for x, _ in points] == at
+        assert list(ax.get_xticks()) == at
+        assert "(" in ax.get_ylabel()
+    assert axes[-1].get_xlabel()
+    log = name in ("micro-batch", "subgroup-size", "data-parallel", "accumulation")
+    assert (axes[0].get_xscale() == "log") == log
+
+
+def test_values_are_in_the_unit_of_the_axis(draw, sweep):
+    for dp in (1, 2):
+        sweep.add("vanilla", dp=dp, times=[{"iteration_ms": ms} for ms in (1, 2500, 2500, 7500)])
+    ax, _ = draw("data-parallel", sweep).axes
+    assert ax.get_ylabel() == "iteration time (s)"
+    assert drawn(ax) == {colour("vanilla"): [(1, 2.5), (2, 2.5)]}
+    (bars,) = ax.containers[0].lines[2]
+    assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[2.5, 5.0]] * 2
+
+
+def test_engines_without_a_stride_are_levels_beside_the_hybrids(draw, sweep):
+    sweep.grid(
+        engines=[("vanilla", 0), ("async-gradients", 0), ("hybrid", 2), ("hybrid", 6)],
+        model=["7B"],
+    )
+    rate, time = draw("stride", sweep).axes
+    assert "billion parameters/s" in rate.get_ylabel()
+    assert list(drawn(rate)) == [colour("hybrid")]
+    assert [x for x, _ in drawn(rate)[colour("hybrid")]] == [2, 6]
+    levels = [line for line in rate.lines if len(set(line.get_ydata())) == 1 and line.get_label()]
+    heights = {line.get_color(): line.get_ydata()[0] for line in levels}
+    assert heights[colour("vanilla")] == pytest.approx(6, rel=0.03)
+    assert time.get_ylabel().startswith("iteration time")
+
+
+def test_models_that_were_run_at_one_value_are_left_to_other_figures(draw, sweep):
+    sweep.grid(model=["7B"], dp=[1, 2]).grid(model=["13B"])
+    titles = {ax.get_title(loc="left").strip() for ax in draw("data-parallel", sweep).axes}
+    assert titles == {"7B", ""}
+
+
+def test_a_run_that_failed_is_marked_where_it_would_have_been(draw, sweep):
+    sweep.add("vanilla", dp=1)
+    sweep.add("vanilla", dp=8, times=(), status="oom-device")
+    figure = draw("data-parallel", sweep)
+    marks = [line for line in figure.axes[0].lines if line.get_gid() == "failed"]
+    assert [list(mark.get_xdata()) for mark in marks] == [[8]]
+    assert "oom-device 1" in figure.get_supxlabel()
+    assert list(figure.axes[0].get_xticks()) == [1, 8]
+
+
+def test_a_quantity_that_nobody_has_takes_no_panel(draw, sweep):
+    sweep.grid(micro_batch_size=[1, 2])
+    for row in sweep.iterations:
+        row["tflops"] = ""
+    (ax,) = draw("micro-batch", sweep).axes
+    assert ax.get_ylabel().startswith("iteration time")
+
+
+def test_names_of_ticks_never_touch(draw, sweep):
+    sizes = [10**7, 5 * 10**7, 10**8, 2 * 10**8, 5 * 10**8, 10**9, 2 * 10**9]
+    ax = draw("subgroup-size", sweep.grid(model=["7B"], subgroup_numel=sizes)).axes[0]
+    labels = ax.get_xticklabels()
+    assert [label.get_text() for label in labels] == [
+        "10M", "50M", "100M", "200M", "500M", "1B", "2B",
+    ]  # fmt: skip
+    assert {label.get_rotation() for label in labels} == {40}
+
+
+def compared(sweep, **changes):
+    """A comparison of each plugin run with the vanilla run of its accumulation."""
+    for run in sweep.runs:
+        if run["engine"] != "vanilla":
+            ratio = 1 + 1 / run["accumulation"]
+            row = {
+                "case": run["case"], "engine": run["engine"], "stride": run["stride"],
+                "offload_ratio": run["offload_ratio"], "phase": "iteration", "ratio": ratio,
+                "ratio_low": ratio - 0.1, "ratio_high": ratio + 0.1, "speedup": ratio,
+                "withheld": "",
+            }  # fmt: skip
+            sweep.comparisons += [{**row, **changes}, {**row, "phase": "update", "ratio": 77}]
+
+
+def test_speed_ups_that_are_claimed_are_drawn_against_accumulation(draw, sweep):
+    compared(sweep.grid(accumulation=[1, 4]))
+    _, ax = draw("accumulation", sweep).axes
+    assert drawn(ax)[colour("hybrid")] == [(1, 2.0), (4, 1.25)]
+    assert drawn(ax)[colour("async-gradients")] == [(1, 2.0), (4, 1.25)]
+    assert not [text.get_text() for text in ax.texts if text.get_text()]
+
+
+def test_a_ratio_that_is_withheld_is_never_drawn_but_counted_with_its_reason(draw, sweep):
+    compared(sweep.grid(accumulation=[1, 4]), speedup="", withheld="measured on a CPU")
+    _, ax = draw("accumulation", sweep).axes
+    assert drawn(ax) == {}
+    (text,) = [text.get_text() for text in ax.texts]
+    assert text == "4 of 4 ratios withheld\nmeasured on a CPU"
+
+
+def test_without_comparisons_the_figure_says_so(draw, sweep):
+    figure = draw("accumulation", sweep.grid(accumulation=[1, 4]))
+    assert len(figure.axes) == 1
+    assert "no comparisons" in figure.get_supxlabel()
+
+
+def test_models_stack_phases_and_count_100_iterations_from_the_mean(draw, sweep):
+    for model in ("13B", "7B"):
+        times = [
+            {"iteration_ms": 3 * ms, "forward_ms": ms, "update_ms": ms} for ms in (9, 30, 30, 60)
+        ]
+        sweep.add("vanilla", model=model, times=times)
+    figure = draw("models", sweep)
+    stack, rate, total = figure.axes
+    heights = [round(patch.get_height(), 6) for patch in stack.patches]
+    assert heights == [40, 40, 40] * 2
+    assert [patch.get_height() for patch in total.patches] == [12.0, 12.0]
+    assert "(s)" in total.get_ylabel()
+    assert "100 times that mean, not run" in " ".join(figure.get_supxlabel().split())
+    rates = [patch.get_height() for patch in rate.patches]
+    assert rates[0] < rates[1], "models stand in the order of their size"
+    names = [note.get_text() for note in total.texts]
+    assert names[-2:] == ["7B", "13B"]
+
+
+def test_many_models_take_several_rows_of_equal_scale(draw, sweep):
+    engines = [("vanilla", 0), ("async-gradients", 0), *(("hybrid", k) for k in range(2, 10))]
+    sweep.grid(engines=engines, model=[f"model-{i}" for i in range(6)])
+    axes = draw("models", sweep).axes
+    assert len(axes) == 6
+    assert axes[0].get_ylim() == axes[3].get_ylim()
+
+
+def test_update_rates_are_a_bar_an_engine_and_ratio(draw, sweep):
+    sweep.grid(engines=[("vanilla", 0), ("hybrid", 2)], model=["7B"], offload_ratio=[0.0, 1.0])
+    (ax,) = draw("update-rates", sweep).axes
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        "ZeRO-3 offload (vanilla), ratio 1", "ZeRO-3 offload (vanilla), ratio 0",
+        "hybrid (stride 2), ratio 1", "hybrid (stride 2), ratio 0",
+    ]  # fmt: skip
+    assert [patch.get_width() for patch in ax.patches] == pytest.approx([6, 6, 11, 11], rel=0.03)
+
+
+@pytest.mark.parametrize("figure", [models, update_rates, accumulation])
+def test_a_figure_of_nothing_is_refused_in_a_line(tmp_path, sweep, figure):
+    sweep.add("vanilla", times=(), status="failed")
+    tables = read_tables(sweep.write(tmp_path / "t"))
+    with pytest.raises(PlotError, match="no run has"):
+        figure.draw(tables)
+    assert "no run has" in figure.unsupported(tables)

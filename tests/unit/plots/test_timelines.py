@@ -1,0 +1,130 @@
+import numpy as np
+import pytest
+
+from plots import memory, utilisation
+from plots.style import ENGINES
+from plots.tables import PlotError, read_tables
+
+TITLES = ("before forward", "after forward", "before forward", "after forward", "after step")
+
+
+def keys(run):
+    return {key: run[key] for key in ("path", "label", "case", "engine")}
+
+
+@pytest.fixture
+def phases(sweep):
+    """Two engines; allocated memory is the iteration times ten plus the place in it."""
+    for run in (sweep.add("hybrid", 2), sweep.add("vanilla")):
+        for iteration in range(4):
+            for place, title in enumerate(TITLES):
+                sweep.memory.append({
+                    **keys(run), "iteration": iteration or "", "title": title,
+                    "allocated_gib": 10 * iteration + place, "cached_gib": 50,
+                    "host_used_gib": 100 + place,
+                })  # fmt: skip
+    return sweep
+
+
+def test_memory_is_the_median_over_iterations_at_each_title_in_order(phases, tmp_path):
+    device, host = memory.draw(read_tables(phases.write(tmp_path))).axes
+    allocated = {line.get_color(): line for line in device.lines if line.get_linestyle() == "-"}
+    assert list(allocated) == [ENGINES["vanilla"].colour, ENGINES["hybrid"].colour]
+    for line in allocated.values():
+        assert list(line.get_ydata()) == [25, 26, 27, 28, 29]
+    assert [label.get_text() for label in host.get_xticklabels()] == list(TITLES)
+    assert list(host.lines[0].get_ydata()) == [100, 101, 102, 103, 104]
+    assert (device.get_ylabel(), host.get_ylabel()) == ("device memory (GiB)", "host memory (GiB)")
+
+
+def test_without_a_device_its_memory_is_that_of_the_process(phases, tmp_path):
+    for run in phases.runs:
+        run["device"] = "cpu"
+    figure = memory.draw(read_tables(phases.write(tmp_path)))
+    process, host = figure.axes
+    assert (process.get_ylabel(), host.get_ylabel()) == (
+        "process memory (GiB)",
+        "host memory (GiB)",
+    )
+    assert len(process.lines) == 2, "DeepSpeed has no allocator there that would cache"
+    assert "where there is no device" in " ".join(figure.get_supxlabel().split())
+
+
+def test_memory_that_is_nowhere_more_than_zero_takes_no_panel(phases, tmp_path):
+    for row in phases.memory:
+        row["allocated_gib"] = row["cached_gib"] = 0
+    (ax,) = memory.draw(read_tables(phases.write(tmp_path))).axes
+    assert ax.get_ylabel().startswith("host")
+
+
+@pytest.mark.parametrize("figure", [memory, utilisation])
+def test_what_was_simulated_is_watermarked(phases, samples, tmp_path, figure):
+    for run in phases.runs:
+        run["source"] = "simulated"
+    axes = figure.draw(read_tables(phases.write(tmp_path))).axes
+    assert all([t.get_text() for t in ax.texts] == ["simulated"] for ax in axes)
+
+
+def test_a_title_that_one_engine_lacks_is_a_gap(phases, tmp_path):
+    phases.memory = [
+        row for row in phases.memory
+        if not (row["engine"] == "vanilla" and row["title"] == "after step")
+    ]  # fmt: skip
+    device, _ = memory.draw(read_tables(phases.write(tmp_path))).axes
+    assert np.isnan(device.lines[0].get_ydata()[-1])
+
+
+@pytest.mark.parametrize("change", [{"iteration": ""}, {"title": ""}, {"path": "of another table"}])
+def test_memory_of_no_iteration_is_refused(phases, tmp_path, change):
+    for row in phases.memory:
+        row.update(change)
+    tables = read_tables(phases.write(tmp_path))
+    with pytest.raises(PlotError, match=r"memory\.csv holds no"):
+        memory.draw(tables)
+    assert memory.unsupported(tables)
+
+
+@pytest.fixture
+def samples(sweep):
+    """Two engines on two devices, sampled at 0, 1 and 2 s."""
+    for run in (sweep.add("hybrid", 2), sweep.add("vanilla"), sweep.add("vanilla")):
+        for time in range(3):
+            for device in (0, 1):
+                sweep.monitor.append({
+                    **keys(run), "time_s": time, "device_id": device, "cpu_percent": 10 * time,
+                    "host_used_bytes": 2**30, "gpu_util_percent": 20 + 40 * device,
+                    "gpu_memory_used_bytes": 2**31, "pcie_rx_bytes_per_s": "",
+                    "pcie_tx_bytes_per_s": 5e8,
+                })  # fmt: skip
+    return sweep
+
+
+def test_a_row_a_resource_that_is_known(samples, tmp_path):
+    axes = utilisation.draw(read_tables(samples.write(tmp_path))).axes
+    assert [ax.get_ylabel().replace("\n", " ") for ax in axes] == [
+        "CPU (%)", "host memory (GiB)", "GPU (%)", "GPU memory (GiB)", "PCIe from GPU (GB/s)",
+    ]  # fmt: skip
+    assert axes[-1].get_xlabel().endswith("(s)")
+
+
+def test_devices_are_summed_or_averaged_and_the_host_counts_once(samples, tmp_path):
+    axes = utilisation.draw(read_tables(samples.write(tmp_path))).axes
+    values = [list(ax.lines[0].get_ydata()) for ax in axes]
+    assert values == [[0, 10, 20], [1, 1, 1], [40, 40, 40], [4, 4, 4], [1, 1, 1]]
+    assert all(len(ax.lines) == 2 for ax in axes), "one line an engine, repeats left out"
+    assert axes[0].lines[0].get_color() == ENGINES["vanilla"].colour
+
+
+def test_long_runs_are_thinned_to_means(sweep, tmp_path):
+    run = sweep.add("vanilla")
+    sweep.monitor = [{**keys(run), "time_s": t, "cpu_percent": t % 2} for t in range(12_000)]
+    (ax,) = utilisation.draw(read_tables(sweep.write(tmp_path))).axes
+    assert len(ax.lines[0].get_xdata()) == 600
+    assert set(ax.lines[0].get_ydata()) == {0.5}
+
+
+def test_samples_of_nothing_are_refused(samples, tmp_path):
+    for row in samples.monitor:
+        row.update(dict.fromkeys([k for k in row if k not in (*keys(row), "time_s")], ""))
+    with pytest.raises(PlotError, match="no sample of a processor"):
+        utilisation.draw(read_tables(samples.write(tmp_path)))
