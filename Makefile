@@ -9,7 +9,7 @@ export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 SOURCES := src configs launch parse plots dataset
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-fast fmt golden equality smoke dataset clean ci
+.PHONY: help setup test test-fast fmt golden equality smoke dataset third-party clean ci
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ dataset: setup ## token files of the embedded corpus
 
 smoke: setup ## the main job: tiny model, three engines, report
 	bash master-script.sh
+
+third-party: ## fetch other projects' code at its pinned commits (NAME=... for some of it)
+	$(PYTHON) third_party/fetch.py $(NAME)
 
 clean: ## remove what was built (not results)
 	rm -rf $(VENV) build dataset/cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,19 +8,31 @@ usage() {
 usage: bash master-script.sh [options]
 
 Runs stock DeepSpeed, asynchronous gradients and the hybrid update one after the other on the same
-data, and compares them. Without a GPU the model is `tiny`, otherwise the largest that fits.
+data, and compares them. Without a GPU a sweep runs in its small form, on the model `tiny`. The same
+command again goes on where it stopped: what is done, with the same code on the same machine, stays.
 
-  --list               list sweeps and points, and leave
-  --sweep NAME         name or TOML file of a sweep [default basic]
-  --model NAME         run this model instead of the sweep's
-  --iterations N       iterations of each run
-  --device V           auto, cpu or cuda [default auto]
-  --results-dir DIR    folder of all results; nothing in it is overwritten [default results]
-  --dry-run            show points, commands, DeepSpeed's JSON and predicted memory; start nothing
-  --timeout SECONDS    end a run that takes longer
-  --echo, --no-echo    copy the runs' logs to the terminal [default no]
-  --no-memory-check    start a run even if memory looks short
-  --help               this text
+what    --list              list sweeps and points, and leave
+        --sweep NAME        name or TOML file of a sweep [default basic]; --all: every sweep
+        --only POINT        this point alone: name, part of it or pattern; may be repeated
+        --index N           the N-th point alone; --list-points lists them
+        --size SIZE         auto, tiny or full [default auto: tiny without a GPU]
+        --model NAME        run this model instead of the sweep's
+        --iterations N      iterations of each run; --repeats N: runs of each point
+        --device V          auto, cpu or cuda [default auto]
+again   --resume            only what was never run or was interrupted
+        --rerun-failed      only what failed or was interrupted; --again: everything, done or not
+        --report-only       run nothing, make the report anew; --no-report: leave it out
+how     --dry-run           show points, commands, DeepSpeed's JSON, predicted memory and time
+        --results-dir DIR   folder of all results; nothing in it is overwritten [default results]
+        --timeout SECONDS   end a run that takes longer; --hang-timeout: that stands still so long
+        --no-memory-check   start a run even if memory looks short
+        --echo, --no-echo   copy the runs' logs to the terminal [default no]
+        --monitor-interval SECONDS, --tensorboard, --wandb PROJECT
+where   --launcher torchrun|deepspeed, --hostfile FILE, --srun, --remote-shell WORDS,
+        --nnodes N, --node-rank I, --master-addr HOST, --master-port P (docs/harness.md)
+trainer --trainer megatron-core|megatron-deepspeed, --megatron-dir DIR, --paper-keys,
+        --megatron-flag WORD
+        --help              this text
 
 Exit code: 0 when every run is ok and every comparison equal; 130 after Ctrl-C.
 TEXT

@@ -16,6 +16,7 @@ from configs.overrides import MODEL_PREFIX
 from configs.schema import PAPER_KEYS, Model, Point
 from launch.data import LaunchError
 from launch.files import ROOT
+from launch.launch_options import add_launch_options
 from launch.ranks import TRAINER_MODULE
 
 EXIT_USAGE = 2
@@ -110,6 +111,23 @@ def add_run_options(parser: Parser, echo: bool) -> None:
         "--timeout", type=_seconds, metavar="SECONDS", help="end a run that takes longer"
     )
     parser.add_argument(
+        "--hang-timeout",
+        type=_seconds_or_0,
+        metavar="SECONDS",
+        help="end a run without progress for so long, 0 for never [default adapts to the run]",
+    )
+    parser.add_argument(
+        "--monitor-interval",
+        type=_seconds_or_0,
+        default=1.0,
+        metavar="SECONDS",
+        help="sample memory, CPU and GPUs so often, 0 for never [default 1]",
+    )
+    parser.add_argument("--tensorboard", action="store_true", help="write scalars for TensorBoard")
+    parser.add_argument(
+        "--wandb", metavar="PROJECT", help="send scalars to a project of Weights & Biases"
+    )
+    parser.add_argument(
         "--echo",
         action=argparse.BooleanOptionalAction,
         default=echo,
@@ -119,12 +137,28 @@ def add_run_options(parser: Parser, echo: bool) -> None:
         "--no-memory-check", action="store_true", help="start a run even if memory looks short"
     )
     parser.add_argument("--trainer-module", default=TRAINER_MODULE, help=argparse.SUPPRESS)
+    add_launch_options(parser)
+
+
+def count(text: str) -> int:
+    """A whole number, 1 or more."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number, 1 or more")
+    return value
 
 
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r}: give a number of seconds above 0")
+    return value
+
+
+def _seconds_or_0(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number of seconds, 0 or above")
     return value
 
 

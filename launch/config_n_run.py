@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
@@ -116,10 +115,9 @@ def main(argv: Sequence[str]) -> int:
     """
     given = build_parser().read(argv)
     point = point_from_flags(vars(given))
-    options = RunOptions(
-        Path(given.results_dir), given.sweep, given.timeout, given.echo, given.trainer_module
+    return run_point(
+        point, RunOptions.of(given, given.sweep), given.dry_run, not given.no_memory_check
     )
-    return run_point(point, options, given.dry_run, not given.no_memory_check)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+from deep_optimizer_states.memory import free_host_bytes
 
 _PROBE = """
 import json, torch
@@ -30,7 +30,7 @@ class Machine:
 
 def probe_machine() -> Machine:
     """Look at this machine. Torch is asked in a process of its own, and only where a GPU can be."""
-    return Machine(host_free_bytes=_host_free_bytes(), gpu_free_bytes=_gpu_free_bytes())
+    return Machine(host_free_bytes=free_host_bytes(), gpu_free_bytes=_gpu_free_bytes())
 
 
 def _gpu_free_bytes() -> tuple[int, ...]:
@@ -43,22 +43,3 @@ def _gpu_free_bytes() -> tuple[int, ...]:
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         # No torch, a torch for CPUs, or a driver that does not answer: the ranks would see none.
         return ()
-
-
-def _host_free_bytes() -> int:
-    free = int(psutil.virtual_memory().available)
-    pairs = (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
-    )
-    for limit_file, used_file in pairs:
-        try:
-            limit = int(Path(limit_file).read_text(encoding="ascii"))
-            used = int(Path(used_file).read_text(encoding="ascii"))
-        except (OSError, ValueError):  # no such limit, or "max"
-            continue
-        free = min(free, limit - used)
-    return max(0, free)

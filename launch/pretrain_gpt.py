@@ -7,7 +7,9 @@ goes to stdout, ``metrics.jsonl`` into the run folder.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,4 +66,6 @@ def _leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    # The launcher asks a run that hangs what it does; from here on there is an answer.
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
     _leave(main())

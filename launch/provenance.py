@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -37,19 +38,22 @@ def provenance(environment: Mapping[str, str]) -> dict[str, Any]:
         environment: the ranks' environment; only names that matter are kept.
     """
     return {
-        **_fixed(),
+        **machine_and_checkout(),
         "argv": [redact(argument) for argument in sys.argv],
         "environment": relevant_environment(environment),
     }
 
 
 @functools.cache
-def _fixed() -> dict[str, Any]:
+def machine_and_checkout() -> dict[str, Any]:
+    """The part that is the same for every run of this process."""
     return {
         "git": git_state(ROOT),
         "versions": {"python": platform.python_version(), **_package_versions()},
         "gpus": _gpus(),
         "cpu": _cpu(),
+        "numa": _numa(),
+        "affinity": number_ranges(os.sched_getaffinity(0)),
         "host_memory_bytes": psutil.virtual_memory().total,
         "platform": platform.platform(),
     }
@@ -70,14 +74,19 @@ def redact(text: str) -> str:
 
 
 def git_state(root: Path) -> dict[str, Any] | None:
-    """Commit and whether tracked files differ from it; None when ``root`` is no git checkout."""
+    """Commit, whether files differ from it, and a hash of what differs; None outside a checkout."""
     if not (root / ".git").exists():
         return None
     commit = _output(["git", "-C", str(root), "rev-parse", "HEAD"])
     changes = _output(["git", "-C", str(root), "status", "--porcelain"])
     if commit is None or changes is None:
         return None
-    return {"commit": commit.strip(), "dirty": bool(changes.strip())}
+    state = {"commit": commit.strip(), "dirty": bool(changes.strip())}
+    if state["dirty"]:
+        difference = _output(["git", "-C", str(root), "diff", "HEAD", "--no-ext-diff"]) or ""
+        text = changes + difference
+        state["changes_sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    return state
 
 
 def _package_versions() -> dict[str, str | None]:
@@ -111,6 +120,32 @@ def _cpu() -> dict[str, Any]:
         "cores_logical": os.cpu_count(),
         "cores_usable": usable_cores(),
     }
+
+
+def _numa() -> list[dict[str, Any]]:
+    """Cores and memory of each NUMA node; empty where the kernel shows none."""
+    nodes = []
+    for folder in sorted(Path("/sys/devices/system/node").glob("node[0-9]*")):
+        try:
+            cores = (folder / "cpulist").read_text(encoding="ascii").strip()
+            memory = (folder / "meminfo").read_text(encoding="ascii")
+        except OSError:
+            continue
+        total = re.search(r"MemTotal:\s*(\d+) kB", memory)
+        size = int(total[1]) * 1024 if total else None
+        nodes.append({"node": folder.name, "cores": cores, "memory_bytes": size})
+    return nodes
+
+
+def number_ranges(numbers: Collection[int]) -> str:
+    """``0-3,8`` for 0, 1, 2, 3 and 8: a set of cores as the kernel writes it."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
 def _output(command: list[str]) -> str | None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
 from configs.schema import Point
+from launch.driver import Driver
 from launch.ds_json import deepspeed_config
 from launch.files import json_lines, last_lines, write_json
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of ``run.json``, ``status.json`` and ``sweep.json``."""
 
 
@@ -21,14 +23,34 @@ class Status:
     """How a run stands, as ``status.json`` says it."""
 
     status: str
-    """``running``, ``ok``, ``failed``, ``interrupted``, ``timeout``, ``oom-host`` or
-    ``oom-device``."""
+    """``running``, ``ok``, ``oom-host``, ``oom-device``, ``timeout``, ``hang``, ``failed`` or
+    ``interrupted``."""
     exit_code: int | None = None
     """Of the ranks' launcher; 128 + signal when a signal ended it; None while running."""
     seconds: float | None = None
     """From the start of the ranks to their end."""
     cause: str = ""
     """Why a run is not ``ok``, in a line."""
+    driver: Driver | None = None
+    """Who runs it; None once it has ended."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run starts from, as ``run.json`` says it."""
+
+    point: Point
+    point_key: str
+    """Of its settings and data, see :mod:`launch.identity`."""
+    setup_key: str
+    """Of what it is run with."""
+    repeat: int
+    """Which of the repeats of this point it is, from 1."""
+    data_prefix: str
+    """Absolute prefix of Megatron's files."""
+    command: list[str]
+    """Program and arguments of the ranks."""
+    provenance: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -60,10 +82,9 @@ class RunFolder:
         """``STEM/run-NNN``, unique in a sweep."""
         return f"{self.path.parent.name}/{self.path.name}"
 
-    def write_inputs(
-        self, point: Point, data_prefix: str, command: list[str], provenance: dict[str, Any]
-    ) -> None:
+    def write_inputs(self, inputs: Inputs) -> None:
         """Write ``run.json`` and ``ds_config.json``."""
+        point = inputs.point
         write_json(self.path / "ds_config.json", deepspeed_config(point))
         write_json(
             self.run_json,
@@ -71,11 +92,15 @@ class RunFolder:
                 "schema_version": SCHEMA_VERSION,
                 "run_id": self.run_id,
                 "point": point.model_dump(mode="json"),
+                "point_key": inputs.point_key,
+                "setup_key": inputs.setup_key,
+                "repeat": inputs.repeat,
+                "started": datetime.now(UTC).isoformat(timespec="seconds"),
                 "log": self.log_name,
                 "metrics": self.metrics.name,
-                "data_prefix": data_prefix,
-                "command": command,
-                "provenance": provenance,
+                "data_prefix": inputs.data_prefix,
+                "command": inputs.command,
+                "provenance": inputs.provenance,
             },
         )
 
@@ -90,6 +115,7 @@ class RunFolder:
                 "seconds": status.seconds,
                 "cause": status.cause,
                 "last_lines": last_lines(self.log),
+                "driver": None if status.driver is None else asdict(status.driver),
             },
         )
 

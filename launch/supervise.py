@@ -1,51 +1,33 @@
-"""Start one command in a session of its own, wait for it, and end everything it started.
+"""Start one command and what runs beside it, wait for its end, and end everything it started.
 
-Whatever happens, no process of the run is left behind and no other process is touched: a process
-belongs to the run when it is in its session, descends from it, or carries its token in the
-environment. The last is what finds ranks whose launcher was killed, since torchrun gives each rank
-a session of its own.
-
-The command itself is reaped last. Until then the kernel gives its number to nobody else, neither as
-a process nor as a session, so that the number always means this run.
+Whatever happens, no process of the run is left behind and no other process is touched
+(:mod:`launch.members`). The command itself is reaped last. Until then the kernel gives its number
+to nobody else, neither as a process nor as a session, so that the number always means this run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-import psutil
+from launch.echo import echoing
+from launch.job import DEFAULT_LIMITS, Companion, Ending, Job, Limits
+from launch.members import POLL_S, Members, mark
+from launch.oom_kills import OomKills
+from launch.progress_watch import ProgressWatch
+from launch.stacks import add_note, dump_stacks
 
-TOKEN_VARIABLE = "DOS_RUN_TOKENS"
-"""Environment variable that marks the processes of a run; nested runs add theirs after a colon."""
-GRACE_S = 10.0
-"""Seconds between SIGTERM and SIGKILL."""
-POLL_S = 0.05
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How a command came to its end."""
-
-    exit_code: int
-    """The command's own; 128 + signal when a signal ended it."""
-    seconds: float
-    """From start to end."""
-    stop_signal: int | None = None
-    """Signal that asked us to stop; None when nobody did."""
-    timed_out: bool = False
-    """Whether we ended it because its time was over."""
+WARM_S = 600.0
+"""Longest time until a companion is ready."""
 
 
 class _StopRequests:
@@ -77,149 +59,168 @@ class _StopRequests:
         self.count += 1
 
 
+Beside = Callable[[Members], AbstractContextManager[object]]
+"""Opened on the run's processes while the command runs."""
+
+
 def supervise(
-    command: Sequence[str],
-    cwd: Path,
-    environment: Mapping[str, str],
-    log: Path,
-    timeout_s: float | None = None,
+    job: Job,
+    limits: Limits = DEFAULT_LIMITS,
+    beside: Beside | None = None,
     echo: bool = False,
 ) -> Ending:
-    """Run ``command`` to its end, its output and errors appended to ``log``.
+    """Run a job to its end.
 
     SIGINT, SIGTERM and SIGHUP sent to us end the command: SIGTERM to each of its processes, SIGKILL
-    to what is left after :data:`GRACE_S`, or at once when a second signal comes.
+    to what is left after a grace, or at once when a second signal comes. A run that stops to make
+    progress writes its stacks to the log before it is ended.
 
     Args:
-        command: program and arguments; no shell reads them.
-        cwd: folder it runs in.
-        environment: its whole environment.
-        log: file to append to; written by the command itself, so that it loses nothing when we die.
-        timeout_s: seconds it may take; None for no limit.
+        job: what to start.
+        limits: when to give it up.
+        beside: opened when the command has started, closed when everything of it has ended.
         echo: copy the log to our standard output as it grows.
 
     Raises:
-        OSError: the log cannot be opened or the program cannot be started.
+        OSError: the log cannot be opened or a program cannot be started.
     """
-    token = secrets.token_hex(16)
-    tokens = [*filter(None, environment.get(TOKEN_VARIABLE, "").split(":")), token]
-    marked = {**environment, TOKEN_VARIABLE: ":".join(tokens)}
-    with log.open("ab") as output, _StopRequests() as stop:
-        started = time.monotonic()
+    members = Members(job.token)
+    kills = OomKills()
+    started = time.monotonic()
+    with job.log.open("ab") as output, _StopRequests() as stop:
+        started_ones = _Started(job, members, output)
+        ending = Ending(1, 0.0)
+        try:
+            with echoing(job.log) if echo else contextlib.nullcontext():
+                ending = _run(started_ones, limits, stop, beside)
+        finally:
+            members.kill()
+            code = started_ones.reap()
+        stopped = stop.signal is not None and code is None
+        return replace(
+            ending,
+            exit_code=128 + (stop.signal or 0) if stopped else 1 if code is None else code,
+            seconds=time.monotonic() - started,
+            stop_signal=stop.signal,
+            oom_kills=kills.since(),
+        )
+
+
+class _Started:
+    """The commands of a job that have been started and not been reaped."""
+
+    def __init__(self, job: Job, members: Members, output: Any) -> None:  # noqa: ANN401 - a file
+        self.job = job
+        self.members = members
+        self._output = output
+        self._companions: list[tuple[Companion, subprocess.Popen[bytes]]] = []
+        self._main: subprocess.Popen[bytes] | None = None
+
+    def start_companions(self) -> None:
+        for companion in self.job.companions:
+            self._companions.append((companion, self._popen(companion.command)))
+
+    def start(self) -> None:
+        self._main = self._popen(self.job.command)
+
+    def _popen(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             command,
-            cwd=cwd,
-            env=marked,
+            cwd=self.job.cwd,
+            env=mark(self.job.environment, self.job.token),
             stdin=subprocess.DEVNULL,
-            stdout=output,
+            stdout=self._output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        timed_out = False
-        try:
-            with _echoing(log) if echo else contextlib.nullcontext():
-                timed_out = _wait(process, stop, started, timeout_s)
-                # Stopped or left behind: nothing of the run may outlive it.
-                _end_members(process, token, stop)
-        finally:
-            _kill_members(process, token)
-        code = process.wait()
-        return Ending(
-            exit_code=128 - code if code < 0 else code,
-            seconds=time.monotonic() - started,
-            stop_signal=stop.signal,
-            timed_out=timed_out,
-        )
+        self.members.leaders.add(process.pid)
+        return process
+
+    @property
+    def has_ended(self) -> bool:
+        return self._main is not None and _exit_code(self._main) is not None
+
+    @property
+    def are_ready(self) -> bool:
+        return all(companion.ready.exists() for companion, _ in self._companions)
+
+    def lost_companion(self) -> str:
+        """Why a companion is not there any more; empty while all are."""
+        for companion, process in self._companions:
+            code = _exit_code(process)
+            if code is not None:
+                when = "before it was ready" if self._main is None else "before the run did"
+                return f"{companion.name} ended {when}, exit code {code}"
+        return ""
+
+    def reap(self) -> int | None:
+        """Give the processes' numbers back; the exit code of the command if it was started."""
+        for _, process in self._companions:
+            process.wait()
+        if self._main is None:
+            return None
+        code = self._main.wait()
+        return 128 - code if code < 0 else code
 
 
-def _wait(
-    process: subprocess.Popen[bytes], stop: _StopRequests, started: float, timeout_s: float | None
-) -> bool:
-    """Wait for the end of the command, a signal or the time limit; True for the last."""
-    while not _has_ended(process) and stop.signal is None:
-        if timeout_s is not None and time.monotonic() - started > timeout_s:
-            return True
+def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
+    """Exit code of a process that has ended, as a shell gives it, without reaping it."""
+    result = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if result is None:
+        return None
+    return result.si_status if result.si_code == os.CLD_EXITED else 128 + result.si_status
+
+
+def _run(started: _Started, limits: Limits, stop: _StopRequests, beside: Beside | None) -> Ending:
+    """Start everything and wait; what is wrong when we end it, in an otherwise empty ending."""
+    job, members = started.job, started.members
+    begin = time.monotonic()
+    started.start_companions()
+    ending = _warm_up(started, stop)
+    if ending is None:
+        started.start()
+        with beside(members) if beside is not None else contextlib.nullcontext():
+            ending = _wait(started, limits, stop, begin)
+            if ending.stall is not None:
+                add_note(job.log, f"{ending.stall.describe()}; what its processes do:")
+                dump_stacks(members.all(), job.log)
+                add_note(job.log, "ending the run")
+            # Stopped or left behind: nothing of the run may outlive it.
+            _end(members, stop)
+    else:
+        _end(members, stop)
+    return ending
+
+
+def _end(members: Members, stop: _StopRequests) -> None:
+    seen = stop.count
+    members.end(hurry=lambda: stop.count != seen)
+
+
+def _warm_up(started: _Started, stop: _StopRequests) -> Ending | None:
+    """Wait until the companions are ready; why not, if they never are."""
+    deadline = time.monotonic() + WARM_S
+    while not started.are_ready:
+        if stop.signal is not None:
+            return Ending(1, 0.0)
+        if lost := started.lost_companion():
+            return Ending(1, 0.0, companion=lost)
+        if time.monotonic() > deadline:
+            names = ", ".join(companion.name for companion in started.job.companions)
+            return Ending(1, 0.0, companion=f"{names}: not ready after {WARM_S:.0f} s")
         time.sleep(POLL_S)
-    return False
+    return None
 
 
-def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the command has ended, without reaping it."""
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _end_members(process: subprocess.Popen[bytes], token: str, stop: _StopRequests) -> None:
-    """Ask every process of the run to end, and wait for at most the grace."""
-    for member in _members(process.pid, token):
-        with contextlib.suppress(psutil.Error):
-            member.terminate()
-    signals_seen = stop.count
-    deadline = time.monotonic() + GRACE_S
-    while time.monotonic() < deadline and stop.count == signals_seen:
-        if not _members(process.pid, token):
-            return
+def _wait(started: _Started, limits: Limits, stop: _StopRequests, begin: float) -> Ending:
+    """Wait for the end of the command, or for a reason to end it."""
+    watch = ProgressWatch(started.job.log, started.job.metrics, limits.hang_s)
+    while not started.has_ended and stop.signal is None:
+        if limits.timeout_s is not None and time.monotonic() - begin > limits.timeout_s:
+            return Ending(1, 0.0, timed_out=True)
+        if stall := watch.look():
+            return Ending(1, 0.0, stall=stall)
+        if (lost := started.lost_companion()) and not started.has_ended:
+            return Ending(1, 0.0, companion=lost)
         time.sleep(POLL_S)
-
-
-def _kill_members(process: subprocess.Popen[bytes], token: str) -> None:
-    """Kill what is left of the run, again while it starts new processes."""
-    deadline = time.monotonic() + GRACE_S
-    while time.monotonic() < deadline:
-        members = _members(process.pid, token)
-        if not members:
-            return
-        for member in members:
-            with contextlib.suppress(psutil.Error):
-                member.kill()
-        time.sleep(POLL_S)
-
-
-def _members(leader: int, token: str) -> list[psutil.Process]:
-    """Living processes of the run. psutil tells a reused process id from the process we saw."""
-    return [process for process in psutil.process_iter() if _belongs(process, leader, token)]
-
-
-def _belongs(process: psutil.Process, leader: int, token: str) -> bool:
-    if process.pid == os.getpid():
-        return False
-    try:
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return False
-        if process.pid == leader or os.getsid(process.pid) == leader:
-            return True
-        return token in process.environ().get(TOKEN_VARIABLE, "").split(":")
-    except (psutil.Error, OSError):  # it ended meanwhile, or is another user's
-        return False
-
-
-@contextlib.contextmanager
-def _echoing(log: Path) -> Iterator[None]:
-    """Copy what is appended to ``log`` to standard output until the block ends."""
-    ended = threading.Event()
-    start = log.stat().st_size
-    thread = threading.Thread(target=_copy_log, args=(log, start, ended), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-def _copy_log(log: Path, start: int, ended: threading.Event) -> None:
-    output = sys.stdout.fileno()
-    with log.open("rb") as file:
-        file.seek(start)
-        while True:
-            last = ended.is_set()  # looked at before the read: nothing is written after the end
-            try:
-                while chunk := file.read(65_536):
-                    while chunk:
-                        chunk = chunk[os.write(output, chunk) :]
-            except BrokenPipeError:
-                # The reader has gone (`| head`); the run goes on without it.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), output)
-                return
-            if last:
-                return
-            ended.wait(POLL_S)
+    return Ending(0, 0.0)

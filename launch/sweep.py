@@ -2,113 +2,100 @@
 
 from __future__ import annotations
 
+import fnmatch
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from configs.errors import ConfigError, explain
+from configs.naming import engine_words
 from configs.schema import CONFIGS_DIR, Point, load_point
-from configs.sweep import AUTO_MODEL, Sweep, load_sweep, point_label, sweep_names
+from configs.sweep import TINY_MODEL, Sweep, load_sweep, sweep_names
 from launch import cli
-from launch.capacity import largest_model_that_fits, refuse_if_short
-from launch.data import data_prefix
-from launch.files import ROOT, write_json
+from launch.capacity import largest_model_that_fits, refuse_if_short, shortages
+from launch.files import ROOT
+from launch.ledger import Choice
 from launch.machine import Machine, probe_machine
-from launch.run import Outcome, RunOptions, describe, execute
-from launch.run_folder import SCHEMA_VERSION, sweep_dir
+from launch.run import RunOptions, describe
+from launch.sweep_runner import Plan, Request, run_all, summary, total_text, write_index
 
 DEFAULT_SWEEP = "basic"
-CPU_MODEL = "tiny"
-"""What ``auto`` stands for on a machine without a GPU."""
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A run that has come to an end, good or bad."""
+def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
+    """The points of a sweep on this machine.
 
-    point: Point
-    outcome: Outcome
-
-
-def choose_model(sweep: Sweep, overrides: dict[str, str], machine: Machine) -> str:
-    """The sweep's model, or for ``auto`` the largest that fits this machine.
+    Without a GPU, and without a model that was asked for, a sweep runs in its small form.
 
     Raises:
-        ConfigError: no model fits.
+        ConfigError: a field is wrong, or no model fits.
     """
-    if sweep.model != AUTO_MODEL:
-        return sweep.model
-    on_cpu = not machine.gpu_free_bytes or overrides.get("device") == "cpu"
-    if on_cpu or sweep.point.get("device") == "cpu":
-        return CPU_MODEL
-    return largest_model_that_fits(lambda name: sweep.points(name, overrides), machine)
+    fields = ("iterations", "device")
+    overrides = {name: value for name in fields if (value := getattr(given, name)) is not None}
+    if given.repeats is not None:
+        sweep = sweep.model_copy(update={"repeats": given.repeats})
+    model = given.model
+    if _is_tiny(sweep, given, machine):
+        repeats = {} if given.repeats is None else {"repeats": given.repeats}
+        sweep, model = sweep.small().model_copy(update=repeats), None
+    elif model is None and sweep.leaves_model_open:
+        model = largest_model_that_fits(lambda name: sweep.points(name, overrides), machine)
+    points = sweep.points(model, overrides)
+    return Plan(sweep, tuple(points), machine, RunOptions.of(given, sweep.name))
 
 
-def run_all(
-    sweep: Sweep, points: Sequence[Point], options: RunOptions
-) -> tuple[list[Finished], int]:
-    """Run every point; one that fails does not stop the others.
+def _is_tiny(sweep: Sweep, given: Namespace, machine: Machine) -> bool:
+    if given.size != "auto" or given.model is not None:
+        return bool(given.size == "tiny" or given.model == TINY_MODEL)
+    if sweep.model == TINY_MODEL:
+        return False
+    on_cpu = "cpu" in (given.device, sweep.point.get("device"))
+    return on_cpu or not machine.gpu_free_bytes
 
-    ``sweep.json`` is rewritten after each, so that a crash loses the running point at most.
 
-    Returns:
-        The runs that ended, in order, and the signal that stopped the sweep, or 0.
+def choose_points(points: Sequence[Point], only: Sequence[str], index: int | None) -> list[str]:
+    """Names of the points that ``--only`` and ``--index`` ask for, in the plan's order.
+
+    Args:
+        points: the plan's.
+        only: names, parts of names, or patterns with ``*``; all points when empty.
+        index: position in the plan, from 1; None for all.
+
+    Raises:
+        ConfigError: nothing is meant by one of them; the nearest name is given.
     """
-    folder = sweep_dir(options.results_dir, options.sweep)
-    prefix = data_prefix(points[0].data_prefix)
-    finished: list[Finished] = []
-    for number, point in enumerate(points, start=1):
-        head = f"[{number}/{len(points)}] {point.name}"
-        cli.say(f"{head}: started")
-        outcome = execute(point, prefix, options)
-        finished.append(Finished(point, outcome))
-        _write_index(folder, sweep, finished)
-        cli.say(f"{head}: {_ending_line(outcome)}")
-        if outcome.stop_signal is not None:
-            return finished, outcome.stop_signal
-    return finished, 0
+    names = [point.name for point in points]
+    if index is not None:
+        if not 1 <= index <= len(names):
+            raise ConfigError(f"--index {index}: the plan has points 1 to {len(names)}")
+        return [names[index - 1]]
+    chosen: set[str] = set()
+    for word in only:
+        found = [name for name in names if name == word]
+        found = found or fnmatch.filter(names, word) or [n for n in names if word in n]
+        if not found:
+            raise ConfigError(explain.unknown("point", word, names))
+        chosen.update(found)
+    return [name for name in names if name in chosen] if only else names
 
 
-def _ending_line(outcome: Outcome) -> str:
-    status, loss = outcome.status, outcome.folder.last_loss()
-    line = f"{status.status} in {status.seconds:.1f} s, last loss {loss if loss else 'none'}"
-    if status.status == "ok":
-        return line
-    return f"{line}; {status.cause}; see {outcome.folder.log}"
-
-
-def _write_index(folder: Path, sweep: Sweep, finished: Sequence[Finished]) -> None:
-    runs = [
-        {
-            "name": run.point.name,
-            "engine": run.point.engine.value,
-            "run_dir": run.outcome.folder.path.relative_to(folder).as_posix(),
-            "log": run.outcome.folder.log_name,
-        }
-        for run in finished
-    ]
-    write_json(
-        folder / "sweep.json",
-        {
-            "schema_version": SCHEMA_VERSION,
-            "name": sweep.name,
-            "description": sweep.description,
-            "runs": runs,
-        },
-    )
-
-
-def derive(folder: Path) -> int:
+def derive(folder: Path, expected_figures: Sequence[str]) -> int:
     """Make tables, figures and the report of a sweep folder.
+
+    Args:
+        folder: ``RESULTS/SWEEP``.
+        expected_figures: what the sweep is to show; other figures are drawn where they can be.
 
     Returns:
         0, or the exit code of the first step that failed; the report's is not 0 when two engines'
         results are not equal.
     """
+    plots = ["plots", str(folder / "tables"), "--out", str(folder / "figures")]
     steps = (
         ("tables", ["parse", str(folder), "--out", str(folder / "tables")]),
-        ("figures", ["plots", str(folder / "tables"), "--out", str(folder / "figures")]),
+        ("figures", [*plots, "--expect", *expected_figures]),
         ("report", ["parse.report", str(folder)]),
     )
     worst = 0
@@ -118,7 +105,7 @@ def derive(folder: Path) -> int:
         if code:
             cli.say(f"{what}: exit code {code}")
         worst = worst or code
-    cli.say(f"report   {folder / 'report.md'}")
+    cli.say(f"report   {folder / 'report.html'}")
     cli.say(f"figures  {folder / 'figures'}")
     return worst
 
@@ -131,19 +118,55 @@ def list_configs() -> None:
     cli.say("points (python -m launch.run NAME)")
     for path in sorted((CONFIGS_DIR / "points").glob("*.toml")):
         point = load_point(path)
-        cli.say(f"  {path.stem:24} {point_label(point)}, {point.num_ranks} rank(s)")
+        words = f"{point.model.name} {engine_words(point)}, {point.num_ranks} rank(s)"
+        cli.say(f"  {path.stem:24} {words}")
+
+
+def dry_run(plan: Plan, names: Sequence[str]) -> None:
+    """Print what would be run: points, commands, memory, time and DeepSpeed's JSON."""
+    for point in plan.points:
+        if point.name in names:
+            cli.say(describe(point, plan.machine, plan.options) + "\n")
+    cli.say(f"sweep '{plan.sweep.name}': {total_text(plan)}")
 
 
 def build_parser() -> cli.Parser:
     """Options of the main job."""
     parser = cli.Parser("bash master-script.sh", "Run a sweep, then make its report.")
-    parser.add_argument("--list", action="store_true", help="list sweeps and points, and leave")
-    parser.add_argument(
+    what = parser.add_argument_group("what to run")
+    what.add_argument("--list", action="store_true", help="list sweeps and points, and leave")
+    what.add_argument(
+        "--list-points", action="store_true", help="list the points of the sweep, and leave"
+    )
+    what.add_argument(
         "--sweep", default=DEFAULT_SWEEP, metavar="NAME", help="name or TOML file [default basic]"
     )
-    parser.add_argument("--model", metavar="NAME", help="run this model instead of the sweep's")
-    parser.add_argument("--iterations", metavar="N", help="iterations of each run")
-    parser.add_argument("--device", metavar="V", help="auto, cpu or cuda [default auto]")
+    what.add_argument("--all", action="store_true", help="every shipped sweep, one after the other")
+    what.add_argument(
+        "--only", action="append", default=[], metavar="POINT", help="name, part of it or pattern"
+    )
+    what.add_argument("--index", type=int, metavar="N", help="the N-th point alone, from 1")
+    what.add_argument(
+        "--size",
+        choices=("auto", "tiny", "full"),
+        default="auto",
+        help="the small form of the sweep or the full one [default auto: tiny without a GPU]",
+    )
+    what.add_argument("--model", metavar="NAME", help="run this model instead of the sweep's")
+    what.add_argument("--iterations", metavar="N", help="iterations of each run")
+    what.add_argument("--repeats", type=cli.count, metavar="N", help="runs of each point")
+    what.add_argument("--device", metavar="V", help="auto, cpu or cuda [default auto]")
+    choice = parser.add_mutually_exclusive_group()
+    for value, text in (
+        (Choice.RESUME, "only what was never run or was interrupted"),
+        (Choice.RERUN_FAILED, "only what failed or was interrupted"),
+        (Choice.AGAIN, "everything, done or not"),
+    ):
+        choice.add_argument(
+            f"--{value}", action="store_const", const=value, dest="choice", help=text
+        )
+    choice.add_argument("--report-only", action="store_true", help="run nothing, report anew")
+    parser.add_argument("--no-report", action="store_true", help="leave out tables and report")
     cli.add_run_options(parser, echo=False)
     return parser
 
@@ -161,37 +184,59 @@ def main(argv: Sequence[str]) -> int:
     if given.list:
         list_configs()
         return 0
-    sweep = load_sweep(given.sweep)
-    if given.model is not None:
-        sweep = sweep.model_copy(update={"model": given.model})
-    fields = ("iterations", "device")
-    overrides = {name: value for name in fields if (value := getattr(given, name)) is not None}
+    if given.node_rank is not None:
+        raise ConfigError(
+            "--node-rank starts one node of one run: use python -m launch.run on every node, or "
+            "--hostfile or --srun for a sweep"
+        )
     machine = probe_machine()
-    points = sweep.points(choose_model(sweep, overrides, machine), overrides)
-    options = RunOptions(
-        given.results_dir, sweep.name, given.timeout, given.echo, given.trainer_module
-    )
-    if given.dry_run:
-        for point in points:
-            cli.say(describe(point, machine, options) + "\n")
+    names = sweep_names() if given.all else [given.sweep]
+    plans = [make_plan(load_sweep(name), given, machine) for name in names]
+    worst = 0
+    for plan in plans:
+        if len(plans) > 1:
+            cli.say(f"sweep '{plan.sweep.name}': {plan.sweep.description}")
+        code = _run_plan(plan, given, [other.folder for other in plans])
+        if code > 128:
+            return code
+        worst = worst or code
+    return worst
+
+
+def _run_plan(plan: Plan, given: Namespace, folders: Sequence[Path]) -> int:
+    names = choose_points(plan.points, given.only, given.index)
+    if given.list_points:
+        cli.say("\n".join(names))
         return 0
-    for point in points if not given.no_memory_check else ():
-        refuse_if_short(point, machine)
-    return _run_and_report(sweep, points, options)
+    if given.dry_run:
+        dry_run(plan, names)
+        return 0
+    everything = len(names) == len(plan.points)
+    request = Request(
+        choice=given.choice or Choice.MISSING,
+        chosen=None if everything else frozenset(names),
+        shared=tuple(folders) if given.all else (),
+        # The hosts of a far run are not this one.
+        memory_check=not given.no_memory_check and not plan.options.launcher.is_far,
+    )
+    if given.report_only:
+        write_index(plan, plan.tasks(), request)
+        return derive(plan.folder, plan.sweep.figures)
+    chosen = [point for point in plan.points if point.name in names]
+    if request.memory_check and all(shortages(point, plan.machine) for point in chosen):
+        refuse_if_short(chosen[0], plan.machine)
+    return _run_and_report(plan, request, given.no_report)
 
 
-def _run_and_report(sweep: Sweep, points: Sequence[Point], options: RunOptions) -> int:
-    finished, stop_signal = run_all(sweep, points, options)
-    folder = sweep_dir(options.results_dir, options.sweep)
-    if stop_signal:
-        cli.say(f"interrupted: {len(finished)} of {len(points)} runs are in {folder}")
-        return 128 + stop_signal
-    code = derive(folder)
-    failed = [run for run in finished if run.outcome.status.status != "ok"]
-    if failed:
-        cli.say(f"{len(failed)} of {len(points)} runs failed")
-        return 1
-    return code
+def _run_and_report(plan: Plan, request: Request, no_report: bool) -> int:
+    progress = run_all(plan, request)
+    asked = plan.points if request.chosen is None else request.chosen
+    cli.say(summary(progress, len(asked) * plan.sweep.repeats))
+    if progress.stop_signal:
+        cli.say(f"interrupted; what is done is in {plan.folder}, --resume goes on")
+        return 128 + progress.stop_signal
+    code = 0 if no_report else derive(plan.folder, plan.sweep.figures)
+    return 1 if progress.failed else code
 
 
 if __name__ == "__main__":

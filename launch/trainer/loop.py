@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ from launch.trainer.plugin import plugin_installed
 from launch.trainer.ranks import Ranks
 from launch.trainer.runfile import RunFile
 from launch.trainer.runtime import distributed, versions
+from launch.trainer.scalars import Scalars, scalars_of_run
 from launch.trainer.start_up import spare_garbage_collector
 
 
@@ -55,11 +57,12 @@ def train(run: RunFile, ranks: Ranks) -> None:
     log.write_only_whole_lines()
     with (
         MetricsFile(run.metrics_path if ranks.is_first else None) as metrics,
+        scalars_of_run(run, ranks.is_first, os.environ) as scalars,
         distributed(run.point, ranks) as device,
     ):
         trainer = _set_up(run, ranks, device)
         metrics.write("start", _start_fields(trainer))
-        _iterate(trainer, metrics)
+        _iterate(trainer, metrics, scalars)
         weights, optimizer_state = state_digests(trainer.engine)
         metrics.write(
             "end",
@@ -108,7 +111,7 @@ def _start_fields(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def _iterate(trainer: Trainer, metrics: MetricsFile) -> None:
+def _iterate(trainer: Trainer, metrics: MetricsFile, scalars: Scalars) -> None:
     point, engine = trainer.point, trainer.engine
     clock = PhaseClock(trainer.device)
     peak = PeakMemory(trainer.device)
@@ -137,6 +140,7 @@ def _iterate(trainer: Trainer, metrics: MetricsFile) -> None:
                 point, result, clock.take(), None if norm is None else float(norm), peak.take()
             )
             metrics.write("iteration", fields)
+            scalars.write(fields, point.global_batch_size * point.model.seq_length)
         else:
             clock.take()
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from configs.errors import ConfigError, explain
 from configs.schema import Point
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSIONS = (1, 2)
 INDEX_MAGIC = b"MMIDIDX\x00\x00"
 """How every ``.idx`` of Megatron begins."""
 
@@ -53,8 +53,8 @@ def read_run_file(path: Path) -> RunFile:
     """
     table = _read_object(path)
     version = table.get("schema_version")
-    if version != SCHEMA_VERSION:
-        raise ConfigError(f"{path}: schema_version = {version!r}: this trainer reads 1")
+    if version not in SCHEMA_VERSIONS:
+        raise ConfigError(f"{path}: schema_version = {version!r}: this trainer reads 1 and 2")
     for field in ("point", "data_prefix"):
         if not table.get(field):
             raise ConfigError(f"{path}: field '{field}' is missing")

@@ -11,6 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from launch.oom_kills import OomKills
+
+KILLED = "oom-host" if OomKills().since() is None else "failed"
+"""SIGKILL without an out-of-memory kill; without a counter nobody knows."""
 ROOT = Path(__file__).resolve().parents[2]
 FAKES = ROOT / "tests" / "unit" / "launch" / "fakes"
 
@@ -116,8 +120,8 @@ def test_a_second_run_overwrites_nothing(results):
         ("fail", "1", 1, "failed", "ValueError: the trainer's own words"),
         ("fail", "2", 1, "failed", "ValueError: the trainer's own words"),
         ("silent", "1", 1, "failed", "'end'"),
-        ("killed", "1", 137, "oom-host", "SIGKILL"),
-        ("killed", "2", 1, "oom-host", "SIGKILL"),
+        ("killed", "1", 137, KILLED, "SIGKILL"),
+        ("killed", "2", 1, KILLED, "SIGKILL"),
     ],
 )
 def test_a_bad_run_has_a_true_exit_code_and_a_cause(tmp_path, how, ranks, code, name, cause):
@@ -152,6 +156,7 @@ def test_ranks_whose_launcher_was_killed_are_ended_too(tmp_path, sleeper):
     assert finish(process)[0] == 137
     assert living(numbers) == []
     assert sleeper.poll() is None
+    assert status(results)["status"] == KILLED
 
 
 def test_a_timeout_is_a_status(tmp_path):

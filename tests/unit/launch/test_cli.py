@@ -47,6 +47,8 @@ def test_underscores_in_a_value_stay():
         (["--stride"], r"--stride: expected one argument"),
         (["--timeout", "x"], r"--timeout.*'x'"),
         (["--timeout", "-1"], r"--timeout.*above 0"),
+        (["--hang-timeout", "-1"], r"--hang-timeout.*0 or above"),
+        (["--monitor-interval", "nan"], r"--monitor-interval.*0 or above"),
     ],
 )
 def test_a_wrong_option_is_named(words, message):

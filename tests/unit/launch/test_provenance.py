@@ -1,7 +1,16 @@
 import json
 import subprocess
 
-from launch.provenance import REDACTED, git_state, provenance, redact, relevant_environment
+import pytest
+
+from launch.provenance import (
+    REDACTED,
+    git_state,
+    number_ranges,
+    provenance,
+    redact,
+    relevant_environment,
+)
 
 
 def test_only_what_matters_of_the_environment_is_kept_and_secrets_are_not():
@@ -48,7 +57,13 @@ def test_git_state_tells_commit_and_changes(tmp_path):
     assert len(clean["commit"]) == 40
     assert clean["dirty"] is False
     (tmp_path / "a").write_text("2")
-    assert git_state(tmp_path) == {"commit": clean["commit"], "dirty": True}
+    changed = git_state(tmp_path)
+    assert (changed["commit"], changed["dirty"]) == (clean["commit"], True)
+    (tmp_path / "a").write_text("3")
+    other = git_state(tmp_path)
+    assert other["changes_sha256"] != changed["changes_sha256"]
+    (tmp_path / "a").write_text("2")
+    assert git_state(tmp_path) == changed
 
 
 def test_provenance_is_json_with_versions_and_hardware():
@@ -56,4 +71,13 @@ def test_provenance_is_json_with_versions_and_hardware():
     assert record["versions"]["pydantic"]
     assert record["cpu"]["cores_usable"] >= 1
     assert record["host_memory_bytes"] > 0
+    assert record["affinity"]
+    assert all(node["cores"] for node in record["numa"])
     assert record["environment"] == {"OMP_NUM_THREADS": "3"}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [((), ""), ((3,), "3"), ((0, 1, 2, 3, 8), "0-3,8"), ((5, 0, 6), "0,5-6")]
+)
+def test_cores_are_written_as_ranges(numbers, text):
+    assert number_ranges(set(numbers)) == text

@@ -3,11 +3,18 @@ import sys
 from pathlib import Path
 
 from launch.files import ROOT
-from launch.ranks import free_port, ranks_command, ranks_environment, usable_cores
+from launch.ranks import (
+    Program,
+    free_port,
+    node_environment,
+    ranks_command,
+    ranks_environment,
+    usable_cores,
+)
 
 
 def test_one_rank_is_plain_python_with_its_ranks_set(odd_dir):
-    command = ranks_command(odd_dir / "run.json", 1, 29500, "a.b")
+    command = ranks_command(Program.trainer("a.b", odd_dir / "run.json"), 1, 29500)
     assert command == [sys.executable, "-m", "a.b", str(odd_dir / "run.json")]
     environment = ranks_environment({}, 1, 29500)
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -15,7 +22,7 @@ def test_one_rank_is_plain_python_with_its_ranks_set(odd_dir):
 
 
 def test_more_ranks_run_under_torchrun_which_numbers_them(tmp_path):
-    command = ranks_command(tmp_path / "run.json", 2, 29500, "a.b")
+    command = ranks_command(Program.trainer("a.b", tmp_path / "run.json"), 2, 29500)
     assert command[1:5] == [
         "-m",
         "torch.distributed.run",
@@ -48,3 +55,9 @@ def test_tools_of_the_environment_come_first():
 def test_a_free_port_can_be_bound():
     with socket.socket() as server:
         server.bind(("127.0.0.1", free_port()))
+
+
+def test_a_machine_that_only_starts_ranks_elsewhere_sets_no_threads():
+    assert "OMP_NUM_THREADS" not in node_environment({}, 0)
+    assert "OMP_NUM_THREADS" in node_environment({}, 1)
+    assert "RANK" not in node_environment({}, 1)

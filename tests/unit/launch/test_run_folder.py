@@ -6,7 +6,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.schema import make_point
 from launch.files import json_lines, last_lines, write_json
-from launch.run_folder import Status, create_run_folder, sweep_dir
+from launch.run_folder import Inputs, Status, create_run_folder, sweep_dir
 
 TINY = make_point({"model": "tiny"})
 
@@ -57,12 +57,16 @@ def test_a_results_folder_that_cannot_be_made_is_named(tmp_path):
 
 def test_inputs_and_status_follow_the_contract(odd_dir):
     folder = create_run_folder(odd_dir, "basic", TINY)
-    folder.write_inputs(TINY, "/data/x", ["python"], {"git": None})
+    folder.write_inputs(Inputs(TINY, "p", "s", 2, "/data/x", ["python"], {"git": None}))
     run = json.loads(folder.run_json.read_text())
     assert set(run) == {
         "schema_version",
         "run_id",
         "point",
+        "point_key",
+        "setup_key",
+        "repeat",
+        "started",
         "log",
         "metrics",
         "data_prefix",
@@ -70,6 +74,7 @@ def test_inputs_and_status_follow_the_contract(odd_dir):
         "provenance",
     }
     assert make_point(run["point"]) == TINY
+    assert (run["point_key"], run["setup_key"], run["repeat"]) == ("p", "s", 2)
     assert run["log"] == TINY.log_name
     folder.log.write_text("".join(f"line {i}\n\n" for i in range(100)))
     folder.write_status(Status("failed", 3, 1.5, "why"))

@@ -2,46 +2,111 @@ import json
 
 import pytest
 
+from configs.errors import ConfigError
 from configs.schema import make_point
-from configs.sweep import load_sweep
-from launch import sweep as module
+from configs.sweep import Sweep, load_sweep
+from launch import run as run_module
 from launch.capacity import GIB
+from launch.identity import data_facts
+from launch.ledger import Choice
 from launch.machine import Machine
 from launch.run import RunOptions
-from launch.sweep import choose_model, main, run_all
+from launch.sweep import build_parser, choose_points, main, make_plan
+from launch.sweep_runner import Plan, Request, run_all
+from launch.trainers import Trainer
 
 BASIC = load_sweep("basic")
 CPU = Machine(20 * GIB)
 GPU = Machine(160 * GIB, (80 * GIB,))
 
 
+def planned(machine, *arguments, sweep=BASIC):
+    return make_plan(sweep, build_parser().read(arguments), machine)
+
+
+def models(plan):
+    return {point.model.name for point in plan.points}
+
+
 @pytest.mark.parametrize(
-    ("machine", "overrides", "model"),
-    [(CPU, {}, "tiny"), (GPU, {}, "7B"), (GPU, {"device": "cpu"}, "tiny")],
+    ("machine", "arguments", "model"),
+    [
+        (CPU, [], "tiny"),
+        (GPU, [], "7B"),
+        (GPU, ["--device", "cpu"], "tiny"),
+        (GPU, ["--size", "tiny"], "tiny"),
+        (CPU, ["--model", "13B"], "13B"),
+        (GPU, ["--model", "tiny"], "tiny"),
+    ],
 )
-def test_auto_is_tiny_on_a_cpu_and_the_largest_that_fits_on_a_gpu(machine, overrides, model):
-    assert choose_model(BASIC, overrides, machine) == model
+def test_auto_is_tiny_on_a_cpu_and_the_largest_that_fits_on_a_gpu(machine, arguments, model):
+    assert models(planned(machine, *arguments)) == {model}
 
 
-def test_a_model_that_is_named_is_not_replaced():
-    assert choose_model(BASIC.model_copy(update={"model": "70B"}), {}, CPU) == "70B"
+def test_a_cpu_runs_a_sweeps_small_form_and_shows_the_full_one_on_request():
+    stride = load_sweep("stride")
+    assert models(planned(CPU, sweep=stride)) == {"tiny"}
+    assert models(planned(CPU, "--size", "full", sweep=stride)) == {"7B", "13B", "20B"}
+
+
+def test_a_model_that_the_sweep_names_is_not_replaced_on_a_gpu():
+    own = Sweep(name="s", model="70B", engines=[{"engine": "v"}])
+    assert models(planned(GPU, sweep=own)) == {"70B"}
+
+
+def test_repeats_of_the_command_line_win():
+    assert planned(CPU, "--repeats", "3").sweep.repeats == 3
+
+
+NAMES = ["tiny vanilla", "tiny async-gradients", "tiny hybrid stride 2"]
+
+
+@pytest.mark.parametrize(
+    ("only", "index", "found"),
+    [
+        ([], None, NAMES),
+        (["tiny vanilla"], None, NAMES[:1]),
+        (["hybrid", "tiny v*"], None, [NAMES[0], NAMES[2]]),
+        ([], 2, NAMES[1:2]),
+    ],
+)
+def test_points_are_chosen_by_name_part_pattern_and_position(only, index, found):
+    assert choose_points(planned(CPU).points, only, index) == found
+
+
+@pytest.mark.parametrize(
+    ("only", "index", "words"),
+    [(["tiny vanila"], None, "did you mean 'tiny vanilla'"), ([], 4, "points 1 to 3")],
+)
+def test_what_names_no_point_is_refused(only, index, words):
+    with pytest.raises(ConfigError, match=words):
+        choose_points(planned(CPU).points, only, index)
 
 
 @pytest.fixture
-def points(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "data_prefix", lambda given: str(tmp_path / "data"))
-    return BASIC.points("tiny", {"device": "cpu"})
+def plan(tmp_path, monkeypatch):
+    """The basic sweep on a file of data, with runs ended by the fake trainer."""
+    for end in (".bin", ".idx"):
+        (tmp_path / f"data{end}").write_bytes(b"tokens")
+    monkeypatch.setattr(run_module, "data_prefix", lambda given: str(tmp_path / "data"))
+
+    def make(trainer, sweep=BASIC, machine=CPU):
+        points = sweep.points("tiny", {"device": "cpu"})
+        options = RunOptions(tmp_path / "results", sweep.name, trainer=Trainer(module=trainer))
+        return Plan(sweep, tuple(points), machine, options)
+
+    return make
 
 
-def _run(points, tmp_path, trainer):
-    options = RunOptions(tmp_path / "results", "basic", trainer_module=trainer)
-    return run_all(BASIC, points, options)
+def index_of(plan):
+    return json.loads((plan.folder / "sweep.json").read_text())
 
 
-def test_a_run_that_fails_does_not_stop_the_others(points, tmp_path, fake_trainer, capsys):
-    finished, signal_number = _run(points, tmp_path, fake_trainer("async-gradients=fail"))
-    assert [run.outcome.status.status for run in finished] == ["ok", "failed", "ok"]
-    assert signal_number == 0
+def test_a_run_that_fails_does_not_stop_the_others(plan, fake_trainer, capsys):
+    the_plan = plan(fake_trainer("async-gradients=fail"))
+    progress = run_all(the_plan, Request())
+    assert (progress.ok, progress.failed, progress.stop_signal) == (2, 1, 0)
+    assert [run["status"] for run in index_of(the_plan)["runs"]] == ["ok", "failed", "ok"]
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "[1/3] tiny vanilla: started"
     assert out[1].startswith("[1/3] tiny vanilla: ok in ")
@@ -49,23 +114,99 @@ def test_a_run_that_fails_does_not_stop_the_others(points, tmp_path, fake_traine
     assert "ValueError: the trainer's own words" in out[3]
 
 
-def test_the_index_lists_the_newest_run_of_each_point(points, tmp_path, fake_trainer, capsys):
-    for _ in range(2):
-        _run(points, tmp_path, fake_trainer("ok"))
-    folder = tmp_path / "results" / "basic"
-    index = json.loads((folder / "sweep.json").read_text())
-    assert (index["schema_version"], index["name"]) == (1, "basic")
-    assert [run["name"] for run in index["runs"]] == [
-        "tiny vanilla",
-        "tiny async-gradients",
-        "tiny hybrid stride 2",
-    ]
+def test_the_same_call_again_runs_what_is_missing_alone(plan, fake_trainer, capsys):
+    run_all(plan(fake_trainer("async-gradients=fail")), Request())
+    kept = run_all(plan(fake_trainer("ok")), Request(choice=Choice.RESUME))
+    assert (kept.ok, kept.skipped) == (0, 3)
+    the_plan = plan(fake_trainer("ok"))
+    progress = run_all(the_plan, Request())
+    assert (progress.ok, progress.skipped) == (1, 2)
+    assert "[1/3] tiny vanilla: done before" in capsys.readouterr().out
+    runs = index_of(the_plan)["runs"]
+    assert [run["status"] for run in runs] == ["ok", "ok", "ok"]
+    assert [run["run_dir"][-3:] for run in runs] == ["001", "002", "001"]
+
+
+def test_changed_data_make_it_another_point(plan, fake_trainer, tmp_path):
+    run_all(plan(fake_trainer("ok")), Request())
+    (tmp_path / "data.bin").write_bytes(b"other tokens")
+    progress = run_all(plan(fake_trainer("ok")), Request())
+    assert (progress.ok, progress.skipped) == (3, 0)
+
+
+def test_again_runs_everything_and_the_index_lists_the_newest(plan, fake_trainer, capsys):
+    the_plan = plan(fake_trainer("ok"))
+    for choice in (Choice.MISSING, Choice.AGAIN):
+        run_all(the_plan, Request(choice=choice))
+    index = index_of(the_plan)
+    assert (index["schema_version"], index["name"]) == (2, "basic")
+    assert [run["name"] for run in index["runs"]] == NAMES
     assert [run["engine"] for run in index["runs"]] == ["vanilla", "async-gradients", "hybrid"]
+    assert [point["name"] for point in index["points"]] == NAMES
     for run in index["runs"]:
         assert run["run_dir"].endswith("/run-002")
-        assert (folder / run["run_dir"] / run["log"]).is_file()
-        saved = json.loads((folder / run["run_dir"] / "run.json").read_text())
+        assert (the_plan.folder / run["run_dir"] / run["log"]).is_file()
+        saved = json.loads((the_plan.folder / run["run_dir"] / "run.json").read_text())
         assert make_point(saved["point"]).engine.value == run["engine"]
+
+
+def test_repeats_alternate(plan, fake_trainer, capsys):
+    sweep = Sweep(name="r", model="tiny", repeats=2, engines=[{"engine": "v"}, {"engine": "a"}])
+    the_plan = plan(fake_trainer("ok"), sweep)
+    run_all(the_plan, Request())
+    runs = index_of(the_plan)["runs"]
+    assert [(run["engine"], run["repeat"]) for run in runs] == [
+        ("vanilla", 1),
+        ("async-gradients", 1),
+        ("vanilla", 2),
+        ("async-gradients", 2),
+    ]
+    assert "[3/4] tiny vanilla repeat 2: started" in capsys.readouterr().out
+
+
+def test_chosen_points_alone_are_run(plan, fake_trainer):
+    the_plan = plan(fake_trainer("ok"))
+    run_all(the_plan, Request(chosen=frozenset(NAMES[1:2])))
+    assert [run["name"] for run in index_of(the_plan)["runs"]] == NAMES[1:2]
+
+
+def test_a_point_that_does_not_fit_is_left_out_and_the_others_run(plan, fake_trainer, capsys):
+    grid = {"dp": [1, 64], "accumulation": 1}
+    big = Sweep(name="big", model="tiny", grid=grid, engines=[{"engine": "v"}])
+    progress = run_all(plan(fake_trainer("ok"), big, Machine(8 * GIB)), Request())
+    assert (progress.ok, progress.unfit, progress.failed) == (1, 1, 0)
+    assert "left out: about" in capsys.readouterr().out
+
+
+def test_equal_points_of_another_sweep_stand_for_this_ones(plan, fake_trainer):
+    first = plan(fake_trainer("ok"))
+    run_all(first, Request())
+    other = Sweep(name="other", model="tiny", point={"dp": 1}, engines=[{"engine": "v"}])
+    the_plan = plan(fake_trainer("fail"), other)
+    progress = run_all(the_plan, Request(shared=(first.folder, the_plan.folder)))
+    assert progress.skipped == 1
+    (run,) = index_of(the_plan)["runs"]
+    assert run["run_dir"].startswith("../basic/")
+    assert (the_plan.folder / run["run_dir"] / run["log"]).is_file()
+
+
+def test_a_folder_that_cannot_be_written_costs_no_other_point(plan, fake_trainer, capsys):
+    the_plan = plan(fake_trainer("ok"))
+    stem = the_plan.points[0].log_name.removesuffix(".log")
+    the_plan.folder.mkdir(parents=True)
+    (the_plan.folder / stem).write_text("a file in the way")
+    progress = run_all(the_plan, Request())
+    assert (progress.ok, progress.failed) == (2, 1)
+    assert "not started: results folder" in capsys.readouterr().out
+
+
+def test_data_is_known_by_its_content(tmp_path):
+    for end in (".bin", ".idx"):
+        (tmp_path / f"a{end}").write_bytes(b"x")
+        (tmp_path / f"b{end}").write_bytes(b"x")
+    facts = data_facts(str(tmp_path / "a"))
+    assert facts == data_facts(str(tmp_path / "b"))
+    assert facts[".bin"]["bytes"] == 1
 
 
 def test_a_dry_run_makes_nothing(tmp_path, capsys):
@@ -76,11 +217,15 @@ def test_a_dry_run_makes_nothing(tmp_path, capsys):
     assert out.count('"stage": 3') == 3
     assert '"policy": "all-host"' in out
     assert "predicted host" in out
+    assert out.count("rough, from nominal rates") == 3
+    assert "3 points, about" in out
     assert not (tmp_path / "r").exists()
 
 
-def test_the_list_has_every_sweep_and_point(capsys):
+def test_all_sweeps_can_be_listed_and_dry_run(tmp_path, capsys):
     assert main(["--list"]) == 0
     out = capsys.readouterr().out
-    assert "  basic " in out
-    assert "  tiny-hybrid " in out
+    for name in ("basic", "stride", "gpu-hogging", "tiny-hybrid"):
+        assert f"  {name} " in out
+    assert main(["--all", "--size", "full", "--model", "7B", "--list-points"]) == 0
+    assert "7B hybrid stride 10" in capsys.readouterr().out

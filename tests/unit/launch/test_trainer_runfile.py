@@ -57,7 +57,7 @@ def test_the_plugin_is_used_when_its_block_is_enabled(
 @pytest.mark.parametrize(
     ("run", "ds_config", "named"),
     [
-        ({"schema_version": 2}, {}, "schema_version = 2"),
+        ({"schema_version": 3}, {}, "schema_version = 3"),
         ({"data_prefix": ""}, {}, "'data_prefix' is missing"),
         ({"point": {}}, {}, "'point' is missing"),
         ({"point": "tiny"}, {}, "'point' is not a table"),

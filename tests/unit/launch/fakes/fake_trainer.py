@@ -1,11 +1,15 @@
 """Stands in the trainer's place to end a run in every way a run can end.
 
-``FAKE_TRAINER`` says how: ``ok``, ``fail``, ``silent``, ``killed``, ``hang``, ``stubborn``; or
-``ENGINE=HOW`` pairs with commas between, ``ok`` for the engines it does not name.
+``FAKE_TRAINER`` says how: ``ok``, ``fail``, ``silent``, ``killed``, ``hang``, ``stubborn``,
+``stuck`` (in a Python function, after two iterations), ``stopped`` (rank 0 by SIGSTOP, after two),
+``host-memory`` (a limit of its address space), ``allocator`` (torch's words), ``full`` (the disk of
+its folder); or ``ENGINE=HOW`` pairs with commas between, ``ok`` for the engines it does not name.
 """
 
+import faulthandler
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -38,11 +42,45 @@ def _end(how: str, folder: Path, run: dict, rank: str) -> None:
         )
         (folder / f"pids-{rank}").write_text(f"{os.getpid()} {child.pid}")
         time.sleep(600)
+    metrics = folder / run["metrics"]
+    if how in ("stuck", "stopped"):
+        _get_stuck(how, metrics, rank)
     if how == "ok" and rank == "0":
-        lines = [{"event": "iteration", "iteration": i, "loss": 9.0 - i} for i in (1, 2)]
-        lines.append({"event": "end", "iterations": 2})
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (folder / run["metrics"]).write_text(text)
+        metrics.write_text(_iterations() + json.dumps({"event": "end", "iterations": 2}) + "\n")
+    _exhaust(how, metrics)
+
+
+def _iterations() -> str:
+    events = [
+        {"event": "iteration", "iteration": i, "iteration_ms": 5.0, "loss": 9.0 - i} for i in (1, 2)
+    ]
+    return "".join(json.dumps(event) + "\n" for event in events)
+
+
+def _get_stuck(how: str, metrics: Path, rank: str) -> None:
+    # As the trainer does.
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+    if rank == "0":
+        metrics.write_text(_iterations())
+        if how == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+    _wait_for_ever()
+
+
+def _wait_for_ever() -> None:
+    time.sleep(600)
+
+
+def _exhaust(how: str, metrics: Path) -> None:
+    if how == "host-memory":
+        resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+        bytearray(2**31)
+    if how == "allocator":
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")
+    if how == "full":
+        with metrics.open("wb", buffering=0) as file:
+            while True:
+                file.write(b"\n" * 4096)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Jobs of batch systems: Slurm, PBS Professional, LSF."""

@@ -1,0 +1,271 @@
+"""Hold a share of a device's time: ``python -m launch.hog --share 0.4 --device cuda:0 --out FILE``.
+
+The paper's question behind it: what is left of a gain when others use the device too. FILE is made
+when the share begins to be held, renewed every few seconds, and has its last form after SIGTERM.
+
+A GPU's share is counted in slices of matrix products whose duration was measured while nobody else
+used the device, so that a slice counts the same when another process is given half of it. A CPU's
+share is processor time out of all usable cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import math
+import mmap
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from launch.files import write_json
+from launch.ranks import usable_cores
+
+SLICE_S = 0.010
+"""Seconds of work between two looks at the clock."""
+REPORT_S = 2.0
+"""Seconds between two reports."""
+MOST_DEBT_S = 1.0
+"""Work left undone while others were stronger that is still caught up; more is forgotten."""
+MOST_WORKERS_A_CORE = 8
+
+
+class Debt:
+    """How much work is due so that a share is held."""
+
+    def __init__(self, share: float, now: float) -> None:
+        self._share = share
+        self._at = now
+        self._seconds = 0.0
+
+    def due_s(self, now: float) -> float:
+        """Seconds of work due at ``now``; below 0 when too much was done."""
+        passed_s, self._at = now - self._at, now
+        self._seconds = min(self._seconds + self._share * passed_s, MOST_DEBT_S)
+        return self._seconds
+
+    def pay(self, seconds: float) -> None:
+        """Count work that was done."""
+        self._seconds -= seconds
+
+    def rest_s(self) -> float:
+        """Seconds to sleep until work is due again, looking at the world now and then."""
+        return min(max(-self._seconds / self._share, 0.0), SLICE_S)
+
+
+class Holder(Protocol):
+    """Holds the share of one device."""
+
+    def step(self) -> None:
+        """Work or sleep for about a slice."""
+
+    def held_s(self) -> float:
+        """Seconds of the device's time held so far."""
+
+    def close(self) -> None:
+        """End what it started."""
+
+
+class CpuHolder:
+    """Several spinning processes a core, so that others cannot outvote them."""
+
+    def __init__(self, share: float) -> None:
+        self._cores = usable_cores()
+        a_core = min(MOST_WORKERS_A_CORE, 1 + math.ceil(2 * share / (1 - share)))
+        count = self._cores * a_core
+        context = multiprocessing.get_context("fork")
+        # Memory shared with the forked workers: the seconds each has used, below 0 before it began.
+        self._used = memoryview(mmap.mmap(-1, 8 * count)).cast("d")
+        self._used[:] = array.array("d", [-1.0] * count)
+        self._workers = [
+            context.Process(
+                target=_spin, args=(share / a_core, os.getpid(), self._used, number), daemon=True
+            )
+            for number in range(count)
+        ]
+        for worker in self._workers:
+            worker.start()
+        while min(self._used) < 0:
+            time.sleep(SLICE_S)
+            self._check()
+        self._before_s = self._used_s()
+
+    def step(self) -> None:
+        """Sleep; the workers work."""
+        self._check()
+        time.sleep(5 * SLICE_S)
+
+    def held_s(self) -> float:
+        """Processor seconds of all workers, over the cores."""
+        return (self._used_s() - self._before_s) / self._cores
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in self._workers:
+            worker.kill()
+
+    def _used_s(self) -> float:
+        return sum(self._used)
+
+    def _check(self) -> None:
+        if not all(worker.is_alive() for worker in self._workers):
+            raise RuntimeError("one of its workers ended")
+
+
+def _spin(share: float, parent: int, used: memoryview[float], number: int) -> None:
+    """Use ``share`` of one core until the parent is gone; ``used[number]`` shows the seconds."""
+    # The whole run is told to end; the parent reads the sums before it ends us.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Linux shares the processor between sessions first: in one, all workers count as one process.
+    os.setsid()
+    debt = Debt(share, time.monotonic())
+    begun = last = time.process_time()
+    while os.getppid() == parent:
+        now = time.process_time()
+        debt.pay(now - last)
+        last, used[number] = now, now - begun
+        if (due_s := debt.due_s(time.monotonic())) > 0:
+            until = now + min(due_s, SLICE_S)
+            while time.process_time() < until:
+                pass
+        else:
+            time.sleep(max(debt.rest_s(), 0.001))
+
+
+class GpuHolder:
+    """Matrix products in slices of about 10 ms."""
+
+    SIDE = 4096
+    """Rows and columns of each matrix: large enough to fill every multiprocessor."""
+
+    def __init__(self, share: float, device: str) -> None:
+        import torch
+
+        self._cuda: Any = torch.cuda
+        self._device = torch.device(device)
+        torch.cuda.set_device(self._device)
+        shape = (self.SIDE, self.SIDE)
+        self._left = torch.ones(shape, device=self._device, dtype=torch.bfloat16)
+        self._out = torch.empty_like(self._left)
+        self._matmul: Any = torch.matmul
+        self._slices = 0
+        self._products = 1
+        self._time_slice_s()  # loads the kernel
+        self._products = max(1, round(SLICE_S / self._median_slice_s()))
+        self._slice_s = self._median_slice_s()
+        self._debt = Debt(share, time.monotonic())
+
+    def step(self) -> None:
+        """Do a slice when one is due, sleep otherwise."""
+        if self._debt.due_s(time.monotonic()) <= 0:
+            time.sleep(self._debt.rest_s())
+            return
+        self._time_slice_s()
+        self._debt.pay(self._slice_s)
+        self._slices += 1
+
+    def held_s(self) -> float:
+        """Slices done, at their duration on a free device."""
+        return self._slices * self._slice_s
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def _median_slice_s(self) -> float:
+        return sorted(self._time_slice_s() for _ in range(9))[4]
+
+    def _time_slice_s(self) -> float:
+        # Blocking events: waiting for the device must not cost a core as well.
+        begin, end = (self._cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
+        begin.record()
+        for _ in range(self._products):
+            self._matmul(self._left, self._left, out=self._out)
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1000.0
+
+
+def hold(
+    holder: Holder, report: Callable[[float, float | None], None], stop: Callable[[], bool]
+) -> None:
+    """Hold until ``stop``; report the seconds passed and the share held, None at the beginning."""
+    started = time.monotonic()
+    report(0.0, None)
+    reported = started
+    while not stop():
+        holder.step()
+        now = time.monotonic()
+        if now - reported >= REPORT_S:
+            report(now - started, holder.held_s() / (now - started))
+            reported = now
+    if (seconds := time.monotonic() - started) > 0:
+        report(seconds, holder.held_s() / seconds)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Hold a share from the command line.
+
+    Returns:
+        0 after SIGTERM, or when the process that started us has gone.
+    """
+    parser = argparse.ArgumentParser(prog="python -m launch.hog", description=__doc__)
+    parser.add_argument("--share", type=_share, required=True, help="above 0, below 1")
+    parser.add_argument("--device", type=_device, required=True, help="cpu or cuda:N")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="hog.json")
+    given = parser.parse_args(argv)
+    asked: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, _frame: asked.append(number))
+    parent = os.getppid()
+
+    def report(seconds: float, share_held: float | None) -> None:
+        table = {
+            "device": given.device,
+            "share_asked": given.share,
+            "share_held": share_held,
+            "seconds": seconds,
+        }
+        try:
+            write_json(given.out, table)
+        except OSError as error:  # the disk is full: the share is still held
+            _say(given.device, f"{given.out.name} could not be written: {error.strerror}")
+
+    try:
+        on_cpu = given.device == "cpu"
+        holder = CpuHolder(given.share) if on_cpu else GpuHolder(given.share, given.device)
+        try:
+            # A hog that outlives its run would hold the device for ever.
+            hold(holder, report, lambda: bool(asked) or os.getppid() != parent)
+        finally:
+            holder.close()
+    except (ImportError, RuntimeError, AssertionError) as error:  # no torch, no CUDA, no memory
+        _say(given.device, f"error: {str(error).splitlines()[0]}")
+        return 1
+    return 0
+
+
+def _say(device: str, text: str) -> None:
+    sys.stderr.write(f"[launch] hog of {device}: {text}\n")
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a share above 0 and below 1")
+    return value
+
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"cpu|cuda:\d+", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: give cpu or cuda:N")
+    return text
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""What makes two runs the same: the point with its data, and what it was run with."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from configs.schema import Point
+
+_KEY_CHARACTERS = 16
+_SETUP = ("git", "versions", "gpus", "cpu")
+"""Parts of the provenance that can change a run's times or results."""
+
+
+def point_key(point: Point, data: Mapping[str, Any]) -> str:
+    """Key of a point's settings and data; the name is none of them, nor where the data lies.
+
+    Args:
+        point: The point.
+        data: As :func:`data_facts` gives it.
+    """
+    return f"{settings_key(point)}-{_digest(data)}"
+
+
+def settings_key(point: Point) -> str:
+    """The part of :func:`point_key` that can be told before the data is there."""
+    return _digest(point.model_dump(mode="json", exclude={"name", "data_prefix"}))
+
+
+def setup_key(provenance: Mapping[str, Any]) -> str:
+    """Key of what a run was run with: commit and local changes, versions, processors."""
+    return _digest([provenance.get(part) for part in _SETUP])
+
+
+def data_facts(prefix: str) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of Megatron's two files, by their endings.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    return {end: _file_facts(Path(prefix + end)) for end in (".bin", ".idx")}
+
+
+def _file_facts(path: Path) -> dict[str, Any]:
+    stat = path.stat()
+    return {"bytes": stat.st_size, "sha256": _file_digest(path, stat.st_size, stat.st_mtime_ns)}
+
+
+@functools.cache
+def _file_digest(path: Path, size: int, mtime_ns: int) -> str:
+    """Read once while size and time of change stay; a corpus can have many GB."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:_KEY_CHARACTERS]

@@ -1,0 +1,121 @@
+"""How far the running point is: a line that renews itself on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.run_folder import RunFolder
+
+TERMINAL_S = 1.0
+"""Seconds between two looks on a terminal."""
+PLAIN_S = 60.0
+"""Seconds between two lines elsewhere."""
+
+
+@dataclass
+class Tail:
+    """The newest iteration of a growing ``metrics.jsonl``, read piece by piece."""
+
+    path: Path
+    newest: dict[str, Any] | None = None
+    """Fields of the newest iteration."""
+    _offset: int = 0
+    _rest: bytes = b""
+
+    def look(self) -> dict[str, Any] | None:
+        """Read what is new."""
+        with contextlib.suppress(OSError), self.path.open("rb") as file:
+            file.seek(self._offset)
+            new = file.read()
+            self._offset += len(new)
+            *lines, self._rest = (self._rest + new).split(b"\n")
+            for line in lines:
+                with contextlib.suppress(ValueError):
+                    value = json.loads(line)
+                    if isinstance(value, dict) and value.get("event") == "iteration":
+                        self.newest = value
+        return self.newest
+
+
+def progress_text(newest: dict[str, Any] | None, iterations: int) -> str:
+    """``iteration 7 of 20, 0.25 s each, loss 8.123``; says so before the first."""
+    if newest is None:
+        return "starting"
+    loss, took_ms = newest.get("loss"), newest.get("iteration_ms")
+    parts = [f"iteration {newest.get('iteration')} of {iterations}"]
+    if isinstance(took_ms, int | float):
+        parts.append(f"{took_ms / 1000:.3g} s each")
+    is_number = isinstance(loss, int | float)
+    parts.append(f"loss {loss:.4f}" if is_number else f"loss {newest.get('loss_text', 'none')}")
+    return ", ".join(parts)
+
+
+def duration_text(seconds: float) -> str:
+    """``45 s``, ``12 min``, ``3 h 20 min``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
+
+
+@dataclass(frozen=True)
+class Live:
+    """Shows the progress of one run after the other."""
+
+    head: str
+    """``[3/12] tiny vanilla``."""
+    iterations: int
+    """Iterations of the run."""
+    others_s: float | None
+    """Seconds that the points after it will take, as far as can be told."""
+    point_s: float | None
+    """The same of this one."""
+
+    @contextlib.contextmanager
+    def watch(self, folder: RunFolder) -> Iterator[None]:
+        """Show progress until the block ends."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._show, args=(folder, ended), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _show(self, folder: RunFolder, ended: threading.Event) -> None:
+        started, tail = time.monotonic(), Tail(folder.metrics)
+        on_terminal = sys.stdout.isatty()
+        while not ended.wait(TERMINAL_S if on_terminal else PLAIN_S):
+            text = self.text(tail.look(), time.monotonic() - started)
+            with contextlib.suppress(OSError):
+                self._write(text, on_terminal)
+        if on_terminal:
+            with contextlib.suppress(OSError):
+                self._write("", on_terminal)
+
+    def text(self, newest: dict[str, Any] | None, seconds: float) -> str:
+        """The line of this moment."""
+        line = f"{self.head}: {progress_text(newest, self.iterations)}"
+        if self.others_s is None or self.point_s is None:
+            return line
+        left = self.others_s + max(0.0, self.point_s - seconds)
+        return f"{line}; the sweep needs about {duration_text(left)} more"
+
+    @staticmethod
+    def _write(text: str, on_terminal: bool) -> None:
+        if on_terminal:
+            width = shutil.get_terminal_size().columns
+            sys.stdout.write(f"\r\x1b[K{text[: width - 1]}")
+        else:
+            sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()

@@ -1,0 +1,169 @@
+"""Flags of Megatron-DeepSpeed's ``pretrain_gpt.py`` for a point, and its DeepSpeed config.
+
+Pure functions. The names are those of the commit in ``third_party/versions.toml``; nobody edits
+what comes out. Megatron-DeepSpeed makes optimizer and learning-rate schedule itself, from flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+from configs.schema import Engine, Point
+from launch.ds_json import deepspeed_config
+
+
+@dataclass(frozen=True)
+class MegatronFiles:
+    """What the flags point to."""
+
+    data_prefix: str
+    """Prefix of the ``.bin`` and ``.idx``."""
+    ds_config: Path
+    """DeepSpeed's config."""
+    index_cache: Path
+    """Folder for the order of samples; the data set itself may be read-only."""
+
+
+def megatron_flags(point: Point, files: MegatronFiles, on_gpu: bool) -> list[str]:
+    """Arguments of ``pretrain_gpt.py``.
+
+    Args:
+        point: the run. Its ``attention`` must be ``local``: the paper's flags have no other.
+        files: data, DeepSpeed's config, cache.
+        on_gpu: whether the ranks use CUDA; without it Megatron's fused kernels are switched off.
+
+    Raises:
+        ConfigError: the point asks for what these flags cannot say.
+    """
+    if point.attention != "local":
+        raise ConfigError(
+            f"attention = {point.attention!r}: --trainer megatron-deepspeed knows 'local' alone"
+        )
+    flags = [
+        *_model_flags(point),
+        *_data_flags(point, files),
+        *_optimizer_flags(point),
+        *_deepspeed_flags(point, files),
+    ]
+    # Of no effect under DeepSpeed, but on by default, and refused without apex.
+    flags.append("--no-gradient-accumulation-fusion")
+    if not on_gpu:
+        flags += ["--no-masked-softmax-fusion", "--distributed-backend", "gloo"]
+    return flags
+
+
+def _model_flags(point: Point) -> list[str]:
+    model = point.model
+    numbers = {
+        "--tensor-model-parallel-size": point.tp,
+        "--num-layers": model.layers,
+        "--hidden-size": model.hidden,
+        "--ffn-hidden-size": model.ffn,
+        "--num-attention-heads": model.heads,
+        "--num-key-value-heads": model.kv_heads,
+        "--seq-length": model.seq_length,
+        "--max-position-embeddings": model.seq_length,
+    }
+    return [
+        *_pairs(numbers),
+        "--use-rotary-position-embeddings",
+        "--untie-embeddings-and-output-weights",
+        "--swiglu",
+        *("--normalization", "rmsnorm"),
+        "--disable-bias-linear",
+        "--bf16",
+        "--no-query-key-layer-scaling",
+        *("--attention-dropout", "0"),
+        *("--hidden-dropout", "0"),
+    ]
+
+
+def _data_flags(point: Point, files: MegatronFiles) -> list[str]:
+    return [
+        *("--data-path", files.data_prefix),
+        *("--data-impl", "mmap"),
+        *("--data-cache-path", str(files.index_cache)),
+        *("--split", point.split),
+        # The text is tokens already. This tokenizer counts its end of document to the vocabulary,
+        # as the last token, which is where GPT-2's is.
+        *("--tokenizer-type", "NullTokenizer"),
+        *("--vocab-size", str(point.model.vocab_size - 1)),
+    ]
+
+
+def _optimizer_flags(point: Point) -> list[str]:
+    numbers: dict[str, int | float | str] = {
+        "--micro-batch-size": point.micro_batch_size,
+        "--global-batch-size": point.global_batch_size,
+        "--train-iters": point.iterations,
+        "--seed": point.seed,
+        "--lr": point.lr,
+        "--min-lr": point.min_lr,
+        "--lr-decay-style": "cosine",
+        "--lr-warmup-iters": point.lr_warmup_iterations,
+        "--weight-decay": point.weight_decay,
+        "--clip-grad": point.clip_grad,
+        "--optimizer": "adam",
+        "--adam-beta1": point.adam_beta1,
+        "--adam-beta2": point.adam_beta2,
+        "--adam-eps": point.adam_eps,
+        "--log-interval": 1,
+        # Neither a checkpoint nor an evaluation within a run.
+        "--save-interval": point.iterations + 1,
+        "--eval-interval": point.iterations + 1,
+        "--eval-iters": 0,
+    }
+    return _pairs(numbers)
+
+
+def _deepspeed_flags(point: Point, files: MegatronFiles) -> list[str]:
+    flags = [
+        "--deepspeed",
+        *("--deepspeed_config", str(files.ds_config)),
+        *("--zero-stage", "3"),
+        "--no-pipeline-parallel",
+        "--cpu-optimizer",
+    ]
+    if point.activation_checkpointing:
+        flags += ["--checkpoint-activations", "--deepspeed-activation-checkpointing"]
+    return flags
+
+
+def _pairs(values: Mapping[str, int | float | str]) -> list[str]:
+    return [word for flag, value in values.items() for word in (flag, _text(value))]
+
+
+def _text(value: float | str) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def megatron_ds_config(point: Point, paper_keys: bool) -> dict[str, Any]:
+    """DeepSpeed's config for Megatron-DeepSpeed: without the optimizer, which comes from flags.
+
+    Args:
+        point: the run.
+        paper_keys: ask for the engine in the keys of the paper's fork of DeepSpeed, in place of our
+            plugin's block.
+
+    Raises:
+        ConfigError: the fork cannot run the point's engine.
+    """
+    config = deepspeed_config(point)
+    del config["optimizer"]
+    block = config.pop("deep_optimizer_states", None)
+    if not paper_keys:
+        return config if block is None else {**config, "deep_optimizer_states": block}
+    if point.engine is Engine.HYBRID and point.stride == 1:
+        raise ConfigError("stride = 1: the paper's fork needs 2 or more")
+    knobs = point.paper_knobs
+    config["zero_optimization"]["offload_optimizer"] |= {
+        "ratio": point.offload_ratio,
+        "prefetch_optimizer": knobs["prefetch"],
+        "part_grads_async": knobs["flush_async"],
+        "prefetch_optimizer_gap": knobs["opt_gaps"],
+    }
+    return config

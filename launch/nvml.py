@@ -1,0 +1,91 @@
+"""GPUs as NVIDIA's management library sees them, through nvidia-ml-py where it is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+BYTES_PER_KB = 1000
+"""NVML gives PCIe throughput in KB/s."""
+
+
+class Gpus:
+    """Some GPUs of this machine; none where the library, the driver or a GPU is missing."""
+
+    def __init__(self, visible: str | None, count: int) -> None:
+        """Choose them.
+
+        Args:
+            visible: ``CUDA_VISIBLE_DEVICES`` of who uses them; None for all.
+            count: how many of those it sees it uses.
+        """
+        self._nvml: Any = None
+        self._handles: list[Any] = []
+        if count <= 0:
+            return
+        try:
+            nvml: Any = importlib.import_module("pynvml")
+            nvml.nvmlInit()
+        except Exception:  # noqa: BLE001 - no package, no driver, or a driver of another version
+            return
+        self._nvml = nvml
+        names = _names(visible, self._ask(nvml.nvmlDeviceGetCount) or 0)
+        self._handles = [self._ask(partial(self._handle, name)) for name in names[:count]]
+
+    def sample(self) -> list[dict[str, Any]]:
+        """How each stands; null what it does not say. ``device_id`` is CUDA's number of it.
+
+        PCIe throughput is measured by the driver over 20 ms, in which this waits.
+        """
+        return [self._row(number, handle) for number, handle in enumerate(self._handles)]
+
+    def close(self) -> None:
+        """Let go of the library."""
+        if self._nvml is not None:
+            self._ask(self._nvml.nvmlShutdown)
+            self._nvml, self._handles = None, []
+
+    def _row(self, number: int, handle: Any) -> dict[str, Any]:  # noqa: ANN401 - NVML's
+        nvml = self._nvml
+        utilisation = self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used)
+        return {
+            "device_id": number,
+            "gpu_util_percent": utilisation,
+            "gpu_memory_used_bytes": memory,
+            "pcie_tx_bytes_per_s": self._pcie(handle, "NVML_PCIE_UTIL_TX_BYTES"),
+            "pcie_rx_bytes_per_s": self._pcie(handle, "NVML_PCIE_UTIL_RX_BYTES"),
+        }
+
+    def _pcie(self, handle: Any, counter: str) -> int | None:  # noqa: ANN401
+        nvml = self._nvml
+        rate = self._ask(lambda: nvml.nvmlDeviceGetPcieThroughput(handle, getattr(nvml, counter)))
+        return None if rate is None else int(rate) * BYTES_PER_KB
+
+    def _handle(self, name: str) -> Any:  # noqa: ANN401
+        if name.isdigit():
+            return self._nvml.nvmlDeviceGetHandleByIndex(int(name))
+        return self._nvml.nvmlDeviceGetHandleByUUID(name)
+
+    def _ask(self, question: Callable[[], Any]) -> Any:  # noqa: ANN401
+        if self._nvml is None:
+            return None
+        with contextlib.suppress(self._nvml.NVMLError):
+            return question()
+        return None
+
+
+def _names(visible: str | None, num_gpus: int) -> list[str]:
+    """Numbers or UUIDs, in CUDA's order; it stops at the first that is not there."""
+    if visible is None:
+        return [str(number) for number in range(num_gpus)]
+    names = []
+    for name in (part.strip() for part in visible.split(",")):
+        known = name.startswith(("GPU-", "MIG-")) or (name.isdigit() and int(name) < num_gpus)
+        if not known:
+            break
+        names.append(name)
+    return names

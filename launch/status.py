@@ -1,0 +1,148 @@
+"""How sweeps stand: ``python -m launch.status [FOLDER]``, from anywhere, while they run or after.
+
+FOLDER is a results folder or the folder of one sweep. Reads files alone and changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+from launch import cli
+from launch.files import ROOT
+from launch.ledger import Record, read_records
+from launch.live import Tail, duration_text, progress_text
+
+PENDING = "pending"
+WATCH_S = 2.0
+"""Seconds between two looks under ``--watch``."""
+
+
+def sweep_folders(folder: Path) -> list[Path]:
+    """The sweep folders that a path names: itself, or those in it.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    if (folder / "sweep.json").is_file():
+        return [folder]
+    found = sorted(path.parent for path in folder.glob("*/sweep.json"))
+    if not found:
+        raise ConfigError(f"{folder}: no sweep in it; give a results folder or a sweep's")
+    return found
+
+
+def sweep_status(folder: Path) -> dict[str, Any]:
+    """One sweep as plain data: its name, counts by status, and an entry for each run.
+
+    Runs that are asked for and have no folder yet are ``pending``.
+    """
+    index = _read_index(folder)
+    newest = {(r.point_key, r.repeat): r for r in read_records(folder)}
+    # A run of another sweep may stand for one of this sweep's points.
+    shared = {(str(r.get("name")), r.get("repeat")): r for r in index.get("runs", [])}
+    entries = []
+    for point in index.get("points", []):
+        for repeat in range(1, int(point.get("repeats") or 1) + 1):
+            record = newest.get((point.get("point_key"), repeat))
+            entry = {"name": point.get("name"), "repeat": repeat}
+            if record is not None:
+                entry |= _entry(record)
+            else:
+                other = shared.get((str(point.get("name")), repeat), {})
+                entry |= {"status": other.get("status", PENDING), "detail": ""}
+            entries.append(entry)
+    counts = Counter(str(entry["status"]) for entry in entries)
+    return {
+        "sweep": str(index.get("name") or folder.name),
+        "folder": str(folder),
+        "counts": dict(counts),
+        "runs": entries,
+    }
+
+
+def _entry(record: Record) -> dict[str, Any]:
+    newest = Tail(record.path / "metrics.jsonl").look()
+    entry: dict[str, Any] = {
+        "status": record.status,
+        "folder": str(record.path),
+        "seconds": record.seconds,
+        "iteration": None if newest is None else newest.get("iteration"),
+        "iterations": record.iterations,
+        "loss": None if newest is None else newest.get("loss"),
+    }
+    if record.status == "running":
+        entry["detail"] = progress_text(newest, record.iterations)
+    elif record.status == "ok":
+        loss = entry["loss"]
+        took = "" if record.seconds is None else f"{duration_text(record.seconds)}, "
+        entry["detail"] = f"{took}last loss {'none' if loss is None else f'{loss:.4f}'}"
+    else:
+        entry["detail"] = record.cause
+    return entry
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    try:
+        value = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder / 'sweep.json'}: cannot be read: {error}") from None
+    return value if isinstance(value, dict) else {}
+
+
+def status_text(sweep: dict[str, Any]) -> str:
+    """A sweep's status as lines of text; what files say is made printable."""
+    counts = ", ".join(f"{number} {word}" for word, number in sweep["counts"].items())
+    lines = [f"{sweep['sweep']}: {counts}  ({sweep['folder']})"]
+    width = max((len(str(run["name"])) for run in sweep["runs"]), default=0)
+    repeats = any(run["repeat"] > 1 for run in sweep["runs"])
+    for run in sweep["runs"]:
+        repeat = f" #{run['repeat']}" if repeats else ""
+        lines.append(f"  {run['status']:12}{run['name']:{width}}{repeat}  {run['detail']}".rstrip())
+    return "\n".join(_printable(line) for line in lines)
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def build_parser() -> cli.Parser:
+    """Options of ``launch.status``."""
+    parser = cli.Parser("python -m launch.status", "How sweeps stand.")
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "results", metavar="FOLDER")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--watch", action="store_true", help="look again until nothing runs")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print how sweeps stand.
+
+    Returns:
+        0; 1 when a run has failed or was interrupted.
+
+    Raises:
+        ConfigError: there is no sweep.
+    """
+    given = build_parser().read(argv)
+    while True:
+        found = [sweep_status(folder) for folder in sweep_folders(given.folder)]
+        if given.json:
+            cli.say(json.dumps(found, indent=2))
+        else:
+            cli.say("\n".join(status_text(sweep) for sweep in found))
+        if not given.watch or not any("running" in sweep["counts"] for sweep in found):
+            break
+        time.sleep(WATCH_S)
+    good = {"ok", "running", PENDING}
+    return int(any(set(sweep["counts"]) - good for sweep in found))
+
+
+if __name__ == "__main__":
+    raise SystemExit(cli.run_command(lambda: main(sys.argv[1:])))

@@ -1,0 +1,263 @@
+"""Runs the points of a sweep one after the other; what one does never costs another."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from configs.errors import ConfigError
+from configs.schema import Point
+from configs.sweep import Sweep
+from launch import cli
+from launch.capacity import shortages
+from launch.estimate import Estimate, estimate
+from launch.files import write_json
+from launch.ledger import INTERRUPTED, Choice, Record, decide, read_records
+from launch.live import Live, duration_text
+from launch.machine import Machine
+from launch.members import end_leftovers
+from launch.run import Outcome, RunOptions, Task, execute
+from launch.run_folder import SCHEMA_VERSION, RunFolder, Status, sweep_dir
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a sweep asks for on this machine."""
+
+    sweep: Sweep
+    points: tuple[Point, ...]
+    """Every point once, named."""
+    machine: Machine
+    options: RunOptions
+
+    @property
+    def folder(self) -> Path:
+        """``RESULTS/SWEEP``, absolute."""
+        return sweep_dir(self.options.results_dir, self.sweep.name)
+
+    def tasks(self) -> list[Task]:
+        """Every run, a whole repeat after the other; prepares the data.
+
+        Raises:
+            ConfigError, LaunchError: a point's data cannot be had.
+        """
+        first = Task.each(self.points, self.options)
+        repeats = range(1, self.sweep.repeats + 1)
+        return [task.repeated(number) for number in repeats for task in first]
+
+
+@dataclass
+class Progress:
+    """How a call of a sweep went."""
+
+    ok: int = 0
+    failed: int = 0
+    skipped: int = 0
+    """Left out because they are done, or because the user asked for others."""
+    unfit: int = 0
+    """Left out because the machine is too small for them."""
+    stop_signal: int = 0
+    """Signal that stopped the call; 0 when nothing did."""
+    pace: list[float] = field(default_factory=list)
+    """Seconds that runs took, as shares of what was estimated."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which of a plan's runs to do."""
+
+    choice: Choice = Choice.MISSING
+    chosen: frozenset[str] | None = None
+    """Names of points; None for all."""
+    shared: tuple[Path, ...] = ()
+    """Folders of other sweeps whose runs stand for equal points of this one."""
+    memory_check: bool = True
+
+
+def run_all(plan: Plan, request: Request) -> Progress:
+    """Run what is to be run, and keep ``sweep.json`` up to date.
+
+    A point that fails, hangs or cannot even be started does not stop the others.
+    """
+    tasks = plan.tasks()
+    settle_leftovers(plan.folder)
+    progress = Progress()
+    write_index(plan, tasks, request)
+    for number, task in enumerate(tasks, start=1):
+        repeat = f" repeat {task.repeat}" if plan.sweep.repeats > 1 else ""
+        head = f"[{number}/{len(tasks)}] {task.point.name}{repeat}"
+        why = _why_not(plan, task, request, progress)
+        if why:
+            cli.say(f"{head}: {why}")
+            continue
+        if request.chosen is not None and task.point.name not in request.chosen:
+            continue
+        cli.say(f"{head}: started")
+        outcome = _run_one(plan, request, tasks[number - 1 :], head, progress)
+        write_index(plan, tasks, request)
+        if outcome is not None and outcome.stop_signal is not None:
+            progress.stop_signal = outcome.stop_signal
+            break
+    return progress
+
+
+def settle_leftovers(folder: Path) -> None:
+    """End what is alive of runs whose launcher is gone, and let their status say so."""
+    for record in read_records(folder):
+        if record.status != INTERRUPTED or record.driver is None or record.driver.is_elsewhere:
+            continue
+        found = end_leftovers(record.driver.token)
+        if found:
+            cli.say(f"{record.path.parent.name}/{record.path.name}: ended {len(found)} left over")
+        status = Status(INTERRUPTED, cause=record.cause)
+        with contextlib.suppress(OSError):
+            RunFolder(record.path, record.log).write_status(status)
+
+
+def _why_not(plan: Plan, task: Task, request: Request, progress: Progress) -> str:
+    """Why a task is not run now, for the user; empty when it is, or was not asked for."""
+    if request.chosen is not None and task.point.name not in request.chosen:
+        return ""
+    records = all_records(plan, request)
+    decision = decide(task.keys, records, request.choice)
+    if not decision.run:
+        progress.skipped += 1
+        return decision.why
+    short = shortages(task.point, plan.machine) if request.memory_check else []
+    if short:
+        progress.unfit += 1
+        return f"left out: {'; '.join(short)}"
+    return ""
+
+
+def _run_one(
+    plan: Plan, request: Request, rest: Sequence[Task], head: str, progress: Progress
+) -> Outcome | None:
+    """Run the first of ``rest``; None when it could not be started."""
+    task = rest[0]
+    records = all_records(plan, request)
+    expected = estimate(task.point, plan.machine, records)
+    live = _live(plan, request, rest, records, (head, expected, progress))
+    try:
+        outcome = execute(task, plan.options, live.watch)
+    except (ConfigError, OSError) as error:
+        # A full disk, a folder that became read-only: the next point is tried all the same.
+        progress.failed += 1
+        cli.say(f"{head}: not started: {error}")
+        return None
+    status, loss = outcome.status, outcome.folder.last_loss()
+    line = f"{status.status} in {status.seconds or 0:.1f} s, last loss {loss if loss else 'none'}"
+    if status.status == "ok":
+        progress.ok += 1
+        if status.seconds:
+            progress.pace.append(status.seconds / expected.seconds)
+        cli.say(f"{head}: {line}")
+    else:
+        progress.failed += 1
+        cli.say(f"{head}: {line}; {status.cause}; see {outcome.folder.log}")
+    return outcome
+
+
+def _live(
+    plan: Plan,
+    request: Request,
+    rest: Sequence[Task],
+    records: Sequence[Record],
+    now: tuple[str, Estimate, Progress],
+) -> Live:
+    """Progress of this run and of the sweep, where there is something to tell the time by."""
+    head, expected, progress = now
+    iterations = rest[0].point.iterations
+    if not progress.pace and expected.how != "as it took before":
+        return Live(head, iterations, None, None)
+    pace = median(progress.pace) if progress.pace else 1.0
+    others = [
+        estimate(task.point, plan.machine, records).seconds * pace
+        for task in rest[1:]
+        if (request.chosen is None or task.point.name in request.chosen)
+        and decide(task.keys, records, request.choice).run
+        and not shortages(task.point, plan.machine)
+    ]
+    return Live(head, iterations, sum(others), expected.seconds * pace)
+
+
+def all_records(plan: Plan, request: Request) -> list[Record]:
+    """Runs of the sweep's folder, and of those that are shared with it, the newest last."""
+    folders = [path for path in request.shared if path != plan.folder]
+    shared = [record for path in folders for record in read_records(path)]
+    return [*(r for r in shared if r.status == "ok"), *read_records(plan.folder)]
+
+
+def write_index(plan: Plan, tasks: Sequence[Task], request: Request) -> None:
+    """Write ``sweep.json`` anew from the run folders, see docs/design.md."""
+    folder = plan.folder
+    newest: dict[tuple[str, int], Record] = {}
+    for record in all_records(plan, request):
+        newest[record.point_key, record.repeat] = record
+    found = [(task, newest.get((task.point_key, task.repeat))) for task in tasks]
+    runs = [
+        {
+            "name": task.point.name,
+            "engine": record.engine,
+            "repeat": record.repeat,
+            "run_dir": Path(os.path.relpath(record.path, folder)).as_posix(),
+            "log": record.log,
+            "status": record.status,
+        }
+        for task, record in found
+        if record is not None
+    ]
+    points = [
+        {
+            "name": task.point.name,
+            "engine": task.point.engine.value,
+            "point_key": task.point_key,
+            "repeats": plan.sweep.repeats,
+        }
+        for task in tasks
+        if task.repeat == 1
+    ]
+    index = {
+        "schema_version": SCHEMA_VERSION,
+        "name": plan.sweep.name,
+        "description": plan.sweep.description,
+        "figures": list(plan.sweep.figures),
+        "points": points,
+        "runs": runs,
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "sweep.json", index)
+    except OSError as error:
+        # It can be made again from the run folders at any time.
+        cli.say(f"{folder / 'sweep.json'}: not written: {error.strerror}")
+
+
+def summary(progress: Progress, num_runs: int) -> str:
+    """One line on how a call went."""
+    parts = [f"{progress.ok} ok"]
+    for count, words in (
+        (progress.failed, "failed"),
+        (progress.skipped, "not run again"),
+        (progress.unfit, "too large for this machine"),
+    ):
+        if count:
+            parts.append(f"{count} {words}")
+    return f"{num_runs} runs: {', '.join(parts)}"
+
+
+def total_text(plan: Plan) -> str:
+    """How long the whole plan will take, as far as can be told beforehand."""
+    records: list[Record] = []
+    with contextlib.suppress(OSError):
+        records = read_records(plan.folder)
+    each = [estimate(point, plan.machine, records) for point in plan.points]
+    seconds = plan.sweep.repeats * sum(item.seconds for item in each)
+    rough = any(item.how != "as it took before" for item in each)
+    how = "a rough figure from nominal rates" if rough else "as it took before"
+    repeats = f" x {plan.sweep.repeats} repeats" if plan.sweep.repeats > 1 else ""
+    return f"{len(each)} points{repeats}, about {duration_text(seconds)} in all ({how})"

@@ -1,0 +1,242 @@
+"""What becomes of a run when something goes wrong, and what is kept; processes are real."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launch.members import end_leftovers
+from launch.oom_kills import OomKills
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKES = ROOT / "tests" / "unit" / "launch" / "fakes"
+needs_a_counter = pytest.mark.skipif(
+    OomKills().since() is None, reason="needs a kernel that counts out-of-memory kills"
+)
+
+
+@pytest.fixture
+def sleeper():
+    """A process that has nothing to do with any run."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield process
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB of its own."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a file system needs root")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def fill(folder):
+    with (folder / "filler").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"x" * 4096)
+        except OSError:
+            return
+
+
+def start(how, results, *arguments):
+    prefix = results.parent / "data"
+    for end in (".bin", ".idx"):
+        Path(f"{prefix}{end}").touch()
+    fixed = ["--results-dir", str(results), "--data-prefix", str(prefix), "--device", "cpu"]
+    command = [sys.executable, "-m", "launch.run", "tiny", *fixed, "--no-echo"]
+    return subprocess.Popen(
+        [*command, "--trainer-module", "fake_trainer", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(FAKES), "FAKE_TRAINER": how},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=50)
+    return process.returncode, out, err
+
+
+def run_dir(results):
+    (path,) = results.glob("single/log-*/run-001")
+    return path
+
+
+def status(results):
+    return json.loads((run_dir(results) / "status.json").read_text())
+
+
+def log_text(results):
+    (log,) = run_dir(results).glob("log-*.log")
+    return log.read_text()
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 40
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+    return found
+
+
+def rank_and_child(results):
+    """Ids of the only rank and of its child, once both are there."""
+
+    def look():
+        files = list(results.glob("single/log-*/run-001/pids-0"))
+        return [int(pid) for file in files for pid in file.read_text().split()]
+
+    return wait_for(look)
+
+
+def living(pids):
+    return [
+        pid
+        for pid in pids
+        if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    ]
+
+
+@needs_a_counter
+def test_a_killed_rank(tmp_path, sleeper):
+    results = tmp_path / "r"
+    process = start("hang", results)
+    pids = rank_and_child(results)
+    os.kill(pids[0], signal.SIGKILL)
+    code, _, err = finish(process)
+    assert (code, status(results)["status"]) == (137, "failed")
+    assert "killed by SIGKILL from outside (no out-of-memory kill was counted)" in err
+    assert living(pids) == []
+
+
+def test_a_killed_driver_leaves_a_run_that_can_be_ended(tmp_path, sleeper):
+    results = tmp_path / "r"
+    process = start("hang", results)
+    pids = rank_and_child(results)
+    process.kill()
+    assert finish(process)[0] == -9
+    record = status(results)
+    assert record["status"] == "running"
+    assert sorted(living(pids)) == sorted(pids)
+    assert sorted(end_leftovers(record["driver"]["token"])) == sorted(pids)
+    assert living(pids) == []
+
+
+def test_a_hanging_rank_shows_where(tmp_path, sleeper):
+    results = tmp_path / "r"
+    code, _, _ = finish(start("stuck", results, "--hang-timeout", "1.5"))
+    record = status(results)
+    assert (code, record["status"]) == (124, "hang")
+    assert "(limit 2 s) after iteration 2" in record["cause"]
+    assert "in _wait_for_ever" in log_text(results)
+    assert "(rank 0): state S (sleeping)" in log_text(results)
+    assert (run_dir(results) / "metrics.jsonl").read_text().count("iteration_ms") == 2
+
+
+def test_a_stopped_rank_of_two(tmp_path, sleeper):
+    results = tmp_path / "r"
+    code, _, _ = finish(start("stopped", results, "--dp", "2", "--hang-timeout", "6"))
+    assert (code, status(results)["status"]) == (124, "hang")
+    text = log_text(results)
+    assert "(rank 0): state T (stopped)" in text
+    assert "(rank 1): state S (sleeping)" in text
+    assert "in _wait_for_ever" in text
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [("host-memory", "MemoryError"), ("allocator", "DefaultCPUAllocator: can't allocate memory")],
+)
+def test_host_memory_that_runs_out(tmp_path, how, cause):
+    results = tmp_path / "r"
+    finish(start(how, results))
+    record = status(results)
+    assert (record["status"], record["exit_code"]) == ("oom-host", 1)
+    assert cause in record["cause"]
+    assert record["last_lines"]
+
+
+def test_a_full_disk(small_disk, tmp_path):
+    results = small_disk / "r"
+    code, _, err = finish(start("full", results))
+    assert code == 1
+    assert "Traceback" not in err
+    record = status(results)
+    assert record["status"] == "failed"
+    assert "full" in record["cause"] or "No space left" in record["cause"]
+    assert json.loads((run_dir(results) / "run.json").read_text())["command"]
+
+
+def test_a_disk_that_is_full_before_the_run(small_disk):
+    results = small_disk / "r"
+    results.mkdir()
+    for end in (".bin", ".idx"):
+        (small_disk / f"data{end}").touch()
+    fill(small_disk)
+    code, _, err = finish(start("ok", results))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "No space left on device" in err
+
+
+def test_a_read_only_results_folder(small_disk):
+    for end in (".bin", ".idx"):
+        (small_disk.parent / f"data{end}").touch()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    code, _, err = finish(start("ok", small_disk))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "Read-only file system" in err
+    assert "--results-dir" in err
+
+
+def test_a_hogged_run(tmp_path, sleeper):
+    results = tmp_path / "r"
+    code, _, err = finish(start("ok", results, "--hog-share", "0.2"))
+    assert (code, err) == (0, "")
+    hog = json.loads((run_dir(results) / "hog.json").read_text())
+    assert (hog["device"], hog["share_asked"]) == ("cpu", 0.2)
+    assert hog["share_held"] > 0
+
+
+def test_a_hog_that_dies_fails_the_run_by_name(tmp_path, sleeper):
+    results = tmp_path / "r"
+    process = start("hang", results, "--hog-share", "0.05")
+    pids = rank_and_child(results)
+    hogs = [
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if "launch.hog" in child.cmdline()
+    ]
+    hogs[0].kill()
+    code, _, err = finish(process)
+    assert code != 0
+    assert "the hog of cpu ended before the run did, exit code 137" in err
+    assert status(results)["status"] == "failed"
+    assert living([*pids, *(hog.pid for hog in hogs)]) == []
+
+
+def test_the_monitor_follows_the_run(tmp_path):
+    results = tmp_path / "r"
+    process = start("hang", results, "--monitor-interval", "0.1", "--timeout", "3")
+    finish(process)
+    rows = [
+        json.loads(line) for line in (run_dir(results) / "monitor.jsonl").read_text().splitlines()
+    ]
+    assert len(rows) > 10
+    assert max(row["host_used_bytes"] for row in rows) > 2**20
+    assert {row["device_id"] for row in rows} == {None}

@@ -1,0 +1,95 @@
+"""A sweep whose launcher is killed: nothing of it stays alive, and the next call goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKES = ROOT / "tests" / "unit" / "launch" / "fakes"
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Starts a sweep of three points on the fake trainer."""
+    for end in (".bin", ".idx"):
+        (tmp_path / f"data{end}").touch()
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        f'name = "mine"\nmodel = "tiny"\npoint = {{ data_prefix = "{tmp_path}/data" }}\n'
+        'engines = [{engine = "v"}, {engine = "a"}, {engine = "h", stride = 2}]\n'
+    )
+
+    def start(how, *options):
+        command = [sys.executable, "-m", "launch.sweep", "--sweep", str(file), "--size", "full"]
+        command += ["--results-dir", str(tmp_path / "r"), "--trainer-module", "fake_trainer"]
+        return subprocess.Popen(
+            [*command, "--no-report", *options],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(FAKES), "FAKE_TRAINER": how},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    start.folder = tmp_path / "r" / "mine"
+    return start
+
+
+def statuses(folder):
+    index = json.loads((folder / "sweep.json").read_text())
+    return [run["status"] for run in index["runs"]]
+
+
+def is_alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_for(find):
+    deadline = time.monotonic() + 40
+    while not (found := find()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+def test_kill_9_of_the_launcher_costs_the_running_point_alone(sweep):
+    first = sweep("async-gradients=hang")
+    (pids,) = wait_for(lambda: list(sweep.folder.glob("*/run-001/pids-0")))
+    ranks = [int(pid) for pid in wait_for(pids.read_text).split()]
+    first.kill()
+    first.wait()
+    first.stdout.close()
+    assert all(map(is_alive, ranks))  # orphans, as after a crash
+    second = sweep("ok", "--resume")
+    out, _ = second.communicate(timeout=50)
+    assert second.returncode == 0
+    assert "[1/3] tiny vanilla: done before" in out
+    assert "left over" in out
+    assert not any(map(is_alive, ranks))
+    assert "3 runs: 2 ok, 1 not run again" in out
+    assert statuses(sweep.folder) == ["ok", "ok", "ok"]
+    interrupted = [p for p in sweep.folder.glob("*/run-001/status.json") if "gone" in p.read_text()]
+    assert len(interrupted) == 1  # the run that was lost is kept, and says so
+
+
+def test_two_launchers_do_not_run_the_same_point(sweep):
+    first = sweep("async-gradients=hang")
+    wait_for(lambda: list(sweep.folder.glob("*/run-001/pids-0")))
+    try:
+        second = sweep("ok")
+        out, _ = second.communicate(timeout=50)
+        assert "tiny async-gradients: is running now" in out
+        assert first.poll() is None
+    finally:
+        first.send_signal(signal.SIGTERM)
+        first.communicate(timeout=40)
+    assert first.returncode == 128 + signal.SIGTERM

@@ -1,0 +1,103 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.schema import make_point
+from launch.ds_json import deepspeed_config
+from launch.megatron_flags import MegatronFiles, megatron_ds_config, megatron_flags
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "megatron"
+FILES = MegatronFiles("/data/text_document", Path("/run/ds_config.json"), Path("/run/index-cache"))
+POINTS = {
+    "tiny-cpu": ({"model": "tiny"}, False),
+    "7B-gpu": ({"model": "7B", "tp": 2, "dp": 2}, True),
+}
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_the_flags_of_a_point_are_the_golden_ones(name):
+    table, on_gpu = POINTS[name]
+    flags = megatron_flags(make_point(table), FILES, on_gpu)
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("GOLDEN_REWRITE"):
+        path.write_text("\n".join(flags) + "\n")
+    assert flags == path.read_text().splitlines()
+
+
+def value(flags, name):
+    return flags[flags.index(name) + 1]
+
+
+def test_every_knob_of_the_point_is_in_the_flags():
+    fields = {
+        "seed": ("--seed", 7),
+        "lr": ("--lr", 0.001),
+        "min_lr": ("--min-lr", 0.0001),
+        "lr_warmup_iterations": ("--lr-warmup-iters", 3),
+        "weight_decay": ("--weight-decay", 0.2),
+        "adam_beta1": ("--adam-beta1", 0.8),
+        "adam_beta2": ("--adam-beta2", 0.99),
+        "adam_eps": ("--adam-eps", 1e-6),
+        "clip_grad": ("--clip-grad", 0.5),
+        "split": ("--split", "90,5,5"),
+        "iterations": ("--train-iters", 9),
+    }
+    table = {name: given for name, (_, given) in fields.items()}
+    flags = megatron_flags(make_point({"model": "tiny", **table}), FILES, False)
+    for flag, given in fields.values():
+        found = value(flags, flag)
+        assert (found if isinstance(given, str) else float(found)) == given
+
+
+def test_the_vocabulary_counts_the_tokenizers_own_token():
+    flags = megatron_flags(make_point({"model": "7B"}), FILES, True)
+    assert int(value(flags, "--vocab-size")) + 1 == 50257
+
+
+def test_checkpointing_can_be_left_out():
+    point = make_point({"model": "tiny", "activation_checkpointing": False})
+    assert not [f for f in megatron_flags(point, FILES, False) if "checkpoint-act" in f]
+
+
+def test_what_the_flags_cannot_say_is_refused():
+    with pytest.raises(ConfigError, match="attention = 'sdpa'"):
+        megatron_flags(make_point({"model": "tiny", "attention": "sdpa"}), FILES, False)
+
+
+def test_deepspeeds_config_leaves_the_optimizer_to_the_flags():
+    point = make_point({"model": "tiny", "engine": "hybrid", "stride": 2})
+    ours = deepspeed_config(point)
+    del ours["optimizer"]
+    assert megatron_ds_config(point, paper_keys=False) == ours
+    stock = megatron_ds_config(make_point({"model": "tiny"}), paper_keys=False)
+    assert "deep_optimizer_states" not in stock
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ({}, (0, 0, 0)),
+        ({"engine": "async-gradients"}, (0, 1, 0)),
+        ({"engine": "hybrid", "stride": 3, "offload_ratio": 0.8}, (1, 1, 3)),
+    ],
+)
+def test_the_papers_keys_stand_where_its_fork_reads_them(engine, expected):
+    point = make_point({"model": "tiny", **engine})
+    config = megatron_ds_config(point, paper_keys=True)
+    assert "deep_optimizer_states" not in config
+    offload = config["zero_optimization"]["offload_optimizer"]
+    names = ("prefetch_optimizer", "part_grads_async", "prefetch_optimizer_gap")
+    assert tuple(offload[name] for name in names) == expected
+    assert offload["ratio"] == point.offload_ratio
+    plugin = pytest.importorskip("deep_optimizer_states.config")
+    block = plugin.read_settings(plugin.translate_paper_keys(config))
+    assert block.enabled == (expected != (0, 0, 0))
+    assert json.dumps(config)
+
+
+def test_the_fork_has_no_stride_of_one():
+    with pytest.raises(ConfigError, match="stride = 1"):
+        megatron_ds_config(make_point({"model": "tiny", "engine": "H", "stride": 1}), True)

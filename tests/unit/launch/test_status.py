@@ -1,0 +1,85 @@
+import json
+
+import pytest
+
+from configs.errors import ConfigError
+from launch.driver import Driver
+from launch.status import main, sweep_status
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """A sweep folder with one run of each kind, two points still to come."""
+    folder = tmp_path / "mine"
+    names = ["done", "broken", "going", "gone", "to come"]
+    points = [{"name": n, "engine": "vanilla", "point_key": n, "repeats": 1} for n in names]
+    points.append({"name": "elsewhere", "engine": "vanilla", "point_key": "e", "repeats": 1})
+    runs = [{"name": "elsewhere", "repeat": 1, "status": "ok", "run_dir": "../other/s/run-001"}]
+    folder.mkdir()
+    index = {"name": "mine", "points": points, "runs": runs}
+    (folder / "sweep.json").write_text(json.dumps(index))
+    alive = vars(Driver.this_process())
+    for name, status, driver in (
+        ("done", "ok", None),
+        ("broken", "oom-host", None),
+        ("going", "running", alive),
+        ("gone", "running", alive | {"boot_id": "an earlier one"}),
+    ):
+        path = folder / name / "run-001"
+        path.mkdir(parents=True)
+        run = {
+            "point": {"name": name, "engine": "vanilla", "iterations": 20},
+            "point_key": name,
+            "setup_key": "s",
+            "log": "x.log",
+        }
+        (path / "run.json").write_text(json.dumps(run))
+        fields = {"status": status, "seconds": 8.0, "cause": "why\x1b[31m", "driver": driver}
+        (path / "status.json").write_text(json.dumps(fields))
+        line = {"event": "iteration", "iteration": 7, "iteration_ms": 500.0, "loss": 8.5}
+        (path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    return folder
+
+
+def test_every_run_that_is_asked_for_has_a_status(sweep):
+    found = {run["name"]: run["status"] for run in sweep_status(sweep)["runs"]}
+    assert found == {
+        "done": "ok",
+        "broken": "oom-host",
+        "going": "running",
+        "gone": "interrupted",
+        "to come": "pending",
+        "elsewhere": "ok",
+    }
+
+
+def test_the_text_shows_progress_and_causes_and_nothing_unprintable(sweep, capsys):
+    assert main([str(sweep.parent)]) == 1  # something failed
+    out = capsys.readouterr().out
+    assert "mine: 2 ok, 1 oom-host, 1 running, 1 interrupted, 1 pending" in out
+    assert "going      iteration 7 of 20, 0.5 s each, loss 8.5000" in out
+    assert "broken     why?[31m" in out
+    assert "done       8 s, last loss 8.5000" in out
+    assert "\x1b" not in out
+
+
+def test_json_is_for_programs(sweep, capsys):
+    main([str(sweep), "--json"])
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["counts"]["pending"] == 1
+    assert found["runs"][2]["iteration"] == 7
+
+
+def test_a_sweep_without_failures_gives_zero(sweep, capsys):
+    for name in ("broken", "gone"):
+        status = sweep / name / "run-001" / "status.json"
+        status.write_text(json.dumps({"status": "ok"}))
+    assert main([str(sweep)]) == 0
+
+
+@pytest.mark.parametrize("text", [None, "{not json"])
+def test_what_is_no_sweep_is_said(tmp_path, text):
+    if text is not None:
+        (tmp_path / "sweep.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"no sweep in it|cannot be read"):
+        main([str(tmp_path)])
