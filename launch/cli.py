@@ -15,9 +15,9 @@ from configs.errors import ConfigError
 from configs.overrides import MODEL_PREFIX
 from configs.schema import PAPER_KEYS, Model, Point
 from launch.data import LaunchError
-from launch.files import ROOT
-from launch.launch_options import add_launch_options
-from launch.ranks import TRAINER_MODULE
+from launch.hosts.options import add_launch_options
+from launch.hosts.ranks import TRAINER_MODULE
+from launch.records.files import ROOT
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from configs.errors import ConfigError
-from launch.files import ROOT
+from launch.records.files import ROOT
 
 PREPARE = [sys.executable, "-m", "dataset", "prepare"]
 """Makes the default corpus, or finds it made, and prints its prefix last."""

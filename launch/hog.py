@@ -24,8 +24,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from launch.files import write_json
-from launch.ranks import usable_cores
+from launch.hosts.ranks import usable_cores
+from launch.records.files import write_json
 
 SLICE_S = 0.010
 """Seconds of work between two looks at the clock."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.run_folder import RunFolder
+from launch.records.run_folder import RunFolder
 
 TERMINAL_S = 1.0
 """Seconds between two looks on a terminal."""

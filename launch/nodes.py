@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from launch.files import ROOT
+from launch.records.files import ROOT
 
 EXPORTED = (
     *("CUBLAS_", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "DEEPSPEED_", "DS_"),

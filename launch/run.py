@@ -20,24 +20,25 @@ from configs.errors import ConfigError, explain
 from configs.overrides import apply_overrides
 from configs.schema import CONFIGS_DIR, Point, make_point, read_toml
 from launch import cli
-from launch.beside import hogs, monitoring, scalar_environment
-from launch.capacity import GIB, predict, refuse_if_short, runs_on_gpu, shortages
 from launch.data import data_prefix
-from launch.driver import Driver
-from launch.estimate import estimate
-from launch.extension_locks import clear_stale_locks
-from launch.files import ROOT, last_lines
-from launch.identity import data_facts, point_key, setup_key
-from launch.job import Job, Limits
-from launch.launchers import THIS_MACHINE, Commands, Launcher
-from launch.ledger import read_records
+from launch.fit.capacity import GIB, predict, refuse_if_short, runs_on_gpu, shortages
+from launch.fit.estimate import estimate
+from launch.fit.machine import Machine, probe_machine
+from launch.hosts.launchers import THIS_MACHINE, Commands, Launcher
+from launch.hosts.meeting import join_meeting
 from launch.live import duration_text
-from launch.machine import Machine, probe_machine
-from launch.meeting import join_meeting
-from launch.outcome import judge
-from launch.provenance import machine_and_checkout, provenance
-from launch.record import disk_is_full, record_status
-from launch.run_folder import (
+from launch.process.beside import hogs, monitoring, scalar_environment
+from launch.process.extension_locks import clear_stale_locks
+from launch.process.job import Job, Limits
+from launch.process.outcome import judge
+from launch.process.supervise import supervise
+from launch.records.driver import Driver
+from launch.records.ending import disk_is_full, record_status
+from launch.records.files import ROOT, last_lines
+from launch.records.identity import data_facts, point_key, setup_key
+from launch.records.ledger import read_records
+from launch.records.provenance import machine_and_checkout, provenance
+from launch.records.run_folder import (
     Inputs,
     RunFolder,
     Status,
@@ -45,7 +46,6 @@ from launch.run_folder import (
     next_run_path,
     sweep_dir,
 )
-from launch.supervise import supervise
 from launch.trainers import OWN_TRAINER, Trainer
 
 SINGLE_RUNS = "single"
@@ -112,7 +112,7 @@ class Task:
     data_prefix: str
     """Absolute prefix of Megatron's files."""
     point_key: str
-    """See :mod:`launch.identity`."""
+    """See :mod:`launch.records.identity`."""
     setup_key: str
     repeat: int = 1
     """Which of the point's repeats it is."""

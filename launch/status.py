@@ -15,9 +15,9 @@ from typing import Any
 
 from configs.errors import ConfigError
 from launch import cli
-from launch.files import ROOT
-from launch.ledger import Record, read_records
 from launch.live import Tail, duration_text, progress_text
+from launch.records.files import ROOT
+from launch.records.ledger import Record, read_records
 
 PENDING = "pending"
 WATCH_S = 2.0

@@ -20,12 +20,12 @@ from configs.sweep import load_sweep
 from launch import cli, sweep as sweep_command
 from launch.cluster.jobs import Ask, BatchJob, render
 from launch.cluster.schedulers import SCHEDULERS
-from launch.files import ROOT, write_json
-from launch.hosts import ranks_a_node
-from launch.launchers import TORCHRUN, nodes_needed
-from launch.ledger import Choice
-from launch.machine import probe_machine
-from launch.provenance import redact
+from launch.fit.machine import probe_machine
+from launch.hosts.hostfile import ranks_a_node
+from launch.hosts.launchers import TORCHRUN, nodes_needed
+from launch.records.files import ROOT, write_json
+from launch.records.ledger import Choice
+from launch.records.provenance import redact
 from launch.sweep_runner import Plan
 
 SCHEMA_VERSION = 1

@@ -14,10 +14,10 @@ from configs.naming import engine_words
 from configs.schema import CONFIGS_DIR, Point, load_point
 from configs.sweep import TINY_MODEL, Sweep, load_sweep, sweep_names
 from launch import cli
-from launch.capacity import largest_model_that_fits, refuse_if_short, shortages
-from launch.files import ROOT
-from launch.ledger import Choice
-from launch.machine import Machine, probe_machine
+from launch.fit.capacity import largest_model_that_fits, refuse_if_short, shortages
+from launch.fit.machine import Machine, probe_machine
+from launch.records.files import ROOT
+from launch.records.ledger import Choice
 from launch.run import RunOptions, describe
 from launch.sweep_runner import Plan, Request, run_all, summary, total_text, write_index
 

@@ -13,15 +13,15 @@ from configs.errors import ConfigError
 from configs.schema import Point
 from configs.sweep import Sweep
 from launch import cli
-from launch.capacity import shortages
-from launch.estimate import Estimate, estimate
-from launch.files import write_json
-from launch.ledger import INTERRUPTED, Choice, Record, decide, read_records
+from launch.fit.capacity import shortages
+from launch.fit.estimate import Estimate, estimate
+from launch.fit.machine import Machine
 from launch.live import Live, duration_text
-from launch.machine import Machine
-from launch.members import end_leftovers
+from launch.process.members import end_leftovers
+from launch.records.files import write_json
+from launch.records.ledger import INTERRUPTED, Choice, Record, decide, read_records
+from launch.records.run_folder import SCHEMA_VERSION, RunFolder, Status, sweep_dir
 from launch.run import Outcome, RunOptions, Task, execute
-from launch.run_folder import SCHEMA_VERSION, RunFolder, Status, sweep_dir
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from typing import Any, Self
 
 from configs.errors import ConfigError
 from configs.schema import Point
-from launch.capacity import runs_on_gpu
 from launch.ds_json import deepspeed_config
-from launch.files import ROOT, last_lines, write_json
-from launch.machine import Machine, probe_machine
+from launch.fit.capacity import runs_on_gpu
+from launch.fit.machine import Machine, probe_machine
+from launch.hosts.ranks import TRAINER_MODULE, Program
 from launch.megatron_flags import MegatronFiles, megatron_ds_config, megatron_flags
-from launch.provenance import git_state
-from launch.ranks import TRAINER_MODULE, Program
-from launch.run_folder import RunFolder
+from launch.records.files import ROOT, last_lines, write_json
+from launch.records.provenance import git_state
+from launch.records.run_folder import RunFolder
 
 OWN, MEGATRON = "megatron-core", "megatron-deepspeed"
 TRAINERS = (OWN, MEGATRON)
@@ -42,7 +42,7 @@ class Trainer:
 
     @classmethod
     def of(cls, given: Namespace) -> Self:
-        """From the options of :func:`launch.launch_options.add_launch_options`.
+        """From the options of :func:`launch.hosts.options.add_launch_options`.
 
         Raises:
             ConfigError: the checkout is missing or is none.

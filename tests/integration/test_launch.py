@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.oom_kills import OomKills
+from launch.process.oom_kills import OomKills
 
 KILLED = "oom-host" if OomKills().since() is None else "failed"
 """SIGKILL without an out-of-memory kill; without a counter nobody knows."""

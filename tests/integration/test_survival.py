@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.members import end_leftovers
-from launch.oom_kills import OomKills
+from launch.process.members import end_leftovers
+from launch.process.oom_kills import OomKills
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKES = ROOT / "tests" / "unit" / "launch" / "fakes"

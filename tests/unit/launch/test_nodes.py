@@ -10,9 +10,9 @@ import time
 import psutil
 import pytest
 
-from launch.files import ROOT
 from launch.node_agent import node_of, read_order
 from launch.nodes import agent_command, exported
+from launch.records.files import ROOT
 
 SHELL = ["sh", "-c", 'exec sh -c "$1"']
 SLEEP = """

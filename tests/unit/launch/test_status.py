@@ -3,7 +3,7 @@ import json
 import pytest
 
 from configs.errors import ConfigError
-from launch.driver import Driver
+from launch.records.driver import Driver
 from launch.status import main, sweep_status
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from configs.errors import ConfigError
 from launch.data import LaunchError
-from launch.files import ROOT
+from launch.records.files import ROOT
 from launch.submit import main
 
 FAKES = Path(__file__).resolve().parent / "fakes"

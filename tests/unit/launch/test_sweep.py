@@ -6,10 +6,10 @@ from configs.errors import ConfigError
 from configs.schema import make_point
 from configs.sweep import Sweep, load_sweep
 from launch import run as run_module
-from launch.capacity import GIB
-from launch.identity import data_facts
-from launch.ledger import Choice
-from launch.machine import Machine
+from launch.fit.capacity import GIB
+from launch.fit.machine import Machine
+from launch.records.identity import data_facts
+from launch.records.ledger import Choice
 from launch.run import RunOptions
 from launch.sweep import build_parser, choose_points, main, make_plan
 from launch.sweep_runner import Plan, Request, run_all

@@ -6,9 +6,9 @@ import pytest
 from configs.errors import ConfigError
 from configs.schema import make_point
 from launch import cli, trainers
-from launch.files import ROOT
-from launch.machine import Machine
-from launch.run_folder import RunFolder
+from launch.fit.machine import Machine
+from launch.records.files import ROOT
+from launch.records.run_folder import RunFolder
 from launch.trainers import Trainer
 
 POINT = make_point({"model": "tiny", "iterations": 3, "global_batch_size": 4})

@@ -1,0 +1,1 @@
+"""What a point needs and what a machine has: memory and time."""

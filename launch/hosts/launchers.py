@@ -1,0 +1,333 @@
+"""Which launcher starts the ranks, and on which machines: everything as lists of arguments.
+
+One machine: plain Python, torchrun, or DeepSpeed's launcher. Several, by a hostfile or inside a
+Slurm job: :mod:`launch.nodes` starts the launcher's own part on each, and ends all when one fails.
+DeepSpeed's ``pdsh`` is not used: it quotes neither blanks nor quotes, drops most of the environment
+and ends a run with ``pkill -f`` on every host. Several, each started by hand:
+:mod:`launch.hosts.meeting`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import socket
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from configs.errors import ConfigError
+from launch.hosts.hostfile import (
+    Host,
+    check_host_name,
+    meeting_host,
+    ranks_a_node,
+    read_hostfile,
+    same_slots,
+    share_out,
+)
+from launch.hosts.ranks import (
+    Program,
+    free_port,
+    node_environment,
+    ranks_command,
+    ranks_environment,
+)
+from launch.records.files import ROOT, write_json
+
+NODES_FILE = "nodes.json"
+"""In a run folder: what is started where."""
+TORCHRUN, DEEPSPEED = "torchrun", "deepspeed"
+KINDS = (TORCHRUN, DEEPSPEED)
+REMOTE_SHELL = ("ssh", "-o", "BatchMode=yes")
+"""Never asks for a password: nobody is there to type it."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """How one node's part of a run is started."""
+
+    host: str
+    """Its name; ``srun`` for all nodes of a Slurm job at once."""
+    prefix: tuple[str, ...]
+    """What runs a command there; empty for this machine."""
+    is_shell: bool
+    """Whether the command goes through a shell there, as one word."""
+    node: int | None
+    """Position of the node; None when the node knows it itself."""
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Everything that a run starts."""
+
+    starts: tuple[Start, ...]
+    """Empty on one machine."""
+    nodes: tuple[tuple[str, ...], ...]
+    """The launcher's command on each node."""
+    local_ranks: tuple[int, ...]
+    """Ranks on each node."""
+
+    def started_by(self, folder: Path) -> list[str]:
+        """The one command that starts the run; several nodes' are written to its folder.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        if not self.starts:
+            return list(self.nodes[0])
+        write_json(folder / NODES_FILE, asdict(self))
+        return [sys.executable, "-m", "launch.nodes", str(folder / NODES_FILE)]
+
+    def describe(self) -> str:
+        """A line a node: its command."""
+        if not self.starts:
+            return f"command  {shlex.join(self.nodes[0])}"
+        names = [start.host for start in self.starts]
+        names += [f"node {node}" for node in range(len(names), len(self.nodes))]
+        pairs = zip(names, self.nodes, strict=True)
+        return "\n".join(f"command  on {name}: {shlex.join(words)}" for name, words in pairs)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What the user asked for."""
+
+    kind: str = TORCHRUN
+    """``torchrun`` or ``deepspeed``."""
+    hostfile: Path | None = None
+    """Hosts to start on, in DeepSpeed's format; None for this machine."""
+    srun: bool = False
+    """Start on the nodes of the Slurm job that this process is in."""
+    nnodes: int | None = None
+    """Machines to use; None for as many as the ranks need."""
+    node_rank: int | None = None
+    """Which of them this one is, where the user starts the same command on each."""
+    master_addr: str | None = None
+    """Address of the first machine; None to derive it."""
+    master_port: int | None = None
+    """Port at which the ranks meet; None for a free one."""
+    remote_shell: tuple[str, ...] = REMOTE_SHELL
+    """Runs a command on a host of the hostfile."""
+
+    @classmethod
+    def of(cls, given: Namespace) -> Self:
+        """From the options of :func:`add_launcher_options`.
+
+        Raises:
+            ConfigError: options that exclude or need each other.
+        """
+        launcher = cls(
+            kind=given.launcher,
+            hostfile=given.hostfile,
+            srun=given.srun,
+            nnodes=given.nnodes,
+            node_rank=given.node_rank,
+            master_addr=given.master_addr,
+            master_port=given.master_port,
+            remote_shell=tuple(shlex.split(given.remote_shell)),
+        )
+        launcher.check()
+        return launcher
+
+    def check(self) -> None:
+        """Refuse options that exclude or need each other.
+
+        Raises:
+            ConfigError: names them.
+        """
+        ways = {
+            "--hostfile": self.hostfile is not None,
+            "--srun": self.srun,
+            "--node-rank": self.node_rank is not None,
+        }
+        chosen = [name for name, is_given in ways.items() if is_given]
+        if len(chosen) > 1:
+            raise ConfigError(f"{' and '.join(chosen)} exclude each other")
+        if self.nnodes is not None and self.nnodes > 1 and not chosen:
+            raise ConfigError(
+                f"--nnodes {self.nnodes}: say where, with --hostfile FILE, --srun inside a Slurm "
+                "job, or --node-rank N in the same command on each machine"
+            )
+        if self.node_rank is not None:
+            self._check_by_hand(self.node_rank)
+        if not self.remote_shell:
+            raise ConfigError("--remote-shell is empty; the default is 'ssh -o BatchMode=yes'")
+
+    def _check_by_hand(self, node_rank: int) -> None:
+        if self.kind != TORCHRUN:
+            raise ConfigError("--node-rank goes with --launcher torchrun; use --hostfile otherwise")
+        missing = [
+            name
+            for name, value in (
+                ("--nnodes", self.nnodes),
+                ("--master-addr", self.master_addr),
+                ("--master-port", self.master_port),
+            )
+            if value is None
+        ]
+        if missing:
+            raise ConfigError(f"--node-rank {node_rank} needs {', '.join(missing)} too")
+        if not 0 <= node_rank < (self.nnodes or 0):
+            raise ConfigError(f"--node-rank {node_rank}: must lie between 0 and --nnodes - 1")
+
+    @property
+    def is_far(self) -> bool:
+        """Whether ranks may run on machines other than this one."""
+        return self.hostfile is not None or self.srun or (self.nnodes or 1) > 1
+
+    def versions(self, num_ranks: int) -> dict[str, str]:
+        """What tells runs so started from others; nothing for torchrun on one machine.
+
+        Raises:
+            ConfigError: the hosts cannot run so many ranks.
+        """
+        found = {} if self.kind == TORCHRUN else {"launcher": self.kind}
+        if self.hostfile is not None:
+            nodes = len(share_out(read_hostfile(self.hostfile), num_ranks, self.nnodes))
+        else:
+            nodes = self.nnodes or (_slurm_nodes() if self.srun else 1)
+        return {**found, "nodes": str(nodes)} if nodes > 1 else found
+
+    def port(self) -> int:
+        """Port at which the ranks meet; one that is free here, unless it was given."""
+        return self.master_port if self.master_port is not None else free_port()
+
+    def commands(self, program: Program, num_ranks: int, port: int) -> Commands:
+        """Everything that a run of ``program`` starts.
+
+        Raises:
+            ConfigError: the hosts cannot run so many ranks.
+        """
+        if self.hostfile is not None:
+            hosts = share_out(read_hostfile(self.hostfile), num_ranks, self.nnodes)
+            return self._on_hosts(program, hosts, port)
+        if self.srun:
+            return self._in_slurm(program, num_ranks, port)
+        if self.node_rank is not None and (self.nnodes or 1) > 1:
+            return self._by_hand(program, num_ranks, port)
+        if self.kind == DEEPSPEED:
+            alone = _deepspeed_here(program, num_ranks, port)
+        else:
+            alone = ranks_command(program, num_ranks, port)
+        return Commands((), (tuple(alone),), (num_ranks,))
+
+    def environment(self, base: Mapping[str, str], num_ranks: int, port: int) -> dict[str, str]:
+        """Environment of what is started here."""
+        if self.node_rank is not None:
+            return node_environment(base, num_ranks // (self.nnodes or 1))
+        if self.is_far:
+            return node_environment(base, 0)
+        return ranks_environment(base, num_ranks, port)
+
+    def _on_hosts(self, program: Program, hosts: tuple[Host, ...], port: int) -> Commands:
+        address = meeting_host(hosts, self.master_addr)
+        starts = tuple(self._start(host, node) for node, host in enumerate(hosts))
+        slots = tuple(host.slots for host in hosts)
+        if self.kind == TORCHRUN:
+            return Commands(starts, _torchrun(program, slots, address, port), slots)
+        options = [
+            *("--hostfile", str((self.hostfile or Path()).resolve())),
+            *("--num_nodes", str(len(hosts))),
+            *("--num_gpus", str(same_slots(hosts))),
+            "--no_ssh",
+        ]
+        nodes = [
+            _deepspeed(program, [*options, "--node_rank", str(node)], address, port)
+            for node in range(len(hosts))
+        ]
+        return Commands(starts, tuple(nodes), slots)
+
+    def _start(self, host: Host, node: int) -> Start:
+        if host.is_here:
+            return Start(host.name, (), is_shell=False, node=node)
+        return Start(host.name, (*self.remote_shell, host.name), is_shell=True, node=node)
+
+    def _in_slurm(self, program: Program, num_ranks: int, port: int) -> Commands:
+        if "SLURM_JOB_ID" not in os.environ:
+            raise ConfigError("--srun: this is not a Slurm job; use it in a script for sbatch")
+        if self.kind != TORCHRUN:
+            raise ConfigError("--srun goes with --launcher torchrun")
+        count = self.nnodes or _slurm_nodes()
+        slots = (ranks_a_node(num_ranks, count),) * count
+        # The script of a job runs on its first node.
+        address = self.master_addr or socket.gethostname()
+        prefix = ["srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
+        prefix += ["--kill-on-bad-exit=1", f"--chdir={ROOT}"]
+        if cores := os.environ.get("SLURM_CPUS_PER_TASK"):
+            prefix.append(f"--cpus-per-task={cores}")  # srun does not take it over from the job
+        check_host_name(address, "--master-addr")
+        start = Start("srun", tuple(prefix), is_shell=False, node=None)
+        return Commands((start,), _torchrun(program, slots, address, port), slots)
+
+    def _by_hand(self, program: Program, num_ranks: int, port: int) -> Commands:
+        count = self.nnodes or 1
+        slots = (ranks_a_node(num_ranks, count),) * count
+        address = check_host_name(self.master_addr or "", "--master-addr")
+        node = self.node_rank or 0
+        command = _torchrun(program, slots, address, port)[node]
+        if node == 0:
+            meet = ["-m", "launch.hosts.meeting", str(port), str(count), str(program.run_json)]
+            command = (sys.executable, *meet, *command)
+        return Commands((), (command,), slots[:1])
+
+
+THIS_MACHINE = Launcher()
+
+
+def _slurm_nodes() -> int:
+    text = os.environ.get("SLURM_JOB_NUM_NODES", "1")
+    return int(text) if text.isdigit() else 1
+
+
+def _torchrun(
+    program: Program, slots: Sequence[int], address: str, port: int
+) -> tuple[tuple[str, ...], ...]:
+    common = (sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(slots)}")
+    return tuple(
+        (
+            *common,
+            f"--node-rank={node}",
+            f"--nproc-per-node={count}",
+            f"--master-addr={address}",
+            f"--master-port={port}",
+            *program.words,
+        )
+        for node, count in enumerate(slots)
+    )
+
+
+def _deepspeed(
+    program: Program, options: Sequence[str], address: str, port: int
+) -> tuple[str, ...]:
+    return (
+        *(sys.executable, "-m", "deepspeed.launcher.runner"),
+        *options,
+        *("--master_addr", address, "--master_port", str(port)),
+        "--no_local_rank",
+        *(["--module"] if program.is_module else []),
+        program.name,
+        *program.arguments,
+    )
+
+
+def _deepspeed_here(program: Program, num_ranks: int, port: int) -> list[str]:
+    # Without a hostfile it would look for one in /job.
+    options = ["--hostfile", os.devnull]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if all(word.strip().isdigit() for word in visible) and len(visible) >= num_ranks:
+        # It counts from 0 otherwise, and leaves the devices that the caller chose.
+        chosen = ",".join(word.strip() for word in visible[:num_ranks])
+        options += ["--include", f"localhost:{chosen}"]
+    else:
+        options += ["--num_gpus", str(num_ranks)]
+    return list(_deepspeed(program, options, "127.0.0.1", port))
+
+
+def nodes_needed(num_ranks: int, gpus_per_node: int) -> int:
+    """Nodes that a run takes."""
+    return math.ceil(num_ranks / gpus_per_node)

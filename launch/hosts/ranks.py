@@ -1,0 +1,104 @@
+"""The command and environment of a run's ranks."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from launch.records.files import ROOT
+
+TRAINER_MODULE = "launch.pretrain_gpt"
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass(frozen=True)
+class Program:
+    """What every rank runs."""
+
+    name: str
+    """A module, or the path of a script."""
+    arguments: tuple[str, ...]
+    run_json: Path
+    """The run it belongs to."""
+    is_module: bool = True
+
+    @classmethod
+    def trainer(cls, module: str, run_json: Path) -> Self:
+        """A trainer module, on the run it is to do."""
+        return cls(module, (str(run_json),), run_json)
+
+    @property
+    def words(self) -> list[str]:
+        """As Python and torchrun take it."""
+        return [*(["-m"] if self.is_module else []), self.name, *self.arguments]
+
+
+def ranks_command(program: Program, num_ranks: int, port: int) -> list[str]:
+    """Start ``program`` on this machine: plainly for one rank, under torchrun for more."""
+    if num_ranks == 1:
+        return [sys.executable, *program.words]
+    torchrun = ["-m", "torch.distributed.run", f"--nproc-per-node={num_ranks}"]
+    return [sys.executable, *torchrun, f"--master-port={port}", *program.words]
+
+
+def ranks_environment(base: Mapping[str, str], num_ranks: int, port: int) -> dict[str, str]:
+    """The environment of a run whose ranks are all on this machine.
+
+    What the caller set stays: ``OMP_NUM_THREADS`` and ``TORCH_EXTENSIONS_DIR``.
+    """
+    environment = node_environment(base, num_ranks)
+    environment["MASTER_ADDR"] = "127.0.0.1"
+    environment["MASTER_PORT"] = str(port)
+    if num_ranks == 1:
+        environment.update(
+            RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", NODE_RANK="0"
+        )
+    return environment
+
+
+def node_environment(base: Mapping[str, str], num_local_ranks: int) -> dict[str, str]:
+    """What ranks need on any machine: the caller's, with what DeepSpeed and OpenMP need explicit.
+
+    Args:
+        base: the caller's environment; its ``OMP_NUM_THREADS`` and ``TORCH_EXTENSIONS_DIR`` stay.
+        num_local_ranks: ranks on this machine; 0 for a machine that only starts them elsewhere.
+    """
+    environment = dict(base)
+    if num_local_ranks:
+        # torchrun would leave one thread a rank, and the CPU's update runs on these threads.
+        threads = max(1, usable_cores() // num_local_ranks)
+        environment.setdefault("OMP_NUM_THREADS", str(threads))
+    # Ops built for this environment, not one folder a user shared by all of them.
+    environment.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
+    # The environment's own ninja before the system's: another version of it builds every op anew.
+    own_tools = str(Path(sys.executable).parent)
+    environment["PATH"] = os.pathsep.join([own_tools, base.get("PATH", os.defpath)])
+    environment["PYTHONUNBUFFERED"] = "1"
+    paths = [str(ROOT), str(ROOT / "src"), *filter(None, [base.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, cut by the container's quota."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return cores
+    if quota == "max":
+        return cores
+    return max(1, min(cores, math.ceil(int(quota) / int(period))))

@@ -1,0 +1,1 @@
+"""One run as processes: started, watched, sampled, judged and ended."""

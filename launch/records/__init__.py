@@ -1,0 +1,1 @@
+"""What runs leave on disk, and what is known from it: run folders, provenance, the ledger."""

@@ -1,0 +1,53 @@
+"""Files that survive a crash at any moment, and where the harness lies."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The checkout: ranks and tools run from here."""
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write ``value`` so that a reader finds the old file or the new one, never a part of it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def last_lines(path: Path, count: int = 20, read_bytes: int = 65_536) -> list[str]:
+    """The last ``count`` lines of a log, read from its last ``read_bytes``; [] without a file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - read_bytes))
+            text = file.read().decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-count:]
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file; [] without one, and without a line that a crash cut off."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    objects = []
+    for line in text.splitlines():
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(value, dict):
+            objects.append(value)
+    return objects

@@ -1,0 +1,173 @@
+"""The folder of one run, ``RESULTS/SWEEP/STEM/run-NNN``, and what the launcher writes there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+from configs.schema import Point
+from launch.ds_json import deepspeed_config
+from launch.records.driver import Driver
+from launch.records.files import json_lines, last_lines, write_json
+
+SCHEMA_VERSION = 2
+"""Of ``run.json``, ``status.json`` and ``sweep.json``."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a run stands, as ``status.json`` says it."""
+
+    status: str
+    """``running``, ``ok``, ``oom-host``, ``oom-device``, ``timeout``, ``hang``, ``failed`` or
+    ``interrupted``."""
+    exit_code: int | None = None
+    """Of the ranks' launcher; 128 + signal when a signal ended it; None while running."""
+    seconds: float | None = None
+    """From the start of the ranks to their end."""
+    cause: str = ""
+    """Why a run is not ``ok``, in a line."""
+    driver: Driver | None = None
+    """Who runs it; None once it has ended."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run starts from, as ``run.json`` says it."""
+
+    point: Point
+    point_key: str
+    """Of its settings and data, see :mod:`launch.records.identity`."""
+    setup_key: str
+    """Of what it is run with."""
+    repeat: int
+    """Which of the repeats of this point it is, from 1."""
+    data_prefix: str
+    """Absolute prefix of Megatron's files."""
+    command: list[str]
+    """Program and arguments of the ranks."""
+    provenance: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run."""
+
+    path: Path
+    """``RESULTS/SWEEP/STEM/run-NNN``, absolute."""
+    log_name: str
+    """File name of the log."""
+
+    @property
+    def log(self) -> Path:
+        """Standard output and error of every rank."""
+        return self.path / self.log_name
+
+    @property
+    def metrics(self) -> Path:
+        """What the trainer measured, one JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def run_json(self) -> Path:
+        """What the trainer reads."""
+        return self.path / "run.json"
+
+    @property
+    def run_id(self) -> str:
+        """``STEM/run-NNN``, unique in a sweep."""
+        return f"{self.path.parent.name}/{self.path.name}"
+
+    def write_inputs(self, inputs: Inputs) -> None:
+        """Write ``run.json`` and ``ds_config.json``."""
+        point = inputs.point
+        write_json(self.path / "ds_config.json", deepspeed_config(point))
+        write_json(
+            self.run_json,
+            {
+                "schema_version": SCHEMA_VERSION,
+                "run_id": self.run_id,
+                "point": point.model_dump(mode="json"),
+                "point_key": inputs.point_key,
+                "setup_key": inputs.setup_key,
+                "repeat": inputs.repeat,
+                "started": datetime.now(UTC).isoformat(timespec="seconds"),
+                "log": self.log_name,
+                "metrics": self.metrics.name,
+                "data_prefix": inputs.data_prefix,
+                "command": inputs.command,
+                "provenance": inputs.provenance,
+            },
+        )
+
+    def write_status(self, status: Status) -> None:
+        """Write ``status.json``, with the log's last lines."""
+        write_json(
+            self.path / "status.json",
+            {
+                "schema_version": SCHEMA_VERSION,
+                "status": status.status,
+                "exit_code": status.exit_code,
+                "seconds": status.seconds,
+                "cause": status.cause,
+                "last_lines": last_lines(self.log),
+                "driver": None if status.driver is None else asdict(status.driver),
+            },
+        )
+
+    def last_loss(self) -> float | None:
+        """Loss of the last iteration; None when there is none or it is not finite."""
+        losses = [m.get("loss") for m in json_lines(self.metrics) if m.get("event") == "iteration"]
+        return losses[-1] if losses else None
+
+    def has_ended(self) -> bool:
+        """Whether the trainer wrote its last line, ``event: end``."""
+        return any(line.get("event") == "end" for line in json_lines(self.metrics))
+
+
+def sweep_dir(results_dir: Path, sweep: str) -> Path:
+    """``RESULTS/SWEEP``, absolute.
+
+    Raises:
+        ConfigError: the sweep's name is not the name of one folder.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", sweep):
+        raise ConfigError(f"sweep {sweep!r}: use letters, digits, '.', '_', '+' and '-' alone")
+    return results_dir.resolve() / sweep
+
+
+def next_run_path(stem_dir: Path) -> Path:
+    """The first ``run-NNN`` of a stem that is higher than every one there is."""
+    numbers = [
+        int(match[1])
+        for path in (stem_dir.iterdir() if stem_dir.is_dir() else ())
+        if (match := re.fullmatch(r"run-(\d+)", path.name))
+    ]
+    return stem_dir / f"run-{max(numbers, default=0) + 1:03d}"
+
+
+def create_run_folder(results_dir: Path, sweep: str, point: Point) -> RunFolder:
+    """Make a new folder for a run; never one that exists, whoever else is making them.
+
+    Raises:
+        ConfigError: the folder cannot be made (read-only, full, no permission).
+    """
+    stem_dir = sweep_dir(results_dir, sweep) / point.log_name.removesuffix(".log")
+    try:
+        stem_dir.mkdir(parents=True, exist_ok=True)
+        while True:
+            path = next_run_path(stem_dir)
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue  # another launcher took this number between our look and our mkdir
+            return RunFolder(path=path, log_name=point.log_name)
+    except OSError as error:
+        raise ConfigError(
+            f"results folder {str(stem_dir)!r} cannot be made: {error.strerror}; "
+            "choose another with --results-dir"
+        ) from None

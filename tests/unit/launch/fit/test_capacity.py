@@ -1,0 +1,112 @@
+import pytest
+
+from configs.errors import ConfigError
+from configs.schema import make_point
+from launch.fit.capacity import (
+    GIB,
+    Need,
+    largest_model_that_fits,
+    predict,
+    refuse_if_short,
+    runs_on_gpu,
+    shortages,
+)
+from launch.fit.machine import Machine
+
+LAPTOP = Machine(host_free_bytes=12 * GIB)
+H100_NODE = Machine(host_free_bytes=480 * GIB, gpu_free_bytes=(79 * GIB,) * 4)
+SMALL_GPU = Machine(host_free_bytes=480 * GIB, gpu_free_bytes=(16 * GIB,))
+
+
+def point(model, **fields):
+    return make_point({"model": model, "dp": 1, **fields})
+
+
+def test_stock_needs_at_least_eighteen_host_bytes_a_parameter():
+    need = predict(point("7B"), on_gpu=True)
+    assert 18 * 5_948_837_888 < need.host_bytes < 24 * 5_948_837_888
+
+
+def test_the_plugin_saves_the_fp32_gradients():
+    stock, plugin = (predict(point("7B", engine=e), True) for e in ("vanilla", "async-gradients"))
+    assert stock.host_bytes - plugin.host_bytes > 4 * 5_948_837_888
+    assert stock.device_bytes == plugin.device_bytes
+
+
+def test_the_hybrid_update_adds_three_slots_of_the_largest_subgroup():
+    stock, hybrid = (
+        predict(point("20B", **e), True) for e in ({}, {"engine": "hybrid", "stride": 2})
+    )
+    extra = hybrid.device_bytes - stock.device_bytes
+    assert 3 * 16 * 350_000_000 < extra < 3 * 16 * 360_000_000
+
+
+def test_a_smaller_ratio_moves_state_from_host_to_device():
+    whole, half = (predict(point("7B", offload_ratio=r), True) for r in (1.0, 0.5))
+    assert half.host_bytes < whole.host_bytes
+    assert half.device_bytes > whole.device_bytes + 8 * 5_000_000_000
+
+
+def test_on_a_cpu_the_host_holds_everything():
+    on_gpu, on_cpu = (predict(point("1.3B"), on_gpu) for on_gpu in (True, False))
+    assert on_cpu.device_bytes == 0
+    assert on_cpu.host_bytes > predict(point("1.3B"), True).host_bytes - 5 * GIB
+    assert on_gpu.device_bytes > 0
+
+
+def test_materialised_scores_and_kept_activations_cost_device_memory():
+    plain = predict(point("7B"), True).device_bytes
+    assert predict(point("7B", attention="sdpa"), True).device_bytes < plain
+    assert predict(point("7B", activation_checkpointing=False), True).device_bytes > plain
+
+
+def test_ranks_share_the_device_memory_and_add_up_in_the_host():
+    one, four = (predict(make_point({"model": "20B", "dp": dp}), True) for dp in (1, 4))
+    assert four.device_bytes < one.device_bytes
+    assert four.host_bytes == pytest.approx(one.host_bytes, rel=0.2)
+
+
+def test_a_model_that_does_not_fit_is_refused_with_what_is_needed_and_free():
+    with pytest.raises(ConfigError, match=r"7B .* \d+\.\d GiB of host memory needed, 12\.0 GiB"):
+        refuse_if_short(point("7B"), LAPTOP)
+    with pytest.raises(ConfigError, match=r"GiB of GPU memory needed, 16\.0 GiB free"):
+        refuse_if_short(point("7B"), SMALL_GPU)
+
+
+def test_more_ranks_than_gpus_are_refused():
+    assert shortages(make_point({"model": "20B"}), SMALL_GPU) == [
+        "tp 1 x dp 4 needs 4 GPUs, 1 found"
+    ]
+    assert "needs 1 GPUs, 0 found" in shortages(point("tiny", device="cuda"), LAPTOP)[0]
+
+
+def test_the_device_decides_where_ranks_run():
+    assert not runs_on_gpu(point("tiny"), LAPTOP)
+    assert runs_on_gpu(point("tiny"), SMALL_GPU)
+    assert not runs_on_gpu(point("tiny", device="cpu"), SMALL_GPU)
+
+
+@pytest.mark.parametrize(
+    ("machine", "model"),
+    [
+        (H100_NODE, "20B"),
+        (SMALL_GPU, "3B"),
+        (Machine(120 * GIB, (139 * GIB,)), "3B"),
+        (Machine(160 * GIB, (139 * GIB,)), "7B"),
+        (Machine(4 * GIB, (139 * GIB,)), None),
+    ],
+)
+def test_auto_takes_the_largest_model_that_fits(machine, model):
+    def choose():
+        return largest_model_that_fits(lambda name: [point(name)], machine)
+
+    if model is None:
+        with pytest.raises(ConfigError, match="tiny"):
+            choose()
+    else:
+        assert choose() == model
+
+
+def test_the_tiny_model_fits_a_laptop():
+    assert shortages(point("tiny"), LAPTOP) == []
+    assert isinstance(predict(point("tiny"), False), Need)

@@ -1,0 +1,63 @@
+import socket
+import sys
+from pathlib import Path
+
+from launch.hosts.ranks import (
+    Program,
+    free_port,
+    node_environment,
+    ranks_command,
+    ranks_environment,
+    usable_cores,
+)
+from launch.records.files import ROOT
+
+
+def test_one_rank_is_plain_python_with_its_ranks_set(odd_dir):
+    command = ranks_command(Program.trainer("a.b", odd_dir / "run.json"), 1, 29500)
+    assert command == [sys.executable, "-m", "a.b", str(odd_dir / "run.json")]
+    environment = ranks_environment({}, 1, 29500)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    assert [environment[n] for n in names] == ["0", "1", "0", "127.0.0.1", "29500"]
+
+
+def test_more_ranks_run_under_torchrun_which_numbers_them(tmp_path):
+    command = ranks_command(Program.trainer("a.b", tmp_path / "run.json"), 2, 29500)
+    assert command[1:5] == [
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--master-port=29500",
+    ]
+    assert command[5:] == ["-m", "a.b", str(tmp_path / "run.json")]
+    assert "RANK" not in ranks_environment({}, 2, 29500)
+
+
+def test_threads_and_ops_are_set_unless_the_user_did():
+    made = ranks_environment({}, 2, 1)
+    assert made["OMP_NUM_THREADS"] == str(max(1, usable_cores() // 2))
+    assert made["TORCH_EXTENSIONS_DIR"] == str(Path(sys.prefix) / "torch_extensions")
+    given = {"OMP_NUM_THREADS": "5", "TORCH_EXTENSIONS_DIR": "/x"}
+    kept = ranks_environment(given, 2, 1)
+    assert {name: kept[name] for name in given} == given
+
+
+def test_the_checkout_comes_before_the_users_path():
+    paths = ranks_environment({"PYTHONPATH": "/mine"}, 1, 1)["PYTHONPATH"].split(":")
+    assert paths == [str(ROOT), str(ROOT / "src"), "/mine"]
+
+
+def test_tools_of_the_environment_come_first():
+    path = ranks_environment({"PATH": "/usr/bin"}, 1, 1)["PATH"]
+    assert path == f"{Path(sys.executable).parent}:/usr/bin"
+
+
+def test_a_free_port_can_be_bound():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", free_port()))
+
+
+def test_a_machine_that_only_starts_ranks_elsewhere_sets_no_threads():
+    assert "OMP_NUM_THREADS" not in node_environment({}, 0)
+    assert "OMP_NUM_THREADS" in node_environment({}, 1)
+    assert "RANK" not in node_environment({}, 1)

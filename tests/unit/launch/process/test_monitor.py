@@ -1,0 +1,121 @@
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from launch.process.members import Members, mark, new_token
+from launch.process.monitor import NO_GPU, CpuClock, Monitor
+
+BUSY = "import time\nend = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
+
+
+class NoDevices:
+    closed = False
+
+    def sample(self):
+        return []
+
+    def close(self):
+        self.closed = True
+
+
+class TwoDevices(NoDevices):
+    def sample(self):
+        return [{**NO_GPU, "device_id": number, "gpu_util_percent": 50} for number in (0, 1)]
+
+
+@pytest.fixture
+def members():
+    """A run of one process that is busy on one core."""
+    token = new_token()
+    process = subprocess.Popen([sys.executable, "-c", BUSY], env=mark(os.environ, token))
+    yield Members(token)
+    process.kill()
+    process.wait()
+
+
+def wait_for_lines(path, count):
+    deadline = time.monotonic() + 20
+    while not path.exists() or len(path.read_text().splitlines()) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_busy_process_is_seen(members, tmp_path):
+    devices = NoDevices()
+    with Monitor(members, tmp_path / "monitor.jsonl", 0.2, devices):
+        rows = wait_for_lines(tmp_path / "monitor.jsonl", 4)
+    assert devices.closed
+    for row in rows:
+        assert set(row) == {
+            "time_s",
+            "host_used_bytes",
+            "host_free_bytes",
+            "cpu_percent",
+            "device_id",
+            "gpu_util_percent",
+            "gpu_memory_used_bytes",
+            "pcie_tx_bytes_per_s",
+            "pcie_rx_bytes_per_s",
+        }
+        assert row["device_id"] is None
+    assert [row["time_s"] for row in rows] == sorted(row["time_s"] for row in rows)
+    assert rows[-1]["host_used_bytes"] > 2**20
+    assert rows[-1]["host_free_bytes"] > 2**20
+    assert 0 < rows[-1]["cpu_percent"] <= 100
+
+
+def test_each_device_has_a_line_of_each_sample(members, tmp_path):
+    with Monitor(members, tmp_path / "monitor.jsonl", 0.1, TwoDevices()):
+        rows = wait_for_lines(tmp_path / "monitor.jsonl", 4)[:4]
+    assert [row["device_id"] for row in rows] == [0, 1, 0, 1]
+    assert rows[0]["time_s"] == rows[1]["time_s"] < rows[2]["time_s"]
+
+
+def test_a_full_disk_ends_the_sampling_and_nothing_else(members, tmp_path, capfd):
+    (tmp_path / "full").symlink_to("/dev/full")
+    with Monitor(members, tmp_path / "full", 0.05, NoDevices()):
+        time.sleep(0.3)
+    assert "sampling ended" in capfd.readouterr().err
+
+
+def test_devices_that_fail_end_the_sampling_and_nothing_else(members, tmp_path, capfd):
+    class Broken(NoDevices):
+        def sample(self):
+            raise RuntimeError("driver")
+
+    with Monitor(members, tmp_path / "monitor.jsonl", 0.05, Broken()):
+        time.sleep(0.3)
+    assert "RuntimeError('driver')" in capfd.readouterr().err
+
+
+def test_the_block_ends_at_once(members, tmp_path):
+    started = time.monotonic()
+    with Monitor(members, tmp_path / "monitor.jsonl", 60.0, NoDevices()):
+        pass
+    assert time.monotonic() - started < 2
+    assert "monitor" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_cpu_is_a_share_of_the_usable_cores():
+    clock = CpuClock(cores=4)
+    assert clock.percent(0.0, {1: 100.0}) is None
+    assert clock.percent(2.0, {1: 102.0, 2: 1.0}) == 37.5
+    assert clock.percent(4.0, {2: 1.0}) == 0.0
+
+
+def test_a_reused_process_id_is_a_new_process():
+    clock = CpuClock(cores=1)
+    clock.percent(0.0, {1: 100.0})
+    assert clock.percent(1.0, {1: 0.5}) == 50.0
+
+
+def test_cpu_does_not_pass_100():
+    clock = CpuClock(cores=1)
+    clock.percent(0.0, {1: 0.0})
+    assert clock.percent(1.0, {1: 1.5}) == 100.0

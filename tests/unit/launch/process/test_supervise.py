@@ -1,0 +1,278 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from launch.process import members as module
+from launch.process.job import Companion, Job, Limits
+from launch.process.supervise import supervise
+
+PYTHON = sys.executable
+SLEEPER = "import time; time.sleep(600)"
+ORPHAN = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {SLEEPER!r}], start_new_session=True)
+print(child.pid, flush=True)
+"""
+
+
+def run(code, tmp_path, echo=False, **limits):
+    log = tmp_path / "a.log"
+    job = Job([PYTHON, "-c", code], tmp_path, dict(os.environ), log)
+    return supervise(job, Limits(**limits), echo=echo), log
+
+
+def wait_for(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def is_alive(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_exit_code_and_both_streams_are_kept(tmp_path):
+    code = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)"
+    ending, log = run(code, tmp_path)
+    assert (ending.exit_code, ending.stop_signal, ending.timed_out) == (7, None, False)
+    assert sorted(log.read_text().split()) == ["err", "out"]
+    assert ending.seconds > 0
+
+
+def test_death_by_signal_is_128_plus_the_signal(tmp_path):
+    ending, _ = run("import os; os.kill(os.getpid(), 9)", tmp_path)
+    assert ending.exit_code == 137
+
+
+def test_a_log_is_appended_to(tmp_path):
+    (tmp_path / "a.log").write_text("before\n")
+    _, log = run("print('after')", tmp_path)
+    assert log.read_text() == "before\nafter\n"
+
+
+def test_a_process_left_behind_in_its_own_session_is_ended(tmp_path, sleeper):
+    ending, log = run(ORPHAN, tmp_path)
+    assert ending.exit_code == 0
+    assert not is_alive(int(log.read_text()))
+    assert sleeper.poll() is None
+
+
+def test_a_process_of_the_run_is_not_spared_by_an_inner_run(tmp_path):
+    inner = (
+        "import os, pathlib, threading, time; from launch.process.job import Job;"
+        "from launch.process.supervise import supervise;"
+        "here = pathlib.Path('.'); log = here / 'inner.log';"
+        f"a = Job([{PYTHON!r}, '-c', 'import os; print(os.getpid(), flush=True); ' + {SLEEPER!r}],"
+        "here, dict(os.environ), log); threading.Thread(target=supervise, args=(a,)).start()\n"
+        "while not log.exists() or not log.read_text(): time.sleep(0.02)\n"
+        "os._exit(3)"  # the inner supervisor dies before it can end anything
+    )
+    environment = {**os.environ, "PYTHONPATH": str(module.Path(module.__file__).parents[2])}
+    ending = supervise(Job([PYTHON, "-c", inner], tmp_path, environment, tmp_path / "a.log"))
+    assert ending.exit_code == 3
+    assert not is_alive(int((tmp_path / "inner.log").read_text()))
+
+
+def test_a_run_has_a_session_of_its_own_so_that_the_terminals_ctrl_c_reaches_us_alone(tmp_path):
+    _, log = run("import os; print(os.getsid(0) == os.getpid())", tmp_path)
+    assert log.read_text() == "True\n"
+
+
+def test_the_time_limit_ends_the_run_and_all_it_started(tmp_path, sleeper):
+    ending, log = run(ORPHAN + "import time; time.sleep(600)", tmp_path, timeout_s=1.5)
+    assert ending.timed_out
+    assert 1.5 <= ending.seconds < 9
+    assert not is_alive(int(log.read_text()))
+    assert sleeper.poll() is None
+
+
+def test_a_run_that_ignores_sigterm_is_killed_after_the_grace(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "GRACE_S", 0.5)
+    code = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+    ending, _ = run(code, tmp_path, timeout_s=1.0)
+    assert ending.timed_out
+    assert ending.exit_code == 137
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_us_ends_the_run_and_nothing_else(tmp_path, sleeper, number):
+    log = tmp_path / "a.log"
+
+    def interrupt():
+        wait_for(lambda: log.exists() and log.read_text().endswith("\n"))
+        os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    ending, _ = run(ORPHAN + "import time; time.sleep(600)", tmp_path)
+    thread.join()
+    assert ending.stop_signal == number
+    assert not is_alive(int(log.read_text()))
+    assert sleeper.poll() is None
+    assert signal.getsignal(number) == before
+
+
+def test_a_second_signal_does_not_wait_for_the_grace(tmp_path):
+    log = tmp_path / "a.log"
+    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True)\n"
+
+    def interrupt_twice():
+        wait_for(lambda: log.exists() and log.read_text().endswith("\n"))
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt_twice)
+    thread.start()
+    ending, _ = run(code + "time.sleep(600)", tmp_path)
+    thread.join()
+    assert ending.seconds < module.GRACE_S / 2
+
+
+def test_an_ignored_hangup_stays_ignored(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGHUP))
+        timer.start()
+        ending, _ = run("import time; time.sleep(1)", tmp_path)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (ending.exit_code, ending.stop_signal) == (0, None)
+
+
+def test_echo_copies_the_whole_log_to_standard_output(tmp_path, capfd):
+    code = "import sys; [print('line', i, flush=True) for i in range(500)]; print('end')"
+    _, log = run(code, tmp_path, echo=True)
+    assert capfd.readouterr().out == log.read_text()
+
+
+def test_the_run_goes_on_when_the_reader_of_the_echo_has_gone(tmp_path):
+    program = (
+        "import os, pathlib, sys; from launch.process.job import Job;"
+        "from launch.process.supervise import supervise;"
+        f"j = Job([{PYTHON!r}, '-c', 'import time;[print(i, time.sleep(0.05), flush=True)"
+        " for i in range(40)]'], pathlib.Path('.'), dict(os.environ), pathlib.Path('a.log'));"
+        "sys.exit(40 + supervise(j, echo=True).exit_code)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(module.Path(module.__file__).parents[2])}
+    process = subprocess.Popen(
+        [PYTHON, "-c", program], cwd=tmp_path, env=environment, stdout=subprocess.PIPE
+    )
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait() == 40
+    assert (tmp_path / "a.log").read_text().startswith("0 None")
+    assert "39 None" in (tmp_path / "a.log").read_text()
+
+
+WORKS = "import sys, time\nfor i in range(20): print(i, flush=True); time.sleep(0.1)\n"
+HANGS = """
+import faulthandler, signal, time
+faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+print("begun", flush=True)
+def stuck_here(): time.sleep(600)
+stuck_here()
+"""
+
+
+def test_a_run_without_progress_shows_its_stacks_and_is_ended(tmp_path, sleeper):
+    ending, log = run(ORPHAN + HANGS, tmp_path, hang_s=1.5)
+    assert ending.stall.limit_s == 1.5
+    assert ending.stall.iterations == 0
+    assert 1.5 <= ending.stall.idle_s < 4
+    assert not ending.timed_out
+    text = log.read_text()
+    assert "[launch] no progress for" in text
+    assert "in stuck_here" in text
+    orphan = int(text.split()[0])
+    assert f"[launch] process {orphan} (" in text  # it does not answer, and is still accounted for
+    assert not is_alive(orphan)
+    assert sleeper.poll() is None
+
+
+def test_a_run_that_writes_is_not_hung(tmp_path):
+    ending, _ = run(WORKS, tmp_path, hang_s=1.0)
+    assert (ending.exit_code, ending.stall) == (0, None)
+    assert ending.seconds > 1.5
+
+
+def test_a_stopped_run_is_ended_as_a_hang(tmp_path):
+    code = "import os, signal; print(os.getpid(), flush=True); os.kill(0, signal.SIGSTOP)"
+    ending, log = run(code, tmp_path, hang_s=1.0)
+    assert ending.stall is not None
+    assert ending.seconds < module.GRACE_S / 2  # SIGTERM reaches it at once
+    assert "state T (stopped)" in log.read_text()
+
+
+def companion(tmp_path, code):
+    ready = tmp_path / "ready"
+    begin = f"import pathlib, signal, time; ready = pathlib.Path({str(ready)!r})\n"
+    return Companion("the helper", [PYTHON, "-c", begin + code], ready)
+
+
+def run_with(helper, code, tmp_path):
+    log = tmp_path / "a.log"
+    job = Job([PYTHON, "-c", code], tmp_path, dict(os.environ), log, companions=[helper])
+    return supervise(job), log
+
+
+def test_a_companion_is_ready_first_and_ends_with_sigterm_after_the_run(tmp_path):
+    helper = companion(
+        tmp_path,
+        "signal.signal(15, lambda *_: (ready.write_text('ended'), exit(0)))\n"
+        "time.sleep(0.5); ready.touch(); time.sleep(600)",
+    )
+    code = "import pathlib; print(pathlib.Path('ready').exists())"
+    ending, log = run_with(helper, code, tmp_path)
+    assert (ending.exit_code, ending.companion) == (0, "")
+    assert log.read_text() == "True\n"
+    assert helper.ready.read_text() == "ended"
+
+
+def test_a_companion_that_never_gets_ready_fails_the_run_by_name(tmp_path):
+    helper = companion(tmp_path, "print('no such device', flush=True); exit(3)")
+    ending, log = run_with(helper, "print('ran')", tmp_path)
+    assert ending.exit_code != 0
+    assert ending.companion == "the helper ended before it was ready, exit code 3"
+    assert log.read_text() == "no such device\n"
+
+
+def test_a_companion_that_dies_ends_the_run_by_name(tmp_path):
+    helper = companion(tmp_path, "ready.touch(); time.sleep(0.5); signal.raise_signal(9)")
+    ending, _ = run_with(helper, SLEEPER, tmp_path)
+    assert ending.companion == "the helper ended before the run did, exit code 137"
+    assert ending.seconds < module.GRACE_S
+
+
+def test_a_signal_while_a_companion_gets_ready_ends_it(tmp_path):
+    helper = companion(tmp_path, "time.sleep(600)")
+    timer = threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    ending, log = run_with(helper, "print('ran')", tmp_path)
+    assert ending.stop_signal == signal.SIGTERM
+    assert log.read_text() == ""
+
+
+def test_what_runs_beside_sees_the_runs_processes(tmp_path):
+    import contextlib
+
+    seen = []
+
+    @contextlib.contextmanager
+    def beside(members):
+        seen.append([process.pid for process in members.all()])
+        yield
+        seen.append([process.pid for process in members.all()])
+
+    job = Job([PYTHON, "-c", "import time; time.sleep(0.5)"], tmp_path, {}, tmp_path / "a.log")
+    supervise(job, beside=beside)
+    assert len(seen[0]) == 1
+    assert seen[1] == []
