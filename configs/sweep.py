@@ -99,7 +99,9 @@ class Sweep(_Form):
     def small(self) -> Sweep:
         """The sweep at the size of ``tiny``."""
         form = self.tiny or _Form()
-        given = {name: getattr(form, name) for name in form.model_fields_set}
+        given: dict[str, Any] = {name: getattr(form, name) for name in form.model_fields_set}
+        # What the file says it shows is of its own size.
+        given["description"] = f"{self.description} (small form, on {TINY_MODEL})".strip()
         if "model" in given.get("grid", {}):
             return self.model_copy(update=given)
         grid = {key: v for key, v in given.get("grid", self.grid).items() if key != "model"}

@@ -100,6 +100,7 @@ def test_the_small_form_replaces_what_it_gives_and_keeps_the_rest():
     (point, *_) = sweep.small().points(None)
     assert (point.model.name, point.subgroup_numel, point.iterations) == ("tiny", 1000, 9)
     assert sweep.points(None)[0].model.name == "7B"
+    assert sweep.small().description.endswith("(small form, on tiny)")
 
 
 def test_without_a_small_form_the_same_is_run_on_tiny():

@@ -1,0 +1,28 @@
+#!/bin/bash
+#BSUB -J "stride-2-nodes[1-1]%2"
+#BSUB -o stride-2-nodes-%J_%I.out
+#BSUB -n 64
+#BSUB -R "span[ptile=32]"
+#BSUB -gpu "num=4"
+#BSUB -P a-1
+#BSUB -q big
+#BSUB -W 1:31
+#BSUB -r
+#BSUB -x
+#BSUB -wa TERM
+#BSUB -wt 2
+# Everything below is quoted: no value is read by the shell.
+set -eo pipefail
+module load cuda
+export NCCL_DEBUG=INFO
+set -u
+cd -- /home/me
+export PYTHONPATH=/harness${PYTHONPATH:+:$PYTHONPATH}
+command=(/venv/bin/python -P -m launch.sweep --sweep 'my sweep.toml')
+hostfile=/results/stride/submissions/001/hosts-${LSB_JOBID//[^A-Za-z0-9]/-}
+awk '!seen[$0]++ { print $0 " slots=4" }' "${LSB_DJOB_HOSTFILE}" >"$hostfile"
+command+=(--hostfile "$hostfile" --nnodes 2)
+indices=(3)
+command+=(--index "${indices[LSB_JOBINDEX - 1]}")
+# In the shell's place, so that the batch system's signals reach the launcher.
+exec "${command[@]}"

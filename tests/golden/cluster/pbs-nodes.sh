@@ -1,0 +1,24 @@
+#!/bin/bash
+#PBS -N stride-2-nodes
+#PBS -j oe
+#PBS -l select=2:ncpus=32:ngpus=4:mpiprocs=1
+#PBS -l place=scatter:excl
+#PBS -A a-1
+#PBS -q big
+#PBS -l walltime=01:30:30
+#PBS -r y
+# Everything below is quoted: no value is read by the shell.
+set -eo pipefail
+module load cuda
+export NCCL_DEBUG=INFO
+set -u
+cd -- /home/me
+export PYTHONPATH=/harness${PYTHONPATH:+:$PYTHONPATH}
+command=(/venv/bin/python -P -m launch.sweep --sweep 'my sweep.toml')
+hostfile=/results/stride/submissions/001/hosts-${PBS_JOBID//[^A-Za-z0-9]/-}
+awk '!seen[$0]++ { print $0 " slots=4" }' "${PBS_NODEFILE}" >"$hostfile"
+command+=(--hostfile "$hostfile" --nnodes 2)
+indices=(3)
+command+=(--index "${indices[${PBS_ARRAY_INDEX:-1} - 1]}")
+# In the shell's place, so that the batch system's signals reach the launcher.
+exec "${command[@]}"
