@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import enum
 import functools
 import hashlib
 import os
@@ -11,7 +12,6 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,14 +19,25 @@ from deep_optimizer_states.errors import KernelError
 from deep_optimizer_states.kernels.scalars import AdamScalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
 
-_SOURCE = Path(__file__).with_name("host_adam.cpp")
+_SOURCES = tuple(
+    Path(__file__).with_name(name) for name in ("host_adam.cpp", "host_adam_chunk.inc")
+)
 _FLAGS = (
-    *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"),
+    *("-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC"),
     # No contraction but the written one. The other two let square roots vectorise; no bit changes.
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 )
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _NARROW = ("grad", "weights")
+
+
+class InstructionSet(enum.IntEnum):
+    """What a CPU can be asked for; the bits are the same in each, the time is not."""
+
+    PORTABLE = 0
+    AVX2 = 1
+    """With FMA."""
+    AVX512 = 2
 
 
 @dataclass(frozen=True)
@@ -51,14 +62,19 @@ class HostAdam:
 
     Args:
         tail_mode: Contraction of the last elements, see :class:`Tail`.
+        instruction_set: One that this CPU has; its best by default.
 
     Raises:
-        KernelError: No C++ compiler, or the build failed.
+        KernelError: No C++ compiler, the build failed, or the CPU lacks the instruction set.
     """
 
-    def __init__(self, tail_mode: int) -> None:
+    def __init__(self, tail_mode: int, instruction_set: InstructionSet | None = None) -> None:
+        best = best_instruction_set()
+        self.instruction_set = best if instruction_set is None else instruction_set
+        if self.instruction_set > best:
+            raise KernelError(f"this CPU has no {self.instruction_set.name}, only {best.name}")
         self._tail_mode = tail_mode
-        self._function = _load()
+        self._function = _load().dos_adam_step
 
     def step(
         self,
@@ -87,6 +103,20 @@ class HostAdam:
                 )
             if tensor.dtype not in _TYPES or (tensor.dtype.itemsize < 4 and name not in _NARROW):
                 raise KernelError(f"host Adam does not take {name} in {tensor.dtype}")
+        self._call(tensors, scalars, tail_start, num_threads, probe=False)
+
+    def probe(self, tensors: AdamTensors, scalars: AdamScalars, num_threads: int) -> None:
+        """Read and write what :meth:`step` does, nearly without arithmetic: what memory allows."""
+        self._call(tensors, scalars, tensors.numel, num_threads, probe=True)
+
+    def _call(
+        self,
+        tensors: AdamTensors,
+        scalars: AdamScalars,
+        tail_start: int,
+        num_threads: int,
+        probe: bool,
+    ) -> None:
         values = scalars.as_array()
         self._function(
             tensors.master.data_ptr(),
@@ -94,32 +124,44 @@ class HostAdam:
             tensors.exp_avg.data_ptr(),
             tensors.exp_avg_sq.data_ptr(),
             tensors.weights.data_ptr(),
-            numel,
+            tensors.numel,
             tail_start,
             _TYPES[tensors.grad.dtype],
             _TYPES[tensors.weights.dtype],
             self._tail_mode,
             values.ctypes.data,
             num_threads,
+            self.instruction_set,
+            probe,
         )
 
 
+def best_instruction_set() -> InstructionSet:
+    """The best that this CPU has.
+
+    Raises:
+        KernelError: No C++ compiler, or the build failed.
+    """
+    return InstructionSet(_load().dos_best_set())
+
+
 @functools.cache
-def _load() -> Any:  # noqa: ANN401 - ctypes has no public type for a foreign function
-    function = ctypes.CDLL(str(build())).dos_adam_step
-    function.restype = None
-    function.argtypes = [
+def _load() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(build()))
+    library.dos_adam_step.restype = None
+    library.dos_adam_step.argtypes = [
         *[ctypes.c_void_p] * 5,
         *[ctypes.c_int64] * 2,
         *[ctypes.c_int] * 3,
         ctypes.c_void_p,
-        ctypes.c_int,
+        *[ctypes.c_int] * 3,
     ]
-    return function
+    library.dos_best_set.restype = ctypes.c_int
+    return library
 
 
 def build() -> Path:
-    """Compile the kernel unless a build of the same source, flags and machine is there.
+    """Compile the kernel unless a build of the same source, flags and kind of machine is there.
 
     Builds land in ``$TORCH_EXTENSIONS_DIR`` (torch's own folder for compiled extensions) and take
     about a second. Processes that build at once do not disturb each other.
@@ -138,7 +180,7 @@ def build() -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             fresh = Path(folder) / target.name
-            command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(fresh)]
+            command = [compiler, *_FLAGS, str(_SOURCES[0]), "-o", str(fresh)]
             subprocess.run(command, check=True, capture_output=True, text=True)
             fresh.replace(target)
     except OSError as error:
@@ -160,9 +202,5 @@ def _build_folder() -> Path:
 
 
 def _build_key(compiler: str) -> str:
-    # -march=native: a library built for one CPU must not be picked up on another that shares $HOME.
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(errors="replace").splitlines() if cpuinfo.is_file() else []
-    cpu = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    parts = (_SOURCE.read_text(), *_FLAGS, compiler, platform.machine(), cpu)
+    parts = (*(path.read_text() for path in _SOURCES), *_FLAGS, compiler, platform.machine())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

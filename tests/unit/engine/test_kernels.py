@@ -7,7 +7,12 @@ from deepspeed.ops.op_builder import CPUAdamBuilder
 from deep_optimizer_states.errors import KernelError
 from deep_optimizer_states.kernels import host
 from deep_optimizer_states.kernels.calibrate_tail import find_tail
-from deep_optimizer_states.kernels.host import HostAdam, Tail
+from deep_optimizer_states.kernels.host import (
+    HostAdam,
+    InstructionSet,
+    Tail,
+    best_instruction_set,
+)
 from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
 
@@ -139,7 +144,7 @@ def test_failed_build_shows_the_compilers_words(tmp_path, monkeypatch):
     broken = tmp_path / "broken.cpp"
     broken.write_text("int main( {\n")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "ext"))
-    monkeypatch.setattr(host, "_SOURCE", broken)
+    monkeypatch.setattr(host, "_SOURCES", (broken,))
     with pytest.raises(KernelError, match=r"broken\.cpp"):
         host.build()
 
@@ -150,6 +155,34 @@ def test_build_is_kept(tmp_path, monkeypatch):
     stamp = first.stat().st_mtime_ns
     assert host.build() == first
     assert first.stat().st_mtime_ns == stamp
+
+
+@pytest.mark.parametrize("decoupled", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_instruction_set_gives_the_same_bits(tail, dtype, decoupled):
+    numel, group = 5003, make_group()
+    generator = torch.Generator().manual_seed(6)
+    start = [torch.randn(numel, generator=generator), torch.zeros(numel), torch.zeros(numel)]
+    grads = [torch.randn(numel, generator=generator).to(dtype) for _ in range(5)]
+    results = []
+    for instruction_set in range(best_instruction_set() + 1):
+        adam = HostAdam(tail.mode, InstructionSet(instruction_set))
+        weights, powers = torch.empty(numel, dtype=dtype), BetaPowers(group["betas"])
+        state = (tensor.clone() for tensor in start)
+        tensors = AdamTensors(*state, torch.empty_like(grads[0]), weights)
+        for step, grad in enumerate(grads, start=1):
+            tensors.grad.copy_(grad)
+            scalars = adam_scalars(group, powers.at(step, group["betas"]), 0.3, decoupled)
+            adam.step(tensors, scalars, tail.start(numel), num_threads=1)
+        results.append(torch.cat([t.view(torch.uint8) for t in vars(tensors).values()]))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_an_instruction_set_that_the_cpu_lacks_is_refused(monkeypatch):
+    monkeypatch.setattr(host, "best_instruction_set", lambda: InstructionSet.PORTABLE)
+    with pytest.raises(KernelError, match="no AVX512, only PORTABLE"):
+        HostAdam(0, InstructionSet.AVX512)
+    assert HostAdam(0).instruction_set is InstructionSet.PORTABLE
 
 
 @pytest.mark.parametrize("tile_numel", [16, 48, 4096])
