@@ -1,4 +1,7 @@
-"""Logs to tables: ``python -m parse LOG_OR_DIR... --out DIR``, from the repository's root."""
+"""Logs to tables: ``python -m parse LOG_OR_DIR... --out DIR``, from the repository's root.
+
+``python -m parse compare OLD NEW`` is the regression gate; see :mod:`parse.regress`.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,26 @@ import argparse
 import sys
 from pathlib import Path
 
+from parse import regress
 from parse.arguments import warmup_count
+from parse.comparisons import compare_points, write_comparisons
 from parse.errors import LogError
 from parse.labels import label_runs
-from parse.run_folder import Run, find_logs, read_run
+from parse.monitor import is_monitor_csv
+from parse.run_folder import Run, attach_samples, find_logs, read_run
 from parse.table import write_tables
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse logs and write both tables; returns the exit code, 2 when nothing could be read."""
-    args = _parser().parse_args(argv)
+    """Parse logs and write the tables; returns the exit code, 2 when nothing could be read."""
+    given = sys.argv[1:] if argv is None else argv
+    if given[:1] == ["compare"]:
+        return regress.main(given[1:])
+    args = _parser().parse_args(given)
     try:
         runs = _read(args.paths)
         written = write_tables(runs, args.out, args.warmup)
+        written.append(write_comparisons(compare_points(runs, args.warmup), args.out))
     except LogError as error:
         sys.stderr.write(f"parse: error: {error}\n")
         return 2
@@ -32,7 +42,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m parse", description="Logs to tables.")
+    parser = argparse.ArgumentParser(
+        prog="python -m parse",
+        description="Logs to tables.",
+        epilog="'python -m parse compare OLD NEW' looks for regressions.",
+    )
     parser.add_argument("paths", nargs="+", type=Path, metavar="LOG_OR_DIR")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument(
@@ -43,7 +57,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _read(paths: list[Path]) -> list[Run]:
     runs, seen = [], set()
-    for given in paths:
+    samples = [path for path in paths if is_monitor_csv(path)]
+    for given in (path for path in paths if path not in samples):
         for path in find_logs(given):
             if path.resolve() in seen:
                 continue
@@ -55,6 +70,8 @@ def _read(paths: list[Path]) -> list[Run]:
                 sys.stderr.write(f"parse: {path}: not a training log; left out\n")
     if not runs:
         raise LogError(f"{', '.join(str(path) for path in paths)}: no training log found")
+    for path in attach_samples(runs, samples):
+        sys.stderr.write(f"parse: {path}: samples of which of the {len(runs)} runs? left out\n")
     label_runs(runs)
     return runs
 

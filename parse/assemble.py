@@ -1,235 +1,280 @@
-"""Puts the values of many lines together into one record an iteration."""
+"""Puts the values of many lines together into one record an iteration. Standard library alone.
+
+Lines of one iteration come before its iteration line. So lines collect in a *window* that the
+iteration line closes. DeepSpeed without Megatron prints no iteration lines: there its line of
+timers closes the window. Which iteration a window is of is found out in ``numbering``, once all are
+known, and what the log contradicts is left out in ``checks``.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections import Counter
 
+from parse.checks import drop_contradictions
+from parse.memory import MemoryReader, check_host
+from parse.memory_windows import attach_memory, number_memory
+from parse.numbering import number_windows
 from parse.records import Iteration, Log, Reject
+from parse.times import TimeJudge
+from parse.window import Reading, Window
 
-_PHASE_FIELDS = {field.name for field in fields(Iteration)}
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What one iteration line says."""
-
-    line_number: int
-    text: str
-    values: Mapping[str, str]
-    """Text of each field found."""
-    integers: Mapping[str, int]
-    loss: float | None
+_SKIPPED = "number of skipped iterations"
+_AFTER_LOSS = {
+    "loss scale",
+    "grad norm",
+    "number of nan iterations",
+    "samples per second",
+    "TFLOPs",
+}
+"""Labels that stand behind the loss: without one, the line may have ended before it."""
 
 
 class Assembler:
-    """Collects what comes before an iteration line and attaches it to that iteration.
-
-    Lines of one iteration come before its iteration line. Interval timers come one a rank and
-    without its name: the one that rounds to what the iteration line prints is the printing rank's,
-    which needs no counting of ranks and survives timers that are lost. Only a log without any
-    iteration line has its timers grouped by the number of ranks.
-    """
+    """Collects lines into windows, and windows into records."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
-        self.timers: list[float] = []
-        self.all_timers: list[float] = []
-        self.phases: dict[int, dict[str, float]] = {}
-        self.memory: dict[str, float] = {}
-        self.repeats = 0
+        self.memory = MemoryReader(self._reject_bytes)
+        self.windows: list[Window] = []
+        self.steps: list[Window] = []
+        """Windows closed by a line of timers; kept while the log has no iteration line."""
+        self.current = Window(0)
+        self.labels: Counter[str] = Counter()
+        self.last_fields: Counter[str] = Counter()
+        self.timers_lost = False
 
     def add_timers(self, seconds: list[float]) -> None:
         """Interval timers of one line, in s."""
         self.log.recognised = True
-        self.timers += seconds
-        self.all_timers += seconds
+        after_step = self.steps and not self.windows and not self.current.phases
+        target = self.steps[-1] if after_step and not self.current.micro else self.current
+        target.timers += seconds
 
-    def add_phases(self, milliseconds: dict[str, float]) -> None:
-        """Phase timers of one line, in ms."""
-        if not milliseconds:
-            return
+    def lose_timer(self, number: int, text: str) -> None:
+        """Note an interval timer that cannot be read."""
+        self.timers_lost = True
+        self.log.rejects.append(Reject.of(number, "an interval timer without its value", text))
+
+    def add_phases(self, main: dict[str, float], micro: dict[str, float]) -> None:
+        """Timers of one line, in ms: the iteration's, and those of one micro-batch."""
         self.log.recognised = True
-        window = self.phases.setdefault(len(self.log.iterations), {})
-        if not window.keys().isdisjoint(milliseconds):
+        window = self.current
+        if not window.phases.keys().isdisjoint(main):
             # A timer for the second time: an iteration line was lost, and what is older is its.
-            window.clear()
-            self.repeats += 1
-        window.update(milliseconds)
+            window.phases, window.micro, window.micro_lines = {}, {}, 0
+            window.repeats += 1
+        window.phases.update(main)
+        for name, value in micro.items():
+            window.micro[name] = window.micro.get(name, 0.0) + value
+        window.micro_lines += bool(micro)
+        if not self.windows and main.keys() - {"optimizer_step_ms"}:
+            window.by_timers = True
+            self.steps.append(window)
+            self.current = self._next_window(len(self.steps))
 
-    def add_memory(self, gib: Mapping[str, str]) -> None:
-        """Memory of one line, in GiB; an iteration keeps the largest."""
-        self.log.recognised = self.log.recognised or bool(gib)
-        for name, text in gib.items():
-            self.memory[name] = max(self.memory.get(name, 0.0), float(text))
-
-    def add_iteration(self, reading: Reading) -> None:
-        """Close an iteration with its line."""
+    def add_progress(self, step: int, learning_rate: str | None) -> None:
+        """A progress line of DeepSpeed; it prints step 0 before the first."""
         self.log.recognised = True
-        number = self._number(reading)
-        if number is None:
-            self._reject(reading, "an iteration that was printed before")
-            return
-        self._forget_lost(number)
-        text = reading.values
-        record = Iteration(
-            iteration=number,
-            iteration_s=self._seconds(reading),
-            loss=reading.loss,
-            grad_norm=_float(text.get("grad_norm")),
-            learning_rate=_float(text.get("learning_rate")),
-            tflops=_float(text.get("tflops")),
-            tokens=reading.integers.get("tokens"),
-            skipped=reading.integers.get("skipped"),
+        if step:
+            self.current.steps.append(step)
+            self.current.step_rate = learning_rate or self.current.step_rate
+
+    def add_memory(self, number: int, text: bytes, before: bytes) -> None:
+        """A line of memory figures."""
+        self.log.recognised = True
+        current = self.current
+        late = bool(current.phases or current.micro or current.steps)
+        self.memory.add(number, text, before, self._position(), late)
+
+    def new_run(self) -> None:
+        """Note that a run begins here."""
+        self.current.new_run = True
+
+    def damage(self, number: int, reason: str, text: str) -> None:
+        """Note that lines may be missing here without a trace."""
+        self.memory.flush()
+        self.current.damaged = True
+        self.log.rejects.append(Reject.of(number, reason, text))
+
+    def add_iteration(self, reading: Reading, cut: bool) -> None:
+        """Close the window with its iteration line; ``cut`` says that the file ends in it."""
+        number, text = reading.line_number, reading.text
+        # Of a cut line it must be sure that nothing is missing: the loss may be what was cut off.
+        whole = (
+            self.labels.keys() <= set(reading.labels) if self.labels else "TFLOPs" in reading.labels
         )
-        for name, value in self.memory.items():
-            setattr(record, name, value)
-        self.log.iterations.append(record)
-        self.timers, self.memory, self.repeats = [], {}, 0
+        if cut and not whole:
+            self.log.rejects.append(Reject.of(number, "cut off: the log ends here", text))
+            return
+        self._rejoin_steps()
+        self.log.recognised = True
+        if reading.twice or len(reading.values) < 3:
+            self.log.rejects.append(Reject.of(number, "a damaged iteration line", text))
+        else:
+            self.current.reading = reading
+            self.labels.update(reading.labels)
+            if reading.last_field:
+                self.last_fields[reading.last_field[0]] += 1
+        self.windows.append(self.current)
+        self.current = self._next_window(len(self.windows))
 
-    def _forget_lost(self, number: int) -> None:
-        """Drop what may be of an iteration whose own line was lost.
+    def _next_window(self, index: int) -> Window:
+        self.memory.flush()
+        return Window(index)
 
-        Phases are this iteration's only if every lost one has left its own before them.
-        """
-        records = self.log.iterations
-        lost = number - (records[-1].iteration if records else 0) - 1
-        if lost > 0:
-            self.memory = {}
-        if self.repeats < lost:
-            self.phases.pop(len(records), None)
+    def _position(self) -> int:
+        return len(self.windows) or len(self.steps)
+
+    def _rejoin_steps(self) -> None:
+        """The log has iteration lines after all: what timers closed belongs to the first one."""
+        steps, self.steps = self.steps, []
+        if not steps or self.windows:
+            return
+        last = steps[-1]
+        self.current.phases = self.current.phases or last.phases
+        self.current.micro = self.current.micro or last.micro
+        self.current.micro_lines = self.current.micro_lines or last.micro_lines
+        self.current.repeats += len(steps) - 1 + sum(step.repeats for step in steps)
+        self.current.timers = [t for step in steps for t in step.timers] + self.current.timers
+        self.current.steps = [n for step in steps for n in step.steps] + self.current.steps
+        self.current.step_rate = self.current.step_rate or last.step_rate
+        self.current.new_run |= any(step.new_run for step in steps)
+        self.current.damaged |= any(step.damaged for step in steps)
+        self.current.index = 0
+        self.memory.move_to_first_window()
 
     def finish(self) -> None:
-        """Attach the phases, and tell what does not add up."""
-        log = self.log
-        if not log.iterations:
+        """Make the records, and tell what does not add up."""
+        self.memory.flush()
+        memory = self.log.memory = self.memory.lines
+        check_host(memory)
+        windows = self.windows or self.steps
+        lines = bool(self.windows)
+        self._take_last_fields()
+        if not windows:
             self._timers_alone()
-        windows = self._windows()
-        for index, record in enumerate(log.iterations):
-            for name, value in windows.get(index, {}).items():
-                if name in _PHASE_FIELDS:
-                    setattr(record, name, value)
-        expected = (log.world_size or 0) * len(log.iterations)
-        if self.all_timers and expected and len(self.all_timers) != expected:
-            log.notes.append(
-                f"{len(self.all_timers)} interval timers for {log.world_size} ranks x "
-                f"{len(log.iterations)} iterations"
+            return
+        counted = number_windows(windows, self.log)
+        if lines:
+            judge = TimeJudge(counted)
+            records = [self._record(window, judge) for window in counted]
+            self._forget_late_phases(windows, counted, records)
+        else:
+            # One alone may be of a log that was cut before its first iteration line.
+            timed = len(windows) > 1 and not self.timers_lost
+            records = [self._step_record(window, timed) for window in counted]
+            self.log.notes.append(
+                "no iteration lines: records are DeepSpeed's timers, without loss"
             )
+        attach_memory(memory, counted, records)
+        number_memory(memory, counted, self.current)
+        self.log.iterations = records
+        drop_contradictions(self.log, counted, records)
+        self._count_timers(counted)
 
-    def _windows(self) -> dict[int, dict[str, float]]:
-        """Phases by position of their iteration; none where they could be the next one's."""
-        count = len(self.log.iterations)
-        if count and 0 not in self.phases and count in self.phases:
+    def _take_last_fields(self) -> None:
+        """A last field without a bar behind it counts where the writer ends its lines so."""
+        for window in self.windows:
+            field = window.reading.last_field if window.reading else None
+            if window.reading and field and self.last_fields[field[0]] > 1:
+                window.reading.values.setdefault(field[1], field[2])
+                window.reading.labels.append(field[0])
+
+    def _record(self, window: Window, judge: TimeJudge) -> Iteration:
+        reading = window.reading
+        assert reading is not None
+        assert window.iteration is not None
+        seconds, problem = judge.seconds(window)
+        if problem:
+            self._reject(reading, problem)
+        record = Iteration(
+            iteration=window.iteration,
+            iteration_s=seconds,
+            loss=self._loss(reading),
+            grad_norm=reading.number("grad_norm"),
+            learning_rate=reading.number("learning_rate"),
+            tflops=reading.number("tflops"),
+            tokens=reading.integer("tokens"),
+            skipped=reading.integer("skipped"),
+        )
+        _attach_phases(record, window)
+        return record
+
+    def _step_record(self, window: Window, timed: bool) -> Iteration:
+        assert window.iteration is not None
+        ranks = self.log.world_size
+        whole = timed and bool(ranks) and len(window.timers) == ranks
+        # The slowest rank ends the iteration.
+        record = Iteration(window.iteration, max(window.timers) if whole else None)
+        _attach_phases(record, window)
+        return record
+
+    def _loss(self, reading: Reading) -> float | None:
+        """The loss; NaN where the writer left it out, as Megatron does, and nobody damaged it."""
+        loss = reading.number("loss")
+        if loss is not None:
+            return loss
+        seen = [label for label in reading.labels if self.labels[label] > 1]
+        odd = reading.bare_parts or (reading.odd_labels and len(seen) < len(reading.labels))
+        complete = not _AFTER_LOSS.isdisjoint(reading.labels) and (
+            _SKIPPED in reading.labels or _SKIPPED not in self.labels
+        )
+        if odd or reading.unreadable or "lm loss" in reading.labels or not complete:
+            self._reject(reading, "the loss cannot be read")
+            return None
+        if reading.integer("skipped") and not reading.integer("nan"):
+            return None  # Megatron prints no loss of an iteration that the loss scaler skipped
+        return float("nan")
+
+    def _forget_late_phases(
+        self, windows: list[Window], counted: list[Window], records: list[Iteration]
+    ) -> None:
+        if not windows[0].phases and self.current.phases and any(w.phases for w in counted):
             # Either this log prints phases after their iteration line, or it lost its first ones
             # and was cut before its last line: two readings, so neither.
             self.log.notes.append("phase times could be of two iterations; left out")
-            return {}
-        return self.phases
-
-    def _number(self, reading: Reading) -> int | None:
-        """Number of the iteration; None when the line repeats the one before.
-
-        The samples consumed give it, where samples, tokens and batch agree; so an iteration line
-        that was lost leaves a gap rather than a shift.
-        """
-        records = self.log.iterations
-        previous = records[-1].iteration if records else 0
-        number = _stated_number(reading.integers)
-        if number is None:
-            return previous + 1
-        if number == previous:
-            return None
-        if number < previous:
-            self._start_anew(number)
-        return number
-
-    def _start_anew(self, number: int) -> None:
-        self.log.notes.append(f"the log starts anew at iteration {number}; the last run counts")
-        window = self.phases.get(len(self.log.iterations))
-        self.phases = {} if window is None else {0: window}
-        self.log.iterations.clear()
-        self.all_timers = list(self.timers)
-
-    def _seconds(self, reading: Reading) -> float | None:
-        """The iteration's time in s: a timer where one rounds to the printed time."""
-        printed = [
-            _Printed.of(reading.values.get("elapsed_s"), 1.0),
-            _Printed.of(reading.values.get("elapsed_ms"), 1e-3),
-        ]
-        known = [p for p in printed if p is not None]
-        if len(known) == 2 and not known[0].agrees(known[1]):
-            known = [p for p in known if p.nearest(self.timers) is not None]
-            if len(known) != 1:
-                self._reject(reading, "two times that do not agree")
-                return None
-        if not known:
-            self._reject(reading, "no time that can be read")
-            return None
-        timer = known[0].nearest(self.timers)
-        return known[0].seconds if timer is None else timer
+            for record, window in zip(records, counted, strict=True):
+                for name in window.phases:
+                    setattr(record, name, None)
+                window.phases, window.micro = {}, {}
 
     def _timers_alone(self) -> None:
-        timers, ranks = self.all_timers, self.log.world_size
+        timers, ranks = self.current.timers, self.log.world_size
         if not timers:
             return
-        if not ranks or len(timers) % ranks:
-            self.log.rejects.append(
-                Reject.of(0, f"{len(timers)} interval timers do not divide by {ranks} ranks", "")
-            )
+        if self.timers_lost or self.current.damaged or not ranks or len(timers) % ranks:
+            reason = f"{len(timers)} interval timers do not divide by {ranks} ranks"
+            self.log.rejects.append(Reject.of(0, reason, ""))
             return
-        # The slowest rank ends the iteration.
         self.log.iterations = [
             Iteration(iteration=i // ranks + 1, iteration_s=max(timers[i : i + ranks]))
             for i in range(0, len(timers), ranks)
         ]
-        if len(self.log.iterations) > 1:
-            self.phases = {}
         self.log.notes.append("no iteration lines: times are the slowest rank's interval timer")
+
+    def _count_timers(self, counted: list[Window]) -> None:
+        expected = (self.log.world_size or 0) * len(counted)
+        found = sum(len(window.timers) for window in counted)
+        if found and expected and found != expected:
+            self.log.notes.append(
+                f"{found} interval timers for {self.log.world_size} ranks x "
+                f"{len(counted)} iterations"
+            )
 
     def _reject(self, reading: Reading, reason: str) -> None:
         self.log.rejects.append(Reject.of(reading.line_number, reason, reading.text))
 
-
-@dataclass(frozen=True)
-class _Printed:
-    """A printed time, and how far its rounding can be off; in s."""
-
-    seconds: float
-    rounding_s: float
-
-    @classmethod
-    def of(cls, text: str | None, unit_s: float) -> _Printed | None:
-        if text is None:
-            return None
-        value = float(text) * unit_s
-        if not math.isfinite(value) or value <= 0:
-            return None
-        decimals = len(text.partition(".")[2]) if "e" not in text.lower() else 3
-        return cls(value, 0.51 * unit_s * 10.0**-decimals + 1e-12)
-
-    def agrees(self, other: _Printed) -> bool:
-        return abs(self.seconds - other.seconds) <= self.rounding_s + other.rounding_s
-
-    def nearest(self, timers: list[float]) -> float | None:
-        close = [t for t in timers if abs(t - self.seconds) <= self.rounding_s]
-        return min(close, key=lambda t: abs(t - self.seconds), default=None)
+    def _reject_bytes(self, number: int, reason: str, text: bytes) -> None:
+        self.log.rejects.append(Reject.of(number, reason, text.decode(errors="replace")))
 
 
-def _stated_number(values: Mapping[str, int]) -> int | None:
-    """Iteration that the line states; None when it does not, or contradicts itself."""
-    stated = {values.get("iteration"), _number_from_samples(values)} - {None, 0}
-    return stated.pop() if len(stated) == 1 else None
+def _attach_phases(record: Iteration, window: Window) -> None:
+    """Phases of the window, unless they may be of an iteration whose own line was lost.
 
-
-def _number_from_samples(values: Mapping[str, int]) -> int | None:
-    samples, batch = values.get("samples"), values.get("global_batch_size")
-    if not samples or not batch or samples % batch:
-        return None
-    tokens, length = values.get("tokens"), values.get("seq_length")
-    consistent = tokens is not None and length is not None and tokens == samples * length
-    return samples // batch if consistent else None
-
-
-def _float(text: str | None) -> float | None:
-    return None if text is None else float(text)
+    They are this iteration's only if every lost one has left its own before them.
+    """
+    if window.repeats >= window.lost_before:
+        for name, value in window.phases.items():
+            setattr(record, name, value)
+    else:
+        window.phases, window.micro = {}, {}

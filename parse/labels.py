@@ -15,24 +15,28 @@ _NAMED = {
     "micro_batch_size": "micro-batch ",
     "offload_ratio": "offload ratio ",
     "subgroup_numel": "subgroup ",
+    "hog_share": "hogged ",
 }
 
 
 def label_runs(runs: Sequence[Run]) -> None:
     """Set ``case`` and ``label`` of every run.
 
-    The case names the settings that are not the same in all runs; the label adds the engine, and a
-    number where that is not unique.
+    The case names the settings that are not the same in all runs; the label adds the engine, and
+    the repeat, or a number where nobody counted them, where that is not unique.
     """
     varying = [key for key in _NAMED if len({run.log.settings.get(key) for run in runs}) > 1]
-    seen: dict[str, int] = {}
+    seen: set[tuple[str, int]] = set()
     for run in runs:
         settings = run.log.settings
         parts = [_part(key, settings[key]) for key in varying if key in settings]
         run.case = ", ".join(parts)
         label = ", ".join([*parts, engine_label(settings)])
-        seen[label] = seen.get(label, 0) + 1
-        run.label = label if seen[label] == 1 else f"{label} #{seen[label]}"
+        number = run.repeat or 1
+        while (label, number) in seen:
+            number += 1
+        seen.add((label, number))
+        run.label = label if number == 1 else f"{label} #{number}"
 
 
 def _part(key: str, value: Setting) -> str:

@@ -1,4 +1,4 @@
-"""Which runs of a sweep are compared, and what is said of each pair."""
+"""Which runs of a sweep are repeats of one point, and which points are compared."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parse.compare import Comparison, compare
+from parse.records import Setting, values_ms
 from parse.run_folder import Run
 from parse.verdict import DEFAULT_TOLERANCE
 
-_VANILLA = "vanilla"
+VANILLA = "vanilla"
 _FREE = ("name", "engine", "stride", "subgroup_numel", "offload_ratio", "data_prefix", "iterations")
 """Fields of a point that may differ in a pair: none of them changes what is computed."""
-_PREFERRED = ("subgroup_numel", "offload_ratio", "iterations")
-"""Of those, the ones that a vanilla run should rather share: they change times."""
-_NAMED = ("model", "tp", "dp", "global_batch_size", "micro_batch_size", "seq_length")
+TIMING_SETTINGS = ("subgroup_numel", "offload_ratio")
+"""Of those, the ones that change times: a vanilla run should rather share them."""
+_PREFERRED = (*TIMING_SETTINGS, "iterations")
+"""What a vanilla run should rather share."""
+_NAMED = (
+    *("model", "tp", "dp", "global_batch_size", "micro_batch_size"),
+    *("seq_length", "num_layers", "hidden", "heads"),
+)
 """Settings that must agree where only the log's name says what was run."""
 
 
@@ -30,17 +36,21 @@ class Pair:
     """None when one side has no iterations."""
 
     @property
+    def word(self) -> str:
+        """``equal``, ``close``, ``differs``; empty unless two finished runs were compared."""
+        if self.result is None or self.problem:
+            return ""
+        return self.result.pair.word
+
+    @property
     def equal(self) -> bool:
         """Whether the run finished and is equal to a finished vanilla run."""
-        if self.vanilla is None or self.result is None:
-            return False
-        finished = self.run.finished and self.vanilla.finished
-        return finished and self.result.pair.word == "equal"
+        return self.word == "equal"
 
     @property
     def verdict(self) -> str:
         """``equal to vanilla (...)``, ``differs from vanilla ...`` or why there is no verdict."""
-        problem = self._problem()
+        problem = self.problem
         if self.result is None or not self.result.pair.word:
             return f"not compared: {problem or 'no iteration that both have'}"
         pair = self.result.pair
@@ -55,7 +65,9 @@ class Pair:
         """The verdict behind the run's name."""
         return f"{self.run.label}: {self.verdict}"
 
-    def _problem(self) -> str:
+    @property
+    def problem(self) -> str:
+        """Why no verdict is possible, whatever the figures say; empty where one is."""
         if self.vanilla is None:
             return "no vanilla run of this point"
         for name, run in (("run", self.run), ("vanilla run", self.vanilla)):
@@ -66,34 +78,96 @@ class Pair:
         return ""
 
 
-def make_pairs(
-    runs: Sequence[Run], warmup: int, tolerance: float = DEFAULT_TOLERANCE
-) -> list[Pair]:
-    """Hold every plugin run against the vanilla run of the same point, in the order given.
+@dataclass
+class PointRuns:
+    """All repeats of one point: one engine, one set of settings."""
 
-    The n-th repeat of a point is held against the n-th vanilla run of it, where there is one.
-    """
-    repeats: dict[str, int] = {}
-    pairs = []
+    runs: list[Run]
+    label: str
+    """Name of the point, unique among those grouped together."""
+
+    @property
+    def engine(self) -> str | None:
+        """``vanilla``, ``async-gradients`` or ``hybrid``; None when nobody says."""
+        return self.runs[0].log.engine
+
+    @property
+    def settings(self) -> dict[str, Setting]:
+        """Settings of the first run, which its repeats share."""
+        return self.runs[0].log.settings
+
+    @property
+    def finished(self) -> list[Run]:
+        """Runs whose times count."""
+        return [run for run in self.runs if run.finished and run.log.iterations]
+
+    @property
+    def repeats(self) -> list[int | None]:
+        """Number of each finished run among the repeats, as the sweep counted them."""
+        return [run.repeat for run in self.finished]
+
+    def times_ms(self, phase: str, warmup: int) -> list[list[float]]:
+        """Durations of a phase after the warm-up, one list a finished run, in ms."""
+        return [values_ms(run.log, phase, warmup) for run in self.finished]
+
+
+def group_points(runs: Sequence[Run]) -> list[PointRuns]:
+    """Gather the repeats of each point, in the order of their first runs."""
+    groups: dict[str, list[Run]] = {}
     for run in runs:
-        if run.log.engine in (_VANILLA, None):
-            continue
-        identity = json.dumps([_key(run), run.log.engine_label, _preferred(run)], default=str)
-        number = repeats[identity] = repeats.get(identity, -1) + 1
-        vanilla = _partner(run, runs, number)
+        identity = json.dumps([point_key(run), run.log.engine_label, preferred(run)], default=str)
+        groups.setdefault(identity, []).append(run)
+    names = [_name(members[0]) for members in groups.values()]
+    return [
+        PointRuns(members, name if names.count(name) == 1 else members[0].label)
+        for members, name in zip(groups.values(), names, strict=True)
+    ]
+
+
+def reference_of(group: PointRuns, groups: Sequence[PointRuns]) -> PointRuns | None:
+    """The vanilla point that a plugin point is held against.
+
+    That of the same settings; else one that computes the same with another subgroup size, offload
+    ratio or number of iterations; None when there is none.
+    """
+    own = group.runs[0]
+    same = [g for g in groups if g.engine == VANILLA and point_key(g.runs[0]) == point_key(own)]
+    exact = [g for g in same if preferred(g.runs[0]) == preferred(own)] or same
+    return next((g for g in exact if g.finished), exact[0] if exact else None)
+
+
+def pair_up(
+    group: PointRuns, reference: PointRuns | None, warmup: int, tolerance: float = DEFAULT_TOLERANCE
+) -> list[Pair]:
+    """Hold each run of a point against a vanilla run, in the order of the runs.
+
+    The same repeat where it finished; else any vanilla run that did: all of them compute the same.
+    """
+    pairs = []
+    for position, run in enumerate(group.runs):
+        vanilla = _partner(run, position, reference)
         both = vanilla is not None and vanilla.log.iterations and run.log.iterations
         result = compare(vanilla.log, run.log, warmup, tolerance) if vanilla and both else None
         pairs.append(Pair(run, vanilla, result))
     return pairs
 
 
-def _partner(run: Run, runs: Sequence[Run], number: int) -> Run | None:
-    same = [r for r in runs if r.log.engine == _VANILLA and _key(r) == _key(run)]
-    exact = [r for r in same if _preferred(r) == _preferred(run)] or same
-    return exact[min(number, len(exact) - 1)] if exact else None
+def make_pairs(
+    runs: Sequence[Run], warmup: int, tolerance: float = DEFAULT_TOLERANCE
+) -> list[Pair]:
+    """Hold every plugin run against the vanilla run of the same point, in the order given."""
+    groups = group_points(runs)
+    pairs = [
+        pair
+        for group in groups
+        if group.engine not in (VANILLA, None)
+        for pair in pair_up(group, reference_of(group, groups), warmup, tolerance)
+    ]
+    position = {id(run): number for number, run in enumerate(runs)}
+    return sorted(pairs, key=lambda pair: position[id(pair.run)])
 
 
-def _key(run: Run) -> str:
+def point_key(run: Run) -> str:
     """What must agree for two runs to compute the same."""
     if run.point:
         fixed = {key: value for key, value in run.point.items() if key not in _FREE}
@@ -102,5 +176,27 @@ def _key(run: Run) -> str:
     return json.dumps(fixed, sort_keys=True, default=str)
 
 
-def _preferred(run: Run) -> list[object]:
-    return [run.point.get(key, run.log.settings.get(key)) for key in _PREFERRED]
+def preferred(run: Run) -> list[object]:
+    """What two runs should agree in for their times to be comparable."""
+    return _values(run, _PREFERRED)
+
+
+def timing_values(run: Run) -> list[object]:
+    """Values of :data:`TIMING_SETTINGS`."""
+    return _values(run, TIMING_SETTINGS)
+
+
+def _values(run: Run, names: Sequence[str]) -> list[object]:
+    return [run.point.get(name, run.log.settings.get(name)) for name in names]
+
+
+def _name(run: Run) -> str:
+    return ", ".join(part for part in (run.case, run.log.engine_label) if part)
+
+
+def _partner(run: Run, position: int, reference: PointRuns | None) -> Run | None:
+    if reference is None:
+        return None
+    same = [r for r in reference.runs if run.repeat is not None and r.repeat == run.repeat]
+    nth = same or reference.runs[min(position, len(reference.runs) - 1) :][:1]
+    return next((r for r in (*nth, *reference.finished) if r in reference.finished), nth[0])

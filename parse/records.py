@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from parse.memory import MemoryLine
 
 if TYPE_CHECKING:
     from parse.metrics import Metrics
@@ -90,6 +92,8 @@ class Log:
     iterations: list[Iteration] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    memory: list[MemoryLine] = field(default_factory=list)
+    """DeepSpeed's memory lines, in the order of the log."""
     world_size: int | None = None
     """Ranks of the run."""
     vocab_size: int | None = None
@@ -126,7 +130,7 @@ class Log:
         return [size for size in known if isinstance(size, int) and size > 1]
 
 
-def engine_label(settings: dict[str, Setting]) -> str:
+def engine_label(settings: Mapping[str, object]) -> str:
     """``hybrid (stride 2)``, ``vanilla``; ``unknown engine`` when the settings do not say."""
     engine, stride = settings.get("engine"), settings.get("stride")
     if engine is None:

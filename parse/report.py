@@ -13,14 +13,15 @@ from typing import Any
 import jinja2
 
 from parse.arguments import warmup_count
+from parse.comparisons import compare_points, write_comparisons
 from parse.errors import LogError
 from parse.labels import label_runs
-from parse.pairs import Pair, make_pairs
+from parse.pairs import Pair
 from parse.report_context import report_context
+from parse.report_html import TEMPLATES, one_line, render_html
 from parse.run_folder import SWEEP_FILE, Run, read_json, read_sweep_run, sweep_entries
-from parse.table import replace_text, write_tables
-
-_TEMPLATES = Path(__file__).resolve().parent / "templates"
+from parse.table import write_tables
+from parse.write import replace_text
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -28,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m parse.report", description="Report a sweep.")
     parser.add_argument("sweep_dir", type=Path, metavar="SWEEP_DIR")
     parser.add_argument(
-        "--warmup", type=warmup_count, default=1, help="first iterations left out of means (1)"
+        "--warmup", type=warmup_count, default=1, help="first iterations left out of times (1)"
     )
     args = parser.parse_args(argv)
     try:
@@ -37,35 +38,42 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"parse.report: error: {error}\n")
         return 2
     for pair in pairs:
-        sys.stdout.write(f"{_one_line(pair.line)}\n")
+        sys.stdout.write(f"{one_line(pair.line)}\n")
     return int(not all(pair.equal for pair in pairs))
 
 
 def report(sweep_dir: Path, warmup: int) -> list[Pair]:
-    """Write ``tables/*.csv`` and ``report.md`` into a sweep folder.
+    """Write ``tables/``, ``report.md`` and ``report.html`` into a sweep folder.
 
     Returns:
-        Each plugin run with the vanilla run it was held against.
+        Each plugin run with the vanilla run it was held against, in the order of the runs.
 
     Raises:
         LogError: the folder holds no sweep with a run in it, or cannot be written.
     """
+    index = read_json(sweep_dir / SWEEP_FILE)
     runs = _read_runs(sweep_dir)
     write_tables(runs, sweep_dir / "tables", warmup, base=sweep_dir)
-    pairs = make_pairs(runs, warmup)
-    index = read_json(sweep_dir / SWEEP_FILE)
-    text = render(report_context(sweep_dir, index, runs, pairs, warmup))
+    comparisons = compare_points(runs, warmup)
+    write_comparisons(comparisons, sweep_dir / "tables")
     try:
-        replace_text(sweep_dir / "report.md", text)
+        context = report_context(sweep_dir, index, runs, comparisons, warmup)
     except OSError as error:
-        raise LogError(f"{sweep_dir / 'report.md'}: cannot be written: {error.strerror}") from None
-    return pairs
+        raise LogError(f"{error.filename}: cannot be read: {error.strerror}") from None
+    for name, render in (("report.md", render_markdown), ("report.html", render_html)):
+        try:
+            replace_text(sweep_dir / name, render(context))
+        except OSError as error:
+            raise LogError(f"{sweep_dir / name}: cannot be written: {error.strerror}") from None
+    position = {id(run): number for number, run in enumerate(runs)}
+    pairs = [pair for item in comparisons for pair in item.pairs]
+    return sorted(pairs, key=lambda pair: position[id(pair.run)])
 
 
-def render(context: dict[str, Any]) -> str:
-    """The report's Markdown; what logs say is escaped."""
+def render_markdown(context: dict[str, Any]) -> str:
+    """The report for a repository; what logs say is escaped."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -73,39 +81,32 @@ def render(context: dict[str, Any]) -> str:
         autoescape=False,  # the output is Markdown, not HTML; the filter `text` escapes for it
     )
     environment.filters["text"] = _escape
-    environment.filters["ms"] = _milliseconds
-    environment.filters["number"] = _number
-    return environment.get_template("report.md.j2").render(context)
+    environment.filters["code"] = lambda text: one_line(f".{text}")[1:]
+    return environment.get_template("report.md.j2").render(context).rstrip("\n") + "\n"
 
 
 def _read_runs(sweep_dir: Path) -> list[Run]:
     if not (sweep_dir / SWEEP_FILE).is_file():
         raise LogError(f"{sweep_dir}: has no {SWEEP_FILE}; give the folder of a sweep")
-    runs = [read_sweep_run(entry) for entry in sweep_entries(sweep_dir)]
+    entries = sweep_entries(sweep_dir)
+    runs = [read_sweep_run(entry) for entry in entries]
     if not runs:
         raise LogError(f"{sweep_dir / SWEEP_FILE}: lists no runs, or cannot be read")
+    for entry, run in zip(entries, runs, strict=True):
+        # Of a run whose launcher is gone only the index knows that it is not running any more.
+        if run.status in ("", "running") and entry.status:
+            run.status_json["status"] = entry.status
     label_runs(runs)
     return runs
 
 
-def _one_line(text: object) -> str:
-    return "".join(c if c.isprintable() else " " for c in str(text)).strip()
-
-
 def _escape(text: object) -> str:
     """Plain text for Markdown, safe inside a table's cell."""
-    line = _one_line("" if text is None else text)
-    for character in "\\`*_[]|<>":
+    line = one_line("" if text is None else text)
+    # A reader of Markdown decodes entities, so that "&lt;" would come out as "<".
+    for character in "\\`*_[]|<>&":
         line = line.replace(character, f"\\{character}")
     return line
-
-
-def _milliseconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
 
 
 if __name__ == "__main__":

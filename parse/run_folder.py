@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from parse.errors import LogError
 from parse.log_lines import read_log
+from parse.monitor import monitor_files
 from parse.records import Log, Setting
 
 SWEEP_FILE = "sweep.json"
@@ -28,6 +29,8 @@ class Run:
     """Name in tables and figures, unique among the runs read together."""
     case: str = ""
     """What the run has in common with those it is compared with, engine left out."""
+    monitor_files: list[Path] = field(default_factory=list)
+    """Samples taken from outside the run."""
 
     @property
     def status(self) -> str:
@@ -43,6 +46,28 @@ class Run:
     def cause(self) -> str:
         """Why the run is not ``ok``, in a line."""
         return str(self.status_json.get("cause") or "")
+
+    @property
+    def repeat(self) -> int | None:
+        """Which repeat of its point the run is, from 1; None when ``run.json`` does not say."""
+        found = self.run_json.get("repeat")
+        whole = isinstance(found, int) and not isinstance(found, bool) and found > 0
+        return found if whole else None
+
+    @property
+    def point_key(self) -> str:
+        """Digest of all that makes two runs the same; empty when ``run.json`` does not say."""
+        return _text(self.run_json.get("point_key"))
+
+    @property
+    def run_id(self) -> str:
+        """The run's name, unique in its sweep; empty when ``run.json`` does not say."""
+        return _text(self.run_json.get("run_id"))
+
+    @property
+    def started(self) -> str:
+        """When it began, in ISO 8601; empty when ``run.json`` does not say."""
+        return _text(self.run_json.get("started"))
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -79,11 +104,29 @@ def read_run(log_path: Path) -> Run:
     log = read_log(log_path)
     run_json = read_json(log_path.parent / "run.json")
     if run_json.get("log") != log_path.name:
-        return Run(log)
+        return Run(log, monitor_files=monitor_files(log_path, own_folder=False))
     point = run_json.get("point")
     point = point if isinstance(point, dict) else {}
     log.settings.update(_settings(point))
-    return Run(log, point, run_json, read_json(log_path.parent / "status.json"))
+    status_json = read_json(log_path.parent / "status.json")
+    samples = monitor_files(log_path, own_folder=True)
+    return Run(log, point, run_json, status_json, monitor_files=samples)
+
+
+def attach_samples(runs: Sequence[Run], paths: Sequence[Path]) -> list[Path]:
+    """Give CSV files of the paper's monitor to their runs; returns those that fit none.
+
+    A file belongs to the run whose log has its name, or to the only run there is.
+    """
+    left = []
+    for path in paths:
+        named = [run for run in runs if run.log.path.stem == path.stem]
+        owners = named if len(named) == 1 else runs if len(runs) == 1 else []
+        if not owners:
+            left.append(path)
+        elif path.resolve() not in {known.resolve() for known in owners[0].monitor_files}:
+            owners[0].monitor_files.append(path)
+    return left
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -130,6 +173,10 @@ class SweepEntry:
     engine: str
     run_dir: Path
     log_path: Path
+    repeat: int | None = None
+    """From 1; None in a sweep of schema 1, which did not count them."""
+    status: str = ""
+    """As it was when ``sweep.json`` was written; empty in a sweep of schema 1."""
 
 
 def sweep_entries(folder: Path) -> list[SweepEntry]:
@@ -144,7 +191,9 @@ def sweep_entries(folder: Path) -> list[SweepEntry]:
         # Some writers name the log by its path in the sweep, others in the run folder.
         log_path = run_dir / Path(log).name if isinstance(log, str) and log else run_dir / "missing"
         name, engine = str(item.get("name") or run_dir.name), str(item.get("engine") or "")
-        entries.append(SweepEntry(name, engine, run_dir, log_path))
+        repeat, status = item.get("repeat"), _text(item.get("status"))
+        repeat = repeat if isinstance(repeat, int) and not isinstance(repeat, bool) else None
+        entries.append(SweepEntry(name, engine, run_dir, log_path, repeat, status))
     return entries
 
 
@@ -158,14 +207,21 @@ def read_sweep_run(entry: SweepEntry) -> Run:
         point = point if isinstance(point, dict) else {}
         settings = _settings(point) or ({"engine": entry.engine} if entry.engine else {})
         log = Log(path=entry.log_path, settings=settings, notes=["no log"])
-        return Run(log, point, run_json, read_json(entry.run_dir / "status.json"))
+        run_json = {"repeat": entry.repeat, **run_json}
+        status_json = {"status": entry.status, **read_json(entry.run_dir / "status.json")}
+        samples = monitor_files(entry.log_path, own_folder=True)
+        return Run(log, point, run_json, status_json, monitor_files=samples)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _settings(point: dict[str, Any]) -> dict[str, Setting]:
     """Settings of a point, under the names that a log's name gives."""
     names = (
         *("tp", "dp", "global_batch_size", "micro_batch_size", "offload_ratio"),
-        *("subgroup_numel", "engine", "stride"),
+        *("subgroup_numel", "engine", "stride", "hog_share", "seed"),
     )
     settings: dict[str, Setting] = {
         name: point[name] for name in names if isinstance(point.get(name), int | float | str)

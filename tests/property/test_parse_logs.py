@@ -19,15 +19,22 @@ FIELDS = (
     *("loss", "learning_rate", "tflops", "tokens"),
 )
 
+
+def phases_ms(hundredths_ms):
+    """Backward is the sum of its parts, as it is in a log."""
+    forward, inner, allreduce, step = hundredths_ms
+    return tuple(v / 100 for v in (forward, inner + allreduce, inner, allreduce, step))
+
+
 seconds = st.floats(0.001, 1000).map(lambda value: round(value, 12))
-milliseconds = st.integers(0, 10**8).map(lambda value: value / 100)
+hundredths = st.integers(0, 10**8)
 losses = st.one_of(
     st.none(), st.floats(1e-3, 99).map(lambda v: float(f"{v:.6E}")), st.just(math.inf)
 )
 iterations = st.lists(
     st.fixed_dictionaries(
         {"times": st.lists(seconds, min_size=3, max_size=3), "loss": losses,
-         "phases": st.tuples(*[milliseconds] * 5)}
+         "phases": st.tuples(*[hundredths] * 4).map(phases_ms)}
     ),
     min_size=1, max_size=6,
 )  # fmt: skip
@@ -49,7 +56,8 @@ def log_lines(rows, ranks):
             f" consumed tokens: {64 * number} | elapsed time per iteration (ms): {time * 1e3:.1f} |"
             f" learning rate: 1.000E-04 | global batch size: 4 |{shown} loss scale: 1.0 |"
             " actual seqlen: 16 | number of skipped iterations: 0 |"
-            " number of nan iterations: 0 | samples per second: 1.0 | TFLOPs: 3.25 |"
+            f" number of nan iterations: 0 | samples per second: {4 / time:.3f} |"
+            f" TFLOPs: {40 / time:.2f} |"
         )
     return lines
 

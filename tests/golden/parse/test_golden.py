@@ -1,7 +1,7 @@
-"""A hand-written log with everything the paper's logs do: expected records beside it.
+"""Hand-written logs in every form that is read, each with its expected records beside it.
 
 ``python tests/golden/parse/test_golden.py`` from the root, with the root on PYTHONPATH, rewrites
-the expectation; read the difference before keeping it.
+the expectations; read the difference before keeping it.
 """
 
 import dataclasses
@@ -9,14 +9,27 @@ import json
 import math
 from pathlib import Path
 
+import pytest
+
 from parse.log_lines import read_log
 
 HERE = Path(__file__).resolve().parent
-EXPECTED = HERE / "expected.json"
+LOGS = sorted(HERE.rglob("*.log"))
 
 
-def as_data():
-    log = read_log(next(HERE.glob("*.log")))
+def expectation(path):
+    return HERE / "expected.json" if path.parent == HERE else path.with_suffix(".json")
+
+
+def shown(memory_line):
+    fields = dataclasses.asdict(memory_line)
+    return {
+        k: v for k, v in fields.items() if v is not None and k not in ("window", "after_timers")
+    }
+
+
+def as_data(path):
+    log = read_log(path)
     records = [dataclasses.asdict(record) for record in log.iterations]
     for record in records:
         for name, value in record.items():
@@ -31,13 +44,16 @@ def as_data():
         "ends_mid_line": log.ends_mid_line,
         "notes": log.notes,
         "rejects": [[reject.line_number, reject.reason] for reject in log.rejects],
+        "memory": [shown(line) for line in log.memory],
         "iterations": [{k: v for k, v in r.items() if v is not None} for r in records],
     }
 
 
-def test_the_miniature_log_gives_the_expected_records():
-    assert as_data() == json.loads(EXPECTED.read_text())
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem[:20])
+def test_a_log_gives_the_expected_records(path):
+    assert as_data(path) == json.loads(expectation(path).read_text())
 
 
 if __name__ == "__main__":
-    EXPECTED.write_text(json.dumps(as_data(), indent=2) + "\n")
+    for log_path in LOGS:
+        expectation(log_path).write_text(json.dumps(as_data(log_path), indent=2) + "\n")

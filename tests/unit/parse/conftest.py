@@ -82,48 +82,57 @@ class SweepWriter:
 
     def write(self, engines=ENGINES, **changes) -> Path:
         """``changes``: engine to a dict of run fields (losses, norms, digest, status, cause)."""
-        runs = [self._run(engine, stride, **changes.get(engine, {})) for engine, stride in engines]
-        index = {"schema_version": 1, "name": "small | sweep", "description": "", "runs": runs}
+        return self.write_runs([(e, stride, changes.get(e, {})) for e, stride in engines])
+
+    def write_runs(self, runs, **index) -> Path:
+        """``runs``: engine, stride and changed fields of each; ``index``: more of sweep.json."""
+        runs = [self._run(engine, stride, **fields) for engine, stride, fields in runs]
+        index = {"schema_version": 1, "name": "small | sweep", "description": "", **index}
+        index["runs"] = runs
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "sweep.json").write_text(json.dumps(index))
         return self.folder
 
     def _run(self, engine, stride, **changes):
         fields = {"losses": LOSSES, "norms": None, "digest": "aa", "log": True}
-        fields |= {"status": "ok", "cause": "", **changes}
+        fields |= {"status": "ok", "cause": "", "seconds": (), "repeat": None, "last_lines": []}
+        fields |= {"point": {}, "provenance": {}, **changes}
         losses, norms, digest = fields["losses"], fields["norms"], fields["digest"]
         on = int(engine == "hybrid")
         stem = (
-            "log-tiny-tp1-dp1-l2-h64-a4-sl64-gbs2-mbs1-ratio1-subg1000000"
+            f"log-tiny-tp1-dp1-l2-h64-a4-sl64-gbs2-mbs{fields['point'].get('micro_batch_size', 1)}"
+            f"-ratio1-subg{fields['point'].get('subgroup_numel', 1_000_000)}"
             f"-prefetch{on}-flush_async{int(engine != 'vanilla')}-opt_gaps{stride}"
         )
-        run = self.folder / stem / "run-001"
+        run = self.folder / stem / f"run-{fields['repeat'] or 1:03}"
         run.mkdir(parents=True)
         if fields["log"]:
-            (run / f"{stem}.log").write_text(Recipe(losses).text())
+            (run / f"{stem}.log").write_text(Recipe(losses, fields["seconds"]).text())
             self._metrics(run / "metrics.jsonl", engine, losses, norms, digest)
         status = {"status": fields["status"], "seconds": 1.5, "cause": fields["cause"]}
+        status["last_lines"] = fields["last_lines"]
         (run / "status.json").write_text(json.dumps(status))
         point = {
             "model": {"name": "tiny", "layers": 2, "hidden": 64, "heads": 4, "seq_length": 64},
             "engine": engine, "stride": stride, "tp": 1, "dp": 1, "global_batch_size": 2,
             "micro_batch_size": 1, "offload_ratio": 1.0, "subgroup_numel": 1_000_000, "seed": 1,
+            **fields["point"],
         }  # fmt: skip
         provenance = {
             "versions": {"python": "3.11.7", "triton": None},
             "cpu": {"model": "A CPU", "cores_usable": 2}, "gpus": [], "platform": "Linux",
             "git": {"commit": "abc", "dirty": True}, "host_memory_bytes": 2**33,
+            **fields["provenance"],
         }  # fmt: skip
-        (run / "run.json").write_text(
-            json.dumps(
-                {"point": point, "log": f"{stem}.log", "metrics": "metrics.jsonl",
-                 "command": ["python", "a b"], "provenance": provenance}
-            )
-        )  # fmt: skip
-        return {
-            "name": engine, "engine": engine, "log": f"{stem}.log",
-            "run_dir": run.relative_to(self.folder).as_posix(),
-        }  # fmt: skip
+        run_json = {"point": point, "log": f"{stem}.log", "metrics": "metrics.jsonl",
+                    "command": ["python", "a b"], "provenance": provenance}  # fmt: skip
+        entry = {"name": point.get("name", engine), "engine": engine, "log": f"{stem}.log",
+                 "run_dir": run.relative_to(self.folder).as_posix()}  # fmt: skip
+        if fields["repeat"] is not None:
+            run_json["repeat"] = entry["repeat"] = fields["repeat"]
+            entry["status"] = fields["status"]
+        (run / "run.json").write_text(json.dumps(run_json))
+        return entry
 
     def _metrics(self, path, engine, losses, norms, digest):
         start = {

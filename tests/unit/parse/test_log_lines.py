@@ -137,7 +137,8 @@ def test_every_place_of_a_cut_gives_a_prefix_of_the_records(write_log, recipe):
             # Timers without an iteration line give times, and no loss.
             assert record.loss == (None if record.tflops is None else expected.loss)
             assert record.update_ms == expected.update_ms
-            assert record.iteration_s == expected.iteration_s
+            timed = record.tflops is not None or record.iteration_s is not None
+            assert record.iteration_s == (expected.iteration_s if timed else None)
 
 
 def test_a_cut_line_is_rejected_and_said(write_log, recipe):
@@ -216,16 +217,17 @@ def test_facts_of_the_run(write_log):
     ]
     log = read_log(write_log("run.log", head=head))
     assert (log.device, log.vocab_size, log.parameters) == ("cuda", 1024, 1401)
-    assert log.settings == {"micro_batch_size": 3}
+    assert log.settings == {"micro_batch_size": 3, "global_batch_size": 2}
 
 
 def test_memory_is_the_largest_within_the_iteration(write_log, recipe):
     blocks = recipe().blocks()
     for block, used in zip(blocks[1:], (5.0, 7.0, 6.0, 1.0, 1.0), strict=True):
         block[0:0] = [
-            f"MA 1.0 GB         Max_MA {used} GB         CA 2.0 GB         Max_CA 3 GB ",
-            f"CPU Virtual Memory:  used = {used + 10} GB, percent = 4.5%",
-            "MA 1.0 GB         Max_MA 0.5 GB         CA 2.0 GB         Max_CA 3 GB ",
+            f"MA 0.4 GB         Max_MA {used} GB         CA 2.0 GB         Max_CA 9 GB ",
+            f"CPU Virtual Memory:  used = {used + 10} GB, percent = {used + 10}%",
+            "MA 0.4 GB         Max_MA 0.5 GB         CA 2.0 GB         Max_CA 3 GB ",
+            "CPU Virtual Memory:  used = 1.0 GB, percent = 1.0%",
         ]
     text = "".join(f"{line}\n" for block in blocks for line in block)
     log = read_log(write_log(text=text))
@@ -252,6 +254,62 @@ def test_unusable_logs_say_why(write_log, tmp_path, recipe):
     for path, reason in cases.items():
         with pytest.raises(LogError, match=reason):
             read_usable_log(path)
+
+
+def test_utf_16_is_refused_by_name(tmp_path, recipe):
+    path = tmp_path / "log.log"
+    path.write_bytes(recipe().text().encode("utf-16"))
+    with pytest.raises(LogError, match="UTF-16 text; convert it to UTF-8"):
+        read_usable_log(path)
+
+
+def test_a_progress_bar_and_colours_change_nothing(write_log, recipe):
+    lines = recipe().text().splitlines()
+    bars = "".join(
+        f"\r 40%|####      | 2/5 [00:01<00:02]\r\x1b[32m{line}\x1b[0m\n" for line in lines
+    )
+    glued = "".join(f" 40%|####      | 2/5 [00:01<00:02]{line}\n" for line in lines)
+    expected = read_log(write_log()).iterations
+    assert read_log(write_log("b.log", text=bars)).iterations == expected
+    assert read_log(write_log("c.log", text=glued)).iterations == expected
+
+
+def test_an_iteration_that_the_loss_scaler_skipped_has_no_loss(write_log, recipe):
+    text = recipe(losses=(9.0, None, None)).text()
+    lines = text.splitlines()
+    at = [i for i, line in enumerate(lines) if "elapsed_time" in line]
+    lines[at[1]] = lines[at[1]].replace("skipped iterations:   0", "skipped iterations:   1")
+    log = read_log(write_log(text="\n".join(lines) + "\n"))
+    assert log.iterations[1].loss is None
+    assert math.isnan(log.iterations[2].loss)
+    assert log.rejects == []
+
+
+def test_zeros_of_a_power_cut_hide_an_iteration_and_move_none(write_log, recipe):
+    whole = read_log(write_log()).iterations
+    text = recipe().text()
+    start = text.index("| consumed samples:            6")
+    for size in (1, 300, 600, 900):
+        damaged = text[:start] + "\0" * size + text[start + size :]
+        log = read_log(write_log(text=damaged))
+        known = {record.iteration: record for record in whole}
+        assert 3 not in [record.iteration for record in log.iterations]
+        assert all(record.loss == known[record.iteration].loss for record in log.iterations)
+        assert "NUL bytes" in [reject.reason for reject in log.rejects]
+
+
+def test_the_mean_of_an_interval_is_an_iterations_time(write_log):
+    lines = []
+    for number in (10, 20, 30):
+        lines.append(
+            f" elapsed_time 5.000000 | consumed samples: {2 * number} |"
+            f" consumed tokens: {128 * number} | elapsed time per iteration (ms): 500.0 |"
+            " learning rate: 3.000E-04 | global batch size: 2 | lm loss: 9.0E+00 |"
+            " loss scale: 1.0 | actual seqlen: 64 | TFLOPs: 2.50 |"
+        )
+    log = read_log(write_log(text="\n".join(lines) + "\n"))
+    assert [r.iteration for r in log.iterations] == [10, 20, 30]
+    assert seconds(log) == [0.5, 0.5, 0.5]
 
 
 @pytest.mark.skipif(not AUTHORS.is_dir(), reason="the authors' logs are not here")

@@ -103,3 +103,37 @@ def test_nothing_to_parse_is_one_line_and_exit_code_2(tmp_path, capsys):
         assert error.count("\n") == 1
         assert str(path) in error
     assert not (tmp_path / "out").exists()
+
+
+def test_memory_is_a_table_only_while_there_is_some(write_log, tmp_path, recipe):
+    lines = [
+        "Engine before forward",
+        "MA 1.0 GB         Max_MA 2.5 GB         CA 3.0 GB         Max_CA 4 GB ",
+        "CPU Virtual Memory:  used = 50.5 GB, percent = 25.3%",
+    ]
+    text = "".join(f"{line}\n" for line in lines) + recipe().text()
+    log, out = write_log(text=text), tmp_path / "out"
+    assert main([str(log), "--out", str(out)]) == 0
+    assert rows(out / "memory.csv") == [
+        {
+            "path": str(log), "label": "unknown engine", "case": "", "engine": "",
+            "iteration": "1", "line": "2", "title": "Engine before forward",
+            "allocated_gib": "1.0", "max_allocated_gib": "2.5", "cached_gib": "3.0",
+            "max_cached_gib": "4.0", "host_used_gib": "50.5", "host_percent": "25.3",
+        }
+    ]  # fmt: skip
+    names = {"runs", "iterations", "memory"}
+    assert names <= {path.stem for path in out.glob("*.parquet")}
+    assert main([str(write_log()), "--out", str(out)]) == 0
+    assert not list(out.glob("memory.*"))
+
+
+def test_accumulation_and_rates_need_all_that_they_are_made_of(write_log, tmp_path):
+    name = "log-7B-tp1-dp{}-l2-h4-a2-sl64-gbs2-mbs1-ratio1-subg100-prefetch0-flush_async0.log"
+    logs = [str(write_log(name.format(dp))) for dp in (1, 2, 3)]
+    main([*logs, "--out", str(tmp_path / "out")])
+    table = rows(tmp_path / "out" / "runs.csv")
+    assert [row["accumulation"] for row in table] == ["2", "1", ""]
+    assert {row["update_rate"] for row in table} == {""}
+    assert {row["repeat"] for row in table} == {""}
+    assert {row["hog_share"] for row in table} == {""}

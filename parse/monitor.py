@@ -1,0 +1,166 @@
+"""Samples of a run taken from outside: our ``monitor.jsonl``, and the CSV of the paper's monitor.
+
+Standard library alone. The paper's CSV names the unit of its time alone; the others are NVML's:
+``txpci`` and ``rxpci`` in KB/s (1 KB = 1000 bytes), ``gpu_util`` and ``mem_util`` in percent,
+``mem_used`` and ``mem_free`` in bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+MONITOR_FILE = "monitor.jsonl"
+_CSV_HEADER = b"device_id,timestamp(ns),txpci,rxpci,gpu_util,mem_util,mem_used,mem_free"
+_BYTES_PER_KB = 1000
+
+SAMPLE_COLUMNS = {
+    "time_s": "Float64",
+    "host_used_bytes": "Int64",
+    "host_free_bytes": "Int64",
+    "cpu_percent": "Float64",
+    "device_id": "Int64",
+    "gpu_util_percent": "Float64",
+    "gpu_memory_used_bytes": "Int64",
+    "pcie_tx_bytes_per_s": "Int64",
+    "pcie_rx_bytes_per_s": "Int64",
+    "gpu_memory_free_bytes": "Int64",
+    "gpu_memory_util_percent": "Float64",
+}
+"""Columns of a sample, those of ``monitor.jsonl`` first; ``time_s`` counts from the first sample in
+the paper's CSV, from the run's start in ours."""
+
+Sample = tuple[float | int | None, ...]
+"""One sample of a device, in the order of ``SAMPLE_COLUMNS``."""
+
+
+def is_monitor_csv(path: Path) -> bool:
+    """Whether a file is a CSV of the paper's monitor, by its first line."""
+    if path.suffix != ".csv":
+        return False
+    try:
+        with path.open("rb") as file:
+            first = file.readline(200)
+    except OSError:
+        return False
+    return first.strip().replace(b" ", b"") == _CSV_HEADER
+
+
+def read_samples(path: Path) -> tuple[list[Sample], int]:
+    """Samples of either form, in the file's order, and how many lines cannot be read.
+
+    Of a sample that lacks figures the others count; a missing file has no samples.
+    """
+    parse = _csv_rows if path.suffix == ".csv" else _json_rows
+    try:
+        return _collect(path, parse)
+    except OSError:
+        return [], 0
+
+
+def monitor_files(log_path: Path, own_folder: bool) -> list[Path]:
+    """The samples that belong to a log: those of its run folder, or a CSV with its name.
+
+    A CSV of another name belongs to a log only where no other log lies beside it.
+    """
+    found = []
+    ours = log_path.parent / MONITOR_FILE
+    if own_folder and ours.is_file():
+        found.append(ours)
+    beside = sorted(log_path.parent.glob("*.csv"))
+    if beside:
+        alone = sum(1 for _ in log_path.parent.glob("*.log")) == 1
+        found += [
+            path
+            for path in beside
+            if (alone or path.stem == log_path.stem) and is_monitor_csv(path)
+        ]
+    return found
+
+
+def _collect(
+    path: Path, parse: Callable[[Path], Iterator[Sample | None]]
+) -> tuple[list[Sample], int]:
+    samples, damaged = [], 0
+    for sample in parse(path):
+        if sample is None:
+            damaged += 1
+        else:
+            samples.append(sample)
+    return samples, damaged
+
+
+def _json_rows(path: Path) -> Iterator[Sample | None]:
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            if isinstance(row, dict) and _number(row.get("time_s")) is not None:
+                yield tuple(
+                    _number(row.get(name), whole=kind == "Int64")
+                    for name, kind in SAMPLE_COLUMNS.items()
+                )
+            elif line.strip():
+                yield None
+
+
+def _csv_rows(path: Path) -> Iterator[Sample | None]:
+    width = _CSV_HEADER.count(b",") + 1
+    start: int | None = None
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        lines = (line.replace("\0", "?") for line in file)
+        for row in csv.reader(lines, strict=False):
+            cells = [cell.strip() for cell in row]
+            if cells[:2] == ["device_id", "timestamp(ns)"] or not any(cells):
+                continue
+            values = [_text_number(cell) for cell in cells]
+            device, time_ns = [*values, None, None][:2]
+            if len(cells) != width or not _whole(device) or not _whole(time_ns):
+                yield None
+                continue
+            assert time_ns is not None
+            start = int(time_ns) if start is None else start
+            yield _from_csv(values, (int(time_ns) - start) / 1e9)
+
+
+def _from_csv(values: list[float | None], time_s: float) -> Sample:
+    device, _, tx_kb, rx_kb, gpu_util, mem_util, used, free = values
+    return (
+        time_s,
+        *(None, None, None),
+        _int(device),
+        gpu_util,
+        _int(used),
+        _int(tx_kb, _BYTES_PER_KB),
+        _int(rx_kb, _BYTES_PER_KB),
+        _int(free),
+        mem_util,
+    )
+
+
+def _text_number(text: str) -> float | None:
+    if not text.replace(".", "", 1).isdecimal() or not text.isascii() or len(text) > 20:
+        return None
+    return float(text) if "." in text else int(text)
+
+
+def _whole(value: float | None) -> bool:
+    return isinstance(value, int)
+
+
+def _int(value: float | None, factor: int = 1) -> int | None:
+    return None if value is None else int(value * factor)
+
+
+def _number(value: object, *, whole: bool = False) -> float | int | None:
+    """A JSON number; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    if whole:
+        return int(value) if value == int(value) and abs(value) < 2**63 else None
+    return float(value)

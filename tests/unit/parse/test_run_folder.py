@@ -1,0 +1,82 @@
+import csv
+import json
+
+import pytest
+
+from parse.__main__ import main
+from parse.labels import label_runs
+from parse.run_folder import read_run, read_sweep_run, sweep_entries
+
+
+def edit(path, **fields):
+    table = json.loads(path.read_text())
+    path.write_text(json.dumps({**table, **fields}))
+
+
+def set_run(folder, engine_part, **fields):
+    edit(next(folder.glob(f"*{engine_part}*/run-001/run.json")), **fields)
+
+
+def test_a_sweep_of_either_schema_is_read(sweep_writer):
+    folder = sweep_writer.write()
+    old = sweep_entries(folder)
+    assert (old[0].engine, old[0].repeat, old[0].status) == ("vanilla", None, "")
+    index = json.loads((folder / "sweep.json").read_text())
+    runs = [{**run, "repeat": n, "status": "ok"} for n, run in enumerate(index["runs"], 1)]
+    runs += [{**runs[0], "repeat": True, "status": 3}]
+    edit(folder / "sweep.json", schema_version=2, runs=runs)
+    entries = sweep_entries(folder)
+    assert [(e.repeat, e.status) for e in entries] == [(1, "ok"), (2, "ok"), (3, "ok"), (None, "")]
+    assert [e.log_path for e in entries][:3] == [e.log_path for e in old]
+
+
+def test_a_run_without_a_log_has_the_sweeps_word(sweep_writer):
+    folder = sweep_writer.write(vanilla={"log": False})
+    index = json.loads((folder / "sweep.json").read_text())
+    index["runs"][0] |= {"repeat": 3, "status": "hang"}
+    edit(folder / "sweep.json", **index)
+    run_dir = folder / index["runs"][0]["run_dir"]
+    (run_dir / "status.json").unlink()
+    run = read_sweep_run(sweep_entries(folder)[0])
+    assert (run.repeat, run.status) == (3, "hang")
+    (run_dir / "status.json").write_text('{"status": "failed"}')
+    set_run(folder, "flush_async0", repeat=2)
+    run = read_sweep_run(sweep_entries(folder)[0])
+    assert (run.repeat, run.status) == (2, "failed")
+
+
+@pytest.mark.parametrize("damaged", [0, -1, True, "2", 1.5, None])
+def test_a_repeat_is_a_whole_number_from_one(sweep_writer, damaged):
+    folder = sweep_writer.write()
+    set_run(folder, "flush_async0", repeat=damaged, run_id=7, point_key=[], started={})
+    run = read_run(sweep_entries(folder)[0].log_path)
+    assert (run.repeat, run.run_id, run.point_key, run.started) == (None, "", "", "")
+
+
+def test_repeats_number_labels_only_where_run_json_counts_them(sweep_writer, write_log):
+    folder = sweep_writer.write()
+    set_run(folder, "flush_async0", repeat=2)
+    runs = [read_sweep_run(entry) for entry in sweep_entries(folder)]
+    label_runs(runs)
+    assert [run.label for run in runs] == ["vanilla #2", "async-gradients", "hybrid (stride 2)"]
+    name = "log-7B-tp1-dp1-l2-h4-a2-sl64-gbs2-mbs1-ratio1-subg100-prefetch0-flush_async0.log"
+    lone = [read_run(write_log(f"{folder}/{name}")) for folder in ("a", "b")]
+    label_runs(lone)
+    assert [run.label for run in lone] == ["vanilla", "vanilla #2"]
+    assert [run.repeat for run in lone] == [None, None]
+
+
+def test_columns_of_the_run_come_from_run_json(sweep_writer, tmp_path):
+    folder = sweep_writer.write()
+    path = next(folder.glob("*flush_async0*/run-001/run.json"))
+    point = json.loads(path.read_text())["point"] | {"hog_share": 0.25, "seed": 77}
+    edit(path, repeat=4, run_id="x/run-004", point_key="abc", started="2031-01-02", point=point)
+    assert main([str(folder), "--out", str(tmp_path / "out")]) == 0
+    header, row = (tmp_path / "out" / "runs.csv").read_text().splitlines()[:2]
+    (cells,) = list(csv.DictReader([header, row]))
+    expected = {"repeat": "4", "run_id": "x/run-004", "point_key": "abc", "started": "2031-01-02",
+                "hog_share": "0.25", "seed": "77", "accumulation": "2"}  # fmt: skip
+    assert {name: cells[name] for name in expected} == expected
+    assert float(cells["update_rate"]) == pytest.approx(12345 / 0.03325)
+    assert float(cells["samples_per_s"]) == pytest.approx(2 / (0.1 + 0.0123456789 * 2.5))
+    assert cells["case"] == "hogged 0.25"
