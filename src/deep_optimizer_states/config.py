@@ -50,6 +50,10 @@ class Settings(BaseModel):
     tile_numel: int = Field(default=DEFAULT_TILE_NUMEL, ge=16, multiple_of=16)
     """Largest piece of a subgroup that is updated at once, in elements. No result depends on it."""
 
+    timeline: str = ""
+    """Folder for what every lane did and when, see :mod:`deep_optimizer_states.timeline`; empty for
+    none."""
+
     @model_validator(mode="after")
     def _ratio_has_a_meaning(self) -> Self:
         if self.policy == "ratio" and self.ratio == 1.0:

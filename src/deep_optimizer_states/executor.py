@@ -11,6 +11,7 @@ tile is stepped while the last one's weights are sent.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -22,8 +23,12 @@ from deep_optimizer_states.errors import UpdateError
 from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.kernels.scalars import AdamScalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
+from deep_optimizer_states.kernels.torch_adam import TorchAdam
 from deep_optimizer_states.plan import Action, Kind, Plan
+from deep_optimizer_states.timeline import Recorder, Span
 
+OnSpans = Callable[[list[Span], float, float], None]
+"""Gets the spans of an update, and when it began and ended."""
 NUM_SLOTS = 3
 NUM_STAGING_BUFFERS = 2
 
@@ -82,9 +87,17 @@ class Executor:
         sizes: What to allocate.
         device: Where device tiles are stepped.
         host_adam: The CPU lane's kernel.
+        timeline: Where spans go, and the recorder that the device fills; None for none.
     """
 
-    def __init__(self, sizes: Sizes, device: Device, host_adam: HostAdam) -> None:
+    def __init__(
+        self,
+        sizes: Sizes,
+        device: Device,
+        host_adam: HostAdam | TorchAdam,
+        timeline: tuple[Recorder, OnSpans] | None = None,
+    ) -> None:
+        self._timeline = timeline
         self._device = device
         self._host_adam = host_adam
         fp32 = torch.float32
@@ -156,6 +169,7 @@ class Executor:
         """
         # Weights are still being read by what the caller has queued (backward, all-gathers); slots
         # may be memory that it used before.
+        begin = time.perf_counter()
         caller, grads = after
         for lane in (self._device.h2d, self._device.compute, self._device.weights):
             lane.wait(caller, Wait.WEIGHTS_IDLE)
@@ -168,6 +182,10 @@ class Executor:
             done.append(action)
         self._device.synchronize()
         self.last_plan = Plan(len(work), tuple(done))
+        if self._timeline is not None:
+            recorder, on_spans = self._timeline
+            on_spans(recorder.take(), begin, time.perf_counter())
+            self._device.set_clock()
 
     def _prefetch(self, tile: int, work: Work) -> None:
         slot, lane = self._upcoming, self._device.h2d
@@ -215,10 +233,13 @@ class Executor:
             self._device.host_waits(staging.free, Wait.STAGING_FREE)
         (staged,) = staging.views(work.tensors.numel)
         tensors = AdamTensors(*work.tensors.state, work.tensors.grad, staged)
+        begin = time.perf_counter()
         try:
             self._host_adam.step(tensors, work.scalars, work.tail_start, torch.get_num_threads())
         except Exception as error:
             raise UpdateError(f"lane CPU, step of {work.name}: {error!r}") from error
+        if self._timeline is not None:
+            self._timeline[0].add("CPU", f"step of {work.name}", begin, time.perf_counter())
 
     def _send_weights(self, tile: int, work: Work) -> None:
         staging, lane = self._held.pop(tile), self._device.weights

@@ -7,6 +7,7 @@ overridden here (partitioning, reduction, norms, clipping, loss scale, checkpoin
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,12 +20,12 @@ from deep_optimizer_states.config import Settings
 from deep_optimizer_states.device.base import Device, Wait
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.errors import ConfigError, UpdateError
-from deep_optimizer_states.executor import Executor, Sizes, Work
+from deep_optimizer_states.executor import Executor, OnSpans, Sizes, Work
 from deep_optimizer_states.gate import Background, Update
 from deep_optimizer_states.kernels.calibrate_tail import find_tail
-from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.kernels.scalars import AdamScalars, BetaPowers, adam_scalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
+from deep_optimizer_states.kernels.torch_adam import make_host_adam
 from deep_optimizer_states.memory import (
     STATE_BYTES,
     check_host_memory,
@@ -35,14 +36,15 @@ from deep_optimizer_states.memory import (
 )
 from deep_optimizer_states.plan import Plan
 from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.timeline import Recorder, Span, TimelineFile
 from deep_optimizer_states.zero3_gradients import GradientFlush
 
 faults_for_tests: Faults | None = None
 """What the emulated device breaks on purpose; set by tests alone."""
 
 
-def open_device(tail_mode: int) -> Device:
-    """The device that DeepSpeed's accelerator names.
+def open_device(tail_mode: int, recorder: Recorder | None = None) -> Device:
+    """The device that DeepSpeed's accelerator names; spans of its work go to ``recorder``.
 
     Raises:
         ConfigError: It is neither CUDA nor the CPU.
@@ -51,9 +53,9 @@ def open_device(tail_mode: int) -> Device:
     if name == "cuda":
         from deep_optimizer_states.device.cuda import CudaDevice
 
-        return CudaDevice(tail_mode)
+        return CudaDevice(tail_mode, recorder)
     if name == "cpu":
-        return EmulatedDevice(HostAdam(tail_mode), faults_for_tests)
+        return EmulatedDevice(make_host_adam(tail_mode), faults_for_tests, recorder)
     raise ConfigError(f"accelerator '{name}': deep_optimizer_states runs on cuda and cpu")
 
 
@@ -74,8 +76,9 @@ class InterleavedZeroOptimizer(GradientFlush):
     ) -> None:
         self._settings = settings
         self._tail = find_tail(init_optimizer)
-        self._host_adam = HostAdam(self._tail.mode)
-        lanes = open_device(self._tail.mode)
+        self._host_adam = make_host_adam(self._tail.mode)
+        self._recorder = Recorder() if settings.timeline else None
+        lanes = open_device(self._tail.mode, self._recorder)
         self._beta_powers = BetaPowers(init_optimizer.defaults["betas"])
         self._update: Update | None = None
         self._background = Background(lanes)
@@ -104,7 +107,7 @@ class InterleavedZeroOptimizer(GradientFlush):
             self.grad_partitions_flat_buffer.dtype,
             self.dtype,
         )
-        executor = Executor(sizes, self._lanes, self._host_adam)
+        executor = Executor(sizes, self._lanes, self._host_adam, self._open_timeline())
         log_dist(
             f"deep_optimizer_states: policy {self._settings.policy}, "
             f"{len(self._subgroup_numels)} subgroups in {len(schedule.tiles)} tiles, "
@@ -113,6 +116,16 @@ class InterleavedZeroOptimizer(GradientFlush):
             ranks=[0],
         )
         return executor
+
+    def _open_timeline(self) -> tuple[Recorder, OnSpans] | None:
+        if self._recorder is None:
+            return None
+        file = TimelineFile(Path(self._settings.timeline), dist.get_rank())
+
+        def on_spans(spans: list[Span], begin_s: float, end_s: float) -> None:
+            log_dist(f"deep_optimizer_states: {file.write(spans, begin_s, end_s)}", ranks=[0])
+
+        return self._recorder, on_spans
 
     @functools.cached_property
     def _schedule(self) -> Schedule:

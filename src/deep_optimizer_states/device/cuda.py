@@ -18,6 +18,7 @@ from deep_optimizer_states.device.base import WAIT_TIMEOUT_S, Device, Event, Wai
 from deep_optimizer_states.errors import UpdateError
 from deep_optimizer_states.kernels.scalars import AdamScalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
+from deep_optimizer_states.timeline import Recorder, Span
 
 if TYPE_CHECKING:
     from deep_optimizer_states.kernels.triton_adam import TritonAdam
@@ -49,19 +50,59 @@ class _StreamEvent:
             raise UpdateError(f"{self._where}: {error}") from error
 
 
+class _Clock:
+    """Times work on streams with CUDA's own events, on the host's clock.
+
+    Args:
+        recorder: Gets a span for each piece of work.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._own_stream = torch.cuda.Stream()  # idle: nobody's work is waited for
+        self.set()
+
+    def set(self) -> None:
+        """Read both clocks at the same moment."""
+        self._zero = torch.cuda.Event(enable_timing=True)
+        self._zero.record(self._own_stream)
+        self._zero.synchronize()
+        self._zero_s = time.perf_counter()
+
+    def time(
+        self, lane: str, what: str, stream: torch.cuda.Stream, work: Callable[[], None]
+    ) -> None:
+        """Do ``work`` between two events of ``stream``."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record(stream)
+        work()
+        end.record(stream)
+        zero, zero_s = self._zero, self._zero_s
+
+        def resolve() -> Span:
+            first, last = (zero_s + 1e-3 * zero.elapsed_time(event) for event in (begin, end))
+            return Span(lane, what, first, last)
+
+        self._recorder.add_later(resolve)
+
+
 class _StreamLane:
     """Work on one side stream."""
 
-    def __init__(self, name: str, device: torch.device) -> None:
+    def __init__(self, name: str, device: torch.device, clock: _Clock | None) -> None:
         self.name = name
         self._stream = torch.cuda.Stream(device)
         self._last = "nothing yet"
+        self._clock = clock
 
     def submit(self, what: str, work: Callable[[], None], uses: Sequence[Tensor] = ()) -> None:
         self._last = what
         try:
             with torch.cuda.stream(self._stream):
-                work()
+                if self._clock is None:
+                    work()
+                else:
+                    self._clock.time(self.name, what, self._stream, work)
         except RuntimeError as error:
             raise UpdateError(f"lane {self.name}, {what}: {error}") from error
         for tensor in uses:
@@ -81,15 +122,23 @@ class CudaDevice(Device):
 
     Args:
         tail_mode: How DeepSpeed's host kernel rounds the last elements; the device repeats it.
+        recorder: Gets a span for each piece of work.
     """
 
-    def __init__(self, tail_mode: int) -> None:
+    def __init__(self, tail_mode: int, recorder: Recorder | None = None) -> None:
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._tail_mode = tail_mode
         self._locked: list[weakref.finalize[..., Any]] = []
+        self._clock = None if recorder is None else _Clock(recorder)
         self.h2d, self.compute, self.d2h, self.weights, self.grads = (
-            _StreamLane(name, self._device) for name in ("H2D", "GPU", "D2H", "weights", "grads")
+            _StreamLane(name, self._device, self._clock)
+            for name in ("H2D", "GPU", "D2H", "weights", "grads")
         )
+
+    @override
+    def set_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.set()
 
     @override
     def empty_host(self, numel: int, dtype: torch.dtype) -> Tensor:

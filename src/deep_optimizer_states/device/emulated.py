@@ -23,6 +23,8 @@ from deep_optimizer_states.errors import UpdateError
 from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.kernels.scalars import AdamScalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
+from deep_optimizer_states.kernels.torch_adam import TorchAdam
+from deep_optimizer_states.timeline import WAIT, Recorder
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,10 @@ class _ThreadEvent:
 class _ThreadLane:
     """A FIFO thread. After a failure it does no more work but still reaches its events."""
 
-    def __init__(self, name: str, faults: Faults) -> None:
+    def __init__(self, name: str, faults: Faults, recorder: Recorder | None = None) -> None:
         self.name = name
         self._faults = faults
+        self._recorder = recorder
         self._random = random.Random(f"{faults.seed}/{name}")
         self._queue: queue.SimpleQueue[tuple[str, Callable[[], None]] | None] = queue.SimpleQueue()
         self._failure: UpdateError | None = None
@@ -88,7 +91,7 @@ class _ThreadLane:
 
     def wait(self, event: Event, why: Wait) -> None:
         if why not in self._faults.without:
-            self._queue.put((f"wait: {why}", event.synchronize))
+            self._queue.put((f"{WAIT}{why}", event.synchronize))
 
     def record(self) -> Event:
         self._require_open("an event")
@@ -116,6 +119,7 @@ class _ThreadLane:
     def _attempt(self, what: str, work: Callable[[], None]) -> None:
         if self._faults.jitter_s:
             time.sleep(self._random.uniform(0.0, self._faults.jitter_s))
+        begin = time.perf_counter()
         try:
             work()
         except UpdateError as error:  # of a lane that this one waited for
@@ -123,6 +127,8 @@ class _ThreadLane:
         except Exception as error:  # noqa: BLE001 - re-raised in the caller by synchronize()
             self._failure = UpdateError(f"lane {self.name}, {what}: {error!r}")
             self._failure.__cause__ = error
+        if self._recorder is not None:
+            self._recorder.add(self.name, what, begin, time.perf_counter())
 
 
 class _Done:
@@ -141,13 +147,20 @@ class EmulatedDevice(Device):
     Args:
         adam: The host kernel, which is also the device's: same bits by construction.
         faults: What a test breaks on purpose.
+        recorder: Gets a span for each piece of work.
     """
 
-    def __init__(self, adam: HostAdam, faults: Faults | None = None) -> None:
+    def __init__(
+        self,
+        adam: HostAdam | TorchAdam,
+        faults: Faults | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
         self._adam = adam
         self._faults = faults or Faults()
         self._lanes = [
-            _ThreadLane(name, self._faults) for name in ("H2D", "GPU", "D2H", "weights", "grads")
+            _ThreadLane(name, self._faults, recorder)
+            for name in ("H2D", "GPU", "D2H", "weights", "grads")
         ]
         self.h2d, self.compute, self.d2h, self.weights, self.grads = self._lanes
 

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from deep_optimizer_states.errors import KernelError
-from deep_optimizer_states.kernels.host import HostAdam, Tail
+from deep_optimizer_states.kernels.host import Tail
 from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
+from deep_optimizer_states.kernels.torch_adam import make_host_adam
 
 _NUMEL = 16 * 512 + 15  # every vector width up to 16 leaves a tail
 _STEPS = 3
@@ -30,11 +31,12 @@ def find_tail(optimizer: Any) -> Tail:
     Raises:
         KernelError: No variant gives the op's bits: equality with stock is not possible here.
     """
-    return _find_tail(optimizer.ds_opt_adam, bool(optimizer.adam_w_mode))
+    return tail_of_op(optimizer.ds_opt_adam, bool(optimizer.adam_w_mode))
 
 
 @functools.cache
-def _find_tail(op: Any, decoupled: bool) -> Tail:
+def tail_of_op(op: Any, decoupled: bool) -> Tail:
+    """The same of DeepSpeed's compiled op itself; ``decoupled`` for AdamW."""
     group = {**_GROUP, "bias_correction": True}
     generator = torch.Generator().manual_seed(20241)
     inputs = [torch.randn(_NUMEL, generator=generator) for _ in range(_STEPS + 1)]
@@ -72,7 +74,7 @@ def _run_ours(
     state = [master.clone(), torch.zeros(_NUMEL), torch.zeros(_NUMEL)]
     weights = torch.empty(_NUMEL)
     powers = BetaPowers(group["betas"])
-    adam = HostAdam(tail.mode)
+    adam = make_host_adam(tail.mode)
     for step, grad in enumerate(grads, start=1):
         scalars = adam_scalars(group, powers.at(step, group["betas"]), 1.0, decoupled)
         tensors = AdamTensors(state[0], state[1], state[2], grad, weights)

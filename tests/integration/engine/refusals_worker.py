@@ -18,6 +18,7 @@ from deepspeed.utils import safe_set_full_grad
 import deep_optimizer_states
 from deep_optimizer_states import zero3
 from deep_optimizer_states.kernels.host import HostAdam
+from deep_optimizer_states.timeline import read_rows
 
 BLOCK = {"enabled": True, "policy": "stride", "stride": 2}
 
@@ -76,9 +77,9 @@ class FailingAdam(HostAdam):
 
 
 def failure_in_a_lane():
-    zero3.HostAdam = FailingAdam
+    zero3.make_host_adam = FailingAdam
     engine = make_engine()
-    zero3.HostAdam = HostAdam
+    zero3.make_host_adam = HostAdam
     try:
         return answer(lambda: [step(engine) for _ in range(4)])
     finally:
@@ -118,6 +119,19 @@ def muon():
     return make_engine(model=model, optimizer={"type": "Muon", "params": {"lr": 1e-3}})
 
 
+def timeline(folder):
+    """Lanes that had work in the second of three updates, and what was said of it."""
+    engine = make_engine(deep_optimizer_states={**BLOCK, "timeline": str(folder)})
+    for _ in range(3):
+        step(engine)
+    engine.destroy()
+    rows = [row for row in read_rows(folder / "rank-0.jsonl") if row["update"] == 2]
+    return {
+        "lanes": sorted({row["lane"] for row in rows if "lane" in row}),
+        "updates": [row for row in rows if "busy_s" in row],
+    }
+
+
 def set_gradient():
     engine = make_engine()
     try:
@@ -153,6 +167,7 @@ def main():
         "Muon": answer(muon),
         "host bytes": host_bytes({"enabled": True, "policy": "all-host"}),
         "stock's host bytes": host_bytes({"enabled": False}),
+        "timeline": timeline(out.parent / "timeline"),
         "deepcompile": answer(lambda: make_engine(compile={"deepcompile": True})),
         "unknown key": answer(
             lambda: make_engine(deep_optimizer_states={"enabled": True, "strde": 2})

@@ -58,3 +58,11 @@ def test_the_state_takes_14_host_bytes_a_parameter_where_stock_takes_18(answers)
 def test_nothing_beside_the_state_eats_what_it_saves(answers):
     """All tensors count, the emulated device's staging buffers and the weights too."""
     assert answers["host bytes"]["all"] < answers["stock's host bytes"]["all"]
+
+
+def test_a_timeline_has_every_lane_and_a_line_an_update(answers):
+    found = answers["timeline"]
+    assert found["lanes"] == ["CPU", "D2H", "GPU", "H2D", "grads", "weights"]
+    (update,) = found["updates"]
+    assert 0 < update["share_of_limit"] <= 1
+    assert update["bound_by"] in update["busy_s"]
