@@ -43,6 +43,11 @@ class Assembler:
         self.last_fields: Counter[str] = Counter()
         self.timers_lost = False
 
+    @property
+    def has_iterations(self) -> bool:
+        """Whether any line that ends an iteration was found."""
+        return bool(self.windows or self.steps)
+
     def add_timers(self, seconds: list[float]) -> None:
         """Interval timers of one line, in s."""
         self.log.recognised = True

@@ -102,8 +102,8 @@ class RunFacts:
             if ratio and 0 <= float(ratio[1]) <= 1:
                 self._settings["offload_ratio"] = float(ratio[1])
 
-    def finish(self) -> None:
-        """Work out what needs the whole log."""
+    def finish(self, trained: bool) -> None:
+        """Work out what needs the whole log; ``trained`` says that it goes on beyond its setup."""
         log, settings = self.log, self.log.settings
         for key, value in self._settings.items():
             settings.setdefault(key, value)
@@ -112,7 +112,9 @@ class RunFacts:
             from_name = tp * dp if isinstance(tp, int) and isinstance(dp, int) else None
             log.world_size = self._dist_world_size or from_name
         if self._rank_parameters:
-            log.parameters = self._whole_model()
+            # Of a log that ends in its setup, ranks may be missing that nothing names.
+            named = "tensor-model" in self._degrees or "tp" in settings
+            log.parameters = self._whole_model() if trained or named else None
             if log.parameters is None:
                 log.notes.append(
                     "the number of parameters of some rank is missing or contradictory"

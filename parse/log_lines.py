@@ -71,7 +71,7 @@ def _read(log: Log, file: BinaryIO) -> None:
     for line in scan(file, _MARKERS, _MEMORY):
         reader.feed(line)
     log.ends_mid_line = ends_mid_line(file)
-    reader.facts.finish()
+    reader.facts.finish(trained=reader.assembler.has_iterations)
     reader.assembler.finish()
 
 

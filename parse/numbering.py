@@ -30,8 +30,9 @@ def number_windows(windows: Sequence[Window], log: Log) -> list[Window]:
         windows, votes = _last_run(windows, votes, log)
         _fill(windows, votes)
     else:
+        micro_lines = _constant(window.micro_lines for window in windows)
         for position, window in enumerate(windows, 1):
-            if not window.by_timers or _is_doubtful(window, None):
+            if not window.by_timers or _is_doubtful(window, micro_lines):
                 break  # every iteration line has a number; timers are counted while none is lost
             window.iteration = position
     counted = [w for w in windows if w.iteration is not None and _has_record(w)]
@@ -55,7 +56,8 @@ def _votes(windows: Sequence[Window], log: Log) -> _Votes:
         votes[name] = [v // size if v and size and v % size == 0 else None for v in values]
     micro_lines = _constant(window.micro_lines for window in windows)
     votes["step"] = [
-        None if _is_doubtful(window, micro_lines) else _step(window.steps) for window in windows
+        None if _is_doubtful(window, micro_lines) or not window.steps else window.steps[-1]
+        for window in windows
     ]
     return votes
 
@@ -75,11 +77,6 @@ def _constant(values: Iterable[object]) -> int | None:
     if not ranked or (len(ranked) > 1 and not ranked[0][1] > ranked[1][1] == 1):
         return None
     return ranked[0][0]
-
-
-def _step(steps: Sequence[int]) -> int | None:
-    """What the last progress lines say; None when they contradict each other."""
-    return steps[-1] if len(set(steps[-2:])) == 1 else None
 
 
 def _kept(votes: _Votes) -> _Votes:
@@ -117,7 +114,7 @@ def _last_run(
         if number < previous and (window.new_run or number == 1):
             log.notes.append(f"the log starts anew at iteration {number}; the last run counts")
             start = position
-        elif number == previous:
+        elif number == previous and not window.by_timers:
             _reject(log, window, "an iteration that was printed before")
             window.iteration, window.reading, window.repeated = None, None, True
         previous = number

@@ -19,6 +19,8 @@ WORLD = (
         (RANKS, 1401),
         ([WORLD, RANKS[0]], None),
         ([WORLD, RANKS[0], RANKS[1].replace("701", "7x1")], None),
+        ([RANKS[0], RANKS[1].replace("701", "7x1")], None),
+        ([RANKS[0], RANKS[1].replace("number of", "nXmber of")], None),
         ([*RANKS, RANKS[0].replace("700", "800")], None),
         ([RANKS[0], RANKS[1].replace("(1,", "(8,")], None),
         (["using world size: 1, data-parallel-size: 1", RANKS[0]], 700),
@@ -28,6 +30,12 @@ def test_parameters_are_of_the_whole_model_or_missing(write_log, head, parameter
     log = read_log(write_log(head=head))
     assert log.parameters == parameters
     assert any("parameters" in note for note in log.notes) is (parameters is None)
+
+
+def test_a_log_that_ends_in_its_setup_may_lack_a_rank(write_log):
+    cut = [read_log(write_log(text="".join(f"{line}\n" for line in head)))
+           for head in ([RANKS[0]], [WORLD, *RANKS])]  # fmt: skip
+    assert [log.parameters for log in cut] == [None, 1401]
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ def test_colours_become_spaces():
         ("alpha\n".encode("utf-16"), True),
         ("alpha and more of it\n".encode("utf-16-be"), True),
         ("alpha and more of it\n".encode("utf-16-le"), True),
+        ("\u65e5\u5fd7\n".encode("utf-16"), True),
         ("\ufeffalpha\n".encode(), False),
         (b"", False),
         (b"alpha\n" + bytes(400), False),
