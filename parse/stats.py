@@ -171,28 +171,50 @@ def _kept(repeats: Repeats) -> list[_Floats]:
 def _medians(
     repeats: Sequence[_Floats], chosen: npt.NDArray[np.int64], generator: np.random.Generator
 ) -> _Floats:
-    """Median of each row's runs, their iterations drawn anew; ``chosen`` is (rows, runs)."""
-    width = max(map(len, repeats))
-    drawn = np.full((*chosen.shape, width), np.nan)
-    for index, times in enumerate(repeats):
-        where = chosen == index
-        drawn[where, : len(times)] = times[_blocks(len(times), int(where.sum()), generator)]
-    flat = drawn.reshape(len(chosen), -1)
-    even = all(len(times) == width for times in repeats)
-    medians: _Floats = np.median(flat, axis=1) if even else np.nanmedian(flat, axis=1)
+    """Median of each row's runs, their iterations drawn anew; ``chosen`` is (rows, runs).
+
+    Ranks stand for the times: two bytes each instead of eight, in which thousands of rows are
+    sorted many times faster.
+    """
+    lengths = np.array([len(times) for times in repeats])
+    ordered = np.sort(np.concatenate(repeats))
+    first = np.concatenate(([0], np.cumsum(lengths)[:-1]))
+    padding = len(ordered)
+    kind = np.int16 if padding < np.iinfo(np.int16).max else np.int32
+    ranks = np.full((len(repeats), int(lengths.max())), padding, dtype=kind)
+    positions = np.argsort(np.argsort(np.concatenate(repeats), kind="stable"), kind="stable")
+    for run, (start, length) in enumerate(zip(first, lengths, strict=True)):
+        ranks[run, :length] = positions[start : start + length]
+    drawn = _drawn(ranks, lengths, chosen, generator).reshape(len(chosen), -1)
+    counts = lengths[chosen].sum(axis=1)
+    middles = np.stack(((counts - 1) // 2, counts // 2), axis=1)
+    drawn.sort(axis=1)
+    medians: _Floats = ordered[np.take_along_axis(drawn, middles, axis=1)].mean(axis=1)
     return medians
 
 
-def _blocks(length: int, rows: int, generator: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Positions of iterations, (rows, length), drawn in runs of neighbours around a ring.
+def _drawn(
+    ranks: npt.NDArray[np.signedinteger],
+    lengths: npt.NDArray[np.int64],
+    chosen: npt.NDArray[np.int64],
+    generator: np.random.Generator,
+) -> npt.NDArray[np.signedinteger]:
+    """Ranks of the chosen runs, (rows, runs, width), each run's drawn in neighbours around a ring.
 
     Neighbouring iterations resemble each other; single draws would tear them apart and make the
     interval too narrow.
     """
-    block = max(1, round(length ** (1 / 3)))
-    starts = generator.integers(length, size=(rows, math.ceil(length / block)))
-    positions = (starts[:, :, None] + np.arange(block)) % length
-    return positions.reshape(rows, -1)[:, :length]
+    drawn = np.full((*chosen.shape, ranks.shape[1]), ranks.max())
+    for length in np.unique(lengths):
+        rows = lengths[chosen] == length if (lengths != length).any() else ...
+        runs = chosen[rows].reshape(-1, 1)
+        block = max(1, round(length ** (1 / 3)))
+        ring = np.concatenate((ranks[:, :length], ranks[:, : block - 1]), axis=1)
+        blocks = np.lib.stride_tricks.sliding_window_view(ring, block, axis=1).reshape(-1, block)
+        starts = generator.integers(length, size=(len(runs), math.ceil(length / block)))
+        picked = blocks.take(runs * length + starts, axis=0).reshape(len(runs), -1)[:, :length]
+        drawn[rows, :length] = picked.reshape(*drawn[rows].shape[:-1], length)
+    return drawn
 
 
 def _reach(ratio: float, draws: _Floats) -> _Floats:
