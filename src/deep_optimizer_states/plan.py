@@ -15,6 +15,7 @@ The state of tile 0 lives on the device and is stepped there. Tile 2 goes to the
 from __future__ import annotations
 
 import enum
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -135,22 +136,32 @@ class Plan:
         return cls(max((action.tile for action in actions), default=-1) + 1, tuple(actions))
 
 
-def cut_into_tiles(numels: Sequence[int], tile_numel: int) -> tuple[Tile, ...]:
+def cut_into_tiles(
+    numels: Sequence[int], tile_numel: int, apart: Iterable[Tile] = ()
+) -> tuple[Tile, ...]:
     """Cut every subgroup into tiles of at most ``tile_numel`` elements, in order.
 
     Args:
         numels: Elements of each subgroup; an empty one gets no tile.
         tile_numel: Largest tile, a positive multiple of ``TILE_ALIGNMENT``.
+        apart: Runs of elements that are needed at another time than their neighbours: they get
+            tiles of their own, widened to the alignment.
 
     Raises:
         PlanError: ``tile_numel`` is not such a multiple.
     """
     if tile_numel < TILE_ALIGNMENT or tile_numel % TILE_ALIGNMENT:
         raise PlanError(f"tile_numel {tile_numel} must be a positive multiple of {TILE_ALIGNMENT}")
+    borders = [{0, numel} for numel in numels]
+    for run in apart:
+        end = -(-(run.start + run.numel) // TILE_ALIGNMENT) * TILE_ALIGNMENT
+        start = run.start - run.start % TILE_ALIGNMENT
+        borders[run.subgroup] |= {start, min(end, numels[run.subgroup])}
     return tuple(
-        Tile(subgroup, start, min(tile_numel, numel - start))
-        for subgroup, numel in enumerate(numels)
-        for start in range(0, numel, tile_numel)
+        Tile(subgroup, start, min(tile_numel, end - start))
+        for subgroup, cuts in enumerate(borders)
+        for begin, end in itertools.pairwise(sorted(cuts))
+        for start in range(begin, end, tile_numel)
     )
 
 
@@ -200,7 +211,12 @@ def choose_resident_subgroups(numels: Sequence[int], ratio: float) -> frozenset[
     return frozenset(chosen)
 
 
-def build_plan(num_tiles: int, device: Iterable[int] = (), resident: Iterable[int] = ()) -> Plan:
+def build_plan(
+    num_tiles: int,
+    device: Iterable[int] = (),
+    resident: Iterable[int] = (),
+    order: Sequence[int] | None = None,
+) -> Plan:
     """Order one rank's update phase so that the device's work hides behind the CPU's.
 
     Everything for the device is issued first: issuing takes no time, and its lanes order themselves
@@ -217,15 +233,21 @@ def build_plan(num_tiles: int, device: Iterable[int] = (), resident: Iterable[in
         num_tiles: Tiles this rank owns.
         device: Tiles to send through a slot.
         resident: Tiles whose state is on the device already.
+        order: All tiles, those first that are needed first; as they are numbered if None.
 
     Raises:
         PlanError: A tile is out of range.
     """
     through_slots, staying = set(device) - set(resident), set(resident)
-    actions = [Action(tile, kind) for tile in sorted(staying) for kind in RESIDENT_CHAIN]
-    actions += [Action(tile, kind) for tile in sorted(through_slots) for kind in DEVICE_CHAIN]
-    rest = (tile for tile in range(num_tiles) if tile not in through_slots | staying)
-    actions += [Action(tile, kind) for tile in rest for kind in HOST_CHAIN]
+    position = {tile: at for at, tile in enumerate(order or ())}
+
+    def ordered(tiles: Iterable[int]) -> list[int]:
+        return sorted(tiles, key=lambda tile: (position.get(tile, num_tiles), tile))
+
+    rest = set(range(num_tiles)) - through_slots - staying
+    actions = [Action(tile, kind) for tile in ordered(staying) for kind in RESIDENT_CHAIN]
+    actions += [Action(tile, kind) for tile in ordered(through_slots) for kind in DEVICE_CHAIN]
+    actions += [Action(tile, kind) for tile in ordered(rest) for kind in HOST_CHAIN]
     return Plan(num_tiles, tuple(actions))
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import bisect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from deep_optimizer_states.plan import (
     HOST_CHAIN,
     RESIDENT_CHAIN,
     Action,
-    Plan,
     Tile,
     build_plan,
     choose_device_subgroups,
@@ -37,7 +37,13 @@ class Schedule:
 
     @classmethod
     def make(
-        cls, numels: Sequence[int], policy: str, stride: int, ratio: float, tile_numel: int
+        cls,
+        numels: Sequence[int],
+        policy: str,
+        stride: int,
+        ratio: float,
+        tile_numel: int,
+        apart: Iterable[Tile] = (),
     ) -> Schedule:
         """Apply a policy.
 
@@ -47,11 +53,12 @@ class Schedule:
             stride: For ``stride``.
             ratio: Share of the state in host memory, from 0 to 1; the rest is resident.
             tile_numel: Largest tile.
+            apart: Runs of elements that get tiles of their own.
 
         Raises:
             PlanError: A value is out of range.
         """
-        tiles = cut_into_tiles(numels, tile_numel)
+        tiles = cut_into_tiles(numels, tile_numel, apart)
         resident = choose_resident_subgroups(numels, ratio)
         dynamic = policy == "dynamic"
         fixed = "all-host" if dynamic else policy
@@ -82,27 +89,49 @@ class Schedule:
         resident = self.resident_tiles
         return [idx for idx in range(len(self.tiles)) if idx not in resident]
 
+    def tiles_of(self, run: Tile) -> range:
+        """Tiles that hold any of a run of elements."""
+        first = bisect.bisect_right(self.tiles, (run.subgroup, run.start), key=_place) - 1
+        end = bisect.bisect_left(self.tiles, (run.subgroup, run.start + run.numel), key=_place)
+        return range(first, end) if run.numel else range(0)
+
+    def order_of_use(self, runs: Iterable[Tile]) -> tuple[int, ...]:
+        """All tiles, those first that are needed first.
+
+        Args:
+            runs: Elements in the order in which they are used; tiles without any come last.
+        """
+        used = dict.fromkeys(tile for run in runs for tile in self.tiles_of(run))
+        return (*used, *(tile for tile in range(len(self.tiles)) if tile not in used))
+
     def actions(
-        self, host_subgroups: frozenset[int], is_slot_free: Callable[[], bool]
+        self,
+        host_subgroups: frozenset[int],
+        is_slot_free: Callable[[], bool],
+        order: Sequence[int] | None = None,
     ) -> Iterator[Action]:
         """The actions of one step, in issue order.
 
         Args:
             host_subgroups: Subgroups that must be stepped where they live in this step.
             is_slot_free: Whether a prefetch could begin now; asked by the dynamic policy.
+            order: All tiles, those first that are needed first; as they are numbered if None.
         """
         forced = {idx for idx, tile in enumerate(self.tiles) if tile.subgroup in host_subgroups}
-        if not self.dynamic:
-            yield from self._fixed_plan(frozenset(forced)).actions
-            return
         resident = self.resident_tiles
-        for tile in sorted(resident):
+        if not self.dynamic:
+            device = self.device_tiles - forced
+            yield from build_plan(len(self.tiles), device, resident, order).actions
+            return
+        ordered = range(len(self.tiles)) if order is None else order
+        for tile in filter(resident.__contains__, ordered):
             yield from (Action(tile, kind) for kind in RESIDENT_CHAIN)
-        for tile in sorted(forced - resident):
+        for tile in filter((forced - resident).__contains__, ordered):
             yield from (Action(tile, kind) for kind in HOST_CHAIN)
-        movable = [idx for idx in self._movable_tiles if idx not in forced]
+        movable = [tile for tile in ordered if tile not in forced | resident]
         for tile, chain in share_at_run_time(movable, is_slot_free):
             yield from (Action(tile, kind) for kind in chain)
 
-    def _fixed_plan(self, forced: frozenset[int]) -> Plan:
-        return build_plan(len(self.tiles), self.device_tiles - forced, self.resident_tiles)
+
+def _place(tile: Tile) -> tuple[int, int]:
+    return tile.subgroup, tile.start

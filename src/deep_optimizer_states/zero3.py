@@ -1,7 +1,8 @@
 """Our ZeRO-3 optimizer: DeepSpeed's own, with the update phase and the gradient flush replaced.
 
-With ``zero3_gradients`` and ``install`` the only file that knows DeepSpeed's internals. What is not
-overridden here (partitioning, reduction, norms, clipping, loss scale, checkpoints) is stock code.
+With ``zero3_gradients``, ``zero3_gate`` and ``install`` the only file that knows DeepSpeed's
+internals. What is not overridden (partitioning, reduction, norms, clipping, loss scale, checkpoints)
+is stock code.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from deepspeed.utils import log_dist, logger
 from torch import Tensor
 
 from deep_optimizer_states.config import Settings
-from deep_optimizer_states.device.base import Device, Wait
+from deep_optimizer_states.device.base import Device
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.errors import ConfigError, UpdateError
 from deep_optimizer_states.executor import Executor, OnSpans, Sizes, Work
-from deep_optimizer_states.gate import Background, Update
+from deep_optimizer_states.gate import Update
 from deep_optimizer_states.kernels.calibrate_tail import find_tail
 from deep_optimizer_states.kernels.scalars import AdamScalars, BetaPowers, adam_scalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
@@ -37,7 +38,7 @@ from deep_optimizer_states.memory import (
 from deep_optimizer_states.plan import Plan
 from deep_optimizer_states.schedule import Schedule
 from deep_optimizer_states.timeline import Recorder, Span, TimelineFile
-from deep_optimizer_states.zero3_gradients import GradientFlush
+from deep_optimizer_states.zero3_gate import GatedGathers
 
 faults_for_tests: Faults | None = None
 """What the emulated device breaks on purpose; set by tests alone."""
@@ -59,7 +60,7 @@ def open_device(tail_mode: int, recorder: Recorder | None = None) -> Device:
     raise ConfigError(f"accelerator '{name}': deep_optimizer_states runs on cuda and cpu")
 
 
-class InterleavedZeroOptimizer(GradientFlush):
+class InterleavedZeroOptimizer(GatedGathers):
     """ZeRO-3 offload whose update is spread over CPU and device, with stock's bits.
 
     Host memory holds master weights and moments (fp32) and one gradient in the accumulation type,
@@ -80,9 +81,6 @@ class InterleavedZeroOptimizer(GradientFlush):
         self._recorder = Recorder() if settings.timeline else None
         lanes = open_device(self._tail.mode, self._recorder)
         self._beta_powers = BetaPowers(init_optimizer.defaults["betas"])
-        self._update: Update | None = None
-        self._background = Background(lanes)
-        self._gated: list[tuple[Any, str, Any]] = []
         self._closed = False
         self._masters: list[Tensor] = []
         try:
@@ -130,8 +128,14 @@ class InterleavedZeroOptimizer(GradientFlush):
     @functools.cached_property
     def _schedule(self) -> Schedule:
         chosen = self._settings
-        numels = self._subgroup_numels
-        return Schedule.make(numels, chosen.policy, chosen.stride, chosen.ratio, chosen.tile_numel)
+        return Schedule.make(
+            self._subgroup_numels,
+            chosen.policy,
+            chosen.stride,
+            chosen.ratio,
+            chosen.tile_numel,
+            self._runs_apart if chosen.just_in_time_forward else (),
+        )
 
     @property
     def fp32_partitioned_groups_flat(self) -> list[Tensor]:
@@ -225,43 +229,7 @@ class InterleavedZeroOptimizer(GradientFlush):
         self._drain_grads()
         super().offload_states(*args, **kwargs)
 
-    # ---- waiting for an update in flight, see gate.py ----------------------------------------
-
-    def _gate_parameters(self) -> None:
-        """Make every gather of a parameter wait for its own tiles."""
-        tiles: dict[int, list[int]] = {}
-        for number, tile in enumerate(self._schedule.tiles):
-            tiles.setdefault(tile.subgroup, []).append(number)
-        self._tiles_of = {idx: tiles.get(idx, []) for idx in range(len(self._subgroup_numels))}
-        self._subgroup_of = {
-            param.ds_id: idx for idx, group in enumerate(self.fp16_groups) for param in group
-        }
-        for param in self.module.parameters():
-            for name in ("all_gather", "all_gather_coalesced"):
-                original = getattr(param, name, None)
-                if original is not None:
-                    self._gated.append((param, name, original))
-                    setattr(param, name, functools.partial(self._gather, param, original))
-
-    def _gather(self, param: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        params = args[0] if args else kwargs.get("params", kwargs.get("param_list"))
-        for gathered in [param] if params is None else params:
-            self._wait_for(gathered, Wait.WEIGHTS_READY)
-        return original(*args, **kwargs)
-
-    def _wait_for(self, param: Any, why: Wait) -> None:
-        subgroup = self._subgroup_of.get(param.ds_id)
-        if self._update is not None and subgroup is not None:
-            self._update.wait(self._tiles_of[subgroup], self._lanes, why)
-
-    def _finish_update(self) -> None:
-        """Wait until all state is where it lives.
-
-        Raises:
-            UpdateError: The update failed; names lane and tile.
-        """
-        self._background.wait()
-        self._update = None
+    # ---- who looks at state waits for an update in flight, see gate.py -----------------------
 
     def checkpoint_event_prologue(self) -> None:
         """Before a checkpoint is written: everything in flight arrives."""
@@ -366,7 +334,9 @@ class InterleavedZeroOptimizer(GradientFlush):
                 )
             )
         executor, update = self._executor, Update(len(work))
-        actions = self._schedule.actions(frozenset(widened), executor.is_slot_free)
+        if self._settings.just_in_time_forward:
+            self._learn_order()
+        actions = self._schedule.actions(frozenset(widened), executor.is_slot_free, self._order)
         after = executor.caller_events()
         self._update = update
         self._background.launch(update, lambda: executor.run(work, actions, after, update.issued))
@@ -412,8 +382,5 @@ class InterleavedZeroOptimizer(GradientFlush):
     def _close_lanes(self) -> None:
         if not self._closed:
             self._closed = True
-            for param, name, original in self._gated:
-                setattr(param, name, original)
-            self._gated.clear()
-            self._background.close()
+            self._open_gates()
             self._lanes.close()

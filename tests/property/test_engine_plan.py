@@ -2,23 +2,41 @@
 
 from hypothesis import given, strategies as st
 
-from deep_optimizer_states.plan import Kind, Plan
+from deep_optimizer_states.plan import Kind, Plan, Tile
 from deep_optimizer_states.schedule import Schedule
 
 numels = st.lists(st.integers(0, 500), max_size=12)
 policies = st.sampled_from(["all-host", "ratio", "stride", "all-device", "dynamic"])
-schedules = st.builds(
-    Schedule.make,
-    numels,
-    policies,
-    st.integers(1, 9),
-    st.floats(0, 1),
-    st.integers(1, 20).map(lambda n: 16 * n),
-)
+
+
+@st.composite
+def runs_of_elements(draw, counts):
+    """Runs inside subgroups, such as persistent parameters; they may touch, not overlap."""
+    runs = []
+    for subgroup, numel in enumerate(counts):
+        cuts = sorted(draw(st.sets(st.integers(0, numel), max_size=6)))
+        runs += [
+            Tile(subgroup, start, end - start)
+            for start, end in zip(cuts[::2], cuts[1::2], strict=False)
+        ]
+    return draw(st.permutations(runs))
+
+
+@st.composite
+def make_schedules(draw):
+    counts = draw(numels)
+    apart = draw(runs_of_elements(counts))
+    tile_numel = 16 * draw(st.integers(1, 20))
+    ratio = draw(st.floats(0, 1))
+    return Schedule.make(counts, draw(policies), draw(st.integers(1, 9)), ratio, tile_numel, apart)
+
+
+schedules = make_schedules()
 
 
 def make_plan(schedule, data, host_subgroups=frozenset()):
-    actions = schedule.actions(host_subgroups, lambda: data.draw(st.booleans()))
+    order = data.draw(st.none() | st.permutations(range(len(schedule.tiles))))
+    actions = schedule.actions(host_subgroups, lambda: data.draw(st.booleans()), order)
     return Plan(len(schedule.tiles), tuple(actions))
 
 
@@ -42,6 +60,31 @@ def test_tiles_cover_every_subgroup(counts, policy, stride, ratio):
     for tile in schedule.tiles:
         totals[tile.subgroup] += tile.numel
     assert totals == counts
+
+
+@given(numels, st.data())
+def test_runs_apart_share_no_tile_with_elements_further_off(counts, data):
+    apart = data.draw(runs_of_elements(counts))
+    schedule = Schedule.make(counts, "all-host", 1, 1.0, 64, apart)
+    for run in apart:
+        for idx in schedule.tiles_of(run):
+            tile = schedule.tiles[idx]
+            assert tile.subgroup == run.subgroup
+            assert tile.start >= run.start - run.start % 16
+            assert tile.start + tile.numel < run.start + run.numel + 16
+
+
+@given(schedules, st.data())
+def test_the_order_of_use_holds_every_tile_once(schedule, data):
+    sizes = {}
+    for tile in schedule.tiles:
+        sizes[tile.subgroup] = tile.start + tile.numel
+    counts = [sizes.get(idx, 0) for idx in range(max(sizes, default=-1) + 1)]
+    runs = data.draw(runs_of_elements(counts))
+    order = schedule.order_of_use(runs)
+    assert sorted(order) == list(range(len(schedule.tiles)))
+    needed = [tile for run in runs for tile in schedule.tiles_of(run)]
+    assert list(order[: len(set(needed))]) == list(dict.fromkeys(needed))
 
 
 @given(schedules, st.data())

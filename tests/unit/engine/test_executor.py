@@ -150,10 +150,11 @@ def test_without_a_wait_the_result_differs(wait):
     """Negative control of every ordering rule inside the update phase."""
     on_the_host = wait in (Wait.STAGING_FREE, Wait.GRADS_FLUSHED)
     schedule = SCHEDULES["all-host, tiles" if on_the_host else "stride 1"]
-    results = [
+    # On a busy machine a race is now and then won: several seeds, until the first that is lost.
+    results = (
         run(schedule, Faults(jitter_s=0.004, seed=seed, without=frozenset({wait})))
-        for seed in range(3)
-    ]
+        for seed in range(20)
+    )
     assert any(not torch.equal(result, REFERENCE) for result in results)
 
 

@@ -67,6 +67,41 @@ def test_tiles_cut_uneven_subgroups():
     assert cut_into_tiles([40, 0, 16], 32) == (Tile(0, 0, 32), Tile(0, 32, 8), Tile(2, 0, 16))
 
 
+def test_runs_apart_get_tiles_of_their_own():
+    apart = [Tile(0, 40, 8), Tile(0, 48, 4), Tile(1, 90, 10)]
+    tiles = cut_into_tiles([100, 100], 48, apart)
+    assert [tile for tile in tiles if tile.subgroup == 0] == [
+        Tile(0, 0, 32), Tile(0, 32, 16), Tile(0, 48, 16), Tile(0, 64, 36)
+    ]  # fmt: skip
+    assert [tile for tile in tiles if tile.subgroup == 1] == [
+        Tile(1, 0, 48), Tile(1, 48, 32), Tile(1, 80, 20)
+    ]  # fmt: skip
+
+
+def test_tiles_of_a_run_are_those_that_hold_any_of_it():
+    schedule = Schedule.make([64, 0, 64], "all-host", 1, 1.0, 16)
+    assert list(schedule.tiles_of(Tile(0, 15, 1))) == [0]
+    assert list(schedule.tiles_of(Tile(0, 15, 2))) == [0, 1]
+    assert list(schedule.tiles_of(Tile(2, 16, 48))) == [5, 6, 7]
+    assert list(schedule.tiles_of(Tile(2, 16, 0))) == []
+
+
+@pytest.mark.parametrize("policy", ["all-host", "all-device", "dynamic"])
+def test_tiles_that_are_needed_first_are_updated_first(policy):
+    schedule = Schedule.make([64, 64], policy, 1, 1.0, 32)
+    order = schedule.order_of_use([Tile(1, 40, 4), Tile(0, 0, 4), Tile(1, 33, 1)])
+    assert order == (3, 0, 1, 2)
+    plan = Plan(4, tuple(schedule.actions(frozenset(), lambda: True, order)))
+    assert plan.host_tiles + plan.device_tiles == order
+
+
+def test_the_cpu_takes_what_is_needed_last():
+    schedule = Schedule.make([64, 64], "dynamic", 1, 1.0, 32)
+    order = schedule.order_of_use([Tile(1, 40, 4)])
+    plan = Plan(4, tuple(schedule.actions(frozenset(), lambda: False, order)))
+    assert plan.host_tiles == tuple(reversed(order))
+
+
 @pytest.mark.parametrize("tile_numel", [0, 8, 24, -16])
 def test_tile_size_must_be_a_multiple_of_a_vector(tile_numel):
     with pytest.raises(PlanError, match=f"tile_numel {tile_numel}"):

@@ -1,0 +1,112 @@
+"""Who waits for which tile of an update in flight: our half of ZeRO-3's gathers. See ``gate``."""
+
+from __future__ import annotations
+
+import abc
+import functools
+from typing import Any
+
+from deep_optimizer_states.device.base import Device, Wait
+from deep_optimizer_states.gate import Background, Update
+from deep_optimizer_states.plan import Tile
+from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.zero3_gradients import GradientFlush
+
+MOST_APART = 1 / 8
+"""Share of persistent parameters, in elements, above which they get no tiles of their own."""
+
+
+class GatedGathers(GradientFlush):
+    """ZeRO-3 whose every gather of a parameter waits for that parameter's tiles, and no others.
+
+    [Note: first use] ``step()`` gathers persistent parameters (norms, biases) before it returns.
+    They lie between all others, so they get tiles of their own, which are updated first. Which tile
+    is needed when is seen in the first iteration after an update: the order of its gathers.
+
+    Args:
+        lanes: Where the update runs.
+        args, kwargs: As DeepSpeed passes them to its own class.
+    """
+
+    persistent_parameters: list[Any]
+
+    def __init__(self, lanes: Device, *args: Any, **kwargs: Any) -> None:
+        self._update: Update | None = None
+        self._background = Background(lanes)
+        self._gated: list[tuple[Any, str, Any]] = []
+        self._uses: dict[int, None] | None = None
+        self._order: tuple[int, ...] | None = None
+        super().__init__(lanes, *args, **kwargs)
+
+    @property
+    @abc.abstractmethod
+    def _schedule(self) -> Schedule:
+        """This rank's tiles."""
+
+    @functools.cached_property
+    def _runs(self) -> dict[int, Tile]:
+        """Where each parameter's partition lies, by its id."""
+        runs = {}
+        for subgroup, group in enumerate(self.fp16_groups):
+            start = 0
+            for param in group:
+                runs[param.ds_id] = Tile(subgroup, start, param.partition_numel())
+                start += param.partition_numel()
+        return runs
+
+    @property
+    def _runs_apart(self) -> list[Tile]:
+        """Runs of elements that ``step()`` itself waits for, see [Note: first use]."""
+        ids = [param.ds_id for param in self.persistent_parameters]
+        runs = [self._runs[ds_id] for ds_id in ids if ds_id in self._runs]
+        few = sum(run.numel for run in runs) <= MOST_APART * sum(self._subgroup_numels)
+        return runs if few else []
+
+    def _gate_parameters(self) -> None:
+        """Make every gather of a parameter wait for its own tiles."""
+        self._tiles_of = {ds_id: self._schedule.tiles_of(run) for ds_id, run in self._runs.items()}
+        for param in self.module.parameters():
+            for name in ("all_gather", "all_gather_coalesced"):
+                original = getattr(param, name, None)
+                if original is not None:
+                    self._gated.append((param, name, original))
+                    setattr(param, name, functools.partial(self._gather, param, original))
+
+    def _gather(self, param: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        params = args[0] if args else kwargs.get("params", kwargs.get("param_list"))
+        for gathered in [param] if params is None else params:
+            if self._uses is not None:
+                self._uses.setdefault(gathered.ds_id)
+            self._wait_for(gathered, Wait.WEIGHTS_READY)
+        return original(*args, **kwargs)
+
+    def _wait_for(self, param: Any, why: Wait) -> None:
+        tiles = self._tiles_of.get(param.ds_id)
+        if self._update is not None and tiles is not None:
+            self._update.wait(tiles, self._lanes, why)
+
+    def _learn_order(self) -> None:
+        """At an update: from the second on, the order in which the first one's were gathered."""
+        if self._order is not None:
+            return
+        if self._uses is None:
+            self._uses = {}
+            return
+        runs = [self._runs[ds_id] for ds_id in self._uses if ds_id in self._runs]
+        self._order, self._uses = self._schedule.order_of_use(runs), None
+
+    def _finish_update(self) -> None:
+        """Wait until all state is where it lives.
+
+        Raises:
+            UpdateError: The update failed; names lane and tile.
+        """
+        self._background.wait()
+        self._update = None
+
+    def _open_gates(self) -> None:
+        """Give the parameters their own methods back, and end the update's thread."""
+        for param, name, original in self._gated:
+            setattr(param, name, original)
+        self._gated.clear()
+        self._background.close()

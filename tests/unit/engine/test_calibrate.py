@@ -1,0 +1,274 @@
+"""Rates: how they are worked out, and the profile that holds them. Small arrays: not to be timed."""
+
+import time
+import tomllib
+
+import pytest
+import torch
+
+from deep_optimizer_states.calibrate import cli, cuda, device, host
+from deep_optimizer_states.calibrate.findings import Findings, profile_text
+from deep_optimizer_states.device.emulated import EmulatedDevice
+from deep_optimizer_states.kernels.host import HostAdam
+from deep_optimizer_states.predict.machine import (
+    CURVE_NAMES,
+    RATE_NAMES,
+    MachineError,
+    load_machine,
+    machine_from_table,
+)
+from deep_optimizer_states.timeline import Recorder, Span
+
+FIELDS = {
+    "name": "m", "source": "a test", "gpus": 0, "cores": 2, "host_memory_bytes": 2**34,
+    "lock_limit_bytes": None,
+}  # fmt: skip
+
+
+@pytest.fixture
+def found():
+    said = []
+    findings = Findings(said.append)
+    findings.said = said
+    return findings
+
+
+@pytest.fixture
+def bench():
+    recorder = Recorder()
+    emulated = EmulatedDevice(HostAdam(tail_mode=1), recorder=recorder)
+    yield device.Bench(emulated, recorder)
+    emulated.close()
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(host, "NUMEL", 2**20)
+    monkeypatch.setattr(host, "_TURNS_S", 0.0)
+    monkeypatch.setattr(cli, "free_host_bytes", lambda: 2**33)
+    before = torch.get_num_threads()
+    yield
+    host.set_threads(before)
+
+
+def test_every_rate_of_a_profile_is_measured_somewhere():
+    names = {*cuda.CUDA_RATES, *host.HOST_RATES, "page_lock_bytes_per_s"}
+    assert names == set(RATE_NAMES)
+    assert set(host.HOST_RATES) == set(CURVE_NAMES)
+
+
+def test_the_rate_beside_counts_what_moved_while_both_ways_were_busy():
+    spans = [
+        Span("H2D", "c", 0.0, 2.0), Span("H2D", "c", 2.0, 4.0), Span("H2D", "c", 4.0, 6.0),
+        Span("D2H", "c", 1.0, 3.0), Span("D2H", "c", 3.0, 5.0),
+    ]  # fmt: skip
+    # From 1 to 5 s: half a copy, a whole one and another half.
+    assert device.rate_beside(spans, "H2D", 10.0) == pytest.approx(10.0 * 2 / 4)
+    assert device.rate_beside(spans, "D2H", 10.0) == pytest.approx(10.0 * 2 / 4)
+    faster = [*spans[:3], Span("D2H", "c", 1.0, 2.0), Span("D2H", "c", 2.0, 3.0)]
+    assert device.rate_beside(faster, "D2H", 10.0) == pytest.approx(10.0)
+    with pytest.raises(RuntimeError, match="did not overlap"):
+        device.rate_beside([spans[0], Span("D2H", "c", 3.0, 4.0)], "H2D", 1.0)
+
+
+def test_all_rates_of_a_device_come_from_its_own_lanes(bench):
+    rates = {
+        **device.copy_rates(bench, 2**20),
+        **device.pageable_rates(bench, 2**20),
+        **device.adam_rate(bench, 2**16),
+        **device.matrix_rate(bench, 64),
+    }
+    assert set(rates) == set(cuda.CUDA_RATES) - {"gather_bytes_per_s"}
+    assert all(rate > 0 for rate in rates.values())
+
+
+def test_a_bench_leaves_the_first_turn_out(bench):
+    calls = []
+    spans = bench.spans((bench.device.compute, lambda: calls.append(1)), count=3)
+    assert len(calls) == 4
+    assert [span.lane for span in spans] == ["GPU"] * 3
+
+
+def test_host_rates_are_amounts_over_medians_for_each_number_of_threads(monkeypatch):
+    monkeypatch.setattr(host, "_TURNS_S", 0.0)
+    before = torch.get_num_threads()
+    passes = {
+        "host_cast_parameters_per_s": (lambda threads: time.sleep(0.004 / threads), 8.0),
+        "host_stream_bytes_per_s": (lambda threads: time.sleep(0.008 / threads), 8.0),
+    }
+    lines = []
+    try:
+        curves = host.host_rates(passes, [1, 2], lines.append)
+        assert torch.get_num_threads() == 2
+    finally:
+        host.set_threads(before)
+    (_, one), (_, two) = curves["host_cast_parameters_per_s"]
+    assert 200 < one < 8 / 0.004
+    assert one < two < 8 / 0.002
+    assert curves["host_stream_bytes_per_s"][0][1] < one
+    assert lines[0].startswith("  1 thread(s): cast ")
+
+
+def test_every_openmp_runtime_of_the_process_is_found():
+    maps = (
+        "7f r-xp 00000000 08:01 1  /usr/lib/libgomp.so.1.0.0\n"
+        "7f r-xp 00000000 08:01 1  /x/torch.libs/libgomp-a34b3233.so.1\n"
+        "7f r-xp 00000000 08:01 1  /x/libiomp5.so\n"
+        "7f r-xp 00000000 08:01 1  /x/libcompute.so\n7f rw-p 0 00:00 0\n"
+    )
+    assert [path.rpartition("/")[2] for path in host._openmp_runtimes(maps)] == [
+        "libgomp.so.1.0.0", "libiomp5.so", "libgomp-a34b3233.so.1",
+    ]  # fmt: skip
+
+
+def test_a_rate_that_fails_costs_no_other(found):
+    def fail():
+        raise RuntimeError("out of\nmemory")
+
+    found.attempt("copies", ("h2d_bytes_per_s", "d2h_bytes_per_s"), fail)
+    found.attempt("gathering", ("gather_bytes_per_s",), lambda: {"gather_bytes_per_s": 2e9})
+    assert found.missing == dict.fromkeys(("h2d_bytes_per_s", "d2h_bytes_per_s"), "out of")
+    assert found.rates == {"gather_bytes_per_s": 2e9}
+    assert "  copies: not measured: out of" in found.said
+    assert "  gather_bytes_per_s: 2 G/s" in found.said
+
+
+def test_a_profile_says_what_was_measured_and_what_not(found):
+    found.rates = {"h2d_bytes_per_s": 5.12345e10, "host_cast_parameters_per_s": [(1, 1e9), (2, 3)]}
+    found.lack("copies", ("d2h_bytes_per_s",), "no CUDA\n[rates]")
+    found.kinds["h2d_bytes_per_s"] = "assumed"
+    found.notes["h2d_bytes_per_s"] = "a stand-in"
+    text = profile_text({**FIELDS, "name": 'a "b" \\ \u00e9\t'}, found)
+    machine = machine_from_table(tomllib.loads(text))
+    assert machine.name == 'a "b" \\ \u00e9\t'
+    assert machine.rates.h2d_bytes_per_s == 5.123e10
+    assert machine.kind("h2d_bytes_per_s") == "assumed"
+    assert machine.rates.host_cast_parameters_per_s == ((1, 1e9), (2, 3.0))
+    assert machine.rates.d2h_bytes_per_s is None
+    assert "# d2h_bytes_per_s: not measured: no CUDA [rates]\n" in text
+    assert "# a stand-in\n" in text
+    assert "lock_limit" not in text
+
+
+def test_a_profile_that_no_reader_takes_is_not_written(found):
+    found.rates = {"h2d_bytes_per_s": float("inf")}
+    with pytest.raises(MachineError, match="h2d_bytes_per_s"):
+        profile_text(FIELDS, found)
+
+
+def test_locking_needs_a_limit_worth_measuring():
+    with pytest.raises(OSError, match="ulimit -l"):
+        host.mlock_rate(0)
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6])])
+def test_threads_double_up_to_the_cores(cores, threads):
+    assert cli.default_threads(cores) == threads
+
+
+def test_arrays_take_a_quarter_of_the_free_memory_at_most():
+    assert host.fitting_numel(2**40) == host.NUMEL
+    assert host.fitting_numel(80 * 1000) == 992
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU lacks")
+def test_without_a_gpu_the_host_is_measured_and_the_rest_named(tmp_path, small, capsys):
+    path = tmp_path / "a folder" / "here.toml"
+    path.parent.mkdir()
+    assert cli.main(["-o", str(path), "--threads", "1"]) == 0
+    machine = load_machine(path)
+    assert (machine.name, machine.gpus) == ("here", 0)
+    for name in host.HOST_RATES:
+        assert getattr(machine.rates, name)[0][0] == 1
+    for name in cuda.CUDA_RATES:
+        assert f"# {name}: not measured: " in path.read_text()
+    assert (
+        machine.kind("page_lock_bytes_per_s") == "assumed"
+        or not machine.rates.page_lock_bytes_per_s
+    )
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "GPU: not measured: " in err
+    assert err.splitlines()[-1].endswith(f"rates not measured: {path}")
+
+
+def test_without_a_file_the_profile_is_all_of_standard_output(small, capsys):
+    assert cli.main(["--threads", "1", "--device", "cpu", "--name", "n"]) == 0
+    table = tomllib.loads(capsys.readouterr().out)
+    assert table["name"] == "n"
+    assert machine_from_table(table).cores >= 1
+
+
+@pytest.fixture
+def not_measured(monkeypatch):
+    def measure(*_args, **_options):
+        raise AssertionError("measured before the command line was checked")
+
+    monkeypatch.setattr(cli, "measure", measure)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["-o", "there.toml"], "there.toml: is there already; give another name, or --force"),
+        (["-o", "."], ".: is a folder; give a file"),
+        (["-o", "x.json"], "x.json: give a name that ends in .toml"),
+        (["-o", "no/x.toml"], "no: no such folder"),
+        (["--threads", "1", "100000"], "--threads 100000: this process may use "),
+    ],
+)
+def test_a_wrong_command_line_is_refused_before_anything_is_measured(
+    words, text, not_measured, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.toml").write_text("kept")
+    assert cli.main(words) == 2
+    assert capsys.readouterr().err.startswith(f"calibrate: error: {text}")
+    assert (tmp_path / "there.toml").read_text() == "kept"
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    def measure(found, *_args, **_options):
+        found.rates["h2d_bytes_per_s"] = 1e9
+        return {name: value for name, value in FIELDS.items() if name != "name"}
+
+    monkeypatch.setattr(cli, "measure", measure)
+
+
+def test_force_overwrites(measured, tmp_path):
+    path = tmp_path / "m.toml"
+    path.write_text("old")
+    assert cli.main(["-o", str(path), "--force"]) == 0
+    assert load_machine(path).rates.h2d_bytes_per_s == 1e9
+    assert [file.name for file in tmp_path.iterdir()] == ["m.toml"]
+
+
+def test_a_file_that_came_up_meanwhile_stays(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "m.toml"
+
+    def measure(*_args, **_options):
+        path.write_text("other")
+        return {name: value for name, value in FIELDS.items() if name != "name"}
+
+    monkeypatch.setattr(cli, "measure", measure)
+    assert cli.main(["-o", str(path)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert path.read_text() == "other"
+    assert [file.name for file in tmp_path.iterdir()] == ["m.toml"]
+
+
+def test_after_ctrl_c_nothing_is_written(tmp_path, monkeypatch, capsys):
+    def measure(*_args, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "measure", measure)
+    assert cli.main(["-o", str(tmp_path / "m.toml")]) == 130
+    assert capsys.readouterr().err == "calibrate: interrupted, nothing written\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_little_memory_is_said(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "free_host_bytes", lambda: 2**20)
+    assert cli.main(["--threads", "1"]) == 2
+    assert "1 MiB of host memory are free: too little" in capsys.readouterr().err
