@@ -87,6 +87,7 @@ class Executor:
         sizes: What to allocate.
         device: Where device tiles are stepped.
         host_adam: The CPU lane's kernel.
+        num_threads: Of the CPU lane.
         timeline: Where spans go, and the recorder that the device fills; None for none.
     """
 
@@ -95,8 +96,10 @@ class Executor:
         sizes: Sizes,
         device: Device,
         host_adam: HostAdam | TorchAdam,
+        num_threads: int,
         timeline: tuple[Recorder, OnSpans] | None = None,
     ) -> None:
+        self._num_threads = num_threads
         self._timeline = timeline
         self._device = device
         self._host_adam = host_adam
@@ -235,7 +238,7 @@ class Executor:
         tensors = AdamTensors(*work.tensors.state, work.tensors.grad, staged)
         begin = time.perf_counter()
         try:
-            self._host_adam.step(tensors, work.scalars, work.tail_start, torch.get_num_threads())
+            self._host_adam.step(tensors, work.scalars, work.tail_start, self._num_threads)
         except Exception as error:
             raise UpdateError(f"lane CPU, step of {work.name}: {error!r}") from error
         if self._timeline is not None:

@@ -72,6 +72,10 @@ class Background:
         )
         self._running: Future[None] | None = None
 
+    def prepare(self, work: Callable[[], None]) -> None:
+        """Run ``work`` on the thread, before any update."""
+        self._pool.submit(work).result(WAIT_TIMEOUT_S)
+
     def launch(self, update: Update, run: Callable[[], None]) -> None:
         """Start an update; the one before must have been waited for."""
         assert self._running is None, "an update is in flight"

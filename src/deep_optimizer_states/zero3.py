@@ -1,8 +1,8 @@
 """Our ZeRO-3 optimizer: DeepSpeed's own, with the update phase and the gradient flush replaced.
 
 With ``zero3_gradients``, ``zero3_gate`` and ``install`` the only file that knows DeepSpeed's
-internals. What is not overridden (partitioning, reduction, norms, clipping, loss scale, checkpoints)
-is stock code.
+internals. What is not overridden (partitioning, reduction, clipping, loss scale, checkpoints) is
+stock code.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from deepspeed.utils import log_dist, logger
 from torch import Tensor
 
 from deep_optimizer_states.config import Settings
+from deep_optimizer_states.cores import LaneCores, choose_cores, find_place
 from deep_optimizer_states.device.base import Device
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.errors import ConfigError, UpdateError
@@ -105,15 +106,32 @@ class InterleavedZeroOptimizer(GatedGathers):
             self.grad_partitions_flat_buffer.dtype,
             self.dtype,
         )
-        executor = Executor(sizes, self._lanes, self._host_adam, self._open_timeline())
+        cores = self._choose_cores()
+        self._background.prepare(cores.bind_this_thread)
+        executor = Executor(
+            sizes, self._lanes, self._host_adam, cores.num_threads, self._open_timeline()
+        )
         log_dist(
             f"deep_optimizer_states: policy {self._settings.policy}, "
             f"{len(self._subgroup_numels)} subgroups in {len(schedule.tiles)} tiles, "
             f"{len(schedule.device_tiles)} of them updated on the device, "
-            f"{len(schedule.resident_tiles)} resident there, {executor.slot_bytes} bytes of slots",
+            f"{len(schedule.resident_tiles)} resident there, {executor.slot_bytes} bytes of slots, "
+            f"CPU lane of {cores}",
             ranks=[0],
         )
         return executor
+
+    def _choose_cores(self) -> LaneCores:
+        """This rank's cores; every rank must ask."""
+        mine = find_place(dist.get_rank(), self._lanes.pci_address)
+        everyone = [mine]
+        for group in (self.dp_process_group, self.model_parallel_group):
+            if group is not None:
+                found: list[Any] = [None] * dist.get_world_size(group=group)
+                dist.all_gather_object(found, everyone, group=group)
+                everyone = list({place.rank: place for part in found for place in part}.values())
+        chosen = self._settings
+        return choose_cores(mine, everyone, chosen.host_threads, chosen.bind_cores)
 
     def _open_timeline(self) -> tuple[Recorder, OnSpans] | None:
         if self._recorder is None:

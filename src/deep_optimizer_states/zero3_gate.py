@@ -86,14 +86,12 @@ class GatedGathers(GradientFlush):
             self._update.wait(tiles, self._lanes, why)
 
     def _learn_order(self) -> None:
-        """At an update: from the second on, the order in which the first one's were gathered."""
-        if self._order is not None:
-            return
-        if self._uses is None:
-            self._uses = {}
-            return
-        runs = [self._runs[ds_id] for ds_id in self._uses if ds_id in self._runs]
-        self._order, self._uses = self._schedule.order_of_use(runs), None
+        """At an update: what ``step()`` waits for first; from the second on, in order of use."""
+        if self._order is None:
+            self._order, self._uses = self._schedule.order_of_use(self._runs_apart), {}
+        elif self._uses is not None:
+            runs = [self._runs[ds_id] for ds_id in self._uses if ds_id in self._runs]
+            self._order, self._uses = self._schedule.order_of_use(runs), None
 
     def _finish_update(self) -> None:
         """Wait until all state is where it lives.

@@ -151,6 +151,11 @@ class Device(abc.ABC):
             tail_start: First element rounded as a tail; ``numel`` if none is.
         """
 
+    @property
+    def pci_address(self) -> str | None:
+        """Where the device sits, such as ``0000:3b:00.0``; None for none."""
+        return None
+
     def leaves_out(self, why: Wait) -> bool:
         """Whether a test wants this wait left out."""
         return False

@@ -193,6 +193,17 @@ class CudaDevice(Device):
 
         return TritonAdam(self._tail_mode)
 
+    @property
+    @override
+    def pci_address(self) -> str | None:
+        found = torch.cuda.get_device_properties(self._device)
+        # torch does not declare them, and a build for other devices may not have them.
+        names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+        domain, bus, slot = (getattr(found, name, None) for name in names)
+        if domain is None or bus is None or slot is None:
+            return None
+        return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
+
     @override
     def enter_thread(self) -> None:
         torch.cuda.set_device(self._device)  # the current device is a thread's own

@@ -132,6 +132,39 @@ def timeline(folder):
     }
 
 
+class HeldAdam(HostAdam):
+    """Steps tiles of weights only when told to; those of biases at once."""
+
+    told = threading.Event()
+
+    def step(self, tensors, *args):
+        if tensors.numel > 16:
+            self.told.wait(5)
+        super().step(tensors, *args)
+
+
+def returns_before_the_weights_are_updated():
+    """Whether ``step()`` waits for nothing but biases, which persist, between all weights."""
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+    zero3.make_host_adam = HeldAdam
+    engine = make_engine(
+        deep_optimizer_states={"enabled": True, "policy": "all-host"},
+        zero_optimization={**zero, "stage3_param_persistence_threshold": 10},
+    )
+    zero3.make_host_adam = HostAdam
+    try:
+        returned = []
+        for _ in range(2):
+            HeldAdam.told.clear()
+            step(engine)
+            update = engine.optimizer._background._running
+            returned.append(not update.done())
+            HeldAdam.told.set()
+        return returned
+    finally:
+        engine.destroy()
+
+
 def set_gradient():
     engine = make_engine()
     try:
@@ -150,6 +183,7 @@ def main():
     deep_optimizer_states.install()
     autocast = {"enabled": True, "dtype": "float16"}
     report = {
+        "returns": returns_before_the_weights_are_updated(),
         "torch AdamW": answer(
             lambda: make_engine(
                 own=torch.optim.AdamW,

@@ -46,6 +46,10 @@ def test_a_failing_lane_surfaces_where_the_update_is_waited_for(answers):
     assert "the CPU lane is out of luck" in answers["lane"]
 
 
+def test_step_waits_for_persistent_parameters_and_for_no_others(answers):
+    assert answers["returns"] == [True, True]
+
+
 def test_no_thread_of_a_lane_is_left_after_refusals_failures_and_destroy(answers):
     assert answers["lanes left"] == []
 

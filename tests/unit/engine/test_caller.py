@@ -43,7 +43,7 @@ def weights_that_backward_reads(without, policy):
     ratio = 0.0 if policy == "ratio" else 1.0
     schedule = Schedule.make([256], policy, 1, ratio, 64)
     sizes = Sizes(schedule.slot_numel, schedule.staging_numel, torch.float32, torch.float32)
-    executor = Executor(sizes, device, ADAM)
+    executor = Executor(sizes, device, ADAM, 2)
     tensors = AdamTensors(*(torch.ones(256) for _ in range(5)))
 
     def backward():
@@ -81,7 +81,7 @@ def test_slots_are_filled_only_after_the_caller_has_left_their_memory():
     """An allocator may hand out memory that kernels of the caller still use."""
     device, release, copied = open_device(()), threading.Event(), []
     device.caller.submit("backward", lambda: release.wait(30))
-    executor = Executor(Sizes(64, 64, torch.float32, torch.float32), device, ADAM)
+    executor = Executor(Sizes(64, 64, torch.float32, torch.float32), device, ADAM, 2)
     run = threading.Thread(
         target=executor.run, args=([], (), executor.caller_events(), lambda tile, event: None)
     )

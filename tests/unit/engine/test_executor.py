@@ -46,7 +46,7 @@ def make_schedule(policy="all-host", stride=2, ratio=1.0, tile_numel=4096, numel
 
 def make_executor(schedule, device):
     dtypes = (torch.bfloat16, torch.bfloat16)
-    return Executor(Sizes(schedule.slot_numel, schedule.staging_numel, *dtypes), device, ADAM)
+    return Executor(Sizes(schedule.slot_numel, schedule.staging_numel, *dtypes), device, ADAM, 2)
 
 
 def make_work(schedule, subgroups, scalars):
@@ -238,7 +238,7 @@ def test_failure_on_a_lane_names_lane_and_work():
 def test_failure_of_the_host_kernel_names_lane_and_work():
     device, schedule = EmulatedDevice(ADAM), make_schedule()
     sizes = Sizes(0, schedule.staging_numel, torch.bfloat16, torch.bfloat16)
-    executor = Executor(sizes, device, FailingAdam(TAIL.mode))
+    executor = Executor(sizes, device, FailingAdam(TAIL.mode), 2)
     work = make_work(schedule, make_subgroups(), make_scalars(1, BetaPowers(GROUP["betas"])))
     with pytest.raises(UpdateError, match=r"lane CPU, step of tile 0.*out of luck"):
         run_once(executor, schedule, work)

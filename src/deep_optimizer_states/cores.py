@@ -1,0 +1,131 @@
+"""Which cores the CPU lane runs on: this rank's share of the physical cores next to its GPU.
+
+Adam on the host is bound by memory: a second thread on a core's other half brings nothing, and
+memory behind another socket is slow. Launchers do not see to it: torchrun sets ``OMP_NUM_THREADS``
+to 1 where a machine has several ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SPARE_FROM = 8
+"""From this share on one core is left to the thread that launches the model's own work."""
+_OWN_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+_SYSFS = Path("/sys")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs.
+
+    Attributes:
+        host: Name of its machine.
+        rank: Its rank, which orders those of a machine.
+        cores: One logical CPU for each physical core that it may use, ascending.
+    """
+
+    host: str
+    rank: int
+    cores: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LaneCores:
+    """What the CPU lane gets.
+
+    Attributes:
+        num_threads: Threads of the kernel.
+        cores: Cores that they may run on; empty: wherever the system puts them.
+    """
+
+    num_threads: int
+    cores: tuple[int, ...]
+
+    def __str__(self) -> str:
+        where = f"on cores {_shown(self.cores)}" if self.cores else "not bound to cores"
+        return f"{self.num_threads} threads {where}"
+
+    def bind_this_thread(self) -> None:
+        """Keep the calling thread, and the threads that it starts, on the cores."""
+        if self.cores:
+            os.sched_setaffinity(0, self.cores)
+
+
+def find_place(rank: int, pci_address: str | None, sysfs: Path = _SYSFS) -> Place:
+    """Where the calling process runs.
+
+    Args:
+        rank: Its rank.
+        pci_address: Of its GPU, such as ``0000:3b:00.0``; None without one.
+        sysfs: Where the system describes itself.
+    """
+    allowed = os.sched_getaffinity(0)
+    cpus = sysfs / "devices/system/cpu"
+    physical = {
+        min(read_cpu_list(cpus / f"cpu{cpu}/topology/thread_siblings_list") & allowed, default=cpu)
+        for cpu in allowed
+    }
+    near: set[int] = set()
+    if pci_address is not None:
+        near = read_cpu_list(sysfs / "bus/pci/devices" / pci_address / "local_cpulist")
+    # A launcher may have put the process elsewhere on purpose.
+    return Place(socket.gethostname(), rank, tuple(sorted(physical & near or physical)))
+
+
+def choose_cores(
+    mine: Place, everyone: Iterable[Place], num_threads: int = 0, bind: bool = True
+) -> LaneCores:
+    """Deal a machine's cores out among the ranks that may use the same ones.
+
+    Args:
+        mine: The calling rank's place, one of ``everyone``.
+        everyone: Places of all ranks.
+        num_threads: Threads asked for; 0: ``OMP_NUM_THREADS`` where that is above 1 (1 is what
+            launchers set by themselves), and else one for each core of the share.
+        bind: Whether to keep the threads on the share; not done where the environment already says
+            how OpenMP binds its threads.
+    """
+    peers = sorted(
+        place.rank for place in everyone if (place.host, place.cores) == (mine.host, mine.cores)
+    )
+    share = deal(mine.cores, peers.index(mine.rank), len(peers))
+    if len(share) >= SPARE_FROM:
+        share = share[1:]
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    threads = num_threads or (int(asked) if asked.isdigit() and int(asked) > 1 else len(share))
+    bind = bind and not any(name in os.environ for name in _OWN_BINDING)
+    return LaneCores(threads, share if bind else ())
+
+
+def deal(cores: Sequence[int], position: int, num_ranks: int) -> tuple[int, ...]:
+    """One rank's neighbouring cores; ranks share a core only where there are more of them."""
+    if num_ranks > len(cores):
+        return (cores[position % len(cores)],)
+    first, end = (len(cores) * at // num_ranks for at in (position, position + 1))
+    return tuple(cores[first:end])
+
+
+def read_cpu_list(path: Path) -> set[int]:
+    """CPUs in the kernel's notation, such as ``0-3,8``; empty where it cannot be read."""
+    try:
+        pieces = path.read_text(encoding="ascii").strip().split(",")
+        bounds = [piece.split("-") for piece in pieces if piece]
+        return {cpu for ends in bounds for cpu in range(int(ends[0]), int(ends[-1]) + 1)}
+    except (OSError, ValueError):
+        return set()
+
+
+def _shown(cores: Sequence[int]) -> str:
+    """The kernel's notation."""
+    pieces: list[list[int]] = []
+    for core in cores:
+        if pieces and core == pieces[-1][-1] + 1:
+            pieces[-1][1:] = [core]
+        else:
+            pieces.append([core])
+    return ",".join("-".join(map(str, piece)) for piece in pieces)

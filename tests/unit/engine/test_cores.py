@@ -1,0 +1,124 @@
+import os
+import threading
+
+import pytest
+from hypothesis import given, strategies as st
+
+from deep_optimizer_states.cores import (
+    LaneCores,
+    Place,
+    choose_cores,
+    deal,
+    find_place,
+    read_cpu_list,
+)
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_openmp(monkeypatch):
+    for name in ("OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Two sockets of four cores, two threads a core: CPU n and n + 8 share core n."""
+    for cpu in range(16):
+        folder = tmp_path / f"devices/system/cpu/cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{cpu % 8},{cpu % 8 + 8}\n")
+    for node, cpus in enumerate(("0-3,8-11", "4-7,12-15")):
+        folder = tmp_path / f"bus/pci/devices/0000:{node}a:00.0"
+        folder.mkdir(parents=True)
+        (folder / "local_cpulist").write_text(f"{cpus}\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    return tmp_path
+
+
+def test_a_rank_uses_one_thread_a_core_of_the_socket_of_its_gpu(machine):
+    assert find_place(0, "0000:1a:00.0", machine).cores == (4, 5, 6, 7)
+    assert find_place(0, None, machine).cores == tuple(range(8))
+    assert find_place(0, "ffff:00:00.0", machine).cores == tuple(range(8))
+
+
+def test_a_launchers_binding_is_kept(machine, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 13, 14})
+    assert find_place(0, "0000:1a:00.0", machine).cores == (5, 14)
+    assert find_place(0, "0000:0a:00.0", machine).cores == (5, 14)  # elsewhere on purpose
+
+
+def test_without_a_description_every_cpu_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3})
+    assert find_place(0, None, tmp_path).cores == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"), [("0-2,7\n", {0, 1, 2, 7}), ("4", {4}), ("\n", set()), ("0-x", set())]
+)
+def test_the_kernels_notation(tmp_path, text, cpus):
+    (tmp_path / "list").write_text(text)
+    assert read_cpu_list(tmp_path / "list") == cpus
+
+
+@given(st.sets(st.integers(0, 200), min_size=1), st.integers(1, 40))
+def test_cores_are_dealt_evenly_and_once(cores, num_ranks):
+    dealt = [deal(sorted(cores), position, num_ranks) for position in range(num_ranks)]
+    assert {core for share in dealt for core in share} <= cores
+    if num_ranks <= len(cores):
+        assert sorted(core for share in dealt for core in share) == sorted(cores)
+        assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+    else:
+        assert all(len(share) == 1 for share in dealt)
+
+
+def test_ranks_of_one_machine_share_its_cores():
+    ranks = [Place("a", 0, (0, 1, 2, 3)), Place("b", 1, (0, 1, 2, 3)), Place("a", 2, (0, 1, 2, 3))]
+    assert [choose_cores(rank, ranks).cores for rank in ranks] == [(0, 1), (0, 1, 2, 3), (2, 3)]
+
+
+def test_ranks_on_other_cores_are_no_peers():
+    ranks = [Place("a", 0, (0, 1)), Place("a", 1, (2, 3))]
+    assert [choose_cores(rank, ranks).cores for rank in ranks] == [(0, 1), (2, 3)]
+
+
+def test_of_many_cores_one_is_left_to_the_model():
+    place = Place("a", 0, tuple(range(8)))
+    assert choose_cores(place, [place]) == LaneCores(7, tuple(range(1, 8)))
+
+
+@pytest.mark.parametrize(("said", "threads"), [("1", 4), ("3", 3), ("3,1", 3), ("many", 4)])
+def test_a_launchers_one_thread_is_not_taken_for_a_wish(monkeypatch, said, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    place = Place("a", 0, (0, 1, 2, 3))
+    assert choose_cores(place, [place]).num_threads == threads
+    assert choose_cores(place, [place], num_threads=2).num_threads == 2
+
+
+def test_binding_can_be_left_to_others(monkeypatch):
+    place = Place("a", 0, (0, 1))
+    assert choose_cores(place, [place], bind=False) == LaneCores(2, ())
+    monkeypatch.setenv("OMP_PROC_BIND", "close")
+    assert choose_cores(place, [place]) == LaneCores(2, ())
+
+
+def test_threads_that_a_bound_thread_starts_stay_on_its_cores():
+    core = min(os.sched_getaffinity(0))
+    seen = []
+
+    def work():
+        LaneCores(1, (core,)).bind_this_thread()
+        child = threading.Thread(target=lambda: seen.append(os.sched_getaffinity(0)))
+        child.start()
+        child.join()
+
+    thread = threading.Thread(target=work)
+    before = os.sched_getaffinity(0)
+    thread.start()
+    thread.join()
+    assert seen == [{core}]
+    assert os.sched_getaffinity(0) == before
+
+
+def test_the_lane_says_where_it_runs():
+    assert str(LaneCores(5, (0, 1, 2, 7, 9, 10))) == "5 threads on cores 0-2,7,9-10"
+    assert str(LaneCores(5, ())) == "5 threads not bound to cores"
