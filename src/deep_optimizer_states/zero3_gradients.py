@@ -7,7 +7,9 @@ import itertools
 from typing import Any
 
 import torch
+from deepspeed import comm as dist
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.utils import mask_nan_or_inf_with_val_inplace
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from torch import Tensor
 
@@ -29,6 +31,7 @@ class GradientFlush(DeepSpeedZeroOptimizer_Stage3):
     """
 
     grad_partitions_flat_buffer: Tensor
+    norm_for_param_grads: dict[int, Tensor]
     offload_optimizer_pin_memory: bool
 
     def __init__(self, lanes: Device, *args: Any, **kwargs: Any) -> None:
@@ -145,13 +148,68 @@ class GradientFlush(DeepSpeedZeroOptimizer_Stage3):
                     home = self._grad_home(param)
                     self._keep_norm(param, home.to(get_accelerator().current_device_name()))
 
+    def _get_norm_groups(self) -> list[Tensor]:
+        """Stock's norm of every subgroup, with two waits for the device in all, not two for each.
+
+        The operations on each number are stock's, in its order. The reduction stays one for each
+        subgroup: one of all of them might add the ranks up in another order.
+        """
+        if self.norm_for_param_grads:
+            norms = torch.stack(list(self.norm_for_param_grads.values())).cpu().unbind()
+            self.norm_for_param_grads = dict(zip(self.norm_for_param_grads, norms, strict=True))
+        groups = self.fp16_groups
+        if self.model_parallel_group is not None or any(
+            self._autoep_expert_parallel_group(group) is not None for group in groups
+        ):
+            return list(super()._get_norm_groups())
+        squares = torch.tensor([float(self._squared_norm(group)) for group in groups])
+        on_device = squares.to(get_accelerator().current_device_name())
+        for idx, group in enumerate(groups):
+            ranks = self._get_param_partition_group(group[0])
+            dist.all_reduce(on_device.narrow(0, idx, 1), op=dist.ReduceOp.SUM, group=ranks)
+        roots = torch.stack([square**0.5 for square in on_device.unbind()])
+        mask_nan_or_inf_with_val_inplace(roots, device=roots.device)
+        return list(roots.cpu().unbind())
+
+    def _squared_norm(self, group: list[Any]) -> Tensor | float:
+        total: Tensor | float = 0.0
+        for param in group:
+            norm = self.norm_for_param_grads.get(self.get_param_id(param))
+            if norm is not None:
+                total += norm**2
+        return total
+
     def has_overflow(self, partition_gradients: bool = True) -> bool:
-        """Stock scans the host's gradients; resident ones are shown to it there."""
+        """Whether a gradient of any rank is infinite or NaN.
+
+        Stock reads all of the host's gradients twice. Norms that are finite say as much, where they
+        cover every gradient: one of a parameter that took no part is older, and not covered.
+        """
         self._drain_grads()
         flat = self.grad_partitions_flat_buffer
-        for idx, grads in self._resident_grads.items():
-            flat.narrow(0, self._subgroup_starts[idx], grads.numel()).copy_(grads)
-        return bool(super().has_overflow(partition_gradients))
+        if self._norms_show_no_overflow():
+            # One look at a single number: what stock reduces over the ranks is then False.
+            self.grad_partitions_flat_buffer = flat.new_zeros(1)
+        else:
+            for idx, grads in self._resident_grads.items():
+                flat.narrow(0, self._subgroup_starts[idx], grads.numel()).copy_(grads)
+        try:
+            return bool(super().has_overflow(partition_gradients))
+        finally:
+            self.grad_partitions_flat_buffer = flat
+
+    def _norms_show_no_overflow(self) -> bool:
+        owned = [
+            self.get_param_id(param)
+            for group in self.fp16_groups
+            for param in group
+            if self._holds_real_data(param)
+        ]
+        norms = [self.norm_for_param_grads.get(key) for key in owned]
+        found = [norm for norm in norms if norm is not None]
+        if len(found) < len(owned) or not found:
+            return False
+        return bool(torch.isfinite(torch.stack(found)).all())
 
     def get_fp32_grad_partitions(self) -> dict[int, dict[int, Tensor]]:
         """This rank's gradients widened to fp32: ``[subgroup][parameter]``, each 1-D."""

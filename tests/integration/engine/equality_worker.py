@@ -177,6 +177,12 @@ CASES = {
     "fp16, dynamic scale, overflows": Case(
         dtype=torch.float16, config={"bf16": {"enabled": False}, "fp16": FP16}, steps=12
     ),
+    "fp16, unused after an overflow": Case(
+        dtype=torch.float16,
+        config={"bf16": {"enabled": False}, "fp16": FP16},
+        skips=lambda n: (2, 3) if n // 2 % 2 else (),
+        steps=12,
+    ),
     "no clipping, accumulation 1": Case(accumulation=1, config={"gradient_clipping": 0.0}),
     "Adam with L2": Case(config={"optimizer": ADAM_L2}),
     "two parameter groups, own betas": Case(groups=two_groups),
