@@ -205,10 +205,8 @@ class InterleavedZeroOptimizer(GatedGathers):
 
     def _home_of(self, subgroup: int, source: Tensor) -> Tensor:
         if subgroup in self._schedule.resident_subgroups:
-            home = self._lanes.empty_device(source.numel(), source.dtype)
-        else:
-            home = self._lanes.empty_host(source.numel(), source.dtype)
-        return home.copy_(source)
+            return self._lanes.empty_device(source.numel(), source.dtype).copy_(source)
+        return self._lanes.host_home(source)
 
     def _rigid_load_state_dict(
         self, state_dict: dict[str, Any], load_optimizer_states: bool = True

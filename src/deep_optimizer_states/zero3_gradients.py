@@ -62,8 +62,7 @@ class GradientFlush(DeepSpeedZeroOptimizer_Stage3):
             super()._setup_for_real_optimizer()
         finally:
             self.offload_optimizer_pin_memory = pin
-        stock = self.grad_partitions_flat_buffer
-        flat = self._lanes.empty_host(stock.numel(), stock.dtype).zero_()
+        flat = self._lanes.host_home(self.grad_partitions_flat_buffer)
         self.grad_partitions_flat_buffer = flat
         views = self._DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition
         start = 0

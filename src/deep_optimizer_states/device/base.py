@@ -121,6 +121,10 @@ class Device(abc.ABC):
     def empty_host(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Host memory for copies that overlap, shape (numel,), uninitialised."""
 
+    def host_home(self, source: Tensor) -> Tensor:
+        """What ``source``, shape (numel,), holds, in such memory; it may be ``source`` itself."""
+        return self.empty_host(source.numel(), source.dtype).copy_(source)
+
     @abc.abstractmethod
     def empty_device(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Device memory, shape (numel,), uninitialised."""

@@ -174,6 +174,10 @@ class EmulatedDevice(Device):
         return torch.empty(numel, dtype=dtype)
 
     @override
+    def host_home(self, source: Tensor) -> Tensor:
+        return source  # any host memory will do
+
+    @override
     def empty_device(self, numel: int, dtype: torch.dtype) -> Tensor:
         return torch.full((numel,), torch.nan, dtype=dtype)
 
