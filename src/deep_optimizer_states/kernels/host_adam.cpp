@@ -11,6 +11,11 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#define DOS_HAS_STREAMING_STORES 1
+#endif
+
 namespace {
 
 // Elements. Short, so that all five arrays stream side by side: with long ones the memory system
@@ -92,10 +97,16 @@ Chunk choose(int set, bool is_probe) {
 void run(const Arguments& arguments, int64_t numel, Chunk chunk, int num_threads) {
     const int64_t size = static_cast<int64_t>(kChunk);
     const int64_t chunks = (numel + size - 1) / size;
-#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
-    for (int64_t i = 0; i < chunks; ++i) {
-        const int64_t begin = i * size;
-        chunk(arguments, begin, begin + size < numel ? begin + size : numel);
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+    {
+#pragma omp for schedule(static) nowait
+        for (int64_t i = 0; i < chunks; ++i) {
+            const int64_t begin = i * size;
+            chunk(arguments, begin, begin + size < numel ? begin + size : numel);
+        }
+#ifdef DOS_HAS_STREAMING_STORES
+        _mm_sfence();  // the weights are in memory before anyone is told that they are
+#endif
     }
 }
 
