@@ -17,7 +17,7 @@ BLOCK = "deep_optimizer_states"
 PAPER_KEYS = ("prefetch_optimizer", "part_grads_async", "prefetch_optimizer_gap")
 """Keys under ``zero_optimization.offload_optimizer`` of configs written for the paper's fork."""
 
-Policy = Literal["all-host", "ratio", "stride", "all-device", "dynamic"]
+Policy = Literal["all-host", "ratio", "stride", "all-device", "dynamic", "auto"]
 
 DEFAULT_TILE_NUMEL = 2**25
 """32 Mi elements: large enough that issuing a tile costs nothing, small enough for three slots."""
@@ -38,7 +38,11 @@ class Settings(BaseModel):
     policy: Policy = "stride"
     """``all-host``: every subgroup on the CPU; ``ratio``: the same, but for those resident on the
     GPU; ``stride``: one subgroup in ``stride`` on the GPU; ``all-device``: every subgroup on the
-    GPU; ``dynamic``: the split is found while the update runs."""
+    GPU; ``dynamic``: the split is found while the update runs; ``auto``: the one that is predicted
+    to be fastest on ``machine``."""
+    machine: str = ""
+    """For policy ``auto``: a profile's name, or the file that ``python -m deep_optimizer_states
+    calibrate -o FILE`` wrote. Without it ``auto`` is ``dynamic``, or ``all-host`` without a GPU."""
     stride: int = Field(default=2, ge=1)
     """For policy ``stride``: subgroup i is updated on the GPU when (i + 1) is a multiple of it."""
     ratio: float = Field(default=1.0, ge=0.0, le=1.0)

@@ -17,6 +17,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import log_dist, logger
 from torch import Tensor
 
+from deep_optimizer_states.auto import settle_policy
 from deep_optimizer_states.config import Settings
 from deep_optimizer_states.cores import LaneCores, choose_cores, find_place
 from deep_optimizer_states.device.base import Device
@@ -145,9 +146,14 @@ class InterleavedZeroOptimizer(GatedGathers):
 
     @functools.cached_property
     def _schedule(self) -> Schedule:
-        chosen = self._settings
+        has_gpu = get_accelerator().device_name() == "cuda"
+        numels = self._subgroup_numels
+        chosen, why = settle_policy(self._settings, numels, local_ranks(), has_gpu)
+        if why:
+            log_dist(f"deep_optimizer_states: {why}", ranks=[0])
+        self._settings = chosen
         return Schedule.make(
-            self._subgroup_numels,
+            numels,
             chosen.policy,
             chosen.stride,
             chosen.ratio,

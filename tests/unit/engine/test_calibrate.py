@@ -1,4 +1,4 @@
-"""Rates: how they are worked out, and the profile that holds them. Small arrays: not to be timed."""
+"""Rates: how they are worked out, and the profile that holds them."""
 
 import time
 import tomllib
@@ -6,7 +6,7 @@ import tomllib
 import pytest
 import torch
 
-from deep_optimizer_states.calibrate import cli, cuda, device, host
+from deep_optimizer_states.calibrate import cli, device, host, processors
 from deep_optimizer_states.calibrate.findings import Findings, profile_text
 from deep_optimizer_states.device.emulated import EmulatedDevice
 from deep_optimizer_states.kernels.host import HostAdam
@@ -45,6 +45,7 @@ def bench():
 def small(monkeypatch):
     monkeypatch.setattr(host, "NUMEL", 2**20)
     monkeypatch.setattr(host, "_TURNS_S", 0.0)
+    monkeypatch.setattr(processors, "CPU_MATRIX_SIDE", 64)
     monkeypatch.setattr(cli, "free_host_bytes", lambda: 2**33)
     before = torch.get_num_threads()
     yield
@@ -52,8 +53,8 @@ def small(monkeypatch):
 
 
 def test_every_rate_of_a_profile_is_measured_somewhere():
-    names = {*cuda.CUDA_RATES, *host.HOST_RATES, "page_lock_bytes_per_s"}
-    assert names == set(RATE_NAMES)
+    of_gpu = (*processors.GPU_RATES, *processors.COMPUTE_RATES, *processors.LOCK_RATES)
+    assert {*of_gpu, *host.HOST_RATES} == set(RATE_NAMES)
     assert set(host.HOST_RATES) == set(CURVE_NAMES)
 
 
@@ -73,12 +74,14 @@ def test_the_rate_beside_counts_what_moved_while_both_ways_were_busy():
 
 def test_all_rates_of_a_device_come_from_its_own_lanes(bench):
     rates = {
-        **device.copy_rates(bench, 2**20),
+        **device.copy_rates(bench, 2**24),
         **device.pageable_rates(bench, 2**20),
         **device.adam_rate(bench, 2**16),
         **device.matrix_rate(bench, 64),
+        **device.stream_rate(bench, 2**20),
     }
-    assert set(rates) == set(cuda.CUDA_RATES) - {"gather_bytes_per_s"}
+    names = {*processors.GPU_RATES, *processors.COMPUTE_RATES}
+    assert set(rates) == names - {*processors.GATHER_RATES}
     assert all(rate > 0 for rate in rates.values())
 
 
@@ -180,12 +183,13 @@ def test_without_a_gpu_the_host_is_measured_and_the_rest_named(tmp_path, small, 
     assert (machine.name, machine.gpus) == ("here", 0)
     for name in host.HOST_RATES:
         assert getattr(machine.rates, name)[0][0] == 1
-    for name in cuda.CUDA_RATES:
+    for name in processors.GPU_RATES:
         assert f"# {name}: not measured: " in path.read_text()
-    assert (
-        machine.kind("page_lock_bytes_per_s") == "assumed"
-        or not machine.rates.page_lock_bytes_per_s
-    )
+    for name in processors.COMPUTE_RATES:
+        assert getattr(machine.rates, name) > 0
+    assert "# of the CPU, which is the device here\n" in path.read_text()
+    locked = machine.rates.page_lock_bytes_per_s is not None
+    assert (machine.kind("page_lock_bytes_per_s") == "assumed") is locked
     out, err = capsys.readouterr()
     assert out == ""
     assert "GPU: not measured: " in err

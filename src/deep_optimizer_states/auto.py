@@ -1,0 +1,44 @@
+"""``"policy": "auto"``: the policy that the performance model finds fastest on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from deep_optimizer_states.config import Settings
+from deep_optimizer_states.predict.machine import load_machine
+from deep_optimizer_states.predict.policy import choose_policy
+
+
+def settle_policy(
+    settings: Settings, numels: Sequence[int], num_ranks: int, has_gpu: bool
+) -> tuple[Settings, str]:
+    """Settings whose policy is no longer ``auto``.
+
+    Args:
+        settings: As they were given.
+        numels: Elements of each subgroup of this rank.
+        num_ranks: Ranks of this machine, which share its host.
+        has_gpu: Whether this rank has one.
+
+    Returns:
+        The settings, and why the policy is what it is; empty where it was given.
+
+    Raises:
+        MachineError: The profile cannot be read, or lacks a rate; says what measures it.
+    """
+    if settings.policy != "auto":
+        return settings, ""
+    if not has_gpu:
+        why = "policy auto: all-host; there is no GPU to share the update with"
+        return settings.model_copy(update={"policy": "all-host"}), why
+    if not settings.machine:
+        why = (
+            "policy auto: dynamic, which finds the split while it runs; to choose from measured "
+            'rates, give "machine" the file that `python -m deep_optimizer_states calibrate -o '
+            "machine.toml` writes"
+        )
+        return settings.model_copy(update={"policy": "dynamic"}), why
+    machine = load_machine(settings.machine)
+    choice = choose_policy(numels, machine, num_ranks, settings.ratio, settings.tile_numel)
+    changes = {"policy": choice.policy, "stride": choice.stride}
+    return settings.model_copy(update=changes), choice.explanation

@@ -1,0 +1,1 @@
+"""Measures this machine's rates into a profile that ``plan --machine`` and ``auto`` read."""

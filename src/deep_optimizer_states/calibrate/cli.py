@@ -1,0 +1,233 @@
+"""``python -m deep_optimizer_states calibrate [-o machine.toml]``: measures this machine."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from deep_optimizer_states.calibrate.findings import Findings, profile_text
+from deep_optimizer_states.errors import DeepOptimizerStatesError
+from deep_optimizer_states.memory import free_host_bytes, lock_limit_bytes
+
+EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
+_LEAST_NUMEL = 2**20
+_MLOCK_NOTE = "mlock: CUDA's own registration comes on top"
+
+
+class CalibrateError(DeepOptimizerStatesError, ValueError):
+    """The command cannot do what it was asked."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, and write the profile; returns the exit status."""
+    given = _parser().parse_args(argv)
+    try:
+        return _run(given)
+    except (DeepOptimizerStatesError, OSError) as error:
+        sys.stderr.write(f"calibrate: error: {error}\n")
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        sys.stderr.write("calibrate: interrupted, nothing written\n")
+        return EXIT_INTERRUPTED
+
+
+def _run(given: argparse.Namespace) -> int:
+    out: Path | None = given.output
+    if out is not None:
+        _check_output(out, given.force)
+    cores = usable_cores()
+    threads = sorted(set(given.threads or default_threads(cores)))
+    if threads[-1] > cores:
+        raise CalibrateError(f"--threads {threads[-1]}: this process may use {cores} cores")
+    begin = time.monotonic()
+    host_bytes = free_host_bytes()
+    found = Findings(_say)
+    fields = measure(found, threads, host_bytes, on_cpu=given.device == "cpu")
+    name = given.name or (out.stem if out is not None else "this-machine")
+    text = profile_text({"name": name, **fields}, found)
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        _write(out, text, given.force)
+    missing = f", {len(found.missing)} rates not measured" if found.missing else ""
+    where = "standard output" if out is None else str(out)
+    _say(f"{len(found.rates)} rates in {time.monotonic() - begin:.0f} s{missing}: {where}")
+    return 0
+
+
+def measure(
+    found: Findings, threads: Sequence[int], host_bytes: int, on_cpu: bool = False
+) -> dict[str, Any]:
+    """Measure all that this machine has.
+
+    Args:
+        found: Gets the rates.
+        threads: Numbers of threads to measure the host with, rising.
+        host_bytes: Free host memory.
+        on_cpu: Leave GPUs alone.
+
+    Returns:
+        The profile's other fields.
+
+    Raises:
+        CalibrateError: There is too little memory to measure anything.
+    """
+    # Torch is imported once the command line is known to be right.
+    from deep_optimizer_states.calibrate import host, processors
+
+    numel = host.fitting_numel(host_bytes)
+    if numel < _LEAST_NUMEL:
+        raise CalibrateError(f"{host_bytes / 2**20:.0f} MiB of host memory are free: too little")
+    reason = "left out by --device cpu" if on_cpu else processors.why_no_cuda()
+    gpus = _gpu_fields(found, reason)
+    found.say("the host: building kernels, the first time up to a minute ...")
+    arrays = host.HostArrays(numel)
+    passes = host.host_passes(arrays, found.lack)
+    found.say(f"the host, {numel / 1e6:.0f}M parameters ...")
+    found.rates |= host.host_rates(passes, threads, found.say)
+    source = f"measured by calibrate, {_described(str(gpus.pop('names', '')))}"
+    return {
+        "source": source,
+        "cores": min(usable_cores(), psutil.cpu_count(logical=False) or usable_cores()),
+        "host_memory_bytes": host_bytes,
+        "lock_limit_bytes": lock_limit_bytes(),
+        **gpus,
+    }
+
+
+def _gpu_fields(found: Findings, reason: str) -> dict[str, Any]:
+    """Measure the GPUs, or say why not; number and memory of them."""
+    from deep_optimizer_states.calibrate import host, processors
+
+    if not reason:
+        import torch
+
+        processors.measure_cuda(found)
+        gpus = torch.cuda.device_count()
+        memory = torch.cuda.get_device_properties(0).total_memory
+        names = f"{gpus} x {torch.cuda.get_device_name(0)}"
+        return {"gpus": gpus, "device_memory_bytes": memory, "names": names}
+    found.lack("GPU", processors.GPU_RATES, reason)
+    processors.measure_cpu_as_device(found)
+    (lock,) = processors.LOCK_RATES
+    found.attempt("page-locking", (lock,), lambda: {lock: host.mlock_rate(lock_limit_bytes())})
+    if lock in found.rates:
+        found.kinds[lock], found.notes[lock] = "assumed", _MLOCK_NOTE
+    return {"gpus": 0}
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, cut by the container's quota."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return cores
+    if quota == "max":
+        return cores
+    return max(1, min(cores, math.ceil(int(quota) / int(period))))
+
+
+def default_threads(cores: int) -> list[int]:
+    """Powers of two up to the cores, and the cores."""
+    return sorted({*(2**power for power in range(cores.bit_length())), cores})
+
+
+def _described(gpus: str) -> str:
+    """Processors, versions and date, for the profile's ``source``."""
+    versions = (f"{name} {_version(name)}" for name in ("torch", "deepspeed"))
+    today = datetime.now(UTC).date().isoformat()
+    return ", ".join(part for part in (today, gpus, _cpu_name(), *versions) if part)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "")
+
+
+def _check_output(out: Path, force: bool) -> None:
+    if out.is_dir():
+        raise CalibrateError(f"{out}: is a folder; give a file, such as {out / 'machine.toml'}")
+    if out.suffix != ".toml":
+        raise CalibrateError(f"{out}: give a name that ends in .toml")
+    if out.exists() and not force:
+        raise CalibrateError(f"{out}: is there already; give another name, or --force")
+    if not out.parent.is_dir():
+        raise CalibrateError(f"{out.parent}: no such folder")
+
+
+def _write(out: Path, text: str, force: bool) -> None:
+    """Write it whole, or not at all; a file that came up meanwhile stays."""
+    beside = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        if force:
+            beside.replace(out)
+        else:
+            try:
+                os.link(beside, out)
+            except FileExistsError:
+                raise CalibrateError(f"{out}: is there already; give another name") from None
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number, 1 or more")
+    return int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m deep_optimizer_states calibrate",
+        description="Measure this machine's rates into a profile for `plan --machine`: under a "
+        "minute once kernels are built; let nothing else run meanwhile. Without a GPU it measures "
+        "the host, and the profile says what is missing.",
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE.toml", help="profile [default standard output]"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite the file")
+    parser.add_argument("--name", help="name of the machine [default the file's]")
+    parser.add_argument(
+        "--threads",
+        type=_count,
+        nargs="+",
+        metavar="N",
+        help="numbers of threads [default 1, 2, 4 ... up to the usable cores]",
+    )
+    parser.add_argument(
+        "--device", choices=("auto", "cpu"), default="auto", help="cpu leaves GPUs alone"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Rates of the first CUDA device, and of gathering between all of them; of the CPU without one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+import torch
+
+from deep_optimizer_states.calibrate.device import (
+    CPU_MATRIX_SIDE,
+    Bench,
+    adam_rate,
+    copy_rates,
+    matrix_rate,
+    pageable_rates,
+    stream_rate,
+)
+from deep_optimizer_states.calibrate.findings import Findings
+from deep_optimizer_states.device.base import Device
+from deep_optimizer_states.device.emulated import EmulatedDevice
+from deep_optimizer_states.kernels.torch_adam import make_host_adam
+from deep_optimizer_states.timeline import Recorder
+
+LINK_RATES = (
+    "h2d_bytes_per_s",
+    "d2h_bytes_per_s",
+    "h2d_both_bytes_per_s",
+    "d2h_both_bytes_per_s",
+)
+PAGEABLE_RATES = ("pageable_h2d_bytes_per_s", "pageable_d2h_bytes_per_s")
+COMPUTE_RATES = ("device_flops_per_s", "device_stream_bytes_per_s")
+"""Of what computes forward and backward: a GPU, or else the CPU."""
+ADAM_RATES, GATHER_RATES = ("device_adam_parameters_per_s",), ("gather_bytes_per_s",)
+GPU_RATES = (*LINK_RATES, *PAGEABLE_RATES, *ADAM_RATES, *GATHER_RATES)
+"""What there is on a GPU alone."""
+LOCK_RATES = ("page_lock_bytes_per_s",)
+_LOCK_BYTES = 2**29
+_GATHER_BYTES = 2**26
+_REPEATS = 5
+
+
+def why_no_cuda() -> str:
+    """Why there is nothing to measure; empty when there is."""
+    if torch.version.cuda is None:
+        return "this torch is built without CUDA"
+    return "" if torch.cuda.is_available() else "no CUDA device found"
+
+
+def measure_cuda(found: Findings) -> None:
+    """Measure the rates of the GPUs, and of page-locking, into ``found``."""
+    from deep_optimizer_states.device.cuda import CudaDevice
+
+    recorder = Recorder()
+    device = CudaDevice(tail_mode=1, recorder=recorder)
+    bench = Bench(device, recorder)
+    try:
+        found.attempt("page-locked copies", LINK_RATES, lambda: copy_rates(bench))
+        found.attempt("copies of ordinary memory", PAGEABLE_RATES, lambda: pageable_rates(bench))
+        found.attempt("16-bit matrix products", COMPUTE_RATES[:1], lambda: matrix_rate(bench))
+        found.attempt("device memory", COMPUTE_RATES[1:], lambda: stream_rate(bench))
+        found.attempt("Adam on the device", ADAM_RATES, lambda: adam_rate(bench))
+        found.attempt("page-locking", LOCK_RATES, lambda: lock_rate(device))
+    finally:
+        device.close()
+    gpus = torch.cuda.device_count()
+    if gpus > 1:
+        found.attempt("gathering between GPUs", GATHER_RATES, lambda: gather_rate(gpus))
+    else:
+        found.lack("gathering", GATHER_RATES, "one GPU has nothing to gather from")
+
+
+def measure_cpu_as_device(found: Findings) -> None:
+    """Measure the CPU where it is what computes forward and backward."""
+    recorder = Recorder()
+    device = EmulatedDevice(make_host_adam(tail_mode=1), recorder=recorder)
+    bench = Bench(device, recorder)
+    try:
+        found.attempt(
+            "16-bit matrix products of the CPU",
+            COMPUTE_RATES[:1],
+            lambda: matrix_rate(bench, CPU_MATRIX_SIDE),
+        )
+        found.attempt("memory, as the CPU's", COMPUTE_RATES[1:], lambda: stream_rate(bench))
+    finally:
+        device.close()
+    found.notes |= dict.fromkeys(COMPUTE_RATES, "of the CPU, which is the device here")
+
+
+def lock_rate(device: Device) -> dict[str, float]:
+    """Bytes a second of taking page-locked memory as the engine does: fresh pages, registered.
+
+    Raises:
+        RuntimeError: CUDA did not lock them.
+    """
+    seconds = []
+    for _ in range(_REPEATS):
+        begin = time.perf_counter()
+        tensor = device.empty_host(_LOCK_BYTES // 4, torch.float32)
+        seconds.append(time.perf_counter() - begin)
+        if not tensor.is_pinned():
+            raise RuntimeError("host memory could not be page-locked; see `ulimit -l`")
+        del tensor
+    return {"page_lock_bytes_per_s": _LOCK_BYTES / median(seconds)}
+
+
+def gather_rate(gpus: int) -> Mapping[str, Any]:
+    """Bytes a second that each GPU receives in an all-gather between all of this node.
+
+    Raises:
+        RuntimeError: torch has no NCCL.
+    """
+    from torch.cuda import nccl
+
+    numel = _GATHER_BYTES // 2
+    shares = [torch.ones(numel, dtype=torch.bfloat16, device=f"cuda:{i}") for i in range(gpus)]
+    wholes = [
+        torch.empty(numel * gpus, dtype=torch.bfloat16, device=f"cuda:{i}") for i in range(gpus)
+    ]
+    if not nccl.is_available(shares):  # type: ignore[no-untyped-call, unused-ignore]
+        raise RuntimeError("this torch has no NCCL")
+    seconds = []
+    for _ in range(_REPEATS + 1):
+        _wait_for_all(gpus)
+        begin = time.perf_counter()
+        nccl.all_gather(shares, wholes)
+        _wait_for_all(gpus)
+        seconds.append(time.perf_counter() - begin)
+    return {"gather_bytes_per_s": _GATHER_BYTES * (gpus - 1) / median(seconds[1:])}
+
+
+def _wait_for_all(gpus: int) -> None:
+    for gpu in range(gpus):
+        torch.cuda.synchronize(gpu)

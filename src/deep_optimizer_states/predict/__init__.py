@@ -1,0 +1,1 @@
+"""Predicts an iteration from measured rates: time by phase, memory, and what binds. No torch."""

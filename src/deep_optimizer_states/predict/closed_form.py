@@ -1,0 +1,222 @@
+"""The update phase in closed form: the longest of its lanes, and what cannot overlap.
+
+It holds where no two lanes slow each other down, that is where host memory carries the host's Adam
+and the copies at full rate at once, and where there are enough tiles for their ends not to matter.
+:mod:`deep_optimizer_states.predict.update_sim` needs neither.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+from deep_optimizer_states.predict.machine import Machine
+from deep_optimizer_states.predict.rank import STATE_BYTES, Rank, rank_of
+from deep_optimizer_states.predict.update_sim import FP32_BYTES, resident_subgroups
+from deep_optimizer_states.predict.workload import Workload
+from deep_optimizer_states.schedule import Schedule
+
+ENOUGH_TILES = 60
+"""As many of the largest; with fewer, the ends of the pipeline may be a hundredth of it."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One update phase.
+
+    Attributes:
+        seconds: How long it takes.
+        lanes_s: What each resource would need by itself.
+        applies: Whether the closed form's assumptions hold.
+    """
+
+    seconds: float
+    lanes_s: dict[str, float] = field(default_factory=dict)
+    applies: bool = True
+
+    @property
+    def binding(self) -> str:
+        """The resource that takes longest."""
+        return max(self.lanes_s, key=lambda lane: self.lanes_s[lane])
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """Elements by where they are updated, and the largest and last tiles."""
+
+    host: int
+    device: int
+    resident: int
+    tile: int
+    host_tiles: tuple[int, ...]
+
+
+def estimate_update(workload: Workload, machine: Machine, policy: str = "all-host") -> Estimate:
+    """One rank's update phase.
+
+    Args:
+        workload: What runs.
+        machine: Where.
+        policy: Of this package's engine: ``all-host``, ``ratio``, ``stride``, ``all-device`` or
+            ``dynamic``.
+
+    Raises:
+        MachineError: A rate that is needed was not measured.
+    """
+    rank = rank_of(workload, machine)
+    if workload.engine == "paper":
+        return _paper(workload, rank)
+    if workload.engine != "ours":
+        return _stock(workload, rank)
+    schedule = Schedule.make(
+        workload.subgroups, policy, workload.stride, workload.offload_ratio, workload.tile_numel
+    )
+    return _ours(workload, rank, schedule)
+
+
+def _stock(workload: Workload, rank: Rank) -> Estimate:
+    """Host Adam and a copy that blocks, subgroup after subgroup."""
+    resident = resident_subgroups(workload)
+    numels = workload.subgroups
+    host = sum(n for idx, n in enumerate(numels) if idx not in resident)
+    adam = host / _host_rate(rank)
+    copies = host * FP32_BYTES / min(rank.blocking_bytes_per_s, rank.host_bytes_per_s)
+    device = (sum(numels) - host) / rank.device_parameters_per_s
+    lanes = {"host Adam": adam, "copies to the GPU": copies, "device Adam": device}
+    return Estimate(sum(lanes.values()), lanes)
+
+
+def _paper(workload: Workload, rank: Rank) -> Estimate:
+    """One device slot: a period of k subgroups takes as long as its longer chain."""
+    resident = resident_subgroups(workload)
+    rest = [n for idx, n in enumerate(workload.subgroups) if idx not in resident]
+    if not rest:
+        seconds = sum(workload.subgroups) / rank.device_parameters_per_s
+        return Estimate(seconds, {"device Adam": seconds})
+    size, stride = sum(rest) / len(rest), workload.stride
+    groups = len(rest) // stride
+    host = (stride - 1) * size / _host_rate(rank)
+    block = size * FP32_BYTES / rank.h2d_bytes_per_s
+    prefetch = size * STATE_BYTES / rank.h2d_bytes_per_s
+    back = size / rank.device_parameters_per_s + size * STATE_BYTES / rank.d2h_bytes_per_s
+    alone = (len(rest) - groups * stride) * size / _host_rate(rank)
+    device = (sum(workload.subgroups) - sum(rest)) / rank.device_parameters_per_s
+    seconds = alone
+    if groups:
+        seconds += max(host, prefetch) + (groups - 1) * max(host, back + prefetch) + groups * block
+        seconds += max(0.0, size / rank.device_parameters_per_s - alone)
+    lanes = {
+        "host Adam": groups * (host + block) + alone,
+        "link to and from the GPU": groups * (prefetch + back + block),
+        "device Adam": device,
+        "host memory": (
+            (sum(rest) - groups * size) * (rank.host_bytes + workload.weight_bytes)
+            + groups * size * (2 * STATE_BYTES + FP32_BYTES)
+        )
+        / rank.host_bytes_per_s,
+    }
+    even = max(rest) - min(rest) <= size / 100
+    demand = _host_rate(rank) * rank.host_bytes + max(rank.h2d_bytes_per_s, rank.d2h_bytes_per_s)
+    sent = (stride - 1) * size * workload.weight_bytes / rank.h2d_bytes_per_s
+    # Sent weights share the link with the prefetch: either there is time, or they are few.
+    roomy = host >= prefetch + back + sent or sent <= 0.01 * seconds / max(1, groups)
+    calm = demand <= rank.host_bytes_per_s
+    return Estimate(seconds, lanes, even and calm and roomy and not device)
+
+
+def _ours(workload: Workload, rank: Rank, schedule: Schedule) -> Estimate:
+    shares, weight = _shares(schedule), workload.weight_bytes
+    host_each, link_each = 1.0 / _host_rate(rank), weight / rank.h2d_bytes_per_s
+    both = rank.h2d_both_bytes_per_s
+    if schedule.dynamic:
+        both = max(both - weight / host_each, both / 2)  # sent weights take their part of the link
+    prefetch, flush = (STATE_BYTES + weight) / both, STATE_BYTES / rank.d2h_both_bytes_per_s
+    adam = 1.0 / rank.device_parameters_per_s
+    chain = prefetch + adam + flush
+    device_each = max(prefetch, adam, flush)  # with three slots all three run at once
+    host, device = float(shares.host), float(shares.device)
+    tile = min(float(shares.tile), host if schedule.dynamic else device)
+    fill = tile * (chain - device_each)
+    if schedule.dynamic:
+        # Both take tiles until none is left; what the device then holds it still has to end.
+        moving = max(0.0, host - tile)
+        until = moving / (1 / host_each + 1 / device_each)
+        fill = tile * chain
+        host, device = until / host_each, until / device_each
+    lanes = {
+        "host Adam": host * host_each + _staging_s(shares.host_tiles, host_each, link_each),
+        "link to and from the GPU": device * device_each + fill,
+        "link to the GPU": device * (STATE_BYTES + weight) / rank.h2d_both_bytes_per_s
+        + host * link_each,
+        "device Adam": (device + shares.resident) * adam,
+        "host memory": (host * (rank.host_bytes + weight) + device * (2 * STATE_BYTES + weight))
+        / rank.host_bytes_per_s,
+    }
+    longest = max(lanes.values())
+    demand = rank.host_bytes / host_each + rank.h2d_bytes_per_s
+    demand += rank.d2h_both_bytes_per_s if device else 0.0
+    lonely = not schedule.dynamic and (not device or not host)
+    assumed = [
+        demand <= rank.host_bytes_per_s,
+        host_each >= 2 * link_each,
+        shares.resident * adam < 0.005 * longest,
+        (lonely and not device) or shares.host + shares.device >= ENOUGH_TILES * shares.tile,
+        # Sent weights share the link with prefetches: only one with room to spare lets both run.
+        lonely or lanes["link to the GPU"] < 0.9 * longest,
+    ]
+    if schedule.dynamic:
+        stalls = lanes["host Adam"] - host * host_each
+        # Tiles are handed out between two steps of the host: a slot may lie idle during one, and
+        # the last ones end where they fall.
+        assumed += [host_each <= device_each, fill < 0.01 * longest, stalls < 0.005 * longest]
+    return Estimate(longest, lanes, all(assumed))
+
+
+def _staging_s(tiles: tuple[int, ...], host_each: float, link_each: float) -> float:
+    """What the host lane waits for its two staging buffers, and for the last weights.
+
+    A tile waits where the weights before the last take longer than the last step.
+    """
+    waits = (max(0.0, a * link_each - b * host_each) for a, b in itertools.pairwise(tiles))
+    return sum(waits) + (tiles[-1] * link_each if tiles else 0.0)
+
+
+def _shares(schedule: Schedule) -> _Shares:
+    resident = schedule.resident_tiles
+    numels = [tile.numel for tile in schedule.tiles]
+    through = sum(numels[idx] for idx in schedule.device_tiles)
+    staying = sum(numels[idx] for idx in resident)
+    on_host = [
+        numel
+        for idx, numel in enumerate(numels)
+        if idx not in resident and idx not in schedule.device_tiles
+    ]
+    tile = schedule.slot_numel
+    return _Shares(sum(on_host), through, staying, tile, tuple(on_host))
+
+
+def _host_rate(rank: Rank) -> float:
+    """Of the host lane when nothing else uses host memory."""
+    return min(rank.host_parameters_per_s, rank.host_bytes_per_s / rank.host_bytes)
+
+
+def bound_update_s(workload: Workload, machine: Machine) -> float:
+    """No schedule of this package's kernels updates faster on this machine.
+
+    The device's share is chosen freely, and nothing but the resources themselves costs time.
+    """
+    rank = rank_of(workload, machine)
+    numel, weight = sum(workload.subgroups) * workload.offload_ratio, workload.weight_bytes
+
+    def seconds(share: float) -> float:
+        host = rank.host_bytes_per_s / rank.host_bytes
+        adam = min(rank.host_parameters_per_s, host)
+        return numel * max(
+            (1 - share) / adam,
+            (weight + STATE_BYTES * share) / rank.h2d_bytes_per_s,
+            STATE_BYTES * share / rank.d2h_bytes_per_s,
+            share / rank.device_parameters_per_s,
+            (2 * STATE_BYTES * share + rank.host_bytes * (1 - share)) / rank.host_bytes_per_s,
+        )
+
+    return min(seconds(step / 200) for step in range(201))

@@ -1,0 +1,162 @@
+"""``python -m deep_optimizer_states.predict.fit_profile CSV --machine h100x4 [-o FILE]``.
+
+Fits a shipped profile again to a CSV of published values, prints what is left over and how well
+each model is predicted from the others alone, and writes the profile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from deep_optimizer_states.errors import DeepOptimizerStatesError
+from deep_optimizer_states.predict.fit import (
+    STAGES,
+    FitError,
+    Observation,
+    fit,
+    read_observations,
+    residuals,
+)
+from deep_optimizer_states.predict.machine import RATE_NAMES, Kind, Machine, load_machine
+
+HARDWARE = {"h100x4": "H100", "a100x4": "A100"}
+"""How the CSV names each profile's machine."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fit, print and write; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m deep_optimizer_states.predict.fit_profile")
+    parser.add_argument("csv", type=Path, help="published values")
+    parser.add_argument("--machine", choices=sorted(HARDWARE), default="h100x4")
+    parser.add_argument("-o", "--out", type=Path, help="where to write the profile")
+    given = parser.parse_args(argv)
+    try:
+        start = load_machine(given.machine)
+        observations = read_observations(given.csv, HARDWARE[given.machine])
+        machine = refit(start, observations, HARDWARE[given.machine])
+        if given.out is not None:
+            if given.out.exists():
+                raise FitError(f"{given.out} is there already; give another name")
+            given.out.write_text(profile_text(machine), encoding="utf-8")
+    except (DeepOptimizerStatesError, OSError) as error:
+        sys.stderr.write(f"fit_profile: {error}\n")
+        return 2
+    sys.stdout.write(report(machine, observations) + "\n")
+    return 0
+
+
+def refit(start: Machine, observations: Sequence[Observation], hardware: str) -> Machine:
+    """The machine fitted to ``observations``, with its residuals and kinds."""
+    machine = fit(start, observations, STAGES[hardware])
+    fitted = {key for stage in STAGES[hardware] for keys in stage.parameters for key in keys}
+    kinds: dict[str, Kind] = {
+        name: "fitted" if f"rates.{name}" in fitted else "assumed"
+        for name in RATE_NAMES
+        if getattr(machine.rates, name) is not None
+    }
+    errors = [error for _, error in residuals(machine, observations)]
+    median, worst = summary(errors)
+    found: dict[str, Any] = {"rows": len(errors), "median": median, "worst": worst}
+    quantities = dict.fromkeys(item.quantity for item in observations)
+    for quantity in quantities:
+        some = [e for item, e in residuals(machine, observations) if item.quantity == quantity]
+        found[quantity] = list(summary(some))
+    left_out = leave_one_out(start, observations, hardware)
+    if left_out:
+        found["left_out"] = {model: list(pair) for model, pair in left_out.items()}
+    return dataclasses.replace(machine, kinds=kinds, residuals=found)
+
+
+def leave_one_out(
+    start: Machine, observations: Sequence[Observation], hardware: str
+) -> dict[str, tuple[float, float]]:
+    """Median and worst error of each model, predicted from a fit to the others alone."""
+    models = dict.fromkeys(item.workload.model.name for item in observations)
+    found = {}
+    for model in models if len(models) > 1 else ():
+        others = [item for item in observations if item.workload.model.name != model]
+        own = [item for item in observations if item.workload.model.name == model]
+        machine = fit(start, others, STAGES[hardware])
+        found[model] = summary([error for _, error in residuals(machine, own)])
+    return found
+
+
+def summary(errors: Sequence[float]) -> tuple[float, float]:
+    """Median and worst of ``|predicted / published - 1|``."""
+    sizes = [abs(math.exp(error) - 1) for error in errors]
+    return round(statistics.median(sizes), 4), round(max(sizes), 4)
+
+
+def report(machine: Machine, observations: Sequence[Observation]) -> str:
+    """Every row, and the summaries, as text."""
+    lines = [f"{'row':42s} {'published':>10s} {'predicted':>10s}   error"]
+    for item, error in residuals(machine, observations):
+        predicted = item.value * math.exp(error)
+        lines.append(
+            f"{item.label:42s} {item.value:9.3f}s {predicted:9.3f}s {math.exp(error) - 1:+7.1%}"
+        )
+    return "\n".join([*lines, "", *summary_lines(machine.residuals)])
+
+
+def summary_lines(found: Mapping[str, Any]) -> list[str]:
+    """A profile's residuals as text; empty for a profile that was not fitted."""
+    if not found:
+        return []
+    lines = [
+        f"fit: {found['rows']} rows, median error {found['median']:.1%}, worst {found['worst']:.1%}"
+    ]
+    for key, value in found.items():
+        if isinstance(value, list):
+            lines.append(f"  {key.removesuffix('_s')}: median {value[0]:.1%}, worst {value[1]:.1%}")
+    for model, (median, worst) in found.get("left_out", {}).items():
+        lines.append(f"  {model} from the other models: median {median:.1%}, worst {worst:.1%}")
+    return lines
+
+
+def profile_text(machine: Machine) -> str:
+    """A profile as TOML."""
+    lines = []
+    for item in dataclasses.fields(machine):
+        value = getattr(machine, item.name)
+        if isinstance(value, str | int | float):
+            lines.append(f"{item.name} = {_value(value)}")
+    for name in ("rates", "costs"):
+        table = dataclasses.asdict(getattr(machine, name))
+        lines += _table(name, {key: value for key, value in table.items() if value})
+    lines += _table("kinds", machine.kinds)
+    inner = {key: value for key, value in machine.residuals.items() if not isinstance(value, dict)}
+    lines += _table("residuals", inner)
+    for key, value in machine.residuals.items():
+        if isinstance(value, dict):
+            lines += _table(f"residuals.{key}", value)
+    return "\n".join(lines) + "\n"
+
+
+def _table(name: str, values: Mapping[str, Any]) -> list[str]:
+    if not values:
+        return []
+    return [
+        "",
+        f"[{name}]",
+        *(f"{json.dumps(k) if '.' in k else k} = {_value(v)}" for k, v in values.items()),
+    ]
+
+
+def _value(value: Any) -> str:  # noqa: ANN401 - a number, text, or a list of them
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

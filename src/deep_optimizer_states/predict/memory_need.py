@@ -1,0 +1,159 @@
+"""Memory of one rank: what a run allocates, array by array.
+
+Checked against the authors' logs (0.13) and against DeepSpeed 0.19's source. torch rounds each
+page-locked allocation up to a power of two; this package does not, since it locks exact sizes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from deep_optimizer_states.predict.machine import Machine
+from deep_optimizer_states.predict.phases import REDUCE_BUCKET_NUMEL
+from deep_optimizer_states.predict.rank import STATE_BYTES, num_nodes, rank_of
+from deep_optimizer_states.predict.update_sim import SLOTS, STAGING_BUFFERS, resident_subgroups
+from deep_optimizer_states.predict.workload import Workload
+from deep_optimizer_states.schedule import Schedule
+
+GIB = 2**30
+FP32 = 4
+LIVE_NUMEL = 1_000_000_000
+"""Parameters DeepSpeed keeps gathered at most (``stage3_max_live_parameters``)."""
+BUCKETS = 3
+"""Of gradients on the device: one that fills, its flat copy, and one on its way."""
+CUDA_PROCESS_BYTES = 5 * GIB
+"""Host memory of a rank with CUDA's libraries and context, before the model."""
+CPU_PROCESS_BYTES = 430 * 2**20
+"""The same on a machine without a GPU."""
+CPU_LANES_BYTES = 45 * 2**20
+"""Arenas and stacks of the threads that stand for a GPU's streams there."""
+WORKSPACE_BYTES = 0.6 * GIB
+"""Of the GPU's libraries."""
+CONTEXT_BYTES = 1.5 * GIB
+"""CUDA's context and what its allocator cannot use: beside what torch counts as allocated."""
+LOGIT_BYTES = 6
+HEADROOM = 0.97
+"""Share of a memory that may be taken."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of one rank, in bytes.
+
+    Attributes:
+        device_bytes: Peak of what torch allocates on its GPU; 0 without one.
+        host_bytes: Of its process.
+        page_locked_bytes: Part of it that is page-locked; 0 without a GPU.
+    """
+
+    device_bytes: float
+    host_bytes: float
+    page_locked_bytes: float
+
+
+def memory_of(workload: Workload, machine: Machine, policy: str) -> Memory:
+    """Memory of one rank.
+
+    Args:
+        workload: What runs.
+        machine: Where.
+        policy: Of this package's engine.
+    """
+    numel = sum(workload.subgroups)
+    resident, slots, staging = _placement(workload, policy)
+    host_numels = [n for idx, n in enumerate(workload.subgroups) if idx not in resident]
+    gradients = float(workload.weight_bytes * numel)
+    locked = STATE_BYTES * sum(host_numels) + _power_of_two(gradients)
+    pageable = 0.0
+    if workload.engine == "ours":
+        locked += _power_of_two(workload.weight_bytes * staging) * STAGING_BUFFERS
+    elif workload.engine == "zero3":
+        locked += sum(_power_of_two(FP32 * n) for n in host_numels)
+    else:
+        rounded = sum(_power_of_two(FP32 * n) for n in host_numels)
+        locked += 3 * rounded - STATE_BYTES * sum(host_numels)
+        pageable = float(FP32 * sum(host_numels))
+        if workload.engine == "paper":
+            locked += rounded
+    device = _device_bytes(workload) + slots
+    device += (STATE_BYTES + FP32) * (numel - sum(host_numels))
+    if machine.gpus:
+        return Memory(device + WORKSPACE_BYTES, locked + pageable + CUDA_PROCESS_BYTES, locked)
+    state = STATE_BYTES * sum(host_numels) + gradients
+    if workload.engine != "ours":
+        state += FP32 * sum(host_numels)
+    lanes = CPU_LANES_BYTES if workload.engine == "ours" else 0
+    return Memory(0.0, state + device + lanes + CPU_PROCESS_BYTES, 0.0)
+
+
+def _placement(workload: Workload, policy: str) -> tuple[frozenset[int], float, int]:
+    """Resident subgroups, bytes of device slots, and elements of a staging buffer."""
+    if workload.engine != "ours":
+        slot = max(workload.subgroups, default=0) if workload.engine == "paper" else 0
+        return resident_subgroups(workload), float((STATE_BYTES + FP32) * slot), 0
+    schedule = Schedule.make(
+        workload.subgroups, policy, workload.stride, workload.offload_ratio, workload.tile_numel
+    )
+    slot_bytes = (STATE_BYTES + workload.weight_bytes) * schedule.slot_numel * SLOTS
+    return schedule.resident_subgroups, float(slot_bytes), schedule.staging_numel
+
+
+def _device_bytes(workload: Workload) -> float:
+    """Weights, gradient buckets, gathered parameters and activations."""
+    model, size, tp = workload.model, workload.weight_bytes, workload.tp
+    whole, tokens = sum(model.tensors(tp)), workload.tokens
+    kept = size * sum(workload.subgroups) + size * BUCKETS * min(REDUCE_BUCKET_NUMEL, whole)
+    gathered = size * min(LIVE_NUMEL, whole) if workload.dp > 1 else 0
+    sequence = workload.sequence_length or model.seq_length
+    layer = size * tokens * (4 * model.hidden + 3 * model.ffn / tp)
+    if workload.materialized_attention:
+        layer += 2 * size * tokens * sequence * model.heads / tp
+    logits = LOGIT_BYTES * tokens * model.padded_vocab_size(tp) / tp
+    if workload.activation_checkpointing:
+        held = size * tokens * model.hidden * model.layers + max(layer, logits)
+    else:
+        held = layer * model.layers + logits
+    return kept + gathered + held
+
+
+def shortages(workload: Workload, machine: Machine, memory: Memory) -> list[str]:
+    """What the machine lacks, a sentence each with what to change; empty when the run fits."""
+    per_node = rank_of(workload, machine).ranks_a_node
+    found = []
+    need = memory.host_bytes * per_node
+    if need > machine.host_memory_bytes * HEADROOM:
+        found.append(
+            f"host memory: {need / GIB:.1f} GiB needed by {per_node} ranks of a node, it has "
+            f"{machine.host_memory_bytes / GIB:.1f}; {_remedy(workload, machine)}"
+        )
+    if machine.gpus:
+        assert machine.device_memory_bytes is not None
+        need = memory.device_bytes + CONTEXT_BYTES
+        if need > machine.device_memory_bytes * HEADROOM:
+            found.append(
+                f"GPU memory: {need / GIB:.1f} GiB needed, a GPU has "
+                f"{machine.device_memory_bytes / GIB:.1f}; use more ranks (dp), a smaller "
+                "micro-batch (with more accumulation), or a larger offload ratio"
+            )
+    limit = machine.lock_limit_bytes
+    if limit is not None and memory.page_locked_bytes > limit:
+        found.append(
+            f"page-locked memory: {memory.page_locked_bytes / GIB:.1f} GiB a rank, `ulimit -l` "
+            f"allows {limit / GIB:.1f}; raise it (ulimit -l unlimited)"
+        )
+    return found
+
+
+def _remedy(workload: Workload, machine: Machine) -> str:
+    remedies = ["use more nodes (dp)", "an offload ratio below 1"]
+    if workload.engine != "ours":
+        ours = dataclasses.replace(workload, engine="ours")
+        need = memory_of(ours, machine, "all-host").host_bytes * rank_of(ours, machine).ranks_a_node
+        remedies.insert(0, f"engine 'ours' needs {need / GIB:.1f} GiB")
+    nodes = num_nodes(workload, machine)
+    return " or ".join(remedies) + (f" (now {nodes} nodes)" if nodes > 1 else "")
+
+
+def _power_of_two(num_bytes: float) -> float:
+    return float(1 << max(0, int(num_bytes) - 1).bit_length()) if num_bytes else 0.0

@@ -1,0 +1,124 @@
+"""Shapes of models, read from the harness's ``configs/models`` or from any file of that form."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from deep_optimizer_states.errors import DeepOptimizerStatesError
+
+VOCABULARY_MULTIPLE = 128
+"""Megatron pads the vocabulary to a multiple of this, times the tensor-parallel degree."""
+_SIZES = ("hidden", "ffn", "layers", "heads", "kv_heads")
+
+
+class ModelError(DeepOptimizerStatesError, ValueError):
+    """There is no such model, or its file is wrong."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A GPT with SwiGLU, RMSNorm, rotary positions, untied embeddings and no bias."""
+
+    name: str
+    hidden: int
+    ffn: int
+    layers: int
+    heads: int
+    kv_heads: int
+    seq_length: int = 2048
+    vocab_size: int = 50257
+
+    def padded_vocab_size(self, tp: int = 1) -> int:
+        """Rows of the embedding, padded as Megatron does for ``tp`` ranks."""
+        multiple = VOCABULARY_MULTIPLE * tp
+        return math.ceil(self.vocab_size / multiple) * multiple
+
+    def tensors(self, tp: int = 1) -> list[int]:
+        """Elements of each parameter tensor of one tensor-parallel rank, in the model's order."""
+        kv_rows = 2 * self.kv_heads * (self.hidden // self.heads)
+        layer = [
+            self.hidden,
+            self.hidden * self.hidden // tp,  # the attention's output, which Megatron makes first
+            (self.hidden + kv_rows) * self.hidden // tp,
+            self.hidden,
+            2 * self.hidden * self.ffn // tp,
+            self.hidden * self.ffn // tp,
+        ]
+        embedding = self.padded_vocab_size(tp) * self.hidden // tp
+        return [embedding, *(layer * self.layers), self.hidden, embedding]
+
+    def num_parameters(self, tp: int = 1) -> int:
+        """Trainable parameters of the model; replicated ones count once."""
+        norms = (2 * self.layers + 1) * self.hidden
+        return (sum(self.tensors(tp)) - norms) * tp + norms
+
+
+def models_dir() -> Path | None:
+    """The checkout's ``configs/models``; None where the package is installed without one."""
+    for parent in (*Path(__file__).resolve().parents, Path.cwd()):
+        folder = parent / "configs" / "models"
+        if (folder / "tiny.toml").is_file():
+            return folder
+    return None
+
+
+def load_model(name_or_file: str | Path) -> tuple[ModelShape, dict[str, int]]:
+    """A model by name, or by the path of its TOML file.
+
+    Returns:
+        The shape, and what the paper runs it with (``[defaults]``).
+
+    Raises:
+        ModelError: There is none (the nearest is named), or a field is wrong.
+    """
+    path = Path(name_or_file)
+    folder = models_dir()
+    known = {file.stem: file for file in folder.glob("*.toml")} if folder else {}
+    if str(name_or_file) in known:
+        path = known[str(name_or_file)]
+    elif path.suffix != ".toml":
+        near = get_close_matches(str(name_or_file), known, n=1, cutoff=0.0)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        raise ModelError(
+            f"unknown model '{name_or_file}': {hint}known: {', '.join(sorted(known)) or 'none'}; "
+            "or give a TOML file with name, hidden, ffn, layers, heads and kv_heads"
+        )
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: not valid TOML: {error}") from None
+    defaults = table.pop("defaults", {})
+    return model_from_table(table, str(path)), defaults
+
+
+def model_from_table(table: dict[str, Any], source: str = "model") -> ModelShape:
+    """Build a shape from the fields of a model file or of ``configs.schema.Model``.
+
+    Raises:
+        ModelError: A field is missing, unknown or impossible.
+    """
+    known = ("name", *_SIZES, "seq_length", "vocab_size")
+    for key in table:
+        if key not in known:
+            raise ModelError(f"{source}: unknown field '{key}': known: {', '.join(known)}")
+    for key in known:
+        optional = key in ("seq_length", "vocab_size")
+        if key not in table and not optional:
+            raise ModelError(f"{source}: {key} is missing")
+        value = table.get(key, 1)
+        if key != "name" and (type(value) is not int or value < 1):
+            raise ModelError(f"{source}: {key} = {value!r}: give a whole number of at least 1")
+    shape = ModelShape(**table)
+    if shape.hidden % shape.heads or shape.heads % shape.kv_heads:
+        raise ModelError(
+            f"{source}: hidden {shape.hidden} must be a multiple of heads {shape.heads}, and that "
+            f"of kv_heads {shape.kv_heads}"
+        )
+    return shape

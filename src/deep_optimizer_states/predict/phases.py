@@ -1,0 +1,151 @@
+"""Forward and backward of one rank: what is computed, what is gathered, what gradients cost.
+
+A layer's forward takes ``flops / device_flops + bytes / device_stream``, since matrix products and
+elementwise work run one after the other, and what its kernels and hooks cost however few tokens
+there are. Backward is two forwards, and one more where activations
+are recomputed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deep_optimizer_states.predict.machine import Machine
+from deep_optimizer_states.predict.rank import num_nodes
+from deep_optimizer_states.predict.workload import Workload
+
+HIDDEN_PASSES = 8
+"""Elementwise passes over a layer's hidden state in one forward: norms, rotary, residuals."""
+FFN_PASSES = 4
+"""Over its inner state: both halves of SwiGLU read and written, and their product."""
+SCORE_PASSES = 4
+"""Over its attention scores where they are materialised: written, softmax, read."""
+LOGIT_BYTES = 16
+"""A logit: fp32 copy, softmax and loss."""
+REDUCE_BUCKET_NUMEL = 500_000_000
+"""DeepSpeed's default ``reduce_bucket_size``; the last one is flushed when backward is over."""
+LEGACY_FLUSH_BYTES = 4
+"""The paper's DeepSpeed sends gradients as fp32."""
+STOCK_FLUSH_BYTES = 6
+"""Today's sends them as they are, and again as fp32."""
+LAYERS_BACK = 2
+"""A layer's backward in forwards."""
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Of one rank and one micro-batch, in seconds.
+
+    Attributes:
+        layer_s: One layer's forward.
+        head_s: The output layer's and the loss.
+        gather_s: Moving all parameters of the model to this rank once.
+    """
+
+    layer_s: float
+    head_s: float
+    gather_s: float
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Of one iteration, in seconds.
+
+    Attributes:
+        forward_s: All forwards.
+        backward_s: All backwards, with what gradients cost.
+        computed_s: Computing alone, of all forwards and backwards.
+        layer_s: One layer's forward, of one micro-batch.
+        head_s: The output layer's.
+        outside_s: Outside all phases.
+    """
+
+    forward_s: float
+    backward_s: float
+    computed_s: float
+    layer_s: float
+    head_s: float
+    outside_s: float
+
+
+def compute_of(workload: Workload, machine: Machine) -> Compute:
+    """Forward times of one micro-batch.
+
+    Raises:
+        MachineError: A rate that is needed was not measured.
+    """
+    model, tokens, tp = workload.model, workload.tokens, workload.tp
+    sequence = workload.sequence_length or model.seq_length
+    free = 1.0 - workload.hog_share
+    if not machine.gpus:
+        free /= workload.ranks  # which share the host's cores
+    flops_per_s = machine.rate("device_flops_per_s") * free
+    stream = machine.rate("device_stream_bytes_per_s") * free
+    size = workload.weight_bytes
+    layer_numel = sum(model.tensors(tp)[1:7])
+    # Scores times values and queries times keys; causal masks do not save work here.
+    attention_flops = 4 * sequence * model.hidden / tp
+    flops = tokens * (2 * layer_numel + attention_flops)
+    scores = model.heads * sequence / tp if workload.materialized_attention else 0.0
+    passes = HIDDEN_PASSES * model.hidden + FFN_PASSES * model.ffn / tp + SCORE_PASSES * scores
+    layer = flops / flops_per_s + tokens * passes * size / stream + machine.costs.launch_s
+    logits = tokens * model.padded_vocab_size(tp) / tp
+    head = 2 * logits * model.hidden / flops_per_s + LOGIT_BYTES * logits / stream
+    gather = 0.0
+    if workload.dp > 1:
+        moved = sum(model.tensors(tp)) * size * (workload.dp - 1) / workload.dp
+        gather = moved / machine.rate("gather_bytes_per_s") if machine.gpus else 0.0
+    return Compute(layer, head, gather)
+
+
+def phases_of(workload: Workload, machine: Machine) -> Phases:
+    """Forward and backward of one iteration.
+
+    Raises:
+        MachineError: A rate that is needed was not measured.
+        WorkloadError: The machine cannot hold the tensor-parallel ranks.
+    """
+    num_nodes(workload, machine)
+    compute, layers = compute_of(workload, machine), workload.model.layers
+    # Gathers run ahead of the layers that use them; reduce-scatters behind.
+    computed = layers * compute.layer_s + compute.head_s
+    once = max(computed, compute.gather_s)
+    once += layers * machine.costs.layer_s
+    again = LAYERS_BACK + (1 if workload.activation_checkpointing else 0)
+    back = max(
+        layers * compute.layer_s * again + LAYERS_BACK * compute.head_s, 2 * compute.gather_s
+    )
+    total_back = workload.accumulation * back
+    flush = _flush_s(workload, machine, back)
+    costs = machine.costs
+    outside = costs.iteration_s + workload.accumulation * costs.micro_batch_s
+    forward = workload.accumulation * once
+    if workload.engine == "paper":
+        outside += costs.hybrid_s
+        forward += costs.hybrid_forward_s
+    return Phases(
+        forward,
+        total_back + flush,
+        workload.accumulation * (computed + back),
+        compute.layer_s,
+        compute.head_s,
+        outside,
+    )
+
+
+def _flush_s(workload: Workload, machine: Machine, back_s: float) -> float:
+    """What gradients add to backward on their way to host memory."""
+    if not machine.gpus:
+        return 0.0
+    numel = sum(workload.subgroups) * workload.offload_ratio
+    if workload.engine == "zero3-0.13":
+        return numel * LEGACY_FLUSH_BYTES / machine.rate("pageable_d2h_bytes_per_s")
+    num_bytes = {
+        "async-0.13": LEGACY_FLUSH_BYTES,
+        "paper": LEGACY_FLUSH_BYTES,
+        "zero3": STOCK_FLUSH_BYTES,
+        "ours": workload.weight_bytes,
+    }[workload.engine]
+    flush = numel * num_bytes / machine.rate("d2h_bytes_per_s")
+    last = min(1.0, REDUCE_BUCKET_NUMEL / (workload.dp * numel)) if numel else 0.0
+    return max(flush - back_s, flush * last)

@@ -1,0 +1,100 @@
+"""What one rank gets of its machine, when all ranks of the node work at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from deep_optimizer_states.predict.machine import Machine
+from deep_optimizer_states.predict.workload import Workload, WorkloadError
+
+STOCK_HOST_BYTES = 48
+"""Host bytes a parameter that stock's update moves: gradient, unscale, Adam, downcast."""
+FUSED_HOST_BYTES = 28
+"""Of this engine's one pass: state read and written, gradient read, 16-bit weight written."""
+UNSCALE_BYTES = 8
+"""Stock multiplies the fp32 gradient in a pass of its own: read and written."""
+STATE_BYTES = 12
+"""Master weight and two moments in fp32."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Rates of one rank; infinite where its machine needs none.
+
+    Attributes:
+        ranks_a_node: Ranks that share the node.
+        threads: Of its host lane.
+        host_bytes_per_s: Its share of the host's memory bandwidth.
+        host_parameters_per_s: Its host lane alone, with the engine's kernel.
+        host_bytes: Host bytes a parameter of that kernel.
+        h2d_bytes_per_s: Page-locked, alone.
+        d2h_bytes_per_s: Page-locked, alone.
+        h2d_both_bytes_per_s: While the other way is busy.
+        d2h_both_bytes_per_s: While the other way is busy.
+        device_parameters_per_s: Adam on the device.
+        blocking_bytes_per_s: Copies to the device that a host thread waits for.
+    """
+
+    ranks_a_node: int
+    threads: float
+    host_bytes_per_s: float
+    host_parameters_per_s: float
+    host_bytes: int
+    h2d_bytes_per_s: float
+    d2h_bytes_per_s: float
+    h2d_both_bytes_per_s: float
+    d2h_both_bytes_per_s: float
+    device_parameters_per_s: float
+    blocking_bytes_per_s: float
+
+
+def rank_of(workload: Workload, machine: Machine) -> Rank:
+    """What one rank of ``workload`` gets of ``machine``.
+
+    Raises:
+        MachineError: A rate that is needed was not measured.
+    """
+    per_node = min(workload.ranks, machine.gpus) if machine.gpus else workload.ranks
+    threads = machine.cores / per_node
+    if machine.rank_threads is not None:
+        threads = min(threads, machine.rank_threads)
+    threads = max(1.0, threads)
+    host = machine.curve("host_stream_bytes_per_s", machine.cores) / per_node
+    stream = min(machine.curve("host_stream_bytes_per_s", threads), host)
+    if workload.engine == "ours":
+        adam = machine.curve("host_fused_parameters_per_s", threads)
+        num_bytes = FUSED_HOST_BYTES
+    else:
+        alone = machine.curve("host_adam_parameters_per_s", threads)
+        adam = 1.0 / (1.0 / alone + UNSCALE_BYTES / stream)
+        num_bytes = STOCK_HOST_BYTES
+    if machine.gpus:
+        h2d, d2h = machine.rate("h2d_bytes_per_s"), machine.rate("d2h_bytes_per_s")
+        h2d_both = machine.rates.h2d_both_bytes_per_s or h2d
+        d2h_both = machine.rates.d2h_both_bytes_per_s or d2h
+        device = machine.rate("device_adam_parameters_per_s") * (1.0 - workload.hog_share)
+        # Today's DeepSpeed page-locks master weights, that of the paper did not.
+        old = workload.engine.endswith("-0.13")
+        blocking = (machine.rates.pageable_h2d_bytes_per_s or h2d) if old else h2d
+    else:
+        # Without a GPU the "device" is the host's own memory: its copies are copies of the host.
+        h2d = d2h = h2d_both = d2h_both = stream / 2
+        device, blocking = adam, stream / 2
+    links = (h2d, d2h, h2d_both, d2h_both)
+    return Rank(per_node, threads, host, adam, num_bytes, *links, device, blocking)
+
+
+def num_nodes(workload: Workload, machine: Machine) -> int:
+    """Nodes that the ranks need.
+
+    Raises:
+        WorkloadError: Tensor-parallel ranks would lie on several nodes.
+    """
+    if not machine.gpus:
+        return 1
+    if workload.tp > machine.gpus:
+        raise WorkloadError(
+            f"tp = {workload.tp}: machine '{machine.name}' has {machine.gpus} GPUs a node"
+        )
+    return math.ceil(workload.ranks / machine.gpus)

@@ -1,0 +1,181 @@
+"""What is to be predicted: a model, how it is split over ranks, and who updates its state."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+
+from deep_optimizer_states.errors import DeepOptimizerStatesError
+from deep_optimizer_states.predict.model import ModelShape
+
+ENGINES = ("zero3-0.13", "async-0.13", "paper", "zero3", "ours")
+"""The paper's baseline, its asynchronous gradients, its hybrid update; today's stock DeepSpeed;
+this package."""
+POLICIES = ("auto", "all-host", "ratio", "stride", "all-device", "dynamic")
+DTYPES = ("bf16", "fp16", "fp32")
+
+
+class WorkloadError(DeepOptimizerStatesError, ValueError):
+    """A workload that cannot be; names field, value and reason."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One run to be predicted.
+
+    Attributes:
+        model: Its shape.
+        engine: One of ``ENGINES``.
+        dp: Data-parallel ranks.
+        tp: Tensor-parallel ranks.
+        micro_batch_size: Samples a rank handles in one forward.
+        accumulation: Micro-batches a rank sums before an update.
+        global_batch_size: Samples an iteration; 0 for ``micro_batch_size x accumulation x dp``.
+        sequence_length: Tokens a sample; 0 for the model's.
+        offload_ratio: Share of the optimizer state in host memory.
+        stride: One subgroup in this many is updated on the GPU (``paper``, and ``ours`` with policy
+            ``stride``).
+        policy: For ``ours``; ``auto`` chooses.
+        just_in_time_forward: For ``ours``: the forward runs while the update ends.
+        subgroup_numel: DeepSpeed's ``sub_group_size``, in elements.
+        tile_numel: For ``ours``: largest piece updated at once, in elements.
+        activation_checkpointing: Whether layers are recomputed in backward.
+        materialized_attention: Whether attention scores are written out (no flash attention).
+        hog_share: Share of each GPU's time taken by another process, from 0 to below 1.
+        dtype: Of weights and gradients.
+        subgroup_numels: Elements of each subgroup of one rank where they are known; else they
+            follow from the model.
+    """
+
+    model: ModelShape
+    engine: str = "ours"
+    dp: int = 1
+    tp: int = 1
+    micro_batch_size: int = 1
+    accumulation: int = 1
+    global_batch_size: int = 0
+    sequence_length: int = 0
+    offload_ratio: float = 1.0
+    stride: int = 2
+    policy: str = "auto"
+    just_in_time_forward: bool = True
+    subgroup_numel: int = 100_000_000
+    tile_numel: int = 2**25
+    activation_checkpointing: bool = True
+    materialized_attention: bool = True
+    hog_share: float = 0.0
+    dtype: str = "bf16"
+    subgroup_numels: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, known in (("engine", ENGINES), ("policy", POLICIES), ("dtype", DTYPES)):
+            _one_of(name, getattr(self, name), known)
+        for name, least in (
+            ("dp", 1),
+            ("tp", 1),
+            ("micro_batch_size", 1),
+            ("accumulation", 1),
+            ("global_batch_size", 0),
+            ("sequence_length", 0),
+            ("stride", 1),
+            ("subgroup_numel", 1),
+            ("tile_numel", 16),
+        ):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise WorkloadError(f"{name} = {value!r}: give a whole number of at least {least}")
+        self._check_shares()
+        self._check_batch()
+        self._check_split()
+
+    def _check_shares(self) -> None:
+        if not 0.0 <= self.offload_ratio <= 1.0:
+            raise WorkloadError(
+                f"offload_ratio = {self.offload_ratio!r}: the share of the optimizer state in host "
+                "memory, from 0 (all on the GPU) to 1 (all on the host)"
+            )
+        if not 0.0 <= self.hog_share < 1.0:
+            raise WorkloadError(f"hog_share = {self.hog_share!r}: from 0 to below 1")
+
+    def _check_batch(self) -> None:
+        if not self.global_batch_size:
+            return
+        if self.dp > self.global_batch_size:
+            raise WorkloadError(
+                f"dp = {self.dp}: more ranks than the global batch of {self.global_batch_size} has "
+                "samples; some would have none"
+            )
+        samples = self.dp * self.micro_batch_size * self.accumulation
+        if samples != self.global_batch_size:
+            raise WorkloadError(
+                f"global_batch_size = {self.global_batch_size}: dp {self.dp} x micro_batch_size "
+                f"{self.micro_batch_size} x accumulation {self.accumulation} is {samples}"
+            )
+
+    def _check_split(self) -> None:
+        for name in ("heads", "kv_heads", "ffn"):
+            if getattr(self.model, name) % self.tp:
+                raise WorkloadError(
+                    f"tp = {self.tp}: the model's {name} {getattr(self.model, name)} cannot be "
+                    "split over it"
+                )
+        if self.tile_numel % 16:
+            raise WorkloadError(f"tile_numel = {self.tile_numel}: give a multiple of 16")
+        if self.engine == "paper" and self.stride < 2:
+            raise WorkloadError("stride = 1: the paper's engine needs at least 2; 'ours' takes 1")
+        if self.engine == "ours" and self.policy == "ratio" and self.offload_ratio == 1.0:
+            raise WorkloadError("policy = 'ratio': needs offload_ratio below 1")
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the run."""
+        return self.dp * self.tp
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one micro-batch of one rank."""
+        return self.micro_batch_size * (self.sequence_length or self.model.seq_length)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of one weight or gradient of the model."""
+        return 4 if self.dtype == "fp32" else 2
+
+    @cached_property
+    def subgroups(self) -> tuple[int, ...]:
+        """Elements of each subgroup of one rank, by DeepSpeed's rule."""
+        return self.subgroup_numels or cut_into_subgroups(
+            self.model.tensors(self.tp), self.dp, self.subgroup_numel
+        )
+
+
+def cut_into_subgroups(tensors: list[int], dp: int, subgroup_numel: int) -> tuple[int, ...]:
+    """Elements of each subgroup of one rank.
+
+    DeepSpeed takes parameters whole, in order, and closes a subgroup when it holds at least
+    ``subgroup_numel`` elements of this rank's partitions.
+
+    Args:
+        tensors: Elements of each parameter.
+        dp: Ranks that share each of them.
+        subgroup_numel: DeepSpeed's ``sub_group_size``.
+    """
+    found, held = [], 0
+    for numel in tensors:
+        held += math.ceil(numel / dp)
+        if held >= subgroup_numel:
+            found.append(held)
+            held = 0
+    return (*found, held) if held else tuple(found)
+
+
+def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        near = get_close_matches(str(value), known, n=1, cutoff=0.0)
+        raise WorkloadError(
+            f"{name} = {value!r}: did you mean '{near[0]}'? known: {', '.join(known)}"
+            if near
+            else f"{name} = {value!r}: known: {', '.join(known)}"
+        )

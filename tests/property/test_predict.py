@@ -1,0 +1,109 @@
+"""The closed form against the simulation, and what must hold for any rates."""
+
+import dataclasses
+
+from hypothesis import assume, given, settings, strategies as st
+
+from deep_optimizer_states.plan import Plan
+from deep_optimizer_states.predict.closed_form import bound_update_s, estimate_update
+from deep_optimizer_states.predict.machine import load_machine
+from deep_optimizer_states.predict.model import ModelShape
+from deep_optimizer_states.predict.policy import choose_policy
+from deep_optimizer_states.predict.predict import predict
+from deep_optimizer_states.predict.update_sim import LANES, simulate_update
+from deep_optimizer_states.predict.workload import Workload
+
+BASE = load_machine("h100x4")
+SHAPE = ModelShape("any", 1024, 2816, 8, 16, 4)
+POLICIES = ("all-host", "stride", "all-device", "dynamic")
+gigabytes = st.floats(8e9, 80e9)
+parameters = st.floats(0.5e9, 8e9)
+
+
+@st.composite
+def machines(draw):
+    rates = dataclasses.replace(
+        BASE.rates,
+        h2d_bytes_per_s=draw(gigabytes),
+        d2h_bytes_per_s=draw(gigabytes),
+        pageable_h2d_bytes_per_s=draw(gigabytes),
+        host_adam_parameters_per_s=((24, draw(parameters)),),
+        host_fused_parameters_per_s=((24, draw(parameters)),),
+        host_stream_bytes_per_s=((24, 200e9), (96, draw(st.floats(200e9, 3000e9)))),
+        device_adam_parameters_per_s=draw(st.floats(5e9, 200e9)),
+    )
+    return dataclasses.replace(BASE, rates=rates)
+
+
+@st.composite
+def workloads(draw, engines=("zero3-0.13", "async-0.13", "paper", "zero3", "ours")):
+    engine = draw(st.sampled_from(engines))
+    size = draw(st.integers(10**6, 10**7))
+    if draw(st.booleans()):
+        numels = (size,) * draw(st.integers(1, 30))
+    else:
+        numels = tuple(draw(st.lists(st.integers(1000, 10**7), min_size=1, max_size=20)))
+    return Workload(
+        SHAPE,
+        engine,
+        dp=draw(st.sampled_from([1, 2, 4])),
+        stride=draw(st.integers(2 if engine == "paper" else 1, 8)),
+        offload_ratio=draw(st.sampled_from([1.0, 1.0, 0.75, 0.5, 0.0])),
+        tile_numel=draw(st.sampled_from([2**16, 2**18, 2**20])),
+        subgroup_numels=numels,
+    )
+
+
+@settings(max_examples=250, deadline=None)
+@given(workloads(), machines(), st.sampled_from(POLICIES))
+def test_closed_form_and_simulation_agree_where_the_closed_form_applies(workload, machine, policy):
+    estimate = estimate_update(workload, machine, policy)
+    assume(estimate.applies)
+    simulated = simulate_update(workload, machine, policy).seconds
+    assert abs(estimate.seconds - simulated) <= 0.02 * simulated
+
+
+@settings(max_examples=100, deadline=None)
+@given(workloads(), machines(), st.sampled_from(POLICIES))
+def test_a_simulated_update_is_a_valid_plan_no_lane_of_which_works_longer_than_it_lasts(
+    workload, machine, policy
+):
+    run = simulate_update(workload, machine, policy)
+    assert Plan.parse(str(run.plan)) == run.plan
+    assert set(run.ready_s) == set(range(run.plan.num_tiles))
+    end = max(job.end_s for job in run.jobs)
+    assert all(run.busy_s(lane) <= end * (1 + 1e-9) for lane in LANES)
+    assert run.seconds <= end
+
+
+@settings(max_examples=60, deadline=None)
+@given(workloads(engines=("ours",)), machines(), st.sampled_from(POLICIES))
+def test_nothing_beats_the_bound(workload, machine, policy):
+    assume(workload.offload_ratio == 1.0)
+    bound = bound_update_s(workload, machine)
+    # The bound's device shares are those of a grid of 200.
+    assert simulate_update(workload, machine, policy).seconds >= bound * (1 - 1 / 50)
+
+
+@settings(max_examples=40, deadline=None)
+@given(workloads(engines=("ours",)), machines())
+def test_the_chosen_policy_is_about_the_fastest(workload, machine):
+    choice = choose_policy(workload.subgroups, machine, 4, 1.0, workload.tile_numel)
+    whole = dataclasses.replace(workload, dp=4, offload_ratio=1.0)
+    for policy in ("all-host", "all-device", "dynamic"):
+        assert choice.seconds <= 1.06 * simulate_update(whole, machine, policy).seconds
+
+
+@settings(max_examples=60, deadline=None)
+@given(workloads(), machines(), st.integers(1, 4))
+def test_phases_add_up_and_grow_with_accumulation(workload, machine, more):
+    once = predict(workload, machine)
+    total = once.forward_s + once.backward_s + once.update_s + once.outside_s - once.hidden_s
+    assert once.iteration_s - total < 1e-9
+    assert 0 <= once.hidden_s <= once.update_s + 1e-9
+    assert 0 < once.bound_s <= once.iteration_s
+    longer = predict(
+        dataclasses.replace(workload, accumulation=workload.accumulation + more), machine
+    )
+    assert longer.forward_s > once.forward_s
+    assert longer.update_s == once.update_s

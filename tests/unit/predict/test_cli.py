@@ -1,0 +1,113 @@
+"""``plan`` as a person uses it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from deep_optimizer_states.__main__ import main
+from deep_optimizer_states.predict.machine import load_machine
+from deep_optimizer_states.predict.model import load_model
+from deep_optimizer_states.predict.predict import predict
+from deep_optimizer_states.predict.workload import Workload
+
+
+def plan(*words):
+    return main(["plan", *words])
+
+
+def test_json_holds_what_is_promised(capsys):
+    assert plan("--model", "13B", "--machine", "h100x4", "--engine", "zero3-0.13", "--json") == 0
+    got = json.loads(capsys.readouterr().out)
+    expected = predict(Workload(load_model("13B")[0], "zero3-0.13", dp=4), load_machine("h100x4"))
+    for name in ("iteration_s", "forward_s", "backward_s", "update_s"):
+        assert got["predicted"][name] == getattr(expected, name)
+    assert set(got["memory"]) == {"device_bytes", "host_bytes", "page_locked_bytes"}
+    assert got["fits"] is True
+    assert got["binding"] == "host Adam"
+    assert 0 < got["bound_s"] < got["predicted"]["iteration_s"]
+    assert got["simulated"] is True
+    assert got["machine"]["kinds"]["h2d_bytes_per_s"] == "fitted"
+    assert got["machine"]["residuals"]["rows"] > 0
+
+
+def test_text_can_be_read(capsys):
+    assert plan("--model", "7B", "--machine", "h100x4") == 0
+    out = capsys.readouterr().out
+    for words in ("predicted, not run", "update bound by", "policy auto:", "advice", "fits", "GiB"):
+        assert words in out
+    assert "fit: " in out  # how far the profile can be trusted
+
+
+def test_every_option_reaches_the_workload(capsys):
+    options = {
+        "--dp": 2, "--tp": 2, "--micro-batch": 3, "--accumulation": 5, "--ratio": 0.5,
+        "--stride": 3, "--subgroup": 10**7, "--sequence-length": 1024, "--tile": 2**20,
+        "--hog-share": 0.25, "--global-batch": 30, "--dtype": "fp16",
+    }  # fmt: skip
+    words = [str(word) for pair in options.items() for word in pair]
+    flags = ["--no-just-in-time", "--no-checkpointing", "--flash-attention", "--json"]
+    assert plan("--model", "7B", "--machine", "h100x4", *words, *flags) == 0
+    assert json.loads(capsys.readouterr().out)["workload"] == {
+        "engine": "ours", "dp": 2, "tp": 2, "micro_batch_size": 3, "accumulation": 5,
+        "global_batch_size": 30, "sequence_length": 1024, "offload_ratio": 0.5, "stride": 3,
+        "policy": "stride", "just_in_time_forward": False, "subgroup_numel": 10**7,
+        "tile_numel": 2**20, "activation_checkpointing": False, "materialized_attention": False,
+        "hog_share": 0.25, "dtype": "fp16",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "9B"], "unknown model '9B': did you mean"),
+        (["--machine", "h100"], "unknown machine 'h100': did you mean 'h100x4'"),
+        (["--engine", "zero"], "engine = 'zero': did you mean 'zero3'"),
+        (["--ratio", "1.5"], "offload_ratio = 1.5"),
+        (["--dp", "8", "--global-batch", "4"], "more ranks than the global batch"),
+        (["--dp", "0"], "dp = 0"),
+        (["--stride", "0"], "stride = 0"),
+        (["--engine", "zero3", "--stride", "2"], "stride = 2: engine 'zero3'"),
+        (["--engine", "paper", "--policy", "dynamic"], "engine 'paper' has its own"),
+        (["--policy", "dynamo"], "did you mean 'dynamic'"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_and_status_2(capsys, words, message):
+    given = {"--model": "7B", "--machine": "h100x4"}
+    given |= dict(zip(words[::2], words[1::2], strict=True))
+    assert plan(*[word for pair in given.items() for word in pair]) == 2
+    got = capsys.readouterr()
+    assert got.out == ""
+    assert message in got.err
+    assert got.err.count("\n") == 1
+
+
+def test_a_profile_with_a_missing_rate_says_what_measures_it(tmp_path, capsys):
+    path = tmp_path / "half a machine.toml"
+    path.write_text(
+        'name = "half"\nsource = "here"\ngpus = 1\ncores = 8\nhost_memory_bytes = 64e9\n'
+        "device_memory_bytes = 80e9\n[rates]\nh2d_bytes_per_s = 20e9\n"
+    )
+    assert plan("--model", "7B", "--machine", str(path)) == 2
+    err = capsys.readouterr().err
+    assert "machine 'half' has no rates." in err
+    assert "calibrate" in err
+
+
+def test_commands_are_named(capsys):
+    assert main(["--help"]) == 0
+    assert "calibrate" in capsys.readouterr().out
+    assert main([]) == 2
+    assert main(["plans"]) == 2
+    assert "unknown command 'plans'" in capsys.readouterr().err
+
+
+def test_planning_imports_neither_torch_nor_deepspeed():
+    code = (
+        "import sys; from deep_optimizer_states.__main__ import main; "
+        "assert main(['plan', '--model', 'tiny', '--machine', 'cpu-only']) == 0; "
+        "assert not {'torch', 'deepspeed'} & set(sys.modules), 'imported'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

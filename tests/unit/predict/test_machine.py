@@ -1,0 +1,109 @@
+"""Profiles: what is read, what is refused, and what a missing rate says."""
+
+import math
+
+import pytest
+
+from deep_optimizer_states.predict.machine import (
+    RATE_NAMES,
+    MachineError,
+    load_machine,
+    machine_from_table,
+    machine_names,
+)
+
+SMALL = {"name": "m", "source": "s", "gpus": 0, "cores": 2, "host_memory_bytes": 1e9}
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_every_shipped_profile_says_how_each_rate_came_about(name):
+    machine = load_machine(name)
+    assert machine.name == name
+    given = {rate for rate in RATE_NAMES if getattr(machine.rates, rate) is not None}
+    assert set(machine.kinds) == given
+    assert "measured" not in machine.kinds.values()
+
+
+def test_fitted_profiles_carry_what_the_fit_left_over():
+    for name in ("h100x4", "a100x4"):
+        found = load_machine(name).residuals
+        assert found["rows"] > 0
+        assert found["update_s"][1] < 0.05
+    assert set(load_machine("h100x4").residuals["left_out"]) == {"7B", "8.3B", "10B"}
+
+
+def test_an_unknown_machine_names_the_nearest():
+    with pytest.raises(MachineError, match="unknown machine 'h10x4': did you mean 'h100x4'"):
+        load_machine("h10x4")
+
+
+def test_a_profile_is_read_from_any_file(tmp_path):
+    path = tmp_path / "my machine.toml"
+    path.write_text(
+        'name = "mine"\nsource = "here"\ngpus = 0\ncores = 4\nhost_memory_bytes = 8e9\n'
+        "[rates]\nhost_stream_bytes_per_s = [[1, 10e9], [3, 20e9]]\n"
+    )
+    machine = load_machine(path)
+    assert machine.kind("host_stream_bytes_per_s") == "measured"
+    # Below the first thread count in proportion, between two linear, above the last level.
+    curve = [machine.curve("host_stream_bytes_per_s", n) for n in (0.5, 1, 2, 3, 9)]
+    assert curve == [5e9, 10e9, 15e9, 20e9, 20e9]
+
+
+@pytest.mark.parametrize("value", [0, 0.0, -1e9, math.nan, math.inf, True, "fast", None])
+def test_an_impossible_rate_is_refused_with_its_name(value):
+    table = SMALL | {"rates": {"h2d_bytes_per_s": value}}
+    with pytest.raises(MachineError, match=r"FILE: rates\.h2d_bytes_per_s"):
+        machine_from_table(table, "FILE")
+
+
+@pytest.mark.parametrize("curve", [[], 5e9, [[0, 1e9]], [[1, 0.0]], [[2, 1e9], [1, 2e9]], [[1]]])
+def test_an_impossible_curve_is_refused(curve):
+    table = SMALL | {"rates": {"host_adam_parameters_per_s": curve}}
+    with pytest.raises(MachineError, match="host_adam_parameters_per_s"):
+        machine_from_table(table)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rates": {"h2d_bytes": 1e9}}, r"unknown key 'rates\.h2d_bytes'.*h2d_bytes_per_s"),
+        ({"core": 2}, "unknown key 'core': did you mean 'cores'"),
+        ({"gpus": -1}, "gpus = -1"),
+        ({"gpus": 1}, "device_memory_bytes is missing"),
+        ({"cores": 0}, "cores = 0"),
+        ({"name": ""}, "name = ''"),
+        ({"kinds": {"h2d_bytes_per_s": "guessed"}}, "measured, fitted, assumed"),
+        ({"costs": {"layer_s": -1.0}}, r"costs\.layer_s"),
+        ({"host_memory_bytes": 0}, "host_memory_bytes = 0"),
+    ],
+)
+def test_a_wrong_field_is_refused(change, words):
+    with pytest.raises(MachineError, match=words):
+        machine_from_table(SMALL | change)
+
+
+@pytest.mark.parametrize("field", sorted(SMALL))
+def test_a_missing_field_is_named(field):
+    table = {key: value for key, value in SMALL.items() if key != field}
+    with pytest.raises(MachineError, match=f"{field} is missing"):
+        machine_from_table(table)
+
+
+def test_a_missing_rate_says_what_measures_it():
+    machine = machine_from_table(SMALL)
+    for ask in (machine.rate, lambda name: machine.curve(name, 1)):
+        name = "d2h_bytes_per_s" if ask == machine.rate else "host_adam_parameters_per_s"
+        with pytest.raises(
+            MachineError, match=rf"rates\.{name}: .*deep_optimizer_states calibrate"
+        ):
+            ask(name)
+
+
+def test_files_that_are_no_profiles(tmp_path):
+    with pytest.raises(MachineError, match="cannot be read"):
+        load_machine(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("name = ")
+    with pytest.raises(MachineError, match="not valid TOML"):
+        load_machine(broken)

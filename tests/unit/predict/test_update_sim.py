@@ -1,0 +1,166 @@
+"""The simulated update: the executor's own plans, and the order of the paper's engine."""
+
+import dataclasses
+
+import pytest
+
+from deep_optimizer_states.plan import Kind
+from deep_optimizer_states.predict.closed_form import bound_update_s, estimate_update
+from deep_optimizer_states.predict.machine import load_machine
+from deep_optimizer_states.predict.model import load_model
+from deep_optimizer_states.predict.rank import rank_of
+from deep_optimizer_states.predict.update_sim import simulate_update
+from deep_optimizer_states.predict.workload import Workload
+from deep_optimizer_states.schedule import Schedule
+
+MACHINE = load_machine("h100x4")
+MODEL = load_model("7B")[0]
+TILE = 2**20
+EVEN = (TILE * 4,) * 12
+
+
+def of(engine="ours", **fields):
+    fields.setdefault("subgroup_numels", EVEN)
+    return Workload(MODEL, engine, dp=4, tile_numel=TILE, **fields)
+
+
+@pytest.mark.parametrize("policy", ["all-host", "stride", "all-device"])
+def test_it_runs_the_plan_that_the_executor_runs(policy):
+    workload = of()
+    schedule = Schedule.make(EVEN, policy, workload.stride, 1.0, TILE)
+    expected = " ".join(map(str, schedule.actions(frozenset(), lambda: True)))
+    assert str(simulate_update(workload, MACHINE, policy).plan) == expected
+
+
+def test_a_dynamic_split_gives_the_faster_lane_more():
+    shares = []
+    for gigabytes in (5, 45):
+        rates = dataclasses.replace(
+            MACHINE.rates, h2d_bytes_per_s=gigabytes * 1e9, d2h_bytes_per_s=gigabytes * 1e9
+        )
+        run = simulate_update(of(), dataclasses.replace(MACHINE, rates=rates), "dynamic")
+        assert sorted(run.plan.device_tiles + run.plan.host_tiles) == list(range(48))
+        shares.append(len(run.plan.device_tiles))
+    assert 0 < shares[0] < shares[1]
+
+
+def test_no_slot_is_prefetched_into_before_its_flush():
+    run = simulate_update(of(), MACHINE, "all-device")
+    flushed = [job for job in run.jobs if job.lane == "D2H"]
+    prefetched = sorted((job for job in run.jobs if job.lane == "H2D"), key=lambda j: j.begin_s)
+    for done, later in zip(flushed, prefetched[3:], strict=False):
+        assert later.begin_s >= done.end_s
+
+
+def test_weights_are_ready_in_time_for_every_tile():
+    run = simulate_update(of(offload_ratio=0.5), MACHINE, "dynamic")
+    assert set(run.ready_s) == set(range(48))
+    assert max(run.ready_s.values()) <= run.seconds
+
+
+def test_the_paper_s_engine_waits_as_its_fork_does():
+    # Two subgroups, the second on the GPU: while the host steps the first, the second is
+    # prefetched; then its gradient is copied and it is stepped, and nobody waits for more.
+    workload = of("paper", subgroup_numels=(TILE, TILE))
+    run, rank = simulate_update(workload, MACHINE), rank_of(workload, MACHINE)
+    alone = TILE / rank.host_parameters_per_s
+    prefetch = 12 * TILE / rank.h2d_bytes_per_s
+    gradient = 4 * TILE / rank.h2d_bytes_per_s
+    step = TILE / rank.device_parameters_per_s
+    assert run.seconds == pytest.approx(max(alone, prefetch) + gradient + step, rel=1e-6)
+    assert run.plan.device_tiles == (1,)
+
+
+@pytest.mark.parametrize(
+    ("engine", "resident"), [("zero3-0.13", {9, 10, 11}), ("paper", {9, 10, 11}), ("zero3", {0, 1})]
+)
+def test_twinflow_keeps_the_subgroups_that_each_engine_keeps(engine, resident):
+    ratio = 0.75 if engine != "zero3" else 0.8
+    run = simulate_update(of(engine, offload_ratio=ratio), MACHINE)
+    assert set(run.plan.resident_tiles) == resident
+
+
+def test_asynchronous_gradients_change_nothing_in_the_update():
+    times = {simulate_update(of(e), MACHINE).seconds for e in ("zero3-0.13", "async-0.13")}
+    assert len(times) == 1
+
+
+def test_ranks_share_the_host():
+    one, four = (
+        simulate_update(Workload(MODEL, "ours", dp=dp, subgroup_numels=EVEN), MACHINE, "all-device")
+        for dp in (1, 4)
+    )
+    assert one.seconds == pytest.approx(four.seconds)  # the host has bandwidth for four
+    rates = dataclasses.replace(MACHINE.rates, host_stream_bytes_per_s=((1, 4e9), (96, 80e9)))
+    small = dataclasses.replace(MACHINE, rates=rates)
+    one, four = (
+        simulate_update(Workload(MODEL, "ours", dp=dp, subgroup_numels=EVEN), small, "all-device")
+        for dp in (1, 4)
+    )
+    assert four.seconds > 2 * one.seconds
+
+
+def test_every_kind_of_action_takes_time_on_its_lane():
+    run = simulate_update(of(), MACHINE, "stride")
+    assert {action.kind for action in run.plan.actions} == set(Kind)
+    assert all(run.busy_s(lane) > 0 for lane in ("CPU", "H2D", "GPU", "D2H", "weights"))
+
+
+def with_rates(**changes):
+    return dataclasses.replace(MACHINE, rates=dataclasses.replace(MACHINE.rates, **changes))
+
+
+def test_contention_makes_the_simulation_slower_than_the_closed_form():
+    workload = of(subgroup_numels=EVEN * 4, stride=4)
+    roomy = with_rates(host_stream_bytes_per_s=((24, 900e9), (96, 3600e9)))
+    busy = with_rates(host_stream_bytes_per_s=((24, 120e9), (96, 480e9)))
+    for machine, applies in ((roomy, True), (busy, False)):
+        estimate = estimate_update(workload, machine, "stride")
+        assert estimate.applies is applies
+        run = simulate_update(workload, machine, "stride")
+        assert (run.seconds < 1.02 * estimate.seconds) is applies
+
+
+def test_a_third_host_step_waits_for_the_first_staging_buffer():
+    # Sending weights takes ten times as long as stepping.
+    rank = rank_of(of(), MACHINE)
+    slow = with_rates(h2d_bytes_per_s=0.2 * rank.host_parameters_per_s)
+    jobs = simulate_update(of(), slow, "all-host").jobs
+    sent = [job for job in jobs if job.lane == "weights"]
+    stepped = [job for job in jobs if job.lane == "CPU"]
+    for done, later in zip(sent, stepped[2:], strict=False):
+        assert later.begin_s >= done.end_s
+
+
+def test_small_tiles_after_large_ones_wait_for_the_large_one_s_weights():
+    numels = (TILE, 16) * 40
+    workload = of(subgroup_numels=numels)
+    estimate = estimate_update(workload, MACHINE, "all-host")
+    assert estimate.applies
+    simulated = simulate_update(workload, MACHINE, "all-host").seconds
+    assert estimate.seconds == pytest.approx(simulated, rel=1e-6)
+    alone = sum(numels) / rank_of(workload, MACHINE).host_parameters_per_s
+    assert simulated > 1.1 * alone
+
+
+def test_a_link_that_is_slower_while_both_ways_are_busy():
+    one_way = simulate_update(of(), MACHINE, "all-device").seconds
+    both = with_rates(
+        h2d_both_bytes_per_s=MACHINE.rates.h2d_bytes_per_s / 2,
+        d2h_both_bytes_per_s=MACHINE.rates.d2h_bytes_per_s / 2,
+    )
+    assert simulate_update(of(), both, "all-device").seconds > 1.8 * one_way
+
+
+def test_no_policy_beats_the_bound():
+    for policy in ("all-host", "stride", "all-device", "dynamic"):
+        run = simulate_update(of(), MACHINE, policy)
+        assert run.seconds >= bound_update_s(of(), MACHINE)
+
+
+def test_the_closed_form_gives_way_where_sent_weights_slow_the_paper_s_prefetch():
+    slow = with_rates(
+        h2d_bytes_per_s=8e9, d2h_bytes_per_s=8e9, host_adam_parameters_per_s=((24, 0.7e9),)
+    )
+    assert not estimate_update(of("paper", subgroup_numels=(TILE, TILE)), slow).applies
+    assert estimate_update(of("paper", subgroup_numels=(TILE, TILE), stride=6), slow).applies
