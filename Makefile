@@ -6,10 +6,10 @@ STAMP  := $(VENV)/.ready
 # DeepSpeed rebuilds its ops when it meets another ninja than the one that built them.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
-SOURCES := src configs launch parse plots dataset
+SOURCES := src configs launch parse plots dataset benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-fast fmt golden equality smoke dataset third-party clean ci
+.PHONY: help setup test test-fast fmt golden equality smoke bench-host bench-gpu plan dataset third-party clean ci
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,15 @@ dataset: setup ## token files of the embedded corpus
 
 smoke: setup ## the main job: tiny model, three engines, report
 	bash master-script.sh
+
+bench-host: setup ## our host pass and update beside stock's, on this CPU (3 minutes)
+	$(BIN)/python -m benchmarks.host $(ARGS)
+
+bench-gpu: setup ## whole iterations beside stock's, on one GPU (8 minutes)
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+plan: setup ## predict a run: make plan ARGS="--model 20B --machine h100x4"
+	$(BIN)/python -m deep_optimizer_states plan $(ARGS)
 
 third-party: ## fetch other projects' code at its pinned commits (NAME=... for some of it)
 	$(PYTHON) third_party/fetch.py $(NAME)

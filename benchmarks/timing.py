@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -21,15 +22,34 @@ class Times:
 
     @property
     def quartiles_s(self) -> tuple[float, float]:
-        """First and third quartile; both the median when there are fewer than four repeats."""
+        """First and third quartile; the lowest and highest when there are fewer than four."""
         if len(self.seconds) < 4:
-            return self.median_s, self.median_s
+            return min(self.seconds), max(self.seconds)
         low, _, high = quantiles(self.seconds, n=4, method="inclusive")
         return low, high
 
     def ratio_to(self, other: Times) -> float:
         """How many times longer than ``other``: the median of the ratios taken turn by turn."""
-        return median(a / b for a, b in zip(self.seconds, other.seconds, strict=True))
+        return self.ratios_to(other).median_s
+
+    def ratios_to(self, other: Times) -> Times:
+        """How many times longer than ``other``, turn by turn."""
+        turns = zip(self.seconds, other.seconds, strict=True)
+        return Times(tuple(a / b for a, b in turns))
+
+    def scaled(self, factor: float) -> Times:
+        """Every time, multiplied."""
+        return Times(tuple(factor * seconds for seconds in self.seconds))
+
+    def as_json(self) -> dict[str, Any]:
+        """Median, quartiles and number of repeats."""
+        low, high = self.quartiles_s
+        return {"median": self.median_s, "low": low, "high": high, "repeats": len(self.seconds)}
+
+
+def total(parts: Sequence[Times]) -> Times:
+    """Times of all parts together, turn by turn."""
+    return Times(tuple(map(sum, zip(*(part.seconds for part in parts), strict=True))))
 
 
 def in_turns(alternatives: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Times]:

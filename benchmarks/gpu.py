@@ -1,0 +1,284 @@
+"""Whole iterations of every way to offload, beside stock DeepSpeed: ``python -m benchmarks.gpu``.
+
+One command for a node with one GPU: measures the machine's rates, then trains the same model from
+the same seed in every row, each in a process of its own, in rounds, until the time is used up. A
+row that fails or runs out of memory says so, and the others go on. With ``--device cpu --small``
+the same code runs in a small form where there is no GPU. See docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import gpu_report
+from benchmarks.bound import Bound, Limits, read_limits
+from benchmarks.budget import Budget
+from benchmarks.gpu_model import GIB, choose_parameters, make_point, stock_config
+from benchmarks.gpu_report import Outcome
+from benchmarks.gpu_rows import ROWS, STOCK, Row, config_of
+from benchmarks.process import run_calibration, run_worker
+from benchmarks.report import BenchmarkError, check_output, machine_facts, write_json
+from configs.schema import Point
+
+EXIT_DIFFERENT, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+SCHEMA_VERSION = 1
+SMALL_PARAMETERS, SMALL_SEQ_LENGTH = 3_000_000, 64
+LATEST_S = 10.0
+"""Kept free at the end for the tables."""
+
+
+class Run:
+    """The rows, the time they have, and where they leave their files.
+
+    Args:
+        given: The command line.
+        folder: For jobs, results and logs; goes away afterwards.
+    """
+
+    def __init__(self, given: argparse.Namespace, folder: Path) -> None:
+        self.budget = Budget(60 * given.minutes - LATEST_S)
+        self.outcomes = [Outcome(row) for row in chosen_rows(given.rows)]
+        self.limits: Limits | None = None
+        self.why_no_limits = ""
+        self._given = given
+        self._folder = folder
+
+    def measure_limits(self) -> None:
+        """Rates of link, host memory and CPU lane, by the engine's own calibration."""
+        profile = self._folder / "machine.toml"
+        _say("rates of this machine ...")
+        self.why_no_limits = run_calibration(profile, self._given.device, self.budget.left_s)
+        if not self.why_no_limits:
+            try:
+                self.limits = read_limits(profile)
+            except ValueError as error:
+                self.why_no_limits = str(error)
+        if self.why_no_limits:
+            _say(f"  not measured: {self.why_no_limits}")
+
+    def rounds(self, point: Point) -> None:
+        """Every row once, then all again, while there is time."""
+        config = stock_config(point, self._given.clip_grad)
+        for number in range(self._given.rounds):
+            for outcome in self.outcomes:
+                if not outcome.failed:
+                    self._run_once(outcome, number, point, config)
+
+    def _run_once(self, outcome: Outcome, number: int, point: Point, stock: Any) -> None:  # noqa: ANN401
+        row = outcome.row
+        if not self.budget.fits(row.name):
+            outcome.left_out = "no time" if number == 0 else f"no time for round {number + 1}"
+            _say(f"round {number + 1}, {row.title}: left out, {self.budget.left_s:.0f} s are left")
+            return
+        refusal = self._too_large(row, point)
+        if refusal:
+            outcome.failed = refusal
+            _say(f"{row.title}: not started, {refusal}")
+            return
+        job = {
+            "point": point.model_dump(mode="json"),
+            "ds_config": config_of(row, stock),
+            "warm_up": self._given.warm_up,
+            "ends_update": row.ends_update,
+            "zero_init": row.zero_init,
+        }
+        limit_s = min(self._given.row_timeout, self.budget.left_s)
+        seconds, result = run_worker(job, self._folder / f"{row.name}-{number}", limit_s)
+        self.budget.took(row.name, seconds)
+        if "error" in result:
+            outcome.failed = result["error"]
+        else:
+            outcome.rounds[number] = result
+        _say(f"round {number + 1}, {row.title}: {_told(result)} ({seconds:.0f} s)")
+
+    def _too_large(self, row: Row, point: Point) -> str:
+        """Why a row cannot fit; starting it would take the machine's memory until one is killed."""
+        needed, free = row.host_bytes * point.model.num_parameters(), free_host_bytes()
+        if needed <= free:
+            return ""
+        return (
+            f"out of memory: {row.host_bytes} host bytes a parameter are {needed / GIB:.1f} GiB, "
+            f"{free / GIB:.1f} GiB are free"
+        )
+
+
+def chosen_rows(names: Sequence[str] | None) -> list[Row]:
+    """Rows by their names, in the order of :data:`ROWS`; all by default, stock always.
+
+    Raises:
+        BenchmarkError: A name is unknown.
+    """
+    known = [row.name for row in ROWS]
+    for name in names or ():
+        if name not in known:
+            raise BenchmarkError(f"--rows {name}: known are {', '.join(known)}")
+    return [row for row in ROWS if names is None or row.name in (STOCK, *names)]
+
+
+def free_host_bytes() -> int:
+    """Host memory that can be had, limits of control groups included."""
+    from deep_optimizer_states.memory import free_host_bytes as free
+
+    return free()
+
+
+def free_device_bytes(device: str) -> int | None:
+    """Free memory of the first GPU; None on the CPU.
+
+    Raises:
+        BenchmarkError: There is no GPU.
+    """
+    if device == "cpu":
+        return None
+    import torch
+
+    if not torch.cuda.is_available():
+        raise BenchmarkError("no CUDA device found; --device cpu --small runs a small form")
+    return int(torch.cuda.mem_get_info()[0])
+
+
+def choose_point(given: argparse.Namespace) -> tuple[Point, str]:
+    """The model, and a sentence on why it is this one."""
+    iterations = given.warm_up + given.iterations
+    device_bytes = free_device_bytes(given.device)
+    seq_length = SMALL_SEQ_LENGTH if given.small else given.seq_length
+    if given.parameters:
+        parameters, why = given.parameters, "asked for"
+    elif given.small:
+        parameters, why = SMALL_PARAMETERS, "the small form"
+    else:
+        num_rows, host_bytes = len(chosen_rows(given.rows)), free_host_bytes()
+        found = choose_parameters(host_bytes, device_bytes, 60 * given.minutes, num_rows)
+        parameters, why = found[0], f"limited by {found[1]}"
+    point = make_point(parameters, seq_length, iterations, given.device)
+    model = point.model
+    return point, (
+        f"model: {model.num_parameters():,} parameters ({why}), {model.layers} layers of width "
+        f"{model.hidden}, {model.seq_length} tokens an iteration"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print; returns 0, or 1 when one of our rows does not equal stock."""
+    given = _parser().parse_args(argv)
+    try:
+        return _measure_all(given)
+    except BenchmarkError as error:
+        sys.stderr.write(f"bench-gpu: {error}\n")
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        sys.stderr.write("bench-gpu: interrupted\n")
+        return EXIT_INTERRUPTED
+
+
+def _measure_all(given: argparse.Namespace) -> int:
+    check_output(given.json)
+    _check(given)
+    point, sentence = choose_point(given)
+    facts = machine_facts()
+    _say(f"{facts['processor']}, {facts['cores']} cores, device {given.device}")
+    _say(sentence)
+    status = 0
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
+        run = Run(given, Path(folder))
+        try:
+            run.measure_limits()
+            run.rounds(point)
+        except KeyboardInterrupt:
+            _say("interrupted; what there is:")
+            status = EXIT_INTERRUPTED
+    found = gpu_report.figures(run.outcomes, run.limits, facts["cores"])
+    least = gpu_report.bounds(run.outcomes, run.limits)
+    _show(found, least)
+    if given.json:
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            "machine": facts,
+            "point": point.model_dump(mode="json"),
+            "parameters": point.model.num_parameters(),
+            "limits": vars(run.limits) if run.limits else None,
+            "why_no_limits": run.why_no_limits,
+            "bounds": [vars(bound) for bound in least or ()],
+            "rows": found,
+        }
+        write_json(given.json, content)
+    differs = any(row.get("withheld") for row in found)
+    return status or (EXIT_DIFFERENT if differs else 0)
+
+
+def _show(found: list[dict[str, Any]], least: tuple[Bound, Bound] | None) -> None:
+    parts = [gpu_report.as_text(found), gpu_report.limits_text(found)]
+    parts += [
+        f"shortest {name} by measured rates: {bound.seconds:.3f} s, bound by {bound.bound_by}, "
+        f"{bound.device_share:.0%} of the state updated on the device"
+        for name, bound in zip(("iteration", "update"), least or (), strict=False)
+    ]
+    text = "\n\n".join(part for part in parts if part)
+    sys.stdout.write(f"\n{text}\n")
+
+
+def _check(given: argparse.Namespace) -> None:
+    chosen_rows(given.rows)
+    for name in ("rounds", "iterations", "minutes", "row_timeout", "seq_length"):
+        if getattr(given, name) <= 0:
+            flag = name.replace("_", "-")
+            raise BenchmarkError(f"--{flag} {getattr(given, name)}: give more than 0")
+    for name in ("warm_up", "clip_grad"):
+        if getattr(given, name) < 0:
+            flag = name.replace("_", "-")
+            raise BenchmarkError(f"--{flag} {getattr(given, name)}: give 0 or more")
+
+
+def _told(result: dict[str, Any]) -> str:
+    if "error" in result:
+        return f"failed: {result['error']}"
+    times = sorted(result["iteration_s"])
+    return f"iteration {times[len(times) // 2]:.3f} s"
+
+
+def _number(text: str) -> int:
+    """A whole number, which may be written as 4e9.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    try:
+        return int(float(text))
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number such as 4e9") from None
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu",
+        description="Whole iterations of every way to offload, beside stock DeepSpeed's.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="[cuda]")
+    add("--small", action="store_true", help="a model of 3 million parameters, 64 tokens")
+    add("--parameters", type=_number, help="instead of what fits, as in 4e9")
+    add("--seq-length", type=int, default=2048, help="tokens an iteration [2048]")
+    add("--rows", nargs="+", help=f"some of {', '.join(row.name for row in ROWS)} [all]")
+    add("--minutes", type=float, default=8.0, help="for everything [8]")
+    add("--rounds", type=int, default=3, help="at most, while there is time [3]")
+    add("--iterations", type=int, default=5, help="that count, in each round [5]")
+    add("--warm-up", type=int, default=2, help="before them [2]")
+    add("--clip-grad", type=float, default=1.0, help="largest gradient norm, 0 for none [1]")
+    add("--row-timeout", type=float, default=180.0, help="seconds a process may take [180]")
+    add("--json", type=Path, help="write the figures to this new file as well")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Rows, model and figures of the GPU benchmark; nothing is trained here."""
+
+import pytest
+
+from benchmarks import gpu, gpu_report
+from benchmarks.bound import Limits
+from benchmarks.gpu_model import choose_parameters, make_point, stock_config
+from benchmarks.gpu_report import Outcome
+from benchmarks.gpu_rows import ROWS, STOCK, config_of
+from benchmarks.gpu_worker import explain
+from benchmarks.report import BenchmarkError
+
+GIB = 2**30
+BY_NAME = {row.name: row for row in ROWS}
+POINT = make_point(3_000_000, 64, 5, "cpu")
+CPU = Limits(None, None, 28e9, 28e9, None)
+
+
+def found(iteration_s, update_s=None, loss="0x1p+0", **more):
+    return {
+        "losses": [loss],
+        "digests": {"weights": "a"},
+        "iteration_s": iteration_s,
+        "update_s": update_s,
+        "compute_s": [0.5] * len(iteration_s) if update_s else None,
+        "parameters": 10**9,
+        "set_up_s": 1.0,
+        "device_bytes": None,
+        "resident_bytes": GIB,
+        **more,
+    }
+
+
+def outcome(name, *rounds):
+    return Outcome(BY_NAME[name], dict(enumerate(rounds)))
+
+
+def test_rows_change_nothing_but_their_own_keys():
+    stock, untouched = stock_config(POINT, 1.0), stock_config(POINT, 1.0)
+    for row in ROWS:
+        config = config_of(row, stock)
+        assert stock == untouched
+        assert config_of(BY_NAME[STOCK], stock) == untouched
+        config.pop("deep_optimizer_states", None)
+        zero = config["zero_optimization"]
+        zero.pop("zenflow", None)
+        for key in row.offload:
+            zero["offload_optimizer"].pop(key)
+        plain = config_of(BY_NAME[STOCK], stock)
+        for key in row.offload:
+            plain["zero_optimization"]["offload_optimizer"].pop(key, None)
+        assert config == plain, row.name
+
+
+def test_our_rows_are_checked_by_the_engines_own_config():
+    from deep_optimizer_states.config import read_settings
+
+    stock = stock_config(POINT, 1.0)
+    assert [row.name for row in ROWS if read_settings(config_of(row, stock)).enabled] == [
+        row.name for row in ROWS if row.block
+    ]
+
+
+@pytest.mark.parametrize("parameters", [1_000_000, 3_000_000, 50e6, 300e6, 1.6e9, 7e9, 40e9])
+def test_the_model_is_near_the_size_asked_for(parameters):
+    point = make_point(int(parameters), 2048, 5, "cuda")
+    assert point.model.num_parameters() == pytest.approx(parameters, rel=0.5)
+    assert point.subgroup_numel <= 100_000_000
+
+
+def test_too_small_a_model_is_refused():
+    with pytest.raises(BenchmarkError, match="--parameters 1,000"):
+        make_point(1000, 64, 5, "cpu")
+
+
+def test_the_scarcest_resource_limits_the_model():
+    plenty = 10**15
+    assert choose_parameters(64 * GIB, plenty, 1e9, 8)[1] == "host memory"
+    assert choose_parameters(plenty, 24 * GIB, 1e9, 8)[1] == "device memory"
+    assert choose_parameters(plenty, None, 480, 8)[1] == "time"
+    few, many = (choose_parameters(plenty, None, 480, rows)[0] for rows in (2, 8))
+    assert few > many
+    assert choose_parameters(0, 0, 1, 8)[0] > 0
+
+
+def test_speed_ups_are_medians_over_common_rounds():
+    stock = outcome(STOCK, found([2.0], [1.0]), found([8.0], [2.0]))
+    ours = outcome("all-host", found([1.0], [0.25]), found([4.0], [0.5]), found([1.0], [1.0]))
+    rows = gpu_report.figures([stock, ours], CPU, cores=2)
+    assert rows[1]["iteration_s_stock_over"] == 2.0
+    assert rows[1]["update_s_stock_over"] == 4.0
+    assert rows[1]["verdict"] == "equal"
+    assert rows[1]["parameters_per_s"] == pytest.approx(1e9 / 0.5)
+    assert rows[1]["share_of_update_bound"] == pytest.approx(1.0 / 0.5)
+
+
+def test_no_speed_up_of_ours_where_the_bits_differ():
+    ours = outcome("all-host", found([1.0], [0.5], loss="0x1p+3"))
+    rows = gpu_report.figures([outcome(STOCK, found([2.0], [1.0])), ours], CPU, cores=2)
+    assert rows[1]["withheld"]
+    assert "withheld" in gpu_report.as_text(rows)
+    assert rows[1]["iteration_s_stock_over"] is None
+
+
+def test_others_may_differ_and_say_so():
+    stale = outcome("zenflow", found([1.0], loss="0x1p+3"))
+    rows = gpu_report.figures([outcome(STOCK, found([2.0], [1.0])), stale], CPU, cores=2)
+    assert rows[1]["iteration_s_stock_over"] == 2.0
+    assert "differs: losses from iteration 1 (stale)" in gpu_report.as_text(rows)
+
+
+def test_failures_and_lack_of_time_are_in_the_table():
+    failed = Outcome(BY_NAME["superoffload"], failed="no GPU")
+    late = Outcome(BY_NAME["zenflow"], left_out="no time")
+    rows = gpu_report.figures([failed, late], None, cores=2)
+    text = gpu_report.as_text(rows)
+    assert "failed: no GPU" in text
+    assert "left out: no time" in text
+    assert gpu_report.bounds([failed, late], None) is None
+
+
+def test_rows_are_chosen_by_name_and_stock_is_always_there():
+    assert [row.name for row in gpu.chosen_rows(["zenflow"])] == [STOCK, "zenflow"]
+    assert len(gpu.chosen_rows(None)) == len(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--rows", "nothing"], "--rows nothing: known are stock"),
+        (["--rounds", "0"], "--rounds 0"),
+        (["--minutes", "-1"], "--minutes -1.0"),
+        (["--warm-up", "-1"], "--warm-up -1"),
+        (["--parameters", "10"], "--parameters 10"),
+    ],
+)
+def test_wrong_values_are_said_in_a_line(flags, said, capsys):
+    assert gpu.main(["--device", "cpu", "--small", *flags]) == gpu.EXIT_USAGE
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+
+
+def test_memory_that_ran_out_is_called_that():
+    assert explain(RuntimeError("CUDA out of memory. Tried\nmore")).startswith("out of memory: ")
+    assert explain(ValueError("wrong\nmore")) == "ValueError: wrong"
+    assert explain(KeyError()) == "KeyError: no message"
+
+
+@pytest.mark.parametrize("text", ["abc", "inf", "nan", ""])
+def test_parameters_that_are_no_number(text, capsys):
+    with pytest.raises(SystemExit):
+        gpu.main(["--parameters", text])
+    assert "give a number such as 4e9" in capsys.readouterr().err
+
+
+def test_interrupted_runs_show_what_there_is(monkeypatch, capsys, tmp_path):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu, "run_calibration", lambda *_: "left out here")
+    monkeypatch.setattr(gpu, "run_worker", interrupt)
+    path = tmp_path / "figures.json"
+    flags = ["--device", "cpu", "--small", "--json", str(path)]
+    assert gpu.main(flags) == gpu.EXIT_INTERRUPTED
+    assert path.is_file()
+    assert "stock ZeRO-3 offload" in capsys.readouterr().out
+
+
+def test_rows_without_time_or_memory_are_not_started(monkeypatch, capsys):
+    started = []
+
+    def worker(job, prefix, limit_s):
+        started.append(prefix.name)
+        return 30.0, found([1.0], [0.5])
+
+    monkeypatch.setattr(gpu, "run_calibration", lambda *_: "left out here")
+    monkeypatch.setattr(gpu, "run_worker", worker)
+    flags = ["--device", "cpu", "--small", "--rows", "all-host"]
+    # 25 s are left: nothing is known of the first row, the second is guessed to take its 30 s.
+    assert gpu.main([*flags, "--minutes", "0.58"]) == 0
+    assert started == ["stock-0"]
+    assert "left out: no time" in capsys.readouterr().out
+    monkeypatch.setattr(gpu, "free_host_bytes", lambda: 40_000_000)
+    started.clear()
+    # Stock's 18 bytes for each of 2.4 million parameters do not fit, our 14 do.
+    assert gpu.main([*flags, "--rounds", "1"]) == 0
+    assert started == ["all-host-0"]
+    assert "failed: out of memory" in capsys.readouterr().out

@@ -1,0 +1,78 @@
+"""The host benchmark's sums, ratios and command line; nothing is timed here."""
+
+import pytest
+
+from benchmarks import host
+from benchmarks.host_engines import summary
+from benchmarks.host_passes import compare
+from benchmarks.timing import Times
+
+PASSES = {
+    "fused pass": (0.5, 1.0),
+    "probe": (0.4, 0.8),
+    "widen gradients": (0.1, 0.2),
+    "unscale": (0.1, 0.2),
+    "CPUAdam": (0.4, 0.8),
+    "cast to kept memory": (0.2, 0.4),
+    "cast to fresh memory": (1.0, 2.0),
+}
+
+
+def result(equal=True):
+    found = compare({name: Times(seconds) for name, seconds in PASSES.items()}, 10**9)
+    engines = {"stock": Times((2.0, 2.0)), "all-host": Times((1.0, 4.0))}
+    return {
+        "threads": 1,
+        "passes": {"numel": 10**9, "instruction_set": "AVX2", "equal": equal, **found},
+        "engines": summary(engines, {"all-host": equal}, 10**9),
+    }
+
+
+def test_stock_is_the_sum_of_the_passes_it_makes():
+    found = result()["passes"]
+    assert found["stock_with_gpu_over_fused"]["median"] == pytest.approx(3.0)
+    assert found["stock_on_cpu_over_fused"]["median"] == pytest.approx(1.6)
+
+
+def test_shares_of_what_memory_allows():
+    found = result()["passes"]
+    assert found["share_of_probe"]["median"] == pytest.approx(0.8)
+    # 8 bytes in 0.1 s are 80 a second; the fused pass moves 28 in 0.5 s.
+    assert found["share_of_stream"]["median"] == pytest.approx(56 / 80)
+
+
+def test_goals_are_judged():
+    rows = {row[0]: row for row in host.ratios(result())}
+    assert rows["stock with a GPU / fused"][2:] == [">= 2.5", "met"]
+    assert rows["fused, share of the probe"][2:] == [">= 0.9", "missed"]
+    assert rows["stock on the CPU / fused"][2:] == ["", ""]
+
+
+def test_no_ratio_where_the_bits_differ():
+    rows = host.ratios(result(equal=False))
+    assert {row[1] for row in rows} == {"withheld: the bits differ"}
+    assert "3.00" not in host.as_text(result(equal=False)).partition("goal")[2]
+    assert not host.all_equal([result(), result(equal=False)])
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--repeats", "0"], "--repeats 0"),
+        (["--threads", "0"], "--threads 0"),
+        (["--threads", "100000"], "--threads 100000"),
+        (["--numel", str(10**15)], "GiB of memory"),
+    ],
+)
+def test_wrong_values_are_said_in_a_line(flags, said, capsys):
+    assert host.main(flags) == host.EXIT_USAGE
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+
+
+def test_a_file_of_figures_is_not_overwritten(tmp_path, capsys):
+    path = tmp_path / "x.json"
+    path.touch()
+    assert host.main(["--json", str(path)]) == host.EXIT_USAGE
+    assert "already there" in capsys.readouterr().err
