@@ -32,6 +32,9 @@ where   --launcher torchrun|deepspeed, --hostfile FILE, --srun, --remote-shell W
         --nnodes N, --node-rank I, --master-addr HOST, --master-port P (docs/harness.md)
 trainer --trainer megatron-core|megatron-deepspeed, --megatron-dir DIR, --paper-keys,
         --megatron-flag WORD
+predict --simulate          predict the sweep in its full form, run nothing: tables, figures, report
+        --machine NAME      on which machine: h100x4, a100x4, h200x1, cpu-only or a calibrated file
+        --as-of WHEN        paper or today: whose software [default paper on h100x4 and a100x4]
         --help              this text
 
 Exit code: 0 when every run is ok and every comparison equal; 130 after Ctrl-C.

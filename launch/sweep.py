@@ -19,6 +19,8 @@ from launch.fit.machine import Machine, probe_machine
 from launch.records.files import ROOT
 from launch.records.ledger import Choice
 from launch.run import RunOptions, describe
+from launch.simulate.command import Simulation, largest_that_fits, simulate_sweep
+from launch.simulate.workloads import AsOf
 from launch.sweep_runner import Plan, Request, run_all, summary, total_text, write_index
 
 DEFAULT_SWEEP = "basic"
@@ -32,8 +34,7 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
     Raises:
         ConfigError: a field is wrong, or no model fits.
     """
-    fields = ("iterations", "device")
-    overrides = {name: value for name in fields if (value := getattr(given, name)) is not None}
+    overrides = _overrides(given)
     if given.repeats is not None:
         sweep = sweep.model_copy(update={"repeats": given.repeats})
     model = given.model
@@ -44,6 +45,31 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
         model = largest_model_that_fits(lambda name: sweep.points(name, overrides), machine)
     points = sweep.points(model, overrides)
     return Plan(sweep, tuple(points), machine, RunOptions.of(given, sweep.name))
+
+
+def _overrides(given: Namespace) -> dict[str, str]:
+    fields = ("iterations", "device")
+    return {name: value for name in fields if (value := getattr(given, name)) is not None}
+
+
+def simulate(sweep: Sweep, given: Namespace, simulation: Simulation) -> int:
+    """Predict a sweep, in its full form unless the small one is asked for; the exit code.
+
+    Raises:
+        ConfigError: a field is wrong, a rate is missing, or a folder cannot be written.
+    """
+    overrides, model = _overrides(given), given.model
+    if given.size == "tiny":
+        sweep, model = sweep.small(), None
+    elif model is None and sweep.leaves_model_open:
+        model = largest_that_fits(simulation, lambda name: sweep.points(name, overrides))
+    points = sweep.points(model, overrides)
+    names = choose_points(points, given.only, given.index)
+    if given.list_points:
+        cli.say("\n".join(names))
+        return 0
+    chosen = [point for point in points if point.name in names]
+    return simulate_sweep(simulation, sweep, chosen, None if given.no_report else derive)
 
 
 def _is_tiny(sweep: Sweep, given: Namespace, machine: Machine) -> bool:
@@ -167,8 +193,25 @@ def build_parser() -> cli.Parser:
         )
     choice.add_argument("--report-only", action="store_true", help="run nothing, report anew")
     parser.add_argument("--no-report", action="store_true", help="leave out tables and report")
+    _add_simulation_options(parser)
     cli.add_run_options(parser, echo=False)
     return parser
+
+
+def _add_simulation_options(parser: cli.Parser) -> None:
+    group = parser.add_argument_group("prediction instead of runs")
+    group.add_argument(
+        "--simulate", action="store_true", help="predict the sweep in its full form, run nothing"
+    )
+    group.add_argument(
+        "--machine", metavar="NAME", help="with --simulate: a shipped profile or a calibrated file"
+    )
+    group.add_argument(
+        "--as-of",
+        choices=tuple(AsOf),
+        help="with --simulate: the paper's software, or today's [default: the paper's on h100x4 "
+        "and a100x4]",
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -189,8 +232,13 @@ def main(argv: Sequence[str]) -> int:
             "--node-rank starts one node of one run: use python -m launch.run on every node, or "
             "--hostfile or --srun for a sweep"
         )
-    machine = probe_machine()
     names = sweep_names() if given.all else [given.sweep]
+    if given.simulate:
+        simulation = Simulation.of(given)
+        return max([simulate(load_sweep(name), given, simulation) for name in names])
+    if given.machine is not None or given.as_of is not None:
+        raise ConfigError("--machine and --as-of need --simulate: a run takes what is there")
+    machine = probe_machine()
     plans = [make_plan(load_sweep(name), given, machine) for name in names]
     worst = 0
     for plan in plans:

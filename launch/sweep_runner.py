@@ -258,6 +258,6 @@ def total_text(plan: Plan) -> str:
     each = [estimate(point, plan.machine, records) for point in plan.points]
     seconds = plan.sweep.repeats * sum(item.seconds for item in each)
     rough = any(item.how != "as it took before" for item in each)
-    how = "a rough figure from nominal rates" if rough else "as it took before"
+    how = "a rough figure from assumed rates" if rough else "as it took before"
     repeats = f" x {plan.sweep.repeats} repeats" if plan.sweep.repeats > 1 else ""
     return f"{len(each)} points{repeats}, about {duration_text(seconds)} in all ({how})"

@@ -28,6 +28,7 @@ from parse.provenance import differences
 from parse.records import PHASES
 from parse.run_folder import Run
 from parse.stats import Ratio, Spread, ratio_of_medians, spread
+from parse.unmeasured import NO_SPEEDUP, PUBLISHED, SIMULATED
 from parse.verdict import DEFAULT_TOLERANCE
 from parse.write import Columns, write_table
 
@@ -58,6 +59,7 @@ COLUMNS = {
     "ours_mean_ms": "Float64",
     "vanilla_repeats": "Int64",
     "vanilla_iterations": "Int64",
+    "source": "string",
 }
 """Columns and their types. ``*_ms`` are medians after the warm-up where no name says otherwise;
 ``ratio`` is vanilla over ours, so above 1 where ours is faster; ``repeats`` and ``iterations``
@@ -85,6 +87,8 @@ class PointComparison:
     @cached_property
     def withheld(self) -> str:
         """Why there is no speed-up, all reasons in a line; empty where there is one."""
+        if self.ours.runs[0].source == SIMULATED and self.reference is not None:
+            return NO_SPEEDUP
         reasons = [*_reasons_of_pairs(self.pairs), *self._reasons_of_setup()]
         if not reasons and self.ratio("iteration") is None:
             reasons.append("no iteration times on both sides")
@@ -150,7 +154,7 @@ def compare_points(
     groups = group_points(runs)
     found = []
     for group in groups:
-        if group.engine in (VANILLA, None):
+        if group.engine in (VANILLA, None) or group.runs[0].source == PUBLISHED:
             continue
         reference = reference_of(group, groups)
         pairs = tuple(pair_up(group, reference, warmup, tolerance))
@@ -200,9 +204,10 @@ def _row(item: PointComparison, phase: str) -> dict[str, Any]:
         "equality": item.equality,
         "speedup": item.speedup(phase),
         "withheld": item.withheld or None,
-        "warmup_iterations": item.warmup,
+        "warmup_iterations": run.warmup(item.warmup),
         "vanilla_repeats": vanilla.repeats if vanilla else 0,
         "vanilla_iterations": vanilla.iterations if vanilla else 0,
+        "source": run.source,
     }
     for name, side in (("vanilla", vanilla), ("ours", ours)):
         if side:

@@ -26,16 +26,16 @@ def label_runs(runs: Sequence[Run]) -> None:
     the repeat, or a number where nobody counted them, where that is not unique.
     """
     varying = [key for key in _NAMED if len({run.log.settings.get(key) for run in runs}) > 1]
-    seen: set[tuple[str, int]] = set()
+    seen: set[tuple[str, str, int]] = set()
     for run in runs:
         settings = run.log.settings
         parts = [_part(key, settings[key]) for key in varying if key in settings]
         run.case = ", ".join(parts)
         label = ", ".join([*parts, engine_label(settings)])
         number = run.repeat or 1
-        while (label, number) in seen:
+        while (label, run.source, number) in seen:
             number += 1
-        seen.add((label, number))
+        seen.add((label, run.source, number))
         run.label = label if number == 1 else f"{label} #{number}"
 
 

@@ -13,6 +13,7 @@ from parse.labels import label_runs
 from parse.pairs import group_points
 from parse.records import Setting, engine_label
 from parse.run_folder import SWEEP_FILE, Run, find_logs, read_run, read_sweep_run, sweep_entries
+from parse.unmeasured import MEASURED
 from parse.verdict import judge_log
 
 _NOT_IDENTITY = ("name", "data_prefix", "iterations", "device", "split")
@@ -84,8 +85,16 @@ def read_measured(path: Path, warmup: int) -> list[Measured]:
         runs = [run for log in find_logs(path) if (run := read_run(log)).log.recognised]
     if not runs:
         raise LogError(f"{path}: no tables, no sweep and no training log there")
+    _refuse_unmeasured(path, (run.source for run in runs))
     label_runs(runs)
     return _from_runs(runs, warmup)
+
+
+def _refuse_unmeasured(path: Path, sources: Iterable[str]) -> None:
+    """Predictions are equal or not by construction: a gate on them would say nothing."""
+    others = sorted(set(sources) - {MEASURED, ""})
+    if others:
+        raise LogError(f"{path}: holds {' and '.join(others)} figures; give measured ones")
 
 
 def matching_fields(old: Sequence[Measured], new: Sequence[Measured]) -> list[str]:
@@ -163,7 +172,9 @@ def _spelling(text: str) -> str:
 def _from_tables(folder: Path) -> list[Measured]:
     times = _times_of_tables(folder / "iterations.csv")
     points: dict[str, Measured] = {}
-    for row in _rows(folder / "runs.csv", ("path", "engine", "label", "verdict")):
+    rows = _rows(folder / "runs.csv", ("path", "engine", "label", "verdict"))
+    _refuse_unmeasured(folder, (row.get("source", "") for row in rows))
+    for row in rows:
         fields = _normal({name: row[name] for name in _TABLE_FIELDS if name in row})
         settings: dict[str, Setting] = {"engine": row["engine"]} if row["engine"] else {}
         if row.get("stride", "0") not in ("", "0"):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from parse.compare import Comparison, compare
 from parse.records import Setting, values_ms
 from parse.run_folder import Run
+from parse.unmeasured import MEASURED
 from parse.verdict import DEFAULT_TOLERANCE
 
 VANILLA = "vanilla"
@@ -70,6 +71,8 @@ class Pair:
         """Why no verdict is possible, whatever the figures say; empty where one is."""
         if self.vanilla is None:
             return "no vanilla run of this point"
+        if self.run.source != MEASURED:
+            return f"{self.run.source}: there is no loss to compare"
         for name, run in (("run", self.run), ("vanilla run", self.vanilla)):
             if not run.finished:
                 return f"{name} {run.status}" + (f" ({run.cause})" if run.cause else "")
@@ -108,7 +111,7 @@ class PointRuns:
 
     def times_ms(self, phase: str, warmup: int) -> list[list[float]]:
         """Durations of a phase after the warm-up, one list a finished run, in ms."""
-        return [values_ms(run.log, phase, warmup) for run in self.finished]
+        return [values_ms(run.log, phase, run.warmup(warmup)) for run in self.finished]
 
 
 def group_points(runs: Sequence[Run]) -> list[PointRuns]:
@@ -147,7 +150,10 @@ def pair_up(
     for position, run in enumerate(group.runs):
         vanilla = _partner(run, position, reference)
         both = vanilla is not None and vanilla.log.iterations and run.log.iterations
-        result = compare(vanilla.log, run.log, warmup, tolerance) if vanilla and both else None
+        has_losses = both and run.source == MEASURED
+        result = (
+            compare(vanilla.log, run.log, warmup, tolerance) if vanilla and has_losses else None
+        )
         pairs.append(Pair(run, vanilla, result))
     return pairs
 
@@ -173,6 +179,7 @@ def point_key(run: Run) -> str:
         fixed = {key: value for key, value in run.point.items() if key not in _FREE}
     else:
         fixed = {key: run.log.settings.get(key) for key in _NAMED}
+    fixed["source"] = run.source
     return json.dumps(fixed, sort_keys=True, default=str)
 
 

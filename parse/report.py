@@ -19,8 +19,10 @@ from parse.labels import label_runs
 from parse.pairs import Pair
 from parse.report_context import report_context
 from parse.report_html import TEMPLATES, one_line, render_html
+from parse.report_simulated import simulated_context
 from parse.run_folder import SWEEP_FILE, Run, read_json, read_sweep_run, sweep_entries
 from parse.table import write_tables
+from parse.unmeasured import MEASURED
 from parse.write import replace_text
 
 
@@ -46,7 +48,8 @@ def report(sweep_dir: Path, warmup: int) -> list[Pair]:
     """Write ``tables/``, ``report.md`` and ``report.html`` into a sweep folder.
 
     Returns:
-        Each plugin run with the vanilla run it was held against, in the order of the runs.
+        Each plugin run with the vanilla run it was held against, in the order of the runs; none
+        where nothing was measured.
 
     Raises:
         LogError: the folder holds no sweep with a run in it, or cannot be written.
@@ -56,21 +59,28 @@ def report(sweep_dir: Path, warmup: int) -> list[Pair]:
     write_tables(runs, sweep_dir / "tables", warmup, base=sweep_dir)
     comparisons = compare_points(runs, warmup)
     write_comparisons(comparisons, sweep_dir / "tables")
+    measured = all(run.source == MEASURED for run in runs)
     try:
-        context = report_context(sweep_dir, index, runs, comparisons, warmup)
+        if measured:
+            context = report_context(sweep_dir, index, runs, comparisons, warmup)
+        else:
+            context = simulated_context(sweep_dir, index, runs, comparisons)
     except OSError as error:
         raise LogError(f"{error.filename}: cannot be read: {error.strerror}") from None
+    template = "report" if measured else "simulated"
     for name, render in (("report.md", render_markdown), ("report.html", render_html)):
         try:
-            replace_text(sweep_dir / name, render(context))
+            replace_text(sweep_dir / name, render(context, template))
         except OSError as error:
             raise LogError(f"{sweep_dir / name}: cannot be written: {error.strerror}") from None
+    if not measured:
+        return []
     position = {id(run): number for number, run in enumerate(runs)}
     pairs = [pair for item in comparisons for pair in item.pairs]
     return sorted(pairs, key=lambda pair: position[id(pair.run)])
 
 
-def render_markdown(context: dict[str, Any]) -> str:
+def render_markdown(context: dict[str, Any], template: str = "report") -> str:
     """The report for a repository; what logs say is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
@@ -82,7 +92,7 @@ def render_markdown(context: dict[str, Any]) -> str:
     )
     environment.filters["text"] = _escape
     environment.filters["code"] = lambda text: one_line(f".{text}")[1:]
-    return environment.get_template("report.md.j2").render(context).rstrip("\n") + "\n"
+    return environment.get_template(f"{template}.md.j2").render(context).rstrip("\n") + "\n"
 
 
 def _read_runs(sweep_dir: Path) -> list[Run]:

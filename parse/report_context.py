@@ -26,7 +26,7 @@ from parse.stats import INSIDE_A_RUN, LEVEL, RESAMPLES, SEED
 
 _HEADLINES = 8
 """Comparisons up to which each has its line at the top; more are counted."""
-_TABLES = ("runs", "iterations", "comparisons", "memory", "monitor")
+TABLES = ("runs", "iterations", "comparisons", "memory", "monitor")
 
 
 def report_context(
@@ -71,13 +71,13 @@ def report_context(
         "runs": rows,
         "failed": [row for row in rows if row["status"] not in ("ok", "unknown")],
         "not_run": _not_run(index),
-        "figures": [_figure(figure, on_cpu) for figure in figures],
+        "figures": [figure_entry(figure, on_cpu) for figure in figures],
         "not_drawn": [name for name in wanted if name not in {f.stem for f in figures}],
         "versions": version_rows(runs),
         "hardware": hardware_rows(runs),
         "commands": [(run.label, text) for run in runs if (text := command_of(run))],
         "notes": [(run.label, note) for run in runs for note in log_notes(run.log)],
-        "tables": [name for name in _TABLES if (sweep_dir / "tables" / f"{name}.csv").is_file()],
+        "tables": [name for name in TABLES if (sweep_dir / "tables" / f"{name}.csv").is_file()],
         "level": f"{LEVEL:.0%}",
         "resamples": RESAMPLES,
         "seed": SEED,
@@ -132,7 +132,8 @@ def _not_run(index: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _figure(figure: FigureFile, on_cpu: bool) -> dict[str, Any]:
+def figure_entry(figure: FigureFile, on_cpu: bool = False) -> dict[str, Any]:
+    """A figure with its links, relative to the report."""
     source = figure.source
     links = {
         kind: f"./figures/{quote(path.name, errors='replace')}"

@@ -18,8 +18,8 @@ import markupsafe
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 
-def render_html(context: dict[str, Any]) -> str:
-    """The page, from what ``report_context`` collects."""
+def render_html(context: dict[str, Any], template: str = "report") -> str:
+    """The page, from what ``report_context`` or ``simulated_context`` collects."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -29,8 +29,8 @@ def render_html(context: dict[str, Any]) -> str:
     )
     environment.filters["line"] = one_line
     style, script = (_own_file(name) for name in ("report.css", "report.js"))
-    template = environment.get_template("report.html.j2")
-    return template.render(context, style=style, script=script, policy=_policy(style, script))
+    page = environment.get_template(f"{template}.html.j2")
+    return page.render(context, style=style, script=script, policy=_policy(style, script))
 
 
 def one_line(text: object) -> str:

@@ -12,6 +12,7 @@ from parse.errors import LogError
 from parse.log_lines import read_log
 from parse.monitor import monitor_files
 from parse.records import Log, Setting
+from parse.unmeasured import MEASURED, read_values, source_of
 
 SWEEP_FILE = "sweep.json"
 
@@ -36,6 +37,15 @@ class Run:
     def status(self) -> str:
         """``ok``, ``failed``, ...; empty when no ``status.json`` says."""
         return str(self.status_json.get("status") or "")
+
+    @property
+    def source(self) -> str:
+        """``measured``, ``simulated`` or ``published``."""
+        return source_of(self.run_json)
+
+    def warmup(self, warmup: int) -> int:
+        """First iterations that statistics leave out: none of what was not measured."""
+        return warmup if self.source == MEASURED else 0
 
     @property
     def finished(self) -> bool:
@@ -101,9 +111,11 @@ def read_run(log_path: Path) -> Run:
     Raises:
         LogError: there is no readable log.
     """
-    log = read_log(log_path)
     run_json = read_json(log_path.parent / "run.json")
-    if run_json.get("log") != log_path.name:
+    own = run_json.get("log") == log_path.name
+    unmeasured = own and source_of(run_json) != MEASURED
+    log = read_values(log_path) if unmeasured else read_log(log_path)
+    if not own:
         return Run(log, monitor_files=monitor_files(log_path, own_folder=False))
     point = run_json.get("point")
     point = point if isinstance(point, dict) else {}

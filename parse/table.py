@@ -64,9 +64,11 @@ RUN_COLUMNS = {
     "samples_per_s": "Float64",
     "run_id": "string",
     "started": "string",
+    "source": "string",
 }
 """Columns of ``runs.csv`` and their types; times are means after the warm-up, in ms.
 
+``source`` is ``measured``, ``simulated`` (predicted, nothing was run) or ``published`` (by others).
 ``accumulation`` is micro-batches an update, ``update_rate`` the whole model's parameters over the
 mean update, in parameters per second, ``samples_per_s`` the global batch over the mean iteration.
 """
@@ -90,6 +92,7 @@ ITERATION_COLUMNS = {
     **dict.fromkeys(_ITERATION_NUMBERS, "Float64"),
     "tokens": "Int64",
     "skipped": "Int64",
+    "source": "string",
 }
 """Columns of ``iterations.csv``; ``warmup`` is 1 where statistics leave the iteration out."""
 _MEMORY_NUMBERS = (
@@ -124,8 +127,10 @@ def iterations_table(runs: Sequence[Run], warmup: int, base: Path | None = None)
     rows = []
     for run in runs:
         same = {**_of_run(run, base), "stride": run.log.settings.get("stride")}
+        same |= {"source": run.source}
         for position, record in enumerate(run.log.iterations):
-            rows.append({**same, **_iteration_row(record), "warmup": int(position < warmup)})
+            is_early = int(position < run.warmup(warmup))
+            rows.append({**same, **_iteration_row(record), "warmup": is_early})
     return _columns(rows, ITERATION_COLUMNS)
 
 
@@ -212,7 +217,7 @@ def _repeat(table: Columns, same: Mapping[str, Any], count: int) -> None:
 
 
 def _run_row(run: Run, warmup: int, base: Path | None) -> dict[str, Any]:
-    log, settings = run.log, run.log.settings
+    log, settings, warmup = run.log, run.log.settings, run.warmup(warmup)
     verdict = judge_log(log)
     losses = [r.best_loss for r in log.iterations if r.best_loss is not None]
     times = {f"{name}_ms": _mean(values_ms(log, name, warmup)) for name in _TIMES}
@@ -244,6 +249,7 @@ def _run_row(run: Run, warmup: int, base: Path | None) -> dict[str, Any]:
         "samples_per_s": _per_second(settings.get("global_batch_size"), times["iteration_ms"]),
         "run_id": run.run_id,
         "started": run.started,
+        "source": run.source,
     }
     for name in ("iteration", "forward", "backward", "update"):
         values = values_ms(log, name, warmup)

@@ -24,7 +24,7 @@ from plots.lines import FAILED, Axis, draw_lines, finish
 from plots.observations import observe
 from plots.series import Panel, Series, Value, series, split, titles, variants
 from plots.swept import Swept, note, timed
-from plots.tables import PlotError, Tables
+from plots.tables import MEASURED, SIMULATED, PlotError, Tables
 from plots.units import ITERATION, Scale
 
 _AXIS = Axis("accumulation", "accumulation", "micro-batches before an update", "log")
@@ -77,8 +77,7 @@ def draw(tables: Tables) -> Figure:
                 _ratios(axes[1], many, _of_panel(compared, panel))
         figure.align_ylabels(grid)
         legend(figure, {name: entries[name] for name in names if name in entries})
-        how = "speed-up: ratio of medians with its interval in comparisons.csv"
-        how = "no comparisons" if compared is None else how
+        how = "no comparisons" if compared is None else _how(compared)
         footnote(figure, *note(data, panels, cells), how, tables.provenance(timed(panels)))
     return figure
 
@@ -90,12 +89,20 @@ def _compared(tables: Tables) -> pd.DataFrame | None:
     except PlotError:
         return None
     rows = table[table["phase"] == "iteration"].copy()
+    if "source" not in rows:
+        rows["source"] = MEASURED
     rows["stride"] = (
         (rows["stride"].fillna(0.0)).where(rows["engine"] == "hybrid", 0.0)
         if "stride" in rows
         else 0.0
     )
     return rows
+
+
+def _how(compared: pd.DataFrame) -> str:
+    if (compared["source"] == SIMULATED).all():
+        return "ratio: vanilla's predicted iteration over the engine's"
+    return "speed-up: ratio of medians with its interval in comparisons.csv"
 
 
 def _of_panel(compared: pd.DataFrame, panel: Panel) -> pd.DataFrame:
@@ -109,13 +116,15 @@ def _of_panel(compared: pd.DataFrame, panel: Panel) -> pd.DataFrame:
 
 def _ratios(ax: Axes, many: list[Series], compared: pd.DataFrame) -> None:
     """Draw the ratios that are claimed; say of the others why not."""
+    predicted = (compared["source"] == SIMULATED).any()
     claimed = compared[_claimed(compared)]
     for one in many:
-        rows = claimed[(claimed["engine"] == one.engine) & (claimed["stride"] == one.stride)]
+        same = (claimed["engine"] == one.engine) & (claimed["stride"] == one.stride)
+        rows = claimed[same & (claimed["source"] == one.source)]
         values = tuple(_value(row) for _, row in rows.sort_values("accumulation").iterrows())
         draw_lines(ax, [replace(one, values=values, failed=())], _ONE)
     ax.axhline(1.0, color="0.4", linewidth=0.8, zorder=1)
-    ax.set_ylabel("speed-up over vanilla")
+    ax.set_ylabel("predicted ratio to vanilla" if predicted else "speed-up over vanilla")
     ax.set_ylim(0, 1.15 * max([1.0, *claimed["ratio"], *claimed["ratio_high"].dropna()]))
     ax.text(
         0.97, 0.05, _withheld(compared), transform=ax.transAxes, ha="right", va="bottom",
@@ -124,8 +133,9 @@ def _ratios(ax: Axes, many: list[Series], compared: pd.DataFrame) -> None:
 
 
 def _claimed(compared: pd.DataFrame) -> pd.Series:
-    """Which comparisons claim a speed-up: those of equal results on a GPU."""
-    return (compared["speedup"] != "") & compared["ratio"].notna()
+    """Which comparisons claim a speed-up, those of equal results on a GPU, or predict a ratio."""
+    shown = (compared["speedup"] != "") | (compared["source"] == SIMULATED)
+    return shown & compared["ratio"].notna()
 
 
 def _value(row: pd.Series) -> Value:

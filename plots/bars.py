@@ -138,10 +138,11 @@ def draw_bars(
             top = height
             if not factor:
                 low, high = value.low / scale.divisor, value.high / scale.divisor
-                ax.errorbar(
-                    at, height, yerr=([height - low], [high - height]), color="black",
-                    capsize=1.5, elinewidth=0.8, capthick=0.8,
-                )  # fmt: skip
+                if high > low:
+                    ax.errorbar(
+                        at, height, yerr=([height - low], [high - height]), color="black",
+                        capsize=1.5, elinewidth=0.8, capthick=0.8,
+                    )  # fmt: skip
                 top = high
             above(ax, at, top, height, narrow=sum(map(slots, groups)) > 12)
 
@@ -151,6 +152,8 @@ def draw_stacks(ax: Axes, groups: Sequence[list[Bar]], scale: Scale) -> None:
     for group, places in zip(groups, positions(groups), strict=True):
         for bar, at in zip(group, places, strict=True):
             height = 0.0
+            if not has_iteration(bar.rows).any():
+                continue
             for phase, length in phases(bar.rows).items():
                 ax.bar(
                     at, length / scale.divisor, _WIDTH, bottom=height,
@@ -158,6 +161,12 @@ def draw_stacks(ax: Axes, groups: Sequence[list[Bar]], scale: Scale) -> None:
                 )  # fmt: skip
                 height += length / scale.divisor
             above(ax, at, height, height, narrow=sum(map(slots, groups)) > 12)
+
+
+def has_iteration(rows: pd.DataFrame) -> pd.Series:
+    """Which observations have the time of an iteration, or of all that it is made of."""
+    parts = [f"{phase}_ms" for phase in PHASES if phase != "other"]
+    return rows["iteration_ms"].notna() | rows[parts].notna().all(axis=1)
 
 
 def phases(rows: pd.DataFrame) -> dict[str, float]:

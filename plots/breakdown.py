@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from plots.bars import phase_face, phase_handles, phases
+from plots.bars import has_iteration, phase_face, phase_handles, phases
 from plots.canvas import (
     WIDTH_INCHES,
     canvas,
@@ -77,7 +77,7 @@ def draw(tables: Tables) -> Figure:
         PlotError: no run has the time of an iteration.
     """
     data = observe(tables)
-    bars = _bars(data.values[data.values["iteration_ms"].notna()])
+    bars = _bars(data.values[has_iteration(data.values)])
     if not bars:
         raise PlotError("no run has iterations after its warm-up: no breakdown to draw")
     every = list(dict.fromkeys(bar.case for bar in bars))
@@ -105,7 +105,8 @@ def draw(tables: Tables) -> Figure:
         unused(list(axes[len(panels) :]))
         legend(figure, handles)
         values = [v for bar in bars for v in summarise(bar.rows, "", "iteration_ms")]
-        warmups = sorted({int(n) for n in tables.runs["warmup_iterations"].dropna()})
+        measured = tables.runs[tables.runs["source"] == MEASURED]
+        warmups = sorted({int(n) for n in measured["warmup_iterations"].dropna()})
         footnote(
             figure, describe(values, "mean", bars=False),
             f"the first {', '.join(map(str, warmups))} left out" if warmups else "",

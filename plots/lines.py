@@ -18,6 +18,8 @@ from plots.units import Scale
 FAILED = "ended without a time"
 _LINEAR_UP_TO = 20.0
 """Ratio of the largest value to the smallest."""
+_LEVEL_MARKS = (0.03, 0.97)
+"""Where on the axis a level that was published has its markers, from 0 to 1."""
 _CHARACTER, _LINE = 0.031, 0.055
 """Share of the axis that a character of a tick's name takes, and the height of a name aslant."""
 
@@ -46,10 +48,14 @@ def draw_lines(ax: Axes, found: Sequence[Series], scale: Scale) -> dict[str, Any
             middle = [v.median / scale.divisor for v in values]
             below = [(v.median - v.low) / scale.divisor for v in values]
             above = [(v.high - v.median) / scale.divisor for v in values]
+            # Others' points are not ours to join, nor have they a spread.
+            hollow = SOURCE_STYLES[one.source].hollow
+            spread = (below, above) if any((*below, *above)) else None
             entries[one.title] = ax.errorbar(
-                [v.x for v in values], middle, yerr=(below, above), color=style.colour,
-                linestyle=style.dash, linewidth=style.width, marker=style.marker,
-                markersize=style.marker_size, capsize=2.5, elinewidth=1.0, zorder=3 + order,
+                [v.x for v in values], middle, yerr=spread, color=style.colour,
+                linestyle="none" if hollow else style.dash, linewidth=style.width,
+                marker=style.marker, markersize=style.marker_size, capsize=2.5, elinewidth=1.0,
+                zorder=3 + order,
                 alpha=SOURCE_STYLES[one.source].alpha,
                 markerfacecolor=style.colour if style.filled else "white",
             )  # fmt: skip
@@ -72,6 +78,14 @@ def draw_levels(ax: Axes, found: Sequence[Series], scale: Scale) -> dict[str, An
     for one in found:
         style = one.style
         for value in one.values:
+            if SOURCE_STYLES[one.source].hollow:
+                (entries[one.title],) = ax.plot(
+                    _LEVEL_MARKS, [value.median / scale.divisor] * len(_LEVEL_MARKS),
+                    linestyle="none", marker=style.marker, markersize=style.marker_size,
+                    color=style.colour, markerfacecolor="white", zorder=8,
+                    transform=ax.get_yaxis_transform(),
+                )  # fmt: skip
+                continue
             low, high = value.low / scale.divisor, value.high / scale.divisor
             ax.axhspan(low, high, color=style.colour, alpha=0.18, linewidth=0, zorder=1)
             entries[one.title] = ax.axhline(

@@ -62,10 +62,11 @@ def draw(tables: Tables) -> Figure:
             watermark(ax, {bar.source for group in row for bar in group})
         legend(figure, handles)
         values = [v for bar in every for v in summarise(bar.rows, "", "iteration_ms")]
+        measured = any(v.measured for v in values)
         footnote(
             figure, describe(values, "phases and 100 iterations: mean", bars=False),
             f"{_NUM_ITERATIONS} iterations: {_NUM_ITERATIONS} times that mean, not run",
-            "update throughput: median, error bars: interquartile range",
+            "update throughput: median, error bars: interquartile range" if measured else "",
             *remarks(data.runs, data.failed), tables.provenance(set(data.values["path"])),
         )  # fmt: skip
     return figure

@@ -9,7 +9,7 @@ import pandas as pd
 
 from plots.observations import SETTINGS, Observations, varying
 from plots.style import EngineStyle, engine_order, engine_title, sweep_style
-from plots.tables import SOURCES
+from plots.tables import MEASURED, SOURCES
 from plots.units import Quantity, count
 
 _BATCH = ("accumulation", "global_batch_size")
@@ -27,6 +27,7 @@ class Value:
     mean: float
     iterations: int
     repeats: int
+    measured: bool = True
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,8 @@ def summarise(rows: pd.DataFrame, x: str, column: str) -> list[Value]:
         counted = int(group["iterations"].fillna(0).sum())
         repeats = group["path"].nunique()
         mean = float(numbers.mean())
-        found.append(Value(float(where), median, low, high, mean, counted, repeats))
+        measured = bool((group["source"] == MEASURED).all())
+        found.append(Value(float(where), median, low, high, mean, counted, repeats, measured))
     return found
 
 
@@ -159,6 +161,9 @@ def _order(one: Series) -> tuple[int, int, float]:
 
 def describe(values: Sequence[Value], what: str = "median", bars: bool = True) -> str:
     """What numbers are, for the footnote: ``median of n=9 iterations; bars: ...``."""
+    values = [v for v in values if v.measured]
+    if not values:
+        return "one value a point, no run of ours behind it"
     text = what
     counts = [v.iterations for v in values if v.iterations]
     if counts:

@@ -1,24 +1,23 @@
-"""How long a point will take: as it took before, or else a rough figure from nominal rates."""
+"""How long a point will take: as it took before, or else what the performance model says."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from configs.schema import Point
+from deep_optimizer_states.predict.machine import Machine as Profile, load_machine
+from deep_optimizer_states.predict.predict import predict
 from launch.fit.capacity import runs_on_gpu
 from launch.fit.machine import Machine
 from launch.hosts.ranks import usable_cores
 from launch.records.identity import settings_key
 from launch.records.ledger import Record
+from launch.simulate.workloads import AsOf, workload_of
 
-GPU_FLOPS = 150e12
-CORE_FLOPS = 60e9
-"""Floating-point operations a second that training gets out of a GPU, or of a CPU's core."""
-HOST_BYTES_PER_S = 40e9
-"""Of all ranks together, where the optimizer state is updated."""
-UPDATE_BYTES = 28
-"""Read and written a parameter by an update on the host."""
+PROFILES = {True: "h200x1", False: "cpu-only"}
+"""Whose rates stand for those of a machine with GPUs, or without; nobody calibrated it."""
 START_S = {True: 45.0, False: 5.0}
 """From the launch to the first iteration, on a GPU or not."""
 
@@ -29,7 +28,7 @@ class Estimate:
 
     seconds: float
     how: str
-    """``as it took before``, or ``rough, from nominal rates``."""
+    """``as it took before``, or ``rough, from the rates of NAME``."""
 
 
 def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> Estimate:
@@ -46,13 +45,33 @@ def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> 
         if same and record.seconds:
             return Estimate(record.seconds, "as it took before")
     on_gpu = runs_on_gpu(point, machine)
-    parameters = point.model.num_parameters(point.tp)
-    tokens = point.global_batch_size * point.model.seq_length
-    # Forward, backward and the forward of the recomputation: 2, 4 and 2 operations a weight.
-    work = (8 if point.activation_checkpointing else 6) * parameters * tokens
-    rate = GPU_FLOPS * point.num_ranks if on_gpu else CORE_FLOPS * usable_cores()
-    update = UPDATE_BYTES * parameters / HOST_BYTES_PER_S
-    free = max(1.0 - point.hog_share, 0.05)
-    iteration = (work / rate) / free + update
-    start = START_S[on_gpu] * (1 if on_gpu else max(1.0, point.num_ranks / usable_cores()))
-    return Estimate(start + point.iterations * iteration, "rough, from nominal rates")
+    cores = usable_cores()
+    start = START_S[on_gpu] * (1 if on_gpu else max(1.0, point.num_ranks / cores))
+    iteration = _iteration_s(point.model_copy(update={"name": ""}), on_gpu, cores)
+    how = f"rough, from the rates of {PROFILES[on_gpu]}"
+    return Estimate(start + point.iterations * iteration, how)
+
+
+@functools.lru_cache(maxsize=4096)
+def _iteration_s(point: Point, on_gpu: bool, cores: int) -> float:
+    return predict(
+        workload_of(point, AsOf.TODAY), _profile(on_gpu, cores, point.num_ranks)
+    ).iteration_s
+
+
+@functools.lru_cache
+def _profile(on_gpu: bool, cores: int, num_ranks: int) -> Profile:
+    """A shipped profile at the size of this machine: all ranks on one node, its own cores."""
+    profile = load_machine(PROFILES[on_gpu])
+    if on_gpu:
+        return replace(profile, cores=cores, gpus=num_ranks)
+    # A GPU is a rank's own; the cores are there for all ranks.
+    rates = profile.rates
+    assert rates.device_flops_per_s
+    assert rates.device_stream_bytes_per_s
+    rates = replace(
+        rates,
+        device_flops_per_s=rates.device_flops_per_s * cores / profile.cores / num_ranks,
+        device_stream_bytes_per_s=rates.device_stream_bytes_per_s / num_ranks,
+    )
+    return replace(profile, cores=cores, rates=rates)

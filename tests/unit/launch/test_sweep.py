@@ -217,7 +217,7 @@ def test_a_dry_run_makes_nothing(tmp_path, capsys):
     assert out.count('"stage": 3') == 3
     assert '"policy": "all-host"' in out
     assert "predicted host" in out
-    assert out.count("rough, from nominal rates") == 3
+    assert out.count("rough, from the rates of cpu-only") == 3
     assert "3 points, about" in out
     assert not (tmp_path / "r").exists()
 

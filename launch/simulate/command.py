@@ -1,0 +1,179 @@
+"""``--simulate``: every point of a sweep predicted from a machine's rates, in seconds.
+
+Nothing is run, and nothing in the folders of measured sweeps is touched: what comes out lies in
+``RESULTS/simulated-MACHINE/SWEEP`` and says in every table, figure and heading what it is.
+"""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+from configs.schema import Point, model_names
+from configs.sweep import Sweep
+from deep_optimizer_states.errors import DeepOptimizerStatesError
+from deep_optimizer_states.predict.machine import Machine as Profile, MachineError, load_machine
+from deep_optimizer_states.predict.predict import Prediction, predict
+from deep_optimizer_states.predict.workload import WorkloadError
+from launch import cli
+from launch.records.run_folder import sweep_dir
+from launch.simulate.folders import (
+    PUBLISHED,
+    SIMULATED,
+    SimulatedSweep,
+    memory_lack,
+    predicted_values,
+    published_values,
+)
+from launch.simulate.published import published_of, read_published, with_published_subgroups
+from launch.simulate.workloads import AsOf, as_of, workload_of
+
+NOT_SIMULATED = ("loss", "memory", "utilisation")
+"""Figures of what no prediction has."""
+ANY_SIMULATED = "iteration-breakdown"
+"""Figure of every prediction."""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A machine, and whose software runs on it."""
+
+    profile: Profile
+    when: AsOf
+    results_dir: Path
+
+    @classmethod
+    def of(cls, given: Namespace) -> Simulation:
+        """From the options of the main job.
+
+        Raises:
+            ConfigError: An option is missing, or makes no sense without a run.
+        """
+        if given.machine is None:
+            raise ConfigError("--simulate: name a machine with --machine, as in --machine h100x4")
+        if given.choice is not None or given.report_only or given.node_rank is not None:
+            raise ConfigError(
+                "--simulate predicts every point anew: leave out --resume, --rerun-failed, "
+                "--again, --report-only and --node-rank"
+            )
+        try:
+            profile = load_machine(given.machine)
+        except MachineError as error:
+            raise ConfigError(f"--machine: {error}") from None
+        return cls(profile, as_of(given.as_of, profile.name), given.results_dir)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What ``sweep.json`` says of it."""
+        profile = self.profile
+        return {
+            "machine": profile.name,
+            "machine_source": profile.source,
+            "software": self.when.words,
+            "kinds": dict(profile.kinds),
+            "residuals": dict(profile.residuals),
+        }
+
+    def folder(self, sweep: str) -> Path:
+        """Where a sweep goes."""
+        name = re.sub(r"[^A-Za-z0-9._+-]", "-", self.profile.name)
+        own = as_of(None, self.profile.name) is self.when
+        return sweep_dir(
+            self.results_dir / f"simulated-{name}{'' if own else f'-{self.when.value}'}", sweep
+        )
+
+    def predict(self, point: Point) -> Prediction:
+        """Predict a point.
+
+        Raises:
+            ConfigError: The profile lacks a rate.
+            WorkloadError: The point cannot run on such a machine.
+        """
+        try:
+            return predict(workload_of(point, self.when), self.profile)
+        except MachineError as error:
+            raise ConfigError(str(error)) from None
+
+
+def simulate_sweep(
+    simulation: Simulation,
+    sweep: Sweep,
+    points: Sequence[Point],
+    derive: Callable[[Path, Sequence[str]], int] | None,
+) -> int:
+    """Predict a sweep's points, write their folders, and make tables, figures and report.
+
+    Args:
+        simulation: On what.
+        sweep: What its report is called and shows.
+        points: Named.
+        derive: Makes tables, figures and report; None to leave them out.
+
+    Returns:
+        0, or the exit code of what could not be made.
+
+    Raises:
+        ConfigError: A rate is missing, no point can run, or a folder cannot be written.
+    """
+    profile = simulation.profile
+    written = SimulatedSweep(simulation.folder(sweep.name), simulation.about)
+    # What was published is of the paper's software.
+    every = read_published() if simulation.when is AsOf.PAPER else []
+    points = with_published_subgroups(sweep, points, every)
+    published = published_of(points, sweep.name, profile.name, every)
+    impossible = {}
+    for number, point in enumerate(points, start=1):
+        head = f"[{number}/{len(points)}] {point.name}"
+        try:
+            found = simulation.predict(point)
+        except WorkloadError as error:
+            impossible[point.name] = str(error)
+            cli.say(f"{head}: left out: {error}")
+            continue
+        values = predicted_values(point, found, simulation.about)
+        written.add(point, SIMULATED, values, memory_lack(found))
+        if point.name in published:
+            written.add(point, PUBLISHED, published_values(point, published[point.name]))
+        cli.say(f"{head}: {_line(found)}")
+    if len(impossible) == len(points):
+        raise ConfigError(f"sweep '{sweep.name}': {next(iter(impossible.values()))}")
+    figures = [name for name in sweep.figures if name not in NOT_SIMULATED] or [ANY_SIMULATED]
+    written.finish(sweep.name, sweep.description, figures)
+    beside = f", {len(published)} beside published values" if published else ""
+    cli.say(
+        f"simulated, nothing was run: {len(points) - len(impossible)} points on {profile.name} "
+        f"({simulation.when.words}){beside}"
+    )
+    return derive(written.folder, figures) if derive is not None else 0
+
+
+def largest_that_fits(simulation: Simulation, points_of: Callable[[str], Sequence[Point]]) -> str:
+    """Name of the largest shipped model all of whose points fit the machine.
+
+    Raises:
+        ConfigError: None does.
+    """
+    for name in reversed(model_names()):
+        try:
+            if not any(memory_lack(simulation.predict(point)) for point in points_of(name)):
+                return name
+        except DeepOptimizerStatesError:
+            continue
+    raise ConfigError(f"machine '{simulation.profile.name}': no shipped model fits it")
+
+
+def _line(found: Prediction) -> str:
+    lack = memory_lack(found)
+    if lack:
+        return f"simulated: does not fit: {lack}"
+    phases = (found.forward_s, found.backward_s, found.update_s)
+    parts = " + ".join(f"{1000 * seconds:.0f}" for seconds in phases)
+    return (
+        f"simulated {1000 * found.iteration_s:.0f} ms (forward + backward + update {parts}), "
+        f"bound by {found.binding}"
+    )

@@ -1,0 +1,157 @@
+"""Folders of runs that never ran, in the layout of those that did (docs/design.md)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+from configs.schema import Point
+from deep_optimizer_states.predict.predict import Prediction
+from launch.records.identity import settings_key
+from launch.records.run_folder import SCHEMA_VERSION
+from launch.trainer.log import flops_per_iteration
+
+SIMULATED, PUBLISHED = "simulated", "published"
+"""``source`` of a run's figures; a run that was measured has none."""
+VALUES = "values.json"
+"""Holds a run's figures, in place of a log."""
+OOM = {"GPU memory": "oom-device", "host memory": "oom-host"}
+"""Status of a run that lacks it, by how the performance model begins to say so."""
+_TIMES = tuple(f"{name}_ms" for name in ("iteration", "forward", "backward", "update", "bound"))
+
+
+@dataclass
+class SimulatedSweep:
+    """A sweep folder that is being written; what an earlier simulation left is replaced.
+
+    Attributes:
+        folder: ``RESULTS/simulated-MACHINE/SWEEP``.
+        about: Machine and software that all its runs share.
+    """
+
+    folder: Path
+    about: Mapping[str, Any]
+    _runs: list[dict[str, Any]] = field(default_factory=list)
+    _stems: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def add(self, point: Point, source: str, values: Mapping[str, Any], cause: str = "") -> None:
+        """Write a run's folder.
+
+        Args:
+            point: Named.
+            source: ``simulated`` or ``published``.
+            values: Of ``values.json``.
+            cause: The memory that does not suffice; empty for a run that fits.
+
+        Raises:
+            ConfigError: The folder cannot be made.
+        """
+        stem = point.log_name.removesuffix(".log")
+        self._stems[stem, source] += 1
+        path = self.folder / stem / f"{source}-{self._stems[stem, source]:03d}"
+        status = OOM[cause.partition(":")[0]] if cause else "ok"
+        run = {
+            "schema_version": SCHEMA_VERSION,
+            "run_id": f"{stem}/{path.name}",
+            "source": source,
+            "point": point.model_dump(mode="json"),
+            "point_key": f"{settings_key(point)}-{source}",
+            "repeat": 1,
+            "log": VALUES,
+        }
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            _write(path / "run.json", run)
+            _write(path / VALUES, {"schema_version": SCHEMA_VERSION, **values})
+            if source == SIMULATED:
+                _write(path / "status.json", {"status": status, "cause": cause})
+        except OSError as error:
+            raise _unwritable(self.folder, error) from None
+        entry = {"name": point.name, "engine": point.engine.value, "repeat": 1, "log": VALUES}
+        entry["run_dir"] = path.relative_to(self.folder).as_posix()
+        self._runs.append({**entry, "status": status if source == SIMULATED else ""})
+
+    def finish(self, name: str, description: str, figures: list[str]) -> None:
+        """Write ``sweep.json``.
+
+        Raises:
+            ConfigError: It cannot be written.
+        """
+        index = {
+            "schema_version": SCHEMA_VERSION,
+            "name": name,
+            "description": description,
+            "figures": figures,
+            "source": SIMULATED,
+            SIMULATED: dict(self.about),
+            "points": [],
+            "runs": self._runs,
+        }
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _write(self.folder / "sweep.json", index)
+        except OSError as error:
+            raise _unwritable(self.folder, error) from None
+
+
+def predicted_values(point: Point, found: Prediction, about: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``values.json`` says of a prediction.
+
+    Args:
+        point: What was predicted.
+        found: The prediction.
+        about: Machine and software.
+    """
+    tflops = flops_per_iteration(point) / (found.iteration_s * point.num_ranks * 1e12)
+    values = {
+        "about": f"profile {about['machine']}, {about['software']}",
+        "parameters": point.model.num_parameters(point.tp),
+        "num_ranks": point.num_ranks,
+        "iteration_ms": 1000.0 * found.iteration_s,
+        "forward_ms": 1000.0 * found.forward_s,
+        "backward_ms": 1000.0 * found.backward_s,
+        "update_ms": 1000.0 * found.update_s,
+        "bound_ms": 1000.0 * found.bound_s,
+        "tflops": tflops,
+        "host_memory_bytes": found.memory.host_bytes,
+        "device_memory_bytes": found.memory.device_bytes,
+        "page_locked_bytes": found.memory.page_locked_bytes,
+        "fits": found.fits,
+        "shortages": list(found.shortages),
+        "binding": found.binding,
+        "policy": found.policy,
+    }
+    # What does not fit takes no time: a figure shows it as the failure that it would be.
+    return values if not memory_lack(found) else {**values, **dict.fromkeys((*_TIMES, "tflops"))}
+
+
+def memory_lack(found: Prediction) -> str:
+    """What does not fit, as ``GPU memory: 95 GiB needed, ...``; empty when it does.
+
+    State that cannot be page-locked only makes copies slower.
+    """
+    lacks = [text for text in found.shortages if text.partition(":")[0] in OOM]
+    return lacks[0].partition(";")[0] if lacks else ""
+
+
+def published_values(point: Point, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``values.json`` says of published figures."""
+    parameters = point.model.num_parameters(point.tp)
+    return {"parameters": parameters, "num_ranks": point.num_ranks, **fields}
+
+
+def _write(path: Path, value: object) -> None:
+    # Anyone can make it again in a second: no care for crashes.
+    path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"results folder {str(folder)!r} cannot be written: {error.strerror}; choose another with "
+        "--results-dir"
+    )

@@ -1,0 +1,42 @@
+"""``--simulate`` from the command line to figures and report."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.timeout(120)
+def test_a_sweep_is_simulated_and_shown(tmp_path):
+    results = tmp_path / "my results"
+    command = [sys.executable, "-m", "launch.sweep", "--simulate", "--machine", "h100x4"]
+    command += ["--sweep", "stride", "--only", "7B*", "--results-dir", str(results)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    folder = results / "simulated-h100x4" / "stride"
+    with (folder / "tables" / "runs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    sources = [row["source"] for row in rows]
+    assert (sources.count("simulated"), sources.count("published")) == (9, 7)
+    # The paper's shape: its hybrid updates faster than stock, the more so the smaller the stride.
+    rate = {
+        (row["source"], row["engine"], row["stride"]): float(row["update_rate"]) for row in rows
+    }
+    for source in ("simulated", "published"):
+        assert rate[source, "hybrid", "2"] > rate[source, "hybrid", "8"]
+        assert rate[source, "hybrid", "8"] > rate[source, "vanilla", "0"]
+    for stem in ("stride", "iteration-breakdown"):
+        svg = (folder / "figures" / f"{stem}.svg").read_text()
+        assert ">simulated</text>" in svg
+        assert "simulated · profile h100x4" in svg.partition("</desc>")[0]
+        assert "measured" not in svg.partition("</desc>")[0]
+    assert json.loads((folder / "sweep.json").read_text())["source"] == "simulated"
+    report = (folder / "report.md").read_text()
+    assert report.startswith("# stride, simulated on h100x4\n")
+    assert "update: off by" in report
+    assert "simulated and published" in (folder / "report.html").read_text()

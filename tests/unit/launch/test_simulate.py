@@ -1,0 +1,302 @@
+"""Sweeps that are predicted: folders, published values beside them, errors."""
+
+import csv
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.schema import make_point
+from configs.sweep import Sweep, load_sweep
+from launch.records.ledger import read_records
+from launch.simulate.published import published_of, read_published, with_published_subgroups
+from launch.simulate.workloads import AsOf, as_of, workload_of
+from launch.sweep import main
+
+SHARED = Path(__file__).resolve().parents[3] / ".." / "shared" / "facts" / "published-figures.csv"
+SEVEN = {"model": "7B", "subgroup_numel": 100_000_000}
+
+
+@pytest.fixture
+def simulate(tmp_path):
+    def simulate(*words, machine="h100x4"):
+        base = ["--simulate", "--machine", str(machine), "--results-dir", str(tmp_path / "r")]
+        return main([*base, "--no-report", *words])
+
+    return simulate
+
+
+def index_of(folder):
+    return json.loads((folder / "sweep.json").read_text())
+
+
+def values_of(folder, entry):
+    return json.loads((folder / entry["run_dir"] / entry["log"]).read_text())
+
+
+@pytest.mark.parametrize(
+    ("engine", "paper", "today"),
+    [
+        ({"engine": "v"}, ("zero3-0.13", 2), ("zero3", "auto", 2)),
+        ({"engine": "a"}, ("async-0.13", 2), ("ours", "all-host", 2)),
+        ({"engine": "h", "stride": 3}, ("paper", 3), ("ours", "stride", 3)),
+    ],
+)
+def test_an_engine_stands_for_the_papers_software_or_for_todays(engine, paper, today):
+    point = make_point({**SEVEN, **engine})
+    old, new = (workload_of(point, when) for when in (AsOf.PAPER, AsOf.TODAY))
+    assert (old.engine, old.stride) == paper
+    assert (new.engine, new.policy, new.stride) == today
+    # As the harness runs it: the update ends before the next forward.
+    assert new.engine != "ours" or not new.just_in_time_forward
+
+
+def test_a_workload_has_every_setting_of_its_point():
+    point = make_point(
+        {
+            **SEVEN, "engine": "v", "dp": 2, "tp": 2, "micro_batch_size": 4, "accumulation": 8,
+            "offload_ratio": 0.7, "activation_checkpointing": False, "attention": "sdpa",
+            "hog_share": 0.25,
+        }
+    )  # fmt: skip
+    found = workload_of(point, AsOf.PAPER)
+    assert found.model.num_parameters() == point.model.num_parameters()
+    assert (found.dp, found.tp, found.micro_batch_size, found.accumulation) == (2, 2, 4, 8)
+    assert (found.offload_ratio, found.subgroup_numel, found.hog_share) == (0.7, 100_000_000, 0.25)
+    assert (found.activation_checkpointing, found.materialized_attention) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("word", "machine", "found"),
+    [
+        (None, "h100x4", AsOf.PAPER),
+        (None, "a100x4", AsOf.PAPER),
+        (None, "h200x1", AsOf.TODAY),
+        ("today", "h100x4", AsOf.TODAY),
+        ("paper", "mine", AsOf.PAPER),
+    ],
+)
+def test_profiles_fitted_to_the_paper_run_its_software_unless_asked(word, machine, found):
+    assert as_of(word, machine) is found
+
+
+@pytest.mark.skipif(not SHARED.is_file(), reason="the figures it was typed from are not here")
+def test_published_values_are_those_of_the_figures():
+    with SHARED.open() as file:
+        theirs = sorted(float(row["value"]) for row in csv.DictReader(file))
+    assert sorted(value.value for value in read_published()) == theirs
+
+
+def test_published_values_are_found_for_the_points_they_are_of():
+    points = load_sweep("models").points(None, {"subgroup_numel": "100_000_000"})
+    found = published_of(points, "models", "h100x4", read_published())
+    assert list(found) == [
+        f"{model} {engine}"
+        for model in ("7B", "8.3B", "10B")
+        for engine in ("vanilla", "hybrid stride 2")
+    ]
+    seven = found["7B vanilla"]
+    assert (seven["forward_ms"], seven["backward_ms"], seven["update_ms"]) == (146, 1718, 886)
+    assert seven["iteration_ms"] == pytest.approx(295_382 / 99)
+    assert "10.1145/3652892.3700781" in seven["about"]
+    assert published_of(points, "models", "h200x1", read_published()) == {}
+
+
+def test_a_published_rate_counts_a_model_by_its_name():
+    sweep = Sweep(name="stride", engines=[{"engine": "v"}, {"engine": "h", "stride": [2, 3]}])
+    points = sweep.points("7B", {"subgroup_numel": "100_000_000"})
+    found = published_of(points, "stride", "a100x4", read_published())
+    times = {name: fields["update_ms"] for name, fields in found.items()}
+    assert times == pytest.approx(
+        {
+            "7B vanilla": 7000 / 3.506,
+            "7B hybrid stride 2": 7000 / 5.251,
+            "7B hybrid stride 3": 7000 / 4.82,
+        }
+    )
+    # Of the two that were published of one point, the figure's own.
+    both = published_of(points, "stride", "h100x4", read_published())["7B vanilla"]
+    assert both["update_ms"] == pytest.approx(7000 / 7.793)
+    assert "iteration_ms" not in found["7B hybrid stride 3"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dp": 2},
+        {"micro_batch_size": 2, "global_batch_size": 8},
+        {"global_batch_size": 8},
+        {"subgroup_numel": 10_000_000},
+        {"offload_ratio": 0.7},
+        {"hog_share": 0.2},
+        {"model": "20B"},
+        {"activation_checkpointing": False},
+    ],
+)
+def test_a_point_run_otherwise_has_no_published_values(change):
+    fields = {**SEVEN, "engine": "v", "dp": 4, "global_batch_size": 4, "name": "p"}
+    every = read_published()
+    assert published_of([make_point(fields)], "models", "h100x4", every)
+    assert not published_of([make_point({**fields, **change})], "models", "h100x4", every)
+
+
+def test_named_models_get_the_subgroups_they_were_published_with():
+    every = read_published()
+
+    def sizes(sweep):
+        points = with_published_subgroups(sweep, sweep.points(None), every)
+        return {(point.model.name, point.subgroup_numel) for point in points}
+
+    engines = [{"engine": "v"}]
+    own = Sweep(name="s", grid={"model": ["7B", "3B"]}, engines=engines)
+    assert sizes(own) == {("7B", 100_000_000), ("3B", 10_000_000)}
+    given = Sweep(name="s", grid={"model": "7B", "subgroup_numel": 5_000_000}, engines=engines)
+    assert sizes(given) == {("7B", 5_000_000)}
+
+
+def test_a_damaged_file_of_published_values_is_named(tmp_path):
+    columns = "sweep,machine,model,engine,stride,offload_ratio,quantity,value"
+    row = "models,h100x4,7B,vanilla,0,1,forward_s,0.1"
+    (tmp_path / "a.csv").write_text(f"# said by\n{columns}\n{row}\n")
+    assert len(read_published(tmp_path)) == 1
+    for damage in (("0.1", "-1"), ("forward_s", "fwd"), (",0,1,", ",x,1,"), (",0.1", "")):
+        (tmp_path / "a.csv").write_text(f"{columns}\n{row.replace(*damage)}\n")
+        with pytest.raises(ConfigError, match=r"a\.csv.*give sweep, machine, model"):
+            read_published(tmp_path)
+
+
+def test_a_simulated_sweep_has_folders_of_its_own(simulate, tmp_path, capsys):
+    assert simulate("--sweep", "models") == 0
+    folder = tmp_path / "r" / "simulated-h100x4" / "models"
+    assert [path.name for path in (tmp_path / "r").iterdir()] == ["simulated-h100x4"]
+    index = index_of(folder)
+    assert index["source"] == "simulated"
+    assert index["simulated"]["machine"] == "h100x4"
+    assert "loss" not in index["figures"]
+    kinds = [entry["run_dir"].rpartition("/")[2] for entry in index["runs"]]
+    assert (kinds.count("simulated-001"), kinds.count("published-001")) == (15, 6)
+    for entry in index["runs"]:
+        run = json.loads((folder / entry["run_dir"] / "run.json").read_text())
+        assert run["source"] == entry["run_dir"].rpartition("/")[2].partition("-")[0]
+        assert make_point(run["point"]).name == entry["name"]
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("[1/15] 7B vanilla: simulated ")
+    assert out[-1].startswith("simulated, nothing was run: 15 points on h100x4 (the paper's ")
+
+
+def test_phases_and_what_lies_outside_them_make_an_iteration(simulate, tmp_path):
+    simulate("--sweep", "models", "--only", "7B vanilla")
+    folder = tmp_path / "r" / "simulated-h100x4" / "models"
+    values = values_of(folder, index_of(folder)["runs"][0])
+    phases = values["forward_ms"] + values["backward_ms"] + values["update_ms"]
+    assert 0 < phases <= values["iteration_ms"] < 1.3 * phases
+    assert 0 < values["bound_ms"] <= values["iteration_ms"]
+    assert values["parameters"] == make_point(SEVEN).model.num_parameters()
+    assert values["num_ranks"] == 4
+
+
+def test_no_measured_sweep_can_take_a_simulated_run_for_its_own(simulate, tmp_path):
+    simulate("--sweep", "basic")
+    for folder in ("", "simulated-h100x4", "simulated-h100x4/basic"):
+        assert read_records(tmp_path / "r" / folder) == []
+
+
+def test_again_replaces_what_a_simulation_left(simulate, tmp_path):
+    for _ in range(2):
+        simulate("--sweep", "gpu-hogging")
+    folder = tmp_path / "r" / "simulated-h100x4" / "gpu-hogging"
+    runs = index_of(folder)["runs"]
+    # The log's name does not say the share; every point has a folder all the same.
+    assert len({entry["run_dir"] for entry in runs}) == len(runs) == 18
+    assert len(list(folder.glob("*/*/run.json"))) == 18
+
+
+def test_a_point_that_does_not_fit_has_no_time(simulate, tmp_path, capsys):
+    simulate("--sweep", "micro-batch", "--only", "20B micro-batch 64 vanilla")
+    folder = tmp_path / "r" / "simulated-h100x4" / "micro-batch"
+    (entry,) = index_of(folder)["runs"]
+    assert entry["status"] == "oom-device"
+    values = values_of(folder, entry)
+    assert (values["iteration_ms"], values["update_ms"], values["fits"]) == (None, None, False)
+    status = json.loads((folder / entry["run_dir"] / "status.json").read_text())
+    assert status["cause"].startswith("GPU memory: ")
+    assert "does not fit: GPU memory: " in capsys.readouterr().out
+
+
+def test_todays_software_goes_to_a_folder_of_its_own(simulate, tmp_path):
+    simulate("--sweep", "models", "--only", "7B", "--as-of", "today")
+    folder = tmp_path / "r" / "simulated-h100x4-today" / "models"
+    index = index_of(folder)
+    assert {entry["run_dir"].rpartition("/")[2] for entry in index["runs"]} == {"simulated-001"}
+    assert "today" in index["simulated"]["software"]
+
+
+def test_an_open_model_is_the_largest_that_fits_the_machine(simulate, tmp_path, capsys):
+    simulate("--sweep", "basic", "--list-points")
+    big = capsys.readouterr().out
+    simulate("--sweep", "basic", "--list-points", machine="cpu-only")
+    small = capsys.readouterr().out
+    assert big.split()[0] != small.split()[0]
+    simulate("--sweep", "basic", "--model", "7B")
+    assert "7B vanilla: simulated" in capsys.readouterr().out
+
+
+def test_a_hundred_points_take_less_than_five_seconds(simulate, tmp_path, capsys):
+    sweep = tmp_path / "hundred.toml"
+    sweep.write_text(
+        'name = "hundred"\n[point]\naccumulation = 1\n[grid]\n'
+        'model = ["7B", "8.3B", "10B", "13B", "20B"]\nmicro_batch_size = [1, 2, 4, 8]\n'
+        '[[engines]]\nengine = ["v", "a"]\n[[engines]]\nengine = "h"\nstride = [2, 3, 4]\n'
+    )
+    begin = time.monotonic()
+    simulate("--sweep", str(sweep))
+    assert time.monotonic() - begin < 5
+    assert "nothing was run: 100 points" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--simulate"], "--simulate: name a machine with --machine"),
+        (["--machine", "h100x4"], "--machine and --as-of need --simulate"),
+        (["--as-of", "today"], "--machine and --as-of need --simulate"),
+        (["--simulate", "--machine", "h100x5"], "unknown machine 'h100x5': did you mean 'h100x4'"),
+        (["--simulate", "--machine", "no.toml"], "no.toml: cannot be read"),
+        (["--simulate", "--machine", "h100x4", "--again"], "leave out --resume"),
+        (["--simulate", "--machine", "h100x4", "--report-only"], "leave out --resume"),
+        (["--simulate", "--machine", "h100x4", "--as-of", "now"], "--as-of: invalid choice"),
+        (["--simulate", "--machine", "h100x4", "--sweep", "model"], "did you mean 'models'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(words, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        main([*words, "--results-dir", str(tmp_path / "r")])
+    assert text in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rate_that_is_missing_names_what_measures_it(simulate, tmp_path):
+    profile = tmp_path / "mine.toml"
+    profile.write_text(
+        'name = "mine"\nsource = "s"\ngpus = 4\ncores = 8\nhost_memory_bytes = 1e12\n'
+        "device_memory_bytes = 8e10\n"
+    )
+    with pytest.raises(ConfigError, match=r"no rates\.\w+.*deep_optimizer_states calibrate"):
+        simulate("--sweep", "models", machine=profile)
+
+
+def test_a_sweep_that_no_such_machine_can_run_is_refused(simulate, tmp_path):
+    sweep = tmp_path / "tp.toml"
+    sweep.write_text('name = "t"\nmodel = "20B"\npoint = { tp = 4, dp = 1 }\n'
+                     '[[engines]]\nengine = "v"\n')  # fmt: skip
+    with pytest.raises(ConfigError, match=r"sweep 't': tp = 4: machine 'h200x1' has 1 GPU"):
+        simulate("--sweep", str(sweep), machine="h200x1")
+
+
+def test_a_folder_that_cannot_be_written_is_named(simulate, tmp_path):
+    (tmp_path / "r").write_text("a file in the way")
+    with pytest.raises(ConfigError, match=r"cannot be written: .*--results-dir"):
+        simulate("--sweep", "basic", "--model", "7B")

@@ -1,0 +1,191 @@
+"""Predictions and published values among runs: read like them, never taken for them."""
+
+import csv
+import json
+
+import pytest
+
+from parse import report
+from parse.__main__ import main
+from parse.errors import LogError
+from parse.unmeasured import read_values, source_of
+
+TIMES = {"forward_ms": 100.0, "backward_ms": 200.0, "update_ms": 300.0, "iteration_ms": 650.0}
+ENGINES = {"vanilla": 1.0, "async-gradients": 0.8, "hybrid": 0.5}
+
+
+@pytest.fixture
+def simulated(tmp_path):
+    """Writes a sweep of three predicted engines, vanilla beside its published values."""
+    folder = tmp_path / "a simulated sweep"
+    runs = []
+
+    def add(engine, source, status="ok", point=(), **values):
+        run = folder / engine / f"{source}-{len(runs)}"
+        run.mkdir(parents=True)
+        fields = {
+            "model": {"name": "7B"}, "engine": engine, "stride": 2 if engine == "hybrid" else 0,
+            "dp": 4, "micro_batch_size": 1, "global_batch_size": 4, **dict(point),
+        }  # fmt: skip
+        run_json = {"source": source, "point": fields, "point_key": engine, "log": "values.json"}
+        (run / "run.json").write_text(json.dumps(run_json))
+        (run / "values.json").write_text(json.dumps({"parameters": 6_000_000_000, **values}))
+        if source == "simulated":
+            (run / "status.json").write_text(json.dumps({"status": status, "cause": "too big"}))
+        runs.append({"name": engine, "engine": engine, "log": "values.json", "status": status,
+                     "run_dir": run.relative_to(folder).as_posix()})  # fmt: skip
+
+    def write():
+        about = {
+            "machine": "h|100", "machine_source": "a fit", "software": "the paper's",
+            "kinds": {"a_rate": "fitted", "b_rate": "assumed"},
+            "residuals": {"rows": 7, "update_s": [0.01, 0.21], "left_out": {"7B": [0.02, 0.3]}},
+        }  # fmt: skip
+        index = {"name": "small | sweep", "figures": ["stride"], "simulated": about, "runs": runs}
+        (folder / "sweep.json").write_text(json.dumps(index))
+        return folder
+
+    for engine, factor in ENGINES.items():
+        times = {name: factor * ms for name, ms in TIMES.items()}
+        add(engine, "simulated", **times, about="profile h|100", bound_ms=90.0,
+            binding="host Adam", device_memory_bytes=2**31)  # fmt: skip
+    write.add = add
+    return write
+
+
+@pytest.fixture
+def whole(simulated):
+    simulated.add("vanilla", "published", **{**TIMES, "update_ms": 200.0}, about="a DOI")
+    return simulated()
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_only_known_words_are_a_source():
+    assert source_of({"source": "simulated"}) == "simulated"
+    assert (
+        source_of({}) == source_of({"source": "guessed"}) == source_of({"source": 1}) == "measured"
+    )
+
+
+def test_values_are_one_iteration(tmp_path):
+    path = tmp_path / "values.json"
+    path.write_text(json.dumps({**TIMES, "tflops": 12.5, "num_ranks": 4, "iteration_ms": None}))
+    log = read_values(path)
+    (record,) = log.iterations
+    assert (record.iteration_s, record.forward_ms, record.tflops) == (None, 100.0, 12.5)
+    assert (record.loss, log.world_size, log.parameters) == (None, 4, None)
+    path.write_text(json.dumps({"iteration_ms": None, "forward_ms": "x", "tflops": True}))
+    assert read_values(path).iterations == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '"x"'])
+def test_damaged_values_are_an_error(tmp_path, text):
+    path = tmp_path / "values.json"
+    path.write_text(text)
+    with pytest.raises(LogError, match="is not a JSON object"):
+        read_values(path)
+
+
+def test_every_row_of_every_table_says_where_it_is_from(whole, tmp_path):
+    assert main([str(whole), "--out", str(tmp_path / "t")]) == 0
+    for name in ("runs", "iterations"):
+        found = [row["source"] for row in rows(tmp_path / "t" / f"{name}.csv")]
+        assert found == ["simulated"] * 3 + ["published"]
+    assert {row["source"] for row in rows(tmp_path / "t" / "comparisons.csv")} == {"simulated"}
+
+
+def test_a_measured_run_says_so(write_log, tmp_path):
+    main([str(write_log()), "--out", str(tmp_path / "t")])
+    assert {row["source"] for row in rows(tmp_path / "t" / "runs.csv")} == {"measured"}
+    assert {row["source"] for row in rows(tmp_path / "t" / "iterations.csv")} == {"measured"}
+
+
+def test_nothing_of_a_prediction_is_warm_up(whole, tmp_path):
+    main([str(whole), "--out", str(tmp_path / "t"), "--warmup", "3"])
+    for row in rows(tmp_path / "t" / "runs.csv"):
+        assert (row["warmup_iterations"], row["timed_iterations"]) == ("0", "1")
+        assert row["verdict"] == row["loss_last"] == ""
+    (first, *_) = rows(tmp_path / "t" / "runs.csv")
+    assert (first["iteration_ms"], first["update_median_ms"]) == ("650.0", "300.0")
+    assert float(first["update_rate"]) == pytest.approx(6e9 / 0.3)
+    assert {row["warmup"] for row in rows(tmp_path / "t" / "iterations.csv")} == {"0"}
+
+
+def test_a_predicted_ratio_is_never_a_speed_up(whole, tmp_path):
+    main([str(whole), "--out", str(tmp_path / "t")])
+    found = rows(tmp_path / "t" / "comparisons.csv")
+    assert {row["engine"] for row in found} == {"async-gradients", "hybrid"}
+    for row in found:
+        assert float(row["ratio"]) == pytest.approx(1 / ENGINES[row["engine"]])
+        assert (row["speedup"], row["equality"]) == ("", "not compared")
+        assert row["withheld"] == "simulated: a predicted ratio, not a measured speed-up"
+
+
+def test_a_measured_run_is_never_held_against_a_predicted_one(whole, sweep_writer, tmp_path):
+    """Nor the other way round: each keeps to its kind."""
+    measured = sweep_writer.write(engines=(("hybrid", 2),))
+    same = json.loads(next(whole.glob("vanilla/sim*/run.json")).read_text())
+    run = next(measured.glob("*/*/run.json"))
+    ours = json.loads(run.read_text())
+    point = {**same["point"], "engine": "hybrid", "stride": 2}
+    run.write_text(json.dumps({**ours, "point": point}))
+    main([str(whole), str(measured), "--out", str(tmp_path / "t")])
+    found = rows(tmp_path / "t" / "comparisons.csv")
+    (row,) = (r for r in found if r["source"] == "measured" and r["phase"] == "iteration")
+    assert (row["reference_label"], row["ratio"]) == ("", "")
+    assert {r["vanilla_repeats"] for r in found if r["source"] == "simulated"} == {"1"}
+
+
+def test_the_report_is_headed_simulated_and_gives_no_verdict(whole, capsys):
+    assert report.main([str(whole)]) == 0
+    assert capsys.readouterr().out == ""
+    text = (whole / "report.md").read_text()
+    headings = [line for line in text.splitlines() if line.startswith("#")]
+    assert headings[0] == r"# small \| sweep, simulated on h\|100"
+    assert all("imulated" in line for line in headings)
+    assert "**Simulated: nothing was run." in text
+    words = ("equal to vanilla", "speed-up 2", "trains", "measured on")
+    page = (whole / "report.html").read_text()
+    for word in words:
+        assert word not in text
+        assert word not in page
+    assert "<h1>small | sweep, simulated on h|100</h1>" in page
+    assert page.count('class="tag">simulated') >= 2
+
+
+def test_the_report_shows_predictions_beside_published_values(whole):
+    report.main([str(whole)])
+    text = (whole / "report.md").read_text()
+    assert "| vanilla | 650 | 100 | 200 | 300 | 90 |  | host Adam |  | 2.0 |  | yes |" in text
+    assert "| hybrid (stride 2) | 325 | 50 | 100 | 150 | 90 | 2.00 | host Adam |" in text
+    assert "| vanilla | update | 300 | 200 | +50% | a DOI |" in text
+    assert "- update: off by 50% in the median and 50% at worst over 1 published value" in text
+    assert "| fitted rates | a\\_rate |" in text
+    assert "| fit, rows | 7 |" in text
+    assert "| fit, update s | off by 1.0% in the median, 21.0% at worst |" in text
+    assert "| fit, left out 7B | off by 2.0% in the median, 30.0% at worst |" in text
+    assert "where these are among them, agreement proves nothing" in text
+    assert "| all points | model 7B, DP 4, micro-batch 1, global batch 4 |" in text
+
+
+def test_a_point_that_does_not_fit_says_why(simulated):
+    simulated.add("hybrid", "simulated", "oom-device", {"dp": 1, "global_batch_size": 1},
+                  iteration_ms=None, fits=False)  # fmt: skip
+    folder = simulated()
+    assert report.main([str(folder)]) == 0
+    text = (folder / "report.md").read_text()
+    assert "|  |  |  |  |  |  |  |  |  |  | too big |" in text
+    assert "## Simulated beside published" not in text
+
+
+def test_the_gate_refuses_what_was_not_measured(whole, tmp_path, capsys):
+    main([str(whole), "--out", str(tmp_path / "t")])
+    for side in (whole, tmp_path / "t"):
+        assert main(["compare", str(side), str(side)]) == 2
+        assert (
+            "holds published and simulated figures; give measured ones" in capsys.readouterr().err
+        )

@@ -1,0 +1,134 @@
+"""Figures of predictions, with published values as hollow markers."""
+
+import pytest
+
+from plots.canvas import save
+from plots.registry import FIGURES
+from plots.style import ENGINES
+from plots.tables import read_tables
+
+PHASES = {"forward_ms": 100.0, "backward_ms": 200.0, "update_ms": 300.0}
+
+
+@pytest.fixture
+def draw(tmp_path):
+    def draw(name, sweep):
+        return FIGURES[name].draw(read_tables(sweep.write(tmp_path / "tables")))
+
+    return draw
+
+
+def add(sweep, source, engine="vanilla", stride=0, iteration=650.0, phases=PHASES, **fields):
+    """A run of one value a phase, as predictions and published values are."""
+    times = [{**phases, "iteration_ms": iteration}]
+    run = sweep.add(engine, stride, times=times, source=source, model="7B", **fields)
+    values = {name: "" if value is None else value for name, value in times[0].items()}
+    run.update(values, warmup_iterations=0, timed_iterations=1, device="", hardware=source)
+    sweep.iterations[-1].update(values, warmup=0, loss="")
+    return run
+
+
+def strides(sweep):
+    for source in ("simulated", "published"):
+        add(sweep, source)
+        for stride in (2, 3, 4):
+            update = {"forward_ms": None, "backward_ms": None, "update_ms": 100.0 * stride}
+            own = {} if source == "simulated" else {"iteration": None, "phases": update}
+            add(sweep, source, "hybrid", stride, **own)
+    return sweep
+
+
+def lines_of(ax):
+    return {line.get_markerfacecolor(): line for line in ax.lines if len(line.get_xdata()) == 3}
+
+
+def test_published_points_are_hollow_and_not_joined(draw, sweep):
+    ax = draw("stride", strides(sweep)).axes[0]
+    found = lines_of(ax)
+    assert found["white"].get_linestyle() == "None"
+    assert found[ENGINES["hybrid"].colour].get_linestyle() == "--"
+
+
+def test_a_published_level_is_marked_at_its_ends(draw, sweep):
+    ax = draw("stride", strides(sweep)).axes[0]
+    (level,) = (line for line in ax.lines if list(line.get_xdata()) == [0.03, 0.97])
+    assert level.get_markerfacecolor() == "white"
+    assert level.get_linestyle() == "None"
+    # The same value, predicted and published: the first is a line across.
+    across = [line for line in ax.lines if list(line.get_xdata()) == [0, 1]]
+    assert [line.get_ydata()[0] for line in across] == [level.get_ydata()[0]]
+
+
+def test_no_statistics_are_told_of_what_was_not_measured(draw, sweep):
+    figure = draw("stride", strides(sweep))
+    note = " ".join(figure.get_supxlabel().split())
+    assert note.startswith("one value a point, no run of ours behind it · simulated · simulated")
+    assert "warm-up" not in note
+    # A report tells by this word which figures show measurements.
+    assert "measured" not in note
+    for ax in figure.axes:
+        assert not [c for c in ax.collections if c.get_gid() == "errorbar"]
+        assert all(len(container.lines[2]) == 0 for container in ax.containers)
+
+
+def test_measured_values_beside_them_keep_theirs(draw, sweep):
+    sweep.add("vanilla", model="7B")
+    note = " ".join(draw("iteration-breakdown", strides(sweep)).get_supxlabel().split())
+    assert note.startswith("mean of n=5 iterations after the warm-up · the first 1 left out")
+
+
+@pytest.mark.parametrize("name", ["iteration-breakdown", "models"])
+def test_an_update_alone_is_no_iteration(draw, sweep, name):
+    figure = draw(name, strides(sweep))
+    (ax, *_) = figure.axes
+    hollow = [p for p in ax.patches if p.get_facecolor() == (1, 1, 1, 1) and p.get_hatch()]
+    # Backward and update of the one published run that has all phases.
+    assert len(hollow) == 2
+
+
+def test_phases_without_a_whole_are_an_iteration_all_the_same(draw, sweep):
+    add(sweep, "simulated")
+    add(sweep, "published", "hybrid", 2, iteration=None)
+    (ax,) = draw("iteration-breakdown", sweep).axes
+    assert [text.get_text() for text in ax.get_yticklabels()] == [
+        "vanilla, simulated", "hybrid (stride 2), published",
+    ]  # fmt: skip
+    assert {text.get_text() for text in ax.texts} >= {"650", "600"}
+
+
+@pytest.mark.parametrize(
+    ("source", "label", "drawn"),
+    [
+        ("simulated", "predicted ratio to vanilla", True),
+        ("measured", "speed-up over vanilla", False),
+    ],
+)
+def test_accumulation_shows_ratios_of_predictions_as_such(draw, sweep, source, label, drawn):
+    for accumulation in (1, 4):
+        for engine in ("vanilla", "async-gradients"):
+            run = add(sweep, source, engine, accumulation=accumulation)
+        sweep.comparisons.append(
+            {"case": run["case"], "engine": "async-gradients", "stride": 0, "phase": "iteration",
+             "ratio": 1.5, "ratio_low": "", "ratio_high": "", "speedup": "", "source": source,
+             "withheld": "a reason"}
+        )  # fmt: skip
+    figure = draw("accumulation", sweep)
+    ax = figure.axes[1]
+    assert ax.get_ylabel() == label
+    shown = [list(container.lines[0].get_ydata()) for container in ax.containers]
+    assert ([1.5, 1.5] in shown) is drawn
+    (withheld,) = (text.get_text() for text in ax.texts if text.get_gid() == "withheld")
+    assert bool(withheld) is not drawn
+
+
+def test_names_of_axes_stay_where_the_layout_put_them(draw, sweep, tmp_path):
+    places = []
+    for kept in (False, True):
+        figure = draw("stride", strides(type(sweep)()))
+        if kept:
+            save(figure, tmp_path, "f")
+        figure.draw_without_rendering()
+        label = figure.axes[0].yaxis.label
+        where = label.get_transform().transform(label.get_position())
+        places.append(figure.transFigure.inverted().transform(where))
+    assert places[0] == pytest.approx(places[1], abs=0.01)
