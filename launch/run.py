@@ -19,9 +19,10 @@ from typing import Any, Self
 from configs.errors import ConfigError, explain
 from configs.overrides import apply_overrides
 from configs.schema import CONFIGS_DIR, Point, make_point, read_toml
+from deep_optimizer_states.predict.memory_need import GIB
 from launch import cli
 from launch.data import data_prefix
-from launch.fit.capacity import GIB, predict, refuse_if_short, runs_on_gpu, shortages
+from launch.fit.capacity import predict, refuse_if_short, runs_on_gpu, shortages
 from launch.fit.estimate import estimate
 from launch.fit.machine import Machine, probe_machine
 from launch.hosts.launchers import THIS_MACHINE, Commands, Launcher

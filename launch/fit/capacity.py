@@ -1,7 +1,7 @@
-"""How much memory a run needs, and whether a machine has it: pure arithmetic, done beforehand.
+"""Whether a machine has the memory that a run needs, asked beforehand.
 
-The figures follow DeepSpeed 0.19's ZeRO-3 with the optimizer offloaded. They are upper estimates:
-a run that is let through should not die of memory after an hour.
+The figures are those of the performance model, and somewhat more: a run that is let through should
+not die of memory after an hour.
 """
 
 from __future__ import annotations
@@ -10,31 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from configs.errors import ConfigError
-from configs.schema import Engine, Point, model_names
-from launch.ds_json import DEFAULT_REDUCE_BUCKET_NUMEL
+from configs.schema import Point, model_names
+from deep_optimizer_states.predict.machine import load_machine
+from deep_optimizer_states.predict.memory_need import CONTEXT_BYTES, GIB, memory_of
 from launch.fit.machine import Machine
+from launch.simulate.workloads import AsOf, workload_of
 
-GIB = 2**30
-STATE_BYTES = 12
-"""fp32 master weight and two moments, a parameter."""
-FP32_GRADIENT_BYTES = 4
-"""A parameter, in host memory; the plugin keeps no such copy."""
-PINNED_ROUNDING = 1.45
-"""torch rounds a pinned allocation up to a power of two: by 1 / ln 2 on the mean over sizes."""
-LIVE_NUMEL = 1_000_000_000
-"""Parameters DeepSpeed keeps gathered at most (``stage3_max_live_parameters``)."""
-SLOTS = 3
-"""Subgroups in flight on the device under the hybrid update."""
-SLOT_BYTES = 16
-"""fp32 master weight, moments, 16-bit gradient and weight, a parameter of a slot."""
-CPU_PROCESS_BYTES = GIB
-"""A rank with torch, DeepSpeed and Megatron loaded, before the model."""
-CUDA_PROCESS_BYTES = 5 * GIB
-"""The same with CUDA's libraries and context, in host memory."""
-CUDA_CONTEXT_BYTES = 3 * GIB // 2
-"""CUDA's context and what its allocator cannot use, in device memory."""
+MARGIN = 1.1
+"""A run takes up to this much more than the model's figure, which is that of a usual run."""
 USABLE = 0.95
 """Share of the free memory that a run may count on."""
+PROFILES = {True: "h200x1", False: "cpu-only"}
+"""Profiles of a machine with GPUs and of one without, where nobody calibrated it."""
 
 
 @dataclass(frozen=True)
@@ -54,71 +41,13 @@ def runs_on_gpu(point: Point, machine: Machine) -> bool:
 
 def predict(point: Point, on_gpu: bool) -> Need:
     """Memory that ``point`` needs on GPUs or on a CPU alone."""
-    rank_numel = point.model.num_parameters(point.tp) / point.num_ranks
-    host = _host_rank_bytes(point, rank_numel)
-    device = _device_rank_bytes(point, rank_numel)
-    if on_gpu:
-        return Need(
-            host_bytes=int(point.num_ranks * (host + CUDA_PROCESS_BYTES)),
-            device_bytes=int(device + CUDA_CONTEXT_BYTES),
-        )
-    return Need(int(point.num_ranks * (host + device + CPU_PROCESS_BYTES)), 0)
-
-
-def _host_rank_bytes(point: Point, rank_numel: float) -> float:
-    """Optimizer state, fp32 gradients and the flat buffer of gradients of one rank."""
-    offloaded = rank_numel * point.offload_ratio
-    flat = rank_numel * (4 if point.grad_accum_dtype == "fp32" else 2)
-    # The plugin pins the state too, but in allocations of exact size.
-    state = float(STATE_BYTES)
-    if point.engine is Engine.VANILLA:
-        state += PINNED_ROUNDING * FP32_GRADIENT_BYTES
-    return offloaded * state + _power_of_two(flat)
-
-
-def _device_rank_bytes(point: Point, rank_numel: float) -> float:
-    """16-bit weights, the bucket of gradients, gathered parameters, activations and slots.
-
-    Gradients leave for the host as the bucket fills, so the device never holds all of them.
-    """
-    whole = point.model.num_parameters(point.tp) / point.tp
-    weights = 2 * rank_numel
-    bucket = 2 * min(DEFAULT_REDUCE_BUCKET_NUMEL, whole)
-    gathered = 2 * min(LIVE_NUMEL, whole)
-    resident = (1 - point.offload_ratio) * rank_numel * (STATE_BYTES + FP32_GRADIENT_BYTES)
-    slots = 0.0
-    if point.engine is Engine.HYBRID:
-        slots = SLOTS * SLOT_BYTES * min(rank_numel, _largest_subgroup_numel(point))
-    return weights + bucket + gathered + resident + slots + _activation_bytes(point)
-
-
-def _largest_subgroup_numel(point: Point) -> float:
-    """A subgroup closes after ``subgroup_numel``, and holds its last parameter whole."""
-    model = point.model
-    largest = max(2 * model.hidden * model.ffn, model.padded_vocab_size(point.tp) * model.hidden)
-    return point.subgroup_numel + largest / point.num_ranks
-
-
-def _activation_bytes(point: Point) -> float:
-    """Activations of one micro-batch on one rank, a layer's gradients and the logits.
-
-    Per token and layer about ``15 h + 8 f`` bytes for the 16-bit tensors and ``9 a s`` for the
-    materialised scores (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
-    Models", equation 1, with SwiGLU's inner size and fp32 softmax).
-    """
-    model = point.model
-    tokens = point.micro_batch_size * model.seq_length
-    layer = tokens * (15 * model.hidden + 8 * model.ffn / point.tp)
-    if point.attention == "local":
-        layer += tokens * 9 * model.heads * model.seq_length / point.tp
-    logits = 14 * tokens * model.padded_vocab_size(point.tp) / point.tp
-    if point.activation_checkpointing:
-        return 2 * tokens * model.hidden * model.layers + 2 * layer + logits
-    return layer * (model.layers + 1) + logits
-
-
-def _power_of_two(num_bytes: float) -> int:
-    return 1 << max(0, int(num_bytes) - 1).bit_length()
+    workload = workload_of(point, AsOf.TODAY)
+    memory = memory_of(workload, load_machine(PROFILES[on_gpu]), workload.policy)
+    host = memory.host_bytes
+    if point.grad_accum_dtype == "fp32":
+        host += (4 - workload.weight_bytes) * sum(workload.subgroups)
+    device = memory.device_bytes + CONTEXT_BYTES if on_gpu else 0
+    return Need(int(MARGIN * host * point.num_ranks), int(MARGIN * device))
 
 
 def shortages(point: Point, machine: Machine) -> list[str]:

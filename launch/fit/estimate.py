@@ -9,15 +9,13 @@ from dataclasses import dataclass, replace
 from configs.schema import Point
 from deep_optimizer_states.predict.machine import Machine as Profile, load_machine
 from deep_optimizer_states.predict.predict import predict
-from launch.fit.capacity import runs_on_gpu
+from launch.fit.capacity import PROFILES, runs_on_gpu
 from launch.fit.machine import Machine
 from launch.hosts.ranks import usable_cores
 from launch.records.identity import settings_key
 from launch.records.ledger import Record
 from launch.simulate.workloads import AsOf, workload_of
 
-PROFILES = {True: "h200x1", False: "cpu-only"}
-"""Whose rates stand for those of a machine with GPUs, or without; nobody calibrated it."""
 START_S = {True: 45.0, False: 5.0}
 """From the launch to the first iteration, on a GPU or not."""
 

@@ -64,13 +64,15 @@ def memory_of(workload: Workload, machine: Machine, policy: str) -> Memory:
     resident, slots, staging = _placement(workload, policy)
     host_numels = [n for idx, n in enumerate(workload.subgroups) if idx not in resident]
     gradients = float(workload.weight_bytes * numel)
-    locked = STATE_BYTES * sum(host_numels) + _power_of_two(gradients)
+    locked = float(STATE_BYTES * sum(host_numels))
     pageable = 0.0
     if workload.engine == "ours":
-        locked += _power_of_two(workload.weight_bytes * staging) * STAGING_BUFFERS
-    elif workload.engine == "zero3":
-        locked += sum(_power_of_two(FP32 * n) for n in host_numels)
+        locked += gradients + workload.weight_bytes * staging * STAGING_BUFFERS
     else:
+        locked += _power_of_two(gradients)
+    if workload.engine == "zero3":
+        locked += sum(_power_of_two(FP32 * n) for n in host_numels)
+    elif workload.engine != "ours":
         rounded = sum(_power_of_two(FP32 * n) for n in host_numels)
         locked += 3 * rounded - STATE_BYTES * sum(host_numels)
         pageable = float(FP32 * sum(host_numels))

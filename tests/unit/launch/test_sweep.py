@@ -5,8 +5,8 @@ import pytest
 from configs.errors import ConfigError
 from configs.schema import make_point
 from configs.sweep import Sweep, load_sweep
+from deep_optimizer_states.predict.memory_need import GIB
 from launch import run as run_module
-from launch.fit.capacity import GIB
 from launch.fit.machine import Machine
 from launch.records.identity import data_facts
 from launch.records.ledger import Choice

@@ -1,8 +1,8 @@
 import pytest
 
 from configs.schema import make_point
+from deep_optimizer_states.predict.memory_need import GIB
 from launch.fit import estimate as module
-from launch.fit.capacity import GIB
 from launch.fit.estimate import estimate
 from launch.fit.machine import Machine
 from launch.records.identity import settings_key
