@@ -1,19 +1,22 @@
-"""Text to training tokens: a corpus, its vocabulary and Megatron's ``.bin``/``.idx``.
+"""Text to training tokens: Megatron's ``.bin``/``.idx``, fast, exact, resumable.
 
 Run from the root of the checkout (``dataset`` is also a name on PyPI)::
 
-    python -m dataset prepare           # last line of stdout: the prefix to train on
-    python -m dataset inspect PREFIX    # documents, tokens, a decoded sample, checks
+    python -m dataset prepare                   # default corpus; last line of stdout: its prefix
+    python -m dataset prepare oscar-1gb         # the paper's corpus, fetched
+    python -m dataset prepare --input F ...     # one's own text, Megatron's flags
+    python -m dataset clean --input F ...       # filter a crawl first
+    python -m dataset inspect PREFIX            # documents, tokens, a decoded sample, checks
+    python -m dataset merge PREFIX PREFIX ...   # several pairs to one
 
-One module, one step::
+One folder, one concern::
 
-    embedded.py    the corpus every CPython ships: documentation topics, docstrings
-    vocabulary.py  byte-level BPE: training, encoding, end-of-document
-    indexed.py     the .bin/.idx pair: written by megatron-core, read by numpy
-    manifest.py    what a prepared folder says of itself: manifest.json
-    cache.py       folders named by their content, published whole or not at all
-    prepare.py     the steps in order, for any Source
-    inspection.py  the checks behind `inspect`
-
-Another corpus is another `source.Source`; nothing else has to change for it.
+    readers/       files to blocks: globs, compression, JSON lines and arrays, text, Parquet
+    tokenizer/     byte-level BPE and SentencePiece, from local files or learnt
+    pipeline/      blocks to parts by worker processes, parts to pairs; survives kill -9
+    clean/         text fixed, filtered, deduplicated, decontaminated
+    fetch/         files from the web, with resume and digests
+    default/       the corpus every CPython ships, cached by content
+    cli/           the commands
+    indexed.py     the .bin/.idx format; manifest.py, inspection.py, merging.py: about pairs
 """

@@ -1,18 +1,18 @@
-"""Megatron's ``.bin``/``.idx`` pair: written by megatron-core, read back by numpy alone.
+"""Megatron's ``.bin``/``.idx`` pair: written and read by numpy alone.
 
 ``.bin`` is every token id, one after the other. ``.idx`` is a header, then the length of every
 sequence (int32), its byte offset in ``.bin`` (int64), and the sequence number at which each
-document begins, closed by the total (int64).
+document begins, closed by the total (int64). The bytes are those of megatron-core's
+``IndexedDatasetBuilder``, which keeps all lengths in a list and needs torch.
 """
 
 from __future__ import annotations
 
 import struct
-import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 # The two types that hold token ids, by the code in the header.
 DTYPES: dict[int, np.dtype[Any]] = {4: np.dtype(np.int32), 8: np.dtype(np.uint16)}
+# Megatron leaves the last ids of 16 bits unused.
+FIRST_WIDE_VOCABULARY = 65_500
 
 
 def bin_path(prefix: Path) -> Path:
@@ -36,47 +38,96 @@ def idx_path(prefix: Path) -> Path:
     return prefix.with_name(f"{prefix.name}.idx")
 
 
+def id_type(vocab_size: int) -> np.dtype[Any]:
+    """Type of an id in the file: 2 bytes below a vocabulary of 65,500, else 4."""
+    return DTYPES[8] if vocab_size < FIRST_WIDE_VOCABULARY else DTYPES[4]
+
+
+class Lengths(Protocol):
+    """Lengths of the sequences of some documents; read from disk each time they are asked for."""
+
+    def sequence_lengths(self) -> NDArray[np.int32]:
+        """Tokens of each sequence, as the index shall have them."""
+
+    def sequences_per_document(self) -> NDArray[np.int32]:
+        """How many of these sequences each document has."""
+
+
 @dataclass(frozen=True)
 class Counts:
-    """What was written."""
+    """What an index holds."""
 
     documents: int
-    tokens: int  # end-of-document tokens included
+    tokens: int  # by the index, which with shifted lengths is fewer than in .bin
 
 
-def write(prefix: Path, documents: Iterable[list[int]], eod: int, vocab_size: int) -> Counts:
+def write_index(path: Path, dtype: np.dtype[Any], parts: Sequence[Lengths]) -> Counts:
+    """Write an ``.idx`` for parts that follow each other in ``.bin``.
+
+    Three passes over ``parts``, one part in memory at a time.
+
+    Args:
+        path: File to write.
+        dtype: Type of an id in ``.bin``.
+        parts: Lengths, in order.
+    """
+    code = next(code for code, known in DTYPES.items() if known == dtype)
+    num_sequences = num_documents = num_tokens = 0
+    with path.open("wb") as file:
+        file.write(bytes(HEADER.size))
+        for part in parts:
+            lengths = part.sequence_lengths().astype("<i4", copy=False)
+            file.write(lengths.tobytes())
+            num_sequences += len(lengths)
+        for part in parts:
+            lengths64 = part.sequence_lengths().astype("<i8")
+            ends = num_tokens + np.cumsum(lengths64, dtype="<i8")
+            file.write(((ends - lengths64) * dtype.itemsize).tobytes())
+            num_tokens += int(lengths64.sum())
+        file.write(bytes(8))
+        begun = 0
+        for part in parts:
+            counts = part.sequences_per_document()
+            file.write((begun + np.cumsum(counts, dtype="<i8")).tobytes())
+            begun += int(counts.sum())
+            num_documents += len(counts)
+        file.seek(0)
+        file.write(HEADER.pack(MAGIC, VERSION, code, num_sequences, num_documents + 1))
+    return Counts(num_documents, num_tokens)
+
+
+@dataclass(frozen=True)
+class SingleSequences:
+    """Documents of one sequence each."""
+
+    lengths: NDArray[np.int32]  # (documents,) tokens of each
+
+    def sequence_lengths(self) -> NDArray[np.int32]:
+        """Tokens of each sequence."""
+        return self.lengths
+
+    def sequences_per_document(self) -> NDArray[np.int32]:
+        """One each."""
+        return np.ones(len(self.lengths), np.int32)
+
+
+def write(prefix: Path, documents: Iterable[NDArray[Any]], eod: int, vocab_size: int) -> Counts:
     """Write documents of one sequence each, every one closed by ``eod``.
-
-    The end-of-document token belongs to the length of the document's last sequence. Without that,
-    document k would be read from k tokens too early.
 
     Args:
         prefix: Path of the pair without ``.bin`` and ``.idx``; its folder exists.
         documents: Token ids of each document, ``eod`` left out; empty ones are skipped.
-        eod: The end-of-document id.
-        vocab_size: Decides the width of an id in the file: 2 bytes below 65,500, else 4.
+        eod: The end-of-document id; it belongs to the document's length.
+        vocab_size: Decides the width of an id in the file.
     """
-    builder_class, dtype_of = _megatron()
-    builder = builder_class(str(bin_path(prefix)), dtype=dtype_of(vocab_size))
-    num_documents = num_tokens = 0
-    for ids in documents:
-        if not ids:
-            continue
-        closed = [*ids, eod]
-        builder.add_document(closed, [len(closed)])
-        num_documents += 1
-        num_tokens += len(closed)
-    builder.finalize(str(idx_path(prefix)))
-    return Counts(num_documents, num_tokens)
-
-
-def _megatron() -> tuple[Any, Any]:
-    # Here and not above: the import brings torch, some seconds that only a build needs.
-    with warnings.catch_warnings():
-        # It warns of optional parts that are not installed; none of them writes files.
-        warnings.simplefilter("ignore")
-        from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
-    return IndexedDatasetBuilder, DType.optimal_dtype
+    dtype = id_type(vocab_size)
+    lengths: list[int] = []
+    with bin_path(prefix).open("wb") as file:
+        for ids in documents:
+            if len(ids):
+                file.write(np.append(ids, eod).astype(dtype).tobytes())
+                lengths.append(len(ids) + 1)
+    return write_index(idx_path(prefix), dtype, [SingleSequences(np.array(lengths, np.int32))])
 
 
 @dataclass(frozen=True)
@@ -93,42 +144,65 @@ class Index:
         """Documents the index knows."""
         return len(self.boundaries) - 1
 
+    @property
+    def num_indexed(self) -> int:
+        """Tokens the index knows; those in ``.bin`` when all is well."""
+        return int(self.lengths.sum(dtype=np.int64))
+
     def document(self, position: int) -> NDArray[Any]:
         """Token ids of one document as Megatron reads it, from offset and length."""
         first, end = self.boundaries[position], self.boundaries[position + 1]
+        if first == end:
+            return self.ids[:0]
         start = int(self.offsets[first]) // self.ids.itemsize
         return self.ids[start : start + int(self.lengths[first:end].sum())]
 
+    # As a part of a larger pair (`Lengths`).
+
+    def sequence_lengths(self) -> NDArray[np.int32]:
+        """Tokens of each sequence."""
+        return self.lengths
+
+    def sequences_per_document(self) -> NDArray[np.int32]:
+        """How many sequences each document has."""
+        return np.diff(self.boundaries).astype(np.int32)
+
+    def blocks(self, num_tokens: int = 1 << 22) -> Iterator[NDArray[Any]]:
+        """The ids in pieces that fit in memory."""
+        for start in range(0, len(self.ids), num_tokens):
+            yield self.ids[start : start + num_tokens]
+
 
 def read(prefix: Path) -> Index:
-    """Open a pair.
+    """Open a pair; both files are mapped, not read.
 
     Raises:
         DatasetError: A file is missing, is no index, or is shorter than its header says.
     """
-    for path in (idx_path(prefix), bin_path(prefix)):
+    index, ids = idx_path(prefix), bin_path(prefix)
+    for path in (index, ids):
         if not path.is_file():
             raise DatasetError(
                 f"no {path}: give the prefix that `python -m dataset prepare` printed, "
                 "without .bin or .idx"
             )
-    raw = idx_path(prefix).read_bytes()
-    if len(raw) < HEADER.size or not raw.startswith(MAGIC):
-        raise DatasetError(f"{idx_path(prefix)} is not a Megatron index")
-    _, version, code, num_sequences, num_boundaries = HEADER.unpack_from(raw)
+    with index.open("rb") as file:
+        header = file.read(HEADER.size)
+    if len(header) < HEADER.size or not header.startswith(MAGIC):
+        raise DatasetError(f"{index} is not a Megatron index")
+    _, version, code, num_sequences, num_boundaries = HEADER.unpack(header)
     if version != VERSION or code not in DTYPES:
         raise DatasetError(
-            f"{idx_path(prefix)}: version {version} with id type {code} is not one this reads "
+            f"{index}: version {version} with id type {code} is not one this reads "
             f"(version {VERSION}; types {sorted(DTYPES)})"
         )
-    if len(raw) != HEADER.size + 12 * num_sequences + 8 * num_boundaries or not num_boundaries:
-        raise DatasetError(
-            f"{idx_path(prefix)} is cut off or damaged: its size is not its header's"
-        )
-    ids = bin_path(prefix)
+    size = HEADER.size + 12 * num_sequences + 8 * num_boundaries
+    if index.stat().st_size != size or not num_boundaries:
+        raise DatasetError(f"{index} is cut off or damaged: its size is not its header's")
     dtype = DTYPES[code]
     if ids.stat().st_size % dtype.itemsize:
         raise DatasetError(f"{ids} is cut off: its size is no multiple of {dtype.itemsize} bytes")
+    raw = np.memmap(index, np.uint8, mode="r")
     at_offsets = HEADER.size + 4 * num_sequences
     return Index(
         lengths=np.frombuffer(raw, np.int32, num_sequences, HEADER.size),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from dataset.digest import file_digest
 from dataset.errors import DatasetError
 
 NAME = "manifest.json"
@@ -16,7 +16,11 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Manifest:
-    """Contents of ``manifest.json``; the trainer reads ``vocab_size`` and ``eod``."""
+    """Contents of a manifest; the trainer reads ``vocab_size`` and ``eod``.
+
+    The default corpus has one ``manifest.json`` in its folder. A pair of the user's own text has
+    ``PREFIX.manifest.json``, and the first of a folder is copied to ``manifest.json`` as well.
+    """
 
     schema_version: int
     key: str  # digest of the text, the settings and the versions that made this folder
@@ -25,16 +29,17 @@ class Manifest:
     tokens: int  # end-of-document tokens included
     text_bytes: int  # of the documents in UTF-8
     vocab_size: int  # entries of the tokenizer, end-of-document included
-    eod: int  # id of the end-of-document token
+    eod: int  # id of the end-of-document token, -1 when the vocabulary has none
     tokenizer: str  # name of its file in this folder
     settings: dict[str, Any]
     versions: dict[str, str]
     files: dict[str, dict[str, Any]]  # by name: sha256, bytes
 
-    def write(self, folder: Path) -> None:
-        """Write it into ``folder``; the same contents give the same bytes."""
-        text = json.dumps(asdict(self), indent=2) + "\n"
-        (folder / NAME).write_text(text, encoding="utf-8")
+    def write(self, path: Path) -> None:
+        """Write it to ``path`` in one step; the same contents give the same bytes."""
+        draft = path.with_name(f"{path.name}.unfinished")
+        draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        draft.replace(path)
 
     def damage(self, folder: Path) -> str | None:
         """The first file of ``folder`` that is not what it was, in words; None when all are."""
@@ -43,17 +48,34 @@ class Manifest:
             if not path.is_file():
                 return f"{name} is missing"
             if file_facts(path) != facts:
-                return f"the checksum of {name} does not match {NAME}"
+                return f"the checksum of {name} does not match its manifest"
         return None
 
 
-def read(folder: Path) -> Manifest:
-    """Read a folder's manifest.
+def path_of(prefix: Path) -> Path:
+    """Where the manifest of a pair of the user's own text lies."""
+    return prefix.with_name(f"{prefix.name}.{NAME}")
+
+
+def find(prefix: Path) -> Manifest | None:
+    """The manifest of a pair: its own, or its folder's when that is about it.
+
+    Raises:
+        DatasetError: There is one, and it cannot be read.
+    """
+    if path_of(prefix).exists():
+        return read(path_of(prefix))
+    path = prefix.parent / NAME
+    found = read(path) if path.exists() else None
+    return found if found and found.prefix == prefix.name else None
+
+
+def read(path: Path) -> Manifest:
+    """Read a manifest.
 
     Raises:
         DatasetError: It is missing, is no JSON, or lacks a field.
     """
-    path = folder / NAME
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -72,8 +94,23 @@ def read(folder: Path) -> Manifest:
     return Manifest(**values)
 
 
+def require_one_vocabulary(folder: Path, vocab_size: int, eod: int) -> None:
+    """Check that data of this vocabulary may join what is in a folder: the trainer reads one.
+
+    Raises:
+        DatasetError: The folder's data is of another.
+    """
+    path = folder / NAME
+    if not path.exists():
+        return
+    found = read(path)
+    if (found.vocab_size, found.eod) != (vocab_size, eod):
+        raise DatasetError(
+            f"{folder} has data of another vocabulary ({found.vocab_size} entries, end of document "
+            f"{found.eod}; not {vocab_size} and {eod}): give the output a folder of its own"
+        )
+
+
 def file_facts(path: Path) -> dict[str, Any]:
     """Checksum and size of a file, as ``Manifest.files`` holds them."""
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return {"sha256": digest, "bytes": path.stat().st_size}
+    return {"sha256": file_digest(path), "bytes": path.stat().st_size}

@@ -1,23 +1,89 @@
-"""A progress bar on a terminal, nothing anywhere else."""
+"""How far a long step is: one moving line on a terminal, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeVar
+import sys
+import time
+from typing import TextIO
 
-Item = TypeVar("Item")
+TERMINAL_INTERVAL_S = 0.5
+LOG_INTERVAL_S = 10.0
+MEGABYTE = 1e6
 
 
-def track(items: Iterable[Item], label: str, total: int | None = None) -> Iterable[Item]:
-    """Show how far an iteration is, on stderr; captured logs stay free of bars.
+class Progress:
+    """Tells rate and time left of work that is measured in bytes.
 
     Args:
-        items: What is iterated over.
-        label: A word for what is being done.
-        total: How many items come, if known.
+        label: What is being done.
+        total_bytes: Where it ends; None when nobody knows.
+        begun_bytes: Where it starts, when an earlier run did some of it.
+        stream: Where lines go; by default stderr.
+        interval_s: Least time between lines; by default 0.5 on a terminal and 10 elsewhere.
     """
-    from tqdm import tqdm  # type: ignore[import-untyped]  # not needed when the cache is valid
 
-    # disable=None: tqdm draws only where stderr is a terminal.
-    bar: Iterable[Item] = tqdm(items, desc=label, total=total, disable=None, leave=False)
-    return bar
+    def __init__(
+        self,
+        label: str,
+        total_bytes: int | None,
+        begun_bytes: int = 0,
+        stream: TextIO | None = None,
+        interval_s: float | None = None,
+    ) -> None:
+        self._label = label
+        self._total = total_bytes
+        self._begun = begun_bytes
+        self._stream = stream or sys.stderr
+        self._is_terminal = self._stream.isatty()
+        default_s = TERMINAL_INTERVAL_S if self._is_terminal else LOG_INTERVAL_S
+        self._interval_s = default_s if interval_s is None else interval_s
+        self._started_s = self._told_s = time.monotonic()
+        self._width = 0
+
+    def update(self, done_bytes: int, note: str = "") -> None:
+        """Say how far it is, unless that was said a moment ago."""
+        now_s = time.monotonic()
+        if now_s - self._told_s < self._interval_s:
+            return
+        self._told_s = now_s
+        line = progress_line(
+            self._label, done_bytes, self._total, self._begun, now_s - self._started_s
+        )
+        self._write(f"{line}, {note}" if note else line)
+
+    def close(self) -> None:
+        """Clear the moving line."""
+        if self._is_terminal and self._width:
+            self._stream.write("\r" + " " * self._width + "\r")
+            self._stream.flush()
+
+    def _write(self, line: str) -> None:
+        if self._is_terminal:
+            self._stream.write("\r" + line.ljust(self._width))
+            self._width = len(line)
+        else:
+            self._stream.write(line + "\n")
+        self._stream.flush()
+
+
+def progress_line(
+    label: str, done_bytes: int, total_bytes: int | None, begun_bytes: int, seconds: float
+) -> str:
+    """One line of progress; the rate counts only what this run did."""
+    rate = (done_bytes - begun_bytes) / seconds if seconds > 0 else 0.0
+    done = f"{done_bytes / MEGABYTE:,.1f}"
+    if total_bytes is None:
+        return f"{label}: {done} MB, {rate / MEGABYTE:,.1f} MB/s"
+    share = 100 * done_bytes / total_bytes if total_bytes else 100.0
+    left = duration((total_bytes - done_bytes) / rate) if rate > 0 else "unknown"
+    return (
+        f"{label}: {share:.0f}% of {total_bytes / MEGABYTE:,.1f} MB, "
+        f"{rate / MEGABYTE:,.1f} MB/s, {left} left"
+    )
+
+
+def duration(seconds: float) -> str:
+    """``1:02:03`` or ``2:03``."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

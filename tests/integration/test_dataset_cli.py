@@ -66,7 +66,8 @@ def test_a_second_call_finds_it_without_torch(built):
     folder, prefix, _ = built
     code = (
         "import sys; from dataset.__main__ import main; code = main(sys.argv[1:]); "
-        "sys.exit(code or any(name in sys.modules for name in ('torch', 'megatron', 'numpy')))"
+        "heavy = {'torch', 'megatron', 'numpy', 'tiktoken', 'tokenizers'}; "
+        "sys.exit(code or not heavy.isdisjoint(sys.modules))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "prepare"],
@@ -175,20 +176,3 @@ def test_kill_9_never_leaves_a_half_folder(built, tmp_path):
     done = run("prepare", "--cache-dir", tmp_path)
     assert "damaged" not in done.stderr
     assert files_of(Path(done.stdout.strip())) == files_of(prefix)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["prepare", "--cache-dir", "pyproject.toml"], "cannot write to the cache folder"),
-        (["inspect", "no/such"], "give the prefix that"),
-        (["inspect"], "required: PREFIX"),
-        ([], "required: command"),
-    ],
-)
-def test_wrong_use_gets_a_line_and_exit_code_2(arguments, message):
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""

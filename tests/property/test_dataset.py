@@ -1,36 +1,79 @@
+import json
 import tempfile
 from pathlib import Path
 
 from hypothesis import given, settings, strategies as st
 
-from dataset import indexed, vocabulary
+from dataset import indexed
+from dataset.readers import inputs
+from dataset.readers.blocks import Reading, blocks
+from dataset.readers.parse import parse
+from dataset.tokenizer.base import END_OF_DOCUMENT
+from dataset.tokenizer.bpe import ByteLevelBpe
 
-TOKENIZER = vocabulary.train(["the cat sat on the mat, said the cat"] * 3, 290)
-EOD = vocabulary.end_of_document_id(TOKENIZER)
+TOKENIZER = ByteLevelBpe.learn(["the cat sat on the mat, said the cat", "aaa aab abab"] * 3, 290)
 
 # All that UTF-8 can hold; now and then with the end-of-document token spelt out.
-texts = st.lists(
-    st.one_of(
-        st.text(st.characters(codec="utf-8")),
-        st.text(st.characters(codec="utf-8"), max_size=5).map(
-            lambda text: text + vocabulary.END_OF_DOCUMENT + text
-        ),
+text = st.one_of(
+    st.text(st.characters(codec="utf-8")),
+    st.text("ab ct'sn\n", max_size=40),
+    st.text(st.characters(codec="utf-8"), max_size=5).map(
+        lambda text: text + END_OF_DOCUMENT + text
     ),
-    max_size=6,
 )
 
 
 @settings(deadline=None)
-@given(texts)
+@given(st.lists(text, max_size=6))
 def test_texts_come_back_from_the_files_each_closed_once(documents):
     with tempfile.TemporaryDirectory() as folder:
         prefix = Path(folder) / "x_text_document"
-        counts = indexed.write(
-            prefix, vocabulary.encode(TOKENIZER, documents), EOD, TOKENIZER.get_vocab_size()
-        )
+        ids = (TOKENIZER.encode(text) for text in documents)
+        counts = indexed.write(prefix, ids, 0, TOKENIZER.vocab_size)
         index = indexed.read(prefix)
         written = [index.document(n).tolist() for n in range(index.num_documents)]
-    texts_back = [TOKENIZER.decode(ids[:-1], skip_special_tokens=False) for ids in written]
-    assert texts_back == [text for text in documents if text]
-    assert all(ids.index(EOD) == len(ids) - 1 for ids in written)
+    assert [TOKENIZER.decode(ids[:-1]) for ids in written] == [text for text in documents if text]
+    assert all(ids.index(0) == len(ids) - 1 for ids in written)
     assert counts == indexed.Counts(len(written), sum(map(len, written)))
+
+
+@settings(deadline=None, max_examples=300)
+@given(text)
+def test_both_encoders_give_the_same_ids_for_every_text(text):
+    assert TOKENIZER.is_fast
+    slow = TOKENIZER._slow.encode(text, add_special_tokens=False).ids
+    assert TOKENIZER.encode(text).tolist() == slow
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.lists(st.text(st.characters(codec="utf-8")), max_size=5), min_size=1, max_size=3),
+    st.sampled_from(["lines", "array"]),
+    st.integers(1, 60),
+    st.data(),
+)
+def test_reading_on_from_any_block_gives_the_rest(files, form, block_bytes, data):
+    with tempfile.TemporaryDirectory() as folder:
+        for number, texts in enumerate(files):
+            records = [
+                json.dumps({"text": one}, indent=1 if form == "array" else None) for one in texts
+            ]
+            content = "\n".join(records) if form == "lines" else f"[{', '.join(records)}]"
+            (Path(folder) / f"{number}.json").write_text(content)
+        found = inputs.find([f"{folder}/*.json"])
+        reading = Reading(found, block_bytes=block_bytes)
+        whole = list(blocks(reading))
+        assert texts_of(whole) == [one for texts in files for one in texts]
+        if not whole:
+            return
+        kept = data.draw(st.integers(0, len(whole) - 1))
+        assert list(blocks(reading, kept + 1, whole[kept].end)) == whole[kept + 1 :]
+
+
+def texts_of(some):
+    return [
+        record.texts["text"][0]
+        for block in some
+        for _, piece in block.pieces
+        for record in parse(piece, ("text",))
+    ]

@@ -1,3 +1,4 @@
+import hashlib
 import warnings
 
 import numpy as np
@@ -7,7 +8,7 @@ from dataset import indexed
 from dataset.errors import DatasetError
 
 EOD = 0
-DOCUMENTS = [[5, 6, 7], [], [8], [9, 10]]
+DOCUMENTS = [np.array(ids, np.uint32) for ids in ([5, 6, 7], [], [8], [9, 10])]
 
 
 @pytest.fixture
@@ -17,12 +18,19 @@ def prefix(tmp_path):
     return prefix
 
 
-def megatron_dataset(prefix):
+def megatron():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from megatron.core.datasets.indexed_dataset import IndexedDataset
+        from megatron.core.datasets import indexed_dataset
 
-        return IndexedDataset(str(prefix))
+        return indexed_dataset
+
+
+def sha256(prefix):
+    return [
+        hashlib.sha256(path_of(prefix).read_bytes()).hexdigest()
+        for path_of in (indexed.bin_path, indexed.idx_path)
+    ]
 
 
 def test_a_documents_length_counts_its_end_of_document(prefix):
@@ -30,26 +38,25 @@ def test_a_documents_length_counts_its_end_of_document(prefix):
 
 
 def test_megatron_reads_each_document_closed_and_nothing_of_its_neighbours(prefix):
-    dataset = megatron_dataset(prefix)
+    dataset = megatron().IndexedDataset(str(prefix))
     assert [dataset[n].tolist() for n in range(len(dataset))] == [[5, 6, 7, 0], [8, 0], [9, 10, 0]]
     assert dataset.document_indices.tolist() == [0, 1, 2, 3]
 
 
-def test_our_reader_agrees_with_megatrons(prefix):
-    dataset, index = megatron_dataset(prefix), indexed.read(prefix)
-    for n in range(index.num_documents):
-        np.testing.assert_array_equal(index.document(n), dataset[n])
-
-
-def test_without_end_of_document_in_the_length_documents_shift(prefix):
-    # What lengths without it do: every later document begins too early.
-    builder_class, dtype_of = indexed._megatron()
-    builder = builder_class(str(indexed.bin_path(prefix)), dtype=dtype_of(300))
-    for ids in filter(None, DOCUMENTS):
-        builder.add_document([*ids, EOD], [len(ids)])
-    builder.finalize(str(indexed.idx_path(prefix)))
-    dataset = megatron_dataset(prefix)
-    assert [dataset[n].tolist() for n in range(3)] == [[5, 6, 7], [0], [8, 0]]
+@pytest.mark.parametrize("vocab_size", [300, 65_499, 65_500])
+def test_the_bytes_are_those_of_megatrons_builder(tmp_path, vocab_size):
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(1, vocab_size, size) for size in rng.integers(1, 40, 200)]
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    indexed.write(ours, documents, EOD, vocab_size)
+    builder = megatron().IndexedDatasetBuilder(
+        str(indexed.bin_path(theirs)), dtype=megatron().DType.optimal_dtype(vocab_size)
+    )
+    for ids in documents:
+        closed = [*ids.tolist(), EOD]
+        builder.add_document(closed, [len(closed)])
+    builder.finalize(str(indexed.idx_path(theirs)))
+    assert sha256(ours) == sha256(theirs)
 
 
 def test_counts_leave_empty_documents_out(tmp_path):
@@ -58,7 +65,7 @@ def test_counts_leave_empty_documents_out(tmp_path):
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(65_499, np.uint16), (65_500, np.int32)])
 def test_ids_take_two_bytes_while_they_fit(tmp_path, vocab_size, dtype):
-    indexed.write(tmp_path / "x", [[vocab_size - 1]], EOD, vocab_size)
+    indexed.write(tmp_path / "x", [np.array([vocab_size - 1])], EOD, vocab_size)
     ids = indexed.read(tmp_path / "x").ids
     assert ids.dtype == dtype
     assert ids.tolist() == [vocab_size - 1, EOD]
@@ -67,6 +74,16 @@ def test_ids_take_two_bytes_while_they_fit(tmp_path, vocab_size, dtype):
 def test_a_pair_of_no_documents_can_be_read(tmp_path):
     indexed.write(tmp_path / "x", [], EOD, 300)
     assert indexed.read(tmp_path / "x").num_documents == 0
+
+
+def test_offsets_go_on_past_two_gigabytes(tmp_path):
+    size = np.full(3, 2**31 - 1, np.int32)
+    indexed.bin_path(tmp_path / "x").write_bytes(b"")
+    indexed.write_index(
+        indexed.idx_path(tmp_path / "x"), np.dtype(np.int32), [indexed.SingleSequences(size)] * 2
+    )
+    offsets = indexed.read(tmp_path / "x").offsets
+    assert offsets.tolist() == [4 * n * (2**31 - 1) for n in range(6)]
 
 
 @pytest.mark.parametrize("path_of", [indexed.bin_path, indexed.idx_path])

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from dataset import indexed, manifest
+from dataset.default.build import Settings, prepare
 from dataset.errors import DatasetError
 from dataset.inspection import inspect_prefix
-from dataset.prepare import Settings, prepare
+from dataset.tokenizer.base import END_OF_DOCUMENT, load
 
 
 @pytest.fixture
@@ -32,13 +33,15 @@ def test_a_sound_pair_passes_and_shows_its_text(prefix, source):
     assert found.problems == ()
     assert found.documents == len(source.texts)
     assert found.tokens == found.manifest.tokens
-    assert found.sample == source.texts[7]
+    assert found.sample == source.texts[7] + END_OF_DOCUMENT
 
 
-def test_a_pair_without_manifest_is_checked_in_structure(prefix):
+def test_a_pair_without_manifest_is_checked_in_structure(prefix, source):
     (prefix.parent / manifest.NAME).unlink()
     found = inspect_prefix(prefix)
     assert (found.problems, found.manifest, found.sample) == ((), None, None)
+    tokenizer = load(prefix.parent / "tokenizer.json")
+    assert inspect_prefix(prefix, 7, tokenizer).sample == source.texts[7] + END_OF_DOCUMENT
     change_ids(prefix, lambda ids: ids[:-1])
     (problem,) = inspect_prefix(prefix).problems
     assert "the index counts" in problem
@@ -59,15 +62,19 @@ def test_a_changed_file_fails_its_checksum(prefix):
 
 def test_lengths_without_end_of_document_are_found(prefix):
     index = indexed.read(prefix)
-    builder_class, dtype_of = indexed._megatron()
-    documents = [index.document(n).tolist() for n in range(index.num_documents)]
-    builder = builder_class(str(indexed.bin_path(prefix)), dtype=dtype_of(300))
-    for ids in documents:
-        builder.add_document(ids, [len(ids) - 1])
-    builder.finalize(str(indexed.idx_path(prefix)))
+    shifted = indexed.SingleSequences(index.lengths - 1)
+    indexed.write_index(indexed.idx_path(prefix), index.ids.dtype, [shifted])
     bless(prefix)
     (problem,) = inspect_prefix(prefix).problems
-    assert "the index counts" in problem
+    assert "as Megatron-DeepSpeed's --append-eod writes it" in problem
+
+
+def test_lengths_without_end_of_document_are_no_damage_where_asked_for(prefix):
+    index = indexed.read(prefix)
+    shifted = indexed.SingleSequences(index.lengths - 1)
+    indexed.write_index(indexed.idx_path(prefix), index.ids.dtype, [shifted])
+    bless(prefix, settings={"append_eod": True, "megatron_deepspeed_compat": True})
+    assert inspect_prefix(prefix).problems == ()
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def written(tmp_path):
         versions={"format": "1"},
         files={"a.bin": manifest.file_facts(tmp_path / "a.bin")},
     )
-    made.write(tmp_path)
+    made.write(tmp_path / manifest.NAME)
     return tmp_path, made
 
 
@@ -36,7 +36,7 @@ def edit(folder, **changes):
 
 def test_it_comes_back_as_it_was_written(written):
     folder, made = written
-    assert manifest.read(folder) == made
+    assert manifest.read(folder / manifest.NAME) == made
 
 
 def test_the_keys_the_trainer_reads_are_plain_numbers(written):
@@ -53,7 +53,7 @@ def test_damage_names_the_file(written):
     folder, made = written
     assert made.damage(folder) is None
     (folder / "a.bin").write_bytes(b"abd")
-    assert made.damage(folder) == "the checksum of a.bin does not match manifest.json"
+    assert made.damage(folder) == "the checksum of a.bin does not match its manifest"
     (folder / "a.bin").unlink()
     assert made.damage(folder) == "a.bin is missing"
 
@@ -70,11 +70,11 @@ def test_damage_names_the_file(written):
 def test_a_manifest_of_another_shape_is_refused(written, changes, message):
     edit(written[0], **changes)
     with pytest.raises(DatasetError, match=message):
-        manifest.read(written[0])
+        manifest.read(written[0] / manifest.NAME)
 
 
 @pytest.mark.parametrize("content", [b"", b"1", b"[1]", b"\xff\xfe"])
 def test_a_manifest_that_is_no_object_is_refused(tmp_path, content):
     (tmp_path / manifest.NAME).write_bytes(content)
     with pytest.raises(DatasetError, match=r"not JSON|does not have the fields"):
-        manifest.read(tmp_path)
+        manifest.read(tmp_path / manifest.NAME)

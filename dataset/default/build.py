@@ -8,14 +8,16 @@ from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 
-from dataset import cache, manifest
+from dataset import manifest
+from dataset.default import cache
+from dataset.default.source import Source
+from dataset.digest import content_key
 from dataset.errors import DatasetError
 from dataset.manifest import Manifest
-from dataset.source import Source
 
 # Raise it when the same text must give other files: the way documents are cut out, the vocabulary
 # is trained or the files are laid out has changed. Older caches are then left alone and not used.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 TOKENIZER_NAME = "tokenizer.json"
 
@@ -53,7 +55,7 @@ def prepare(
     Raises:
         DatasetError: The corpus cannot be read or is empty, or the cache cannot be written.
     """
-    key = cache.content_key(
+    key = content_key(
         {
             "source": source.name,
             "text": source.fingerprint(),
@@ -71,28 +73,29 @@ def prepare(
         say(f"the cache {folder} is damaged ({damage}): building it again")
 
     def fill(work: Path) -> Manifest:
-        return _write_files(work / prefix.name, source, settings, key)
+        return _write_files(work / prefix.name, source, settings, key, say)
 
     return Prepared(prefix, cache.build(folder, key, fill), is_new=True)
 
 
-def _write_files(prefix: Path, source: Source, settings: Settings, key: str) -> Manifest:
-    # Here and not above: a call that finds its cache needs neither of these, nor torch behind them.
-    from dataset import indexed, vocabulary
-    from dataset.progress import track
+def _write_files(
+    prefix: Path, source: Source, settings: Settings, key: str, say: Callable[[str], None]
+) -> Manifest:
+    # Here and not above: a call that finds its cache needs none of these.
+    from dataset import indexed
+    from dataset.tokenizer.bpe import ByteLevelBpe
 
-    documents = list(track(source.documents(), "reading"))
+    documents = list(source.documents())
     if not documents:
         raise DatasetError(f"the source '{source.name}' holds no text")
-    tokenizer = vocabulary.train(
-        track(documents, "learning the vocabulary", len(documents)), settings.vocab_size
-    )
+    say(f"building the default corpus from {len(documents):,} documents (seconds, once)")
+    tokenizer = ByteLevelBpe.learn(documents, settings.vocab_size)
     tokenizer_path = prefix.with_name(TOKENIZER_NAME)
-    tokenizer.save(str(tokenizer_path))
-    eod = vocabulary.end_of_document_id(tokenizer)
-    vocab_size = tokenizer.get_vocab_size()
-    ids = track(vocabulary.encode(tokenizer, documents), "encoding", len(documents))
-    counts = indexed.write(prefix, ids, eod, vocab_size)
+    tokenizer.save(tokenizer_path)
+    eod = tokenizer.eod
+    assert eod is not None
+    ids = (tokenizer.encode(text) for text in documents)
+    counts = indexed.write(prefix, ids, eod, tokenizer.vocab_size)
     files = [indexed.bin_path(prefix), indexed.idx_path(prefix), tokenizer_path]
     return Manifest(
         schema_version=manifest.SCHEMA_VERSION,
@@ -101,14 +104,13 @@ def _write_files(prefix: Path, source: Source, settings: Settings, key: str) -> 
         documents=counts.documents,
         tokens=counts.tokens,
         text_bytes=sum(len(text.encode()) for text in documents),
-        vocab_size=vocab_size,
+        vocab_size=tokenizer.vocab_size,
         eod=eod,
         tokenizer=TOKENIZER_NAME,
-        settings={"source": source.name, **asdict(settings)},
+        settings={"source": source.name, "append_eod": True, **asdict(settings)},
         versions={
             "format": str(FORMAT_VERSION),
             "tokenizers": version("tokenizers"),
-            "megatron-core": version("megatron-core"),
             "python": python_version(),
         },
         files={path.name: manifest.file_facts(path) for path in files},

@@ -1,6 +1,6 @@
 import pytest
 
-from dataset.embedded import EmbeddedSource
+from dataset.default.embedded import EmbeddedSource
 from dataset.errors import DatasetError
 
 FILES = {

@@ -7,22 +7,19 @@ the second finds the first one's work and drops its own.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from dataset import manifest
 from dataset.errors import DatasetError
 from dataset.manifest import Manifest
 
 ENVIRONMENT_VARIABLE = "DOS_DATASET_CACHE"
-DEFAULT_FOLDER = Path(__file__).resolve().parent / "cache"
+DEFAULT_FOLDER = Path(__file__).resolve().parents[1] / "cache"
 
 WORK_PREFIX = ".dataset-building-"
 # A work folder this old has lost its process; younger ones may belong to a build that is running.
@@ -37,12 +34,6 @@ def folder_to_use(given: Path | None) -> Path:
     return Path(named).resolve() if named else DEFAULT_FOLDER
 
 
-def content_key(contents: Mapping[str, Any]) -> str:
-    """Digest of all that decides what is built; ``contents`` must be plain JSON."""
-    text = json.dumps(contents, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def look_up(folder: Path, key: str) -> tuple[Manifest | None, str | None]:
     """Find a prepared folder.
 
@@ -53,7 +44,7 @@ def look_up(folder: Path, key: str) -> tuple[Manifest | None, str | None]:
     if not folder.exists():
         return None, None
     try:
-        found = manifest.read(folder)
+        found = manifest.read(folder / manifest.NAME)
     except DatasetError as error:
         return None, str(error)
     if found.key != key:
@@ -84,7 +75,7 @@ def build(folder: Path, key: str, fill: Callable[[Path], Manifest]) -> Manifest:
     try:
         _remove_abandoned(folder.parent)
         made = fill(work)
-        made.write(work)
+        made.write(work / manifest.NAME)
         _publish(work, folder, key)
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""A crawl made fit for training: every step by choice, streaming, counted."""

@@ -1,0 +1,64 @@
+"""Near-duplicates, by MinHash: of texts that are much alike, the first is kept."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+NUM_PERMUTATIONS = 128
+SHINGLE_WORDS = 5
+SCHEME = "affine32"
+_WORD = re.compile(r"\w+")
+
+
+def signature(text: str) -> NDArray[np.uint32]:
+    """Sketch of a text's five-word stretches, (128,); equal shares estimate the Jaccard index."""
+    from datasketch import MinHash  # type: ignore[import-untyped]
+
+    words = _WORD.findall(text.lower())
+    last = max(1, len(words) - SHINGLE_WORDS + 1)
+    shingles = {" ".join(words[at : at + SHINGLE_WORDS]) for at in range(last)}
+    sketch: Any = MinHash(NUM_PERMUTATIONS, scheme=SCHEME)
+    sketch.update_batch([shingle.encode() for shingle in shingles])
+    values: NDArray[np.uint32] = sketch.hashvalues.astype(np.uint32)
+    return values
+
+
+class Seen:
+    """The texts kept so far.
+
+    Args:
+        threshold: Share of equal values from which a text is a duplicate.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        from datasketch import MinHashLSH
+
+        self._threshold = threshold
+        # Few misses rather than few candidates: what it proposes is compared in full.
+        self._lsh: Any = MinHashLSH(
+            threshold, NUM_PERMUTATIONS, weights=(0.2, 0.8), hashfunc=_compact
+        )
+        self._kept: list[NDArray[np.uint32]] = []
+
+    def is_new(self, values: NDArray[np.uint32]) -> bool:
+        """Whether nothing alike was kept; then this text is."""
+        from datasketch import MinHash
+
+        sketch = MinHash(NUM_PERMUTATIONS, hashvalues=values, scheme=SCHEME)
+        for number in self._lsh.query(sketch):
+            if float((self._kept[number] == values).mean()) >= self._threshold:
+                return False
+        self._lsh.insert(len(self._kept), sketch, check_duplication=False)
+        self._kept.append(values)
+        return True
+
+
+def _compact(values: bytes) -> bytes:
+    """Eight bytes for a band's values, which take several times as much."""
+    import hashlib
+
+    return hashlib.blake2b(values, digest_size=8).digest()

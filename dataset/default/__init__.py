@@ -1,0 +1,1 @@
+"""The corpus that needs no download, and the cache its token files lie in."""

@@ -1,0 +1,92 @@
+"""Which files a command reads: globs, kinds and compressions."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+from dataset.errors import DatasetError
+
+Kind = Literal["jsonl", "text", "parquet"]
+KINDS: tuple[str, ...] = get_args(Kind)
+Compression = Literal["", ".xz", ".gz", ".zst"]
+
+KIND_BY_ENDING: dict[str, Kind] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".txt": "text",
+    ".parquet": "parquet",
+}
+COMPRESSIONS: tuple[str, ...] = get_args(Compression)
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """One file to read."""
+
+    path: Path  # absolute
+    kind: Kind
+    compression: Compression
+    size_bytes: int
+    modified_ns: int
+
+
+def find(patterns: Sequence[str], kind: str | None = None) -> tuple[InputFile, ...]:
+    """Resolve file names and globs, in the order given, each glob's files by name.
+
+    Args:
+        patterns: Names or globs; ``**`` crosses folders.
+        kind: What the files are; by default their names tell.
+
+    Raises:
+        DatasetError: Nothing matches, a file comes twice, is a folder, or is of no known kind.
+    """
+    found: dict[Path, InputFile] = {}
+    for pattern in patterns:
+        for path in _matches(pattern):
+            if path in found:
+                raise DatasetError(f"--input {pattern}: {path} was given before: name it once")
+            found[path] = _describe(path, kind)
+    return tuple(found.values())
+
+
+def _matches(pattern: str) -> list[Path]:
+    # A name with brackets in it is a name if there is such a file.
+    names = [pattern]
+    if not Path(pattern).exists():
+        # Not Path.glob: it takes no absolute patterns.
+        names = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
+    if not names:
+        raise DatasetError(f"--input {pattern}: no such file")
+    paths = [Path(name).absolute() for name in names]
+    if len(paths) > 1:
+        paths = [path for path in paths if not path.is_dir()]
+    if not paths or paths[0].is_dir():
+        raise DatasetError(f"--input {pattern}: a folder; give its files: '{pattern}/*.jsonl'")
+    return paths
+
+
+def _describe(path: Path, kind: str | None) -> InputFile:
+    name = path.name.lower()
+    compression = next((end for end in COMPRESSIONS[1:] if name.endswith(end)), "")
+    ending = Path(name.removesuffix(compression)).suffix
+    known = kind or KIND_BY_ENDING.get(ending)
+    if known is None:
+        raise DatasetError(
+            f"--input {path}: what is in it? The name ends in none of "
+            f"{', '.join(KIND_BY_ENDING)} (then .xz, .gz or .zst): give --input-format"
+        )
+    if known == "parquet" and compression:
+        raise DatasetError(f"--input {path}: Parquet compresses inside: unpack the {compression}")
+    facts = path.stat()
+    return InputFile(
+        path,
+        cast("Kind", known),
+        cast("Compression", compression),
+        facts.st_size,
+        facts.st_mtime_ns,
+    )

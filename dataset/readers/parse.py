@@ -1,0 +1,116 @@
+"""A piece of a file to its records, in the worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dataset.readers.places import Piece
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record: an object of JSON, a row, a text."""
+
+    line: int
+    fields: dict[str, Any]
+    texts: dict[str, list[str]]
+    """By key: the document's sequences, one unless the file has it split into sentences."""
+
+
+@dataclass(frozen=True)
+class BadRecord:
+    """A record that cannot be used."""
+
+    line: int
+    reason: str
+
+
+def parse(piece: Piece, keys: Sequence[str]) -> Iterator[Record | BadRecord]:
+    """Yield the records of a piece; blank lines are none."""
+    if piece.form == "json-lines":
+        for line, raw in enumerate(piece.data.split(b"\n"), piece.line):
+            if raw and not raw.isspace():
+                yield _json_record(line, raw, keys)
+        return
+    if piece.form == "json-array":
+        for line, fields in enumerate(json.loads(piece.data), piece.line):
+            yield _checked(line, fields, keys)
+        return
+    if piece.form == "arrow":
+        yield from _rows(piece, keys)
+        return
+    for line, raw in _texts(piece):
+        try:
+            text = raw.decode("utf-8-sig" if line == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            yield BadRecord(line, f"not UTF-8: {error.reason} at byte {error.start}")
+        else:
+            yield _checked(line, dict.fromkeys(keys[:1], text), keys[:1])
+
+
+def _json_record(line: int, raw: bytes, keys: Sequence[str]) -> Record | BadRecord:
+    try:
+        text = raw.decode("utf-8-sig" if line == 1 else "utf-8")
+        fields = json.loads(text)
+    except UnicodeDecodeError as error:
+        return BadRecord(line, f"not UTF-8: {error.reason} at byte {error.start}")
+    except (ValueError, RecursionError) as error:
+        return BadRecord(line, f"not JSON: {error}")
+    return _checked(line, fields, keys)
+
+
+def _checked(line: int, fields: Any, keys: Sequence[str]) -> Record | BadRecord:  # noqa: ANN401
+    if not isinstance(fields, dict):
+        return BadRecord(line, f"not an object but {type(fields).__name__}")
+    texts: dict[str, list[str]] = {}
+    for key in keys:
+        if key not in fields:
+            return BadRecord(line, f"no key '{key}'")
+        value = fields[key]
+        sequences = value if isinstance(value, list) else [value]
+        for sequence in sequences:
+            if not isinstance(sequence, str):
+                return BadRecord(line, f"'{key}' is not text but {type(sequence).__name__}")
+            # isascii is free; only other text can hold half of a pair.
+            if not sequence.isascii() and not _is_encodable(sequence):
+                return BadRecord(line, f"'{key}' holds half of a surrogate pair")
+        texts[key] = sequences
+    return Record(line, fields, texts)
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _texts(piece: Piece) -> Iterator[tuple[int, bytes]]:
+    if piece.form == "text":
+        yield 1, piece.data
+        return
+    held: list[bytes] = []
+    for line, raw in enumerate(piece.data.split(b"\n"), piece.line):
+        is_blank = not raw or raw.isspace()
+        if piece.form == "text-lines":
+            if not is_blank:
+                yield line, raw.removesuffix(b"\r")
+        elif not is_blank:
+            held.append(raw)
+        elif held:
+            yield line - len(held), b"\n".join(held)
+            held = []
+    if held:
+        yield line - len(held) + 1, b"\n".join(held)
+
+
+def _rows(piece: Piece, keys: Sequence[str]) -> Iterator[Record | BadRecord]:
+    import pyarrow as pa
+
+    table = pa.ipc.open_stream(piece.data).read_all()
+    for line, fields in enumerate(table.to_pylist(), piece.line):
+        yield _checked(line, fields, keys)

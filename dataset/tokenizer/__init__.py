@@ -1,0 +1,1 @@
+"""Text to ids: byte-level BPE and SentencePiece, from local files alone."""

@@ -1,0 +1,210 @@
+"""Byte-level BPE, as GPT-2 has it: learnt, or read from local files.
+
+`tokenizers` learns and stores vocabularies; `tiktoken`, which needs a table of bytes and ids and
+nothing from a hub, encodes several times as fast. Its ids are the same: it merges the pair whose
+product has the lowest id, `tokenizers` the pair that comes first in the merges. Once ids follow the
+merges' order, and every token's own text encodes as that token, no text can tell the two apart;
+`ByteLevelBpe` checks both and otherwise leaves the work to `tokenizers`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import cached_property
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset.errors import DatasetError
+from dataset.tokenizer.base import END_OF_DOCUMENT
+
+if TYPE_CHECKING:
+    import tiktoken
+    from tokenizers import Tokenizer
+
+# The 256 bytes and the end-of-document token: below this nothing can be learnt.
+SMALLEST_VOCABULARY = 257
+
+# GPT-2's: contractions, words, numbers, other marks, each with the blank before it, and white
+# space, whose last blank goes to the word that follows. Possessive where backing off cannot help.
+WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+
+
+# GPT-2's own file, whose check is known to pass: every worker would spend 0.2 s on it again.
+CHECKED_SHA256 = "3651ab65f16e97bcf04a59302a5933c63c2296170ba8af4b6ff8be153a43a795"
+
+
+class ByteLevelBpe:
+    """A byte-level BPE tokenizer in the file format of `tokenizers`."""
+
+    def __init__(self, text: str) -> None:
+        """Take the contents of a ``tokenizer.json``; they must be byte-level BPE."""
+        self._json = text
+        model = json.loads(text)["model"]
+        self._vocabulary: dict[str, int] = model["vocab"]
+        self._merges = [
+            tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair)
+            for pair in model["merges"]
+        ]
+
+    @classmethod
+    def load(cls, path: Path) -> ByteLevelBpe:
+        """Read a ``tokenizer.json``.
+
+        Raises:
+            DatasetError: The file is missing or is not such a tokenizer.
+        """
+        if not path.is_file():
+            raise DatasetError(f"no tokenizer at {path}")
+        try:
+            found = cls(path.read_text(encoding="utf-8"))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DatasetError(f"{path} is not a tokenizer: {error!r}") from error
+        return found
+
+    @classmethod
+    def from_gpt2_files(cls, vocab_file: Path, merge_file: Path) -> ByteLevelBpe:
+        """Read ``vocab.json`` and ``merges.txt``.
+
+        Raises:
+            DatasetError: A file is missing, is not what its name says, or the two do not belong
+                together.
+        """
+        from tokenizers import Tokenizer, models
+
+        for path in (vocab_file, merge_file):
+            if not path.is_file():
+                raise DatasetError(f"no tokenizer file {path}")
+        try:
+            model = models.BPE.from_file(str(vocab_file), str(merge_file))
+        except Exception as error:
+            raise DatasetError(
+                f"{vocab_file} and {merge_file} are no vocabulary with its merges: {error}"
+            ) from error
+        return cls(_byte_level(Tokenizer(model)).to_str())
+
+    @classmethod
+    def learn(cls, texts: Iterable[str], vocab_size: int) -> ByteLevelBpe:
+        """Learn a vocabulary; the same texts give the same vocabulary.
+
+        Every byte is in it, so that every text can be encoded and comes back unchanged.
+
+        Args:
+            texts: What to learn from.
+            vocab_size: Entries wanted, end-of-document (id 0) and the 256 bytes included. Fewer
+                come out when the texts are too small to hold that many pairs.
+
+        Raises:
+            DatasetError: ``vocab_size`` is below 257.
+        """
+        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+        if vocab_size < SMALLEST_VOCABULARY:
+            raise DatasetError(
+                f"vocab_size = {vocab_size}: at least {SMALLEST_VOCABULARY} are needed, "
+                "for the 256 bytes and the end-of-document token"
+            )
+        tokenizer = _byte_level(Tokenizer(models.BPE()))
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END_OF_DOCUMENT],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(texts, trainer=trainer)
+        return cls(tokenizer.to_str())
+
+    def save(self, path: Path) -> None:
+        """Write the ``tokenizer.json``; the same vocabulary gives the same bytes."""
+        path.write_text(self._json, encoding="utf-8")
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id."""
+        return max(self._vocabulary.values()) + 1
+
+    @property
+    def eod(self) -> int | None:
+        """Id of ``<|endoftext|>``."""
+        return self._vocabulary.get(END_OF_DOCUMENT)
+
+    @cached_property
+    def is_fast(self) -> bool:
+        """Whether `tiktoken` is there and gives the same ids for every text (see the module)."""
+        if find_spec("tiktoken") is None:
+            return False
+        digest = hashlib.sha256(self._json.encode()).hexdigest()
+        return digest == CHECKED_SHA256 or self.check()
+
+    def check(self) -> bool:
+        """Whether ids follow the merges and every token's own text encodes as that token."""
+        ids = [self._vocabulary.get("".join(pair), -1) for pair in self._merges]
+        in_order = all(a < b for a, b in pairwise(ids))
+        letters = {letter for letter in self._vocabulary if len(letter) == 1}
+        known = len(ids) + len(letters) + (self.eod is not None)
+        if not in_order or known != len(self._vocabulary) or letters != set(BYTES):
+            return False
+        model: Any = self._slow.model
+        return all(
+            token == END_OF_DOCUMENT or [part.id for part in model.tokenize(token)] == [number]
+            for token, number in self._vocabulary.items()
+        )
+
+    def encode(self, text: str) -> NDArray[Any]:
+        """Ids of a text; one that spells ``<|endoftext|>`` gets the ids of those characters."""
+        if self.is_fast:
+            return self._fast.encode_to_numpy(text, disallowed_special=())
+        found = self._slow.encode_batch_fast([text], add_special_tokens=False)[0]
+        return np.asarray(found.ids, np.uint32)
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of some ids; bytes that are no UTF-8 by themselves become a mark."""
+        return self._slow.decode(ids, skip_special_tokens=False)
+
+    @cached_property
+    def _fast(self) -> tiktoken.Encoding:
+        import tiktoken
+
+        special = {} if self.eod is None else {END_OF_DOCUMENT: self.eod}
+        ranks = {
+            bytes(BYTES[letter] for letter in token): number
+            for token, number in self._vocabulary.items()
+            if token not in special
+        }
+        return tiktoken.Encoding(
+            "local", pat_str=WORDS, mergeable_ranks=ranks, special_tokens=special
+        )
+
+    @cached_property
+    def _slow(self) -> Tokenizer:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_str(self._json)
+        tokenizer.encode_special_tokens = True
+        return tokenizer
+
+
+def _byte_level(tokenizer: Tokenizer) -> Tokenizer:
+    from tokenizers import decoders, pre_tokenizers
+
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _byte_letters() -> dict[str, int]:
+    """Bytes by the letter that stands for each: itself if it prints, else one from 256 on."""
+    printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printing]
+    return {chr(byte): byte for byte in printing} | {
+        chr(256 + number): byte for number, byte in enumerate(others)
+    }
+
+
+BYTES = _byte_letters()

@@ -1,0 +1,208 @@
+"""`prepare --input` end to end: files of every kind, killed, limited, beside Megatron's builder."""
+
+import gzip
+import json
+import lzma
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dataset import indexed
+from dataset.tokenizer.bpe import ByteLevelBpe
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = ROOT / ".." / "shared" / "data"
+# The whole of what was asked for: DATASET_KILLS=20 DATASET_MEGABYTES=1000.
+KILLS = int(os.environ.get("DATASET_KILLS", "3"))
+MEGABYTES = int(os.environ.get("DATASET_MEGABYTES", "24"))
+MOST_MEMORY_BYTES = 1_000_000_000
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120 + 10 * KILLS + MEGABYTES)]
+
+WORDS = "the a cat dog house tree river of and in on sat ran was is blue 17 2,000 ' didn't"
+
+
+def sentence(rng):
+    return " ".join(rng.choices(WORDS.split(), k=rng.randint(5, 30))) + rng.choice(
+        [".\n", "!", " é東"]
+    )
+
+
+def write_jsonl(path, num_bytes, seed=1):
+    rng = random.Random(seed)
+    written = 0
+    with path.open("w") as file:
+        while written < num_bytes:
+            text = "".join(sentence(rng) for _ in range(rng.randint(1, 60)))
+            written += file.write(json.dumps({"id": written, "text": text}) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    """GPT-2's files, or two of the same form."""
+    if SHARED.is_dir():
+        return SHARED / "gpt2" / "vocab.json", SHARED / "gpt2" / "merges.txt"
+    folder = tmp_path_factory.mktemp("gpt2")
+    rng = random.Random(0)
+    learnt = ByteLevelBpe.learn([sentence(rng) for _ in range(500)], 400)
+    model = json.loads(learnt._json)["model"]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = "".join(f"{a} {b}\n" for a, b in model["merges"])
+    (folder / "merges.txt").write_text("#version: 0.2\n" + merges)
+    return folder / "vocab.json", folder / "merges.txt"
+
+
+def command(gpt2, output, *arguments):
+    return [
+        *(sys.executable, "-m", "dataset", "prepare", "--output-prefix", str(output)),
+        *("--tokenizer", "gpt2-bpe", "--vocab-file", str(gpt2[0]), "--merge-file", str(gpt2[1])),
+        *("--append-eod", "--workers", "2", *map(str, arguments)),
+    ]
+
+
+def run(given, **options):
+    return subprocess.run(
+        given, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600, **options
+    )
+
+
+def pair(output):
+    prefix = output.with_name(output.name + "_text_document")
+    return indexed.bin_path(prefix).read_bytes(), indexed.idx_path(prefix).read_bytes()
+
+
+def test_the_files_are_those_of_megatrons_builder_for_the_ids_of_tokenizers(gpt2, tmp_path):
+    """Ids by `tokenizers`, one document at a time, files by megatron-core."""
+    text = next((SHARED / "text").glob("*.jsonl.xz"), None) if SHARED.is_dir() else None
+    text = text or write_jsonl(tmp_path / "own.jsonl", 300_000)
+    done = run(command(gpt2, tmp_path / "ours", "--input", text, "--part-mb", "0.2"))
+    assert done.returncode == 0, done.stderr
+    tokenizer = ByteLevelBpe.from_gpt2_files(*gpt2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
+    theirs = tmp_path / "theirs_text_document"
+    builder = IndexedDatasetBuilder(
+        str(indexed.bin_path(theirs)), dtype=DType.optimal_dtype(tokenizer.vocab_size)
+    )
+    opener = lzma.open if text.suffix == ".xz" else open
+    with opener(text, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            ids = tokenizer._slow.encode(json.loads(line)["text"]).ids
+            builder.add_document([*ids, tokenizer.eod], [len(ids) + 1])
+    builder.finalize(str(indexed.idx_path(theirs)))
+    assert pair(tmp_path / "ours") == pair(tmp_path / "theirs")
+
+
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(gpt2, tmp_path):
+    text = write_jsonl(tmp_path / "text.jsonl", 12_000_000)
+    packed = tmp_path / "text.jsonl.gz"
+    packed.write_bytes(gzip.compress(text.read_bytes(), 1))
+    inputs = ("--input", text, packed, "--part-mb", "0.2")
+    whole = command(gpt2, tmp_path / "whole", *inputs)
+    begun_s = time.monotonic()
+    assert run(whole).returncode == 0
+    seconds = time.monotonic() - begun_s
+    rng, given = random.Random(2), command(gpt2, tmp_path / "killed", *inputs)
+    parts, num_killed, tries = tmp_path / "killed.parts", 0, 0
+    while num_killed < KILLS and tries < 5 * KILLS:
+        tries += 1
+        before = {path.name: path.stat().st_mtime_ns for path in parts.glob("*.part")}
+        was_killed = kill_once(given, rng.uniform(0.2, seconds), whole_group=rng.random() < 0.5)
+        num_killed += was_killed
+        if not was_killed:  # it ended before the signal came: from the start again
+            for path in [*tmp_path.glob("killed*"), tmp_path / "manifest.json"]:
+                path.unlink(missing_ok=True)
+        elif not (tmp_path / "killed_text_document.manifest.json").exists():
+            after = {path.name: path.stat().st_mtime_ns for path in parts.glob("*.part")}
+            assert before.items() <= after.items(), "a finished part was made again"
+    assert num_killed == KILLS
+    done = run(given)
+    assert done.returncode == 0, done.stderr
+    assert pair(tmp_path / "killed") == pair(tmp_path / "whole")
+    assert not parts.exists()
+    assert "finished before" in run(given).stderr
+
+
+def kill_once(given, delay_s, whole_group):
+    """Start it, kill it and see its workers end too; True if it was still running."""
+    process = subprocess.Popen(
+        given, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        process.wait(delay_s)
+    except subprocess.TimeoutExpired:
+        children = psutil.Process(process.pid).children(recursive=True)
+        if whole_group:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+        process.wait()
+        _, alive = psutil.wait_procs(children, 20)
+        assert not alive, "workers outlived the process that was killed"
+        return True
+    assert process.returncode == 0
+    return False
+
+
+def test_memory_stays_flat(gpt2, tmp_path):
+    text = write_jsonl(tmp_path / "text.jsonl", 1_000_000)
+    content = text.read_bytes()
+    with text.open("ab") as file:
+        for _ in range(MEGABYTES - 1):
+            file.write(content)
+    process = psutil.Popen(
+        command(gpt2, tmp_path / "out", "--input", text), cwd=ROOT, stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    most = 0
+    while process.poll() is None:
+        most = max(most, sum(map(shared_out_bytes, [process, *process.children(recursive=True)])))
+        time.sleep(0.05)
+    assert process.returncode == 0
+    assert 50_000_000 < most < MOST_MEMORY_BYTES
+    sys.stdout.write(f"{MEGABYTES} MB of text, at most {most / 1e6:.0f} MB of memory\n")
+
+
+def shared_out_bytes(process):
+    try:
+        return process.memory_full_info().pss
+    except psutil.Error:
+        return 0
+
+
+def test_ctrl_c_says_how_to_go_on_and_two_at_once_are_refused(gpt2, tmp_path):
+    text = write_jsonl(tmp_path / "a text.jsonl", 8_000_000)
+    given = command(gpt2, tmp_path / "out", "--input", text, "--part-mb", "0.1")
+    process = subprocess.Popen(
+        given, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    parts = tmp_path / "out.parts"
+    while len(list(parts.glob("*.part"))) < 3 and process.poll() is None:
+        time.sleep(0.02)
+    second = run(given)
+    os.killpg(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate()
+    assert (second.returncode, process.returncode) == (2, 130), stderr
+    assert "is in use by another process" in second.stderr
+    assert "interrupted; finished parts are kept: the same command goes on" in stderr
+    assert stdout == ""
+    assert "Traceback" not in stderr + second.stderr
+    other = run([*given, "--json-keys", "id"])
+    assert other.returncode == 2
+    assert "unfinished work begun with other options (json_keys = ['text'] then)" in other.stderr
+    done = run(given)
+    assert done.returncode == 0
+    assert "going on: " in done.stderr
+    assert done.stdout == f"{tmp_path / 'out_text_document'}\n"

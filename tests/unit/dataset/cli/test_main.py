@@ -1,0 +1,154 @@
+import http.server
+import json
+import lzma
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from dataset.cli.main import main
+from dataset.digest import file_digest
+from dataset.fetch import catalogue
+from dataset.indexed import bin_path
+from dataset.tokenizer.bpe import ByteLevelBpe
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "some text.jsonl"
+    path.write_text("".join(json.dumps({"text": f"the cat number {n}"}) + "\n" for n in range(9)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["prepare", "oscar-1gb", "--input", "x"], "give 'oscar-1gb' or --input, not both"),
+        (["prepare", "--tokenizer", "train-bpe"], "--tokenizer: only with --input"),
+        (["prepare", "--input", "{text}"], "--output-prefix P: give it"),
+        (["prepare", "--input", "{text}", "--output-prefix", "p"], "--tokenizer NAME: give one"),
+        (["PREP", "--tokenizer", "bert"], "--tokenizer bert: not one of gpt2-bpe"),
+        (["PREP", "--tokenizer", "GPT2BPETokenizer"], "gpt2-bpe: give --vocab-file FILE"),
+        (["PREP", "--tokenizer", "sentencepiece"], "give --tokenizer-model FILE"),
+        (["PREP", "--tokenizer", "sentencepiece", "--tokenizer-model", "no"], "no: no such file"),
+        (["PREP", "--tokenizer", "train-bpe", "--vocab-size", "9"], "vocab_size = 9: at least 257"),
+        (["PREP", "--tokenizer", "train-bpe", "--json-keys", "a", "a"], "'a' is there twice"),
+        (["PREP", "--tokenizer", "train-bpe", "--json-keys", "../x"], "not fit to be part"),
+        (["PREP", "--tokenizer", "train-bpe", "--megatron-deepspeed-compat"], "means nothing"),
+        (["merge", "a", "--output-prefix", "b"], "give two prefixes or more"),
+        (["inspect", "no/such"], "give the prefix that"),
+        (["inspect", "x", "--vocab-file", "v"], "--vocab-file and --merge-file: give both"),
+        (["clean", "--input", "{text}", "--output", "{text}"], "is there already"),
+    ],
+)
+def test_wrong_use_gets_a_line_and_exit_code_2(
+    text, tmp_path, monkeypatch, capsys, arguments, message
+):
+    monkeypatch.chdir(tmp_path)
+    if arguments[0] == "PREP":
+        arguments = ["prepare", "--input", "{text}", "--output-prefix", "p", *arguments[1:]]
+    assert main([argument.format(text=text) for argument in arguments]) == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert out == ""
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "p.parts") == [
+        "some text.jsonl"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required: command"),
+        (["inspect"], "required: PREFIX"),
+        (["prepare", "--workers", "0"], "must be at least 1"),
+        (["prepare", "--part-mb", "-1"], "must be more than 0"),
+        (["prepare", "imagenet"], "invalid choice: 'imagenet'"),
+        (["prepare", "--out=x"], "unrecognized arguments"),
+        (["clean", "--input", "x", "--output", "y", "--near-duplicates", "2"], "at most 1"),
+    ],
+)
+def test_wrong_flags_are_argparses_to_name(capsys, arguments, message):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_prepare_inspect_and_merge_by_hand(text, tmp_path, capsys):
+    """As a user does it, with a folder that has a blank in its name."""
+    folder = tmp_path / "my data"
+    given = ["prepare", "--input", str(text), "--tokenizer", "train-bpe", "--vocab-size", "280",
+             "--append-eod", "--workers", "1"]  # fmt: skip
+    assert main([*given, "--output-prefix", str(folder / "a")]) == 0
+    out, err = capsys.readouterr()
+    prefix = folder / "a_text_document"
+    assert out == f"{prefix}\n"
+    assert "a_text_document: 9 documents, " in err
+    assert "their time: parse " in err
+    assert main(["inspect", f"{prefix}.bin", "--document", "3"]) == 0
+    out, _ = capsys.readouterr()
+    assert "document 3 begins:\nthe cat number 3<|endoftext|>\n" in out
+    assert out.endswith("checks      all passed\n")
+    assert main(["merge", str(prefix), str(prefix), "--output-prefix", str(folder / "b")]) == 0
+    assert capsys.readouterr().out == f"{folder / 'b'}\n"
+    assert main(["inspect", str(folder / "b")]) == 0
+    raw = (folder / "b.bin").read_bytes()
+    (folder / "b.bin").write_bytes(raw[:-2])
+    assert main(["inspect", str(folder / "b")]) == 1
+    assert "DAMAGED" in capsys.readouterr().out
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A real server of the files below the folder it gives."""
+    (tmp_path / "site").mkdir()
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "site")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield tmp_path / "site", f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_oscar_is_made_of_files_put_there_by_hand_or_fetched(tmp_path, monkeypatch, capsys, site):
+    monkeypatch.setattr("dataset.fetch.download.WAIT_S", 0.0)
+    learnt = ByteLevelBpe.learn(["the cat sat"] * 3, 270)
+    model = json.loads(learnt._json)["model"]
+    data = tmp_path / "by hand"
+    data.mkdir()
+    (data / "gpt2-vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = "".join(f"{a} {b}\n" for a, b in model["merges"])
+    (data / "gpt2-merges.txt").write_text("#version: 0.2\n" + merges)
+    given = ["prepare", "oscar-1gb", "--data-dir", str(data), "--cache-dir", str(tmp_path / "c"),
+             "--base-url", "http://127.0.0.1:1", "--workers", "1"]  # fmt: skip
+    assert main(given) == 2
+    assert "wrong SHA-256" in capsys.readouterr().err  # it is not GPT-2's
+    for name in ("GPT2_VOCABULARY", "GPT2_MERGES"):
+        entry = getattr(catalogue, name)
+        monkeypatch.setattr(catalogue, name, catalogue.RemoteFile(entry.name, entry.path, None))
+    assert main(given) == 2
+    err = capsys.readouterr().err
+    assert f"put these files into {data}" in err
+    assert "oscar-1GB.jsonl.xz  from http://127.0.0.1:1/bigscience/misc-test-data/" in err
+    lines = '{"id": 0, "text": "the cat"}\n{"id": 1, "text": "sat"}\n'
+    (data / "oscar-1GB.jsonl.xz").write_bytes(lzma.compress(lines.encode()))
+    assert main(given) == 0
+    out, err = capsys.readouterr()
+    prefix = tmp_path / "c" / "oscar-1gb" / "oscar-1gb_text_document"
+    assert out == f"{prefix}\n"
+    assert "2 documents" in err
+    assert main(["inspect", str(prefix)]) == 0
+    assert "the cat<|endoftext|>" in capsys.readouterr().out
+    served, url = site
+    for entry in (catalogue.OSCAR, catalogue.GPT2_VOCABULARY, catalogue.GPT2_MERGES):
+        (served / entry.path).parent.mkdir(parents=True, exist_ok=True)
+        (data / entry.name).rename(served / entry.path)
+    again = tmp_path / "again"
+    assert main(["prepare", "oscar-1gb", "--cache-dir", str(again), "--base-url", url]) == 0
+    other = Path(capsys.readouterr().out.strip())
+    assert other == again / "oscar-1gb" / "oscar-1gb_text_document"
+    assert file_digest(bin_path(other)) == file_digest(bin_path(prefix))

@@ -1,0 +1,262 @@
+"""The pipeline in one process: `pool.ordered` is put aside, all else is as it is."""
+
+import json
+
+import pytest
+
+from dataset import indexed, manifest
+from dataset.errors import DatasetError
+from dataset.inspection import inspect_prefix
+from dataset.merging import merge
+from dataset.pipeline import run as module
+from dataset.pipeline.job import Job
+from dataset.readers import inputs
+from dataset.readers.blocks import Reading
+from dataset.tokenizer.base import load
+from dataset.tokenizer.choose import Choice
+
+TEXTS = [f"the cat number {n} sat on the mat" for n in range(40)]
+
+
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch):
+    def ordered(work, items, workers, initializer, initargs):
+        initializer(*initargs)
+        yield from map(work, items)
+
+    monkeypatch.setattr(module, "ordered", ordered)
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps({"text": t, "title": t[:12]}) + "\n" for t in TEXTS))
+    return path
+
+
+def job(text, output, **options):
+    keys, size = options.pop("keys", ("text",)), options.pop("size", 300)
+    return Job(
+        Reading(inputs.find([str(text)]), keys, block_bytes=size),
+        output,
+        options.pop("tokenizer", Choice("train-bpe", vocab_size=290)),
+        **{"append_eod": True, **options},
+    )
+
+
+def run(given, **options):
+    lines = []
+    return module.run(given, lines.append, **options), lines
+
+
+def documents(prefix):
+    index = indexed.read(prefix)
+    tokenizer = load(prefix.parent / manifest.find(prefix).tokenizer)
+    return [tokenizer.decode(index.document(n).tolist()) for n in range(index.num_documents)]
+
+
+def contents(prefix):
+    return indexed.bin_path(prefix).read_bytes(), indexed.idx_path(prefix).read_bytes()
+
+
+def test_every_key_gets_a_pair_that_passes_inspection(text, tmp_path):
+    done, _ = run(job(text, tmp_path / "out" / "a", keys=("text", "title")))
+    first, second = (tmp_path / "out" / f"a_{key}_document" for key in ("text", "title"))
+    assert documents(first) == [f"{t}<|endoftext|>" for t in TEXTS]
+    assert documents(second) == [f"{t[:12]}<|endoftext|>" for t in TEXTS]
+    assert inspect_prefix(first).problems == inspect_prefix(second).problems == ()
+    assert [one.documents for one in done.manifests] == [40, 40]
+    assert done.manifests[0].text_bytes == sum(map(len, TEXTS))
+    assert not (tmp_path / "out" / "a.parts").exists()
+
+
+def test_the_trainers_manifest_has_the_vocabulary(text, tmp_path):
+    run(job(text, tmp_path / "out" / "a"))
+    values = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert (values["vocab_size"], values["eod"]) == (290, 0)
+
+
+def test_part_sizes_do_not_show(text, tmp_path):
+    for name, size in (("a", 1), ("b", 500), ("c", 1 << 20)):
+        run(job(text, tmp_path / name, size=size))
+    wanted = contents(tmp_path / "a_text_document")
+    assert contents(tmp_path / "b_text_document") == wanted
+    assert contents(tmp_path / "c_text_document") == wanted
+
+
+def test_without_append_eod_nothing_closes_a_document(text, tmp_path):
+    run(job(text, tmp_path / "a", append_eod=False))
+    assert documents(tmp_path / "a_text_document") == TEXTS
+    assert inspect_prefix(tmp_path / "a_text_document").problems == ()
+
+
+def test_compat_leaves_end_of_document_out_of_the_lengths_alone(text, tmp_path):
+    run(job(text, tmp_path / "a"))
+    run(job(text, tmp_path / "b", shifted_lengths=True))
+    right = indexed.read(tmp_path / "a_text_document")
+    shifted = indexed.read(tmp_path / "b_text_document")
+    assert shifted.ids.tolist() == right.ids.tolist()
+    assert shifted.lengths.tolist() == (right.lengths - 1).tolist()
+    k = 7
+    assert int(right.offsets[k] - shifted.offsets[k]) == 2 * k  # k tokens too early
+    assert inspect_prefix(tmp_path / "b_text_document").problems == ()
+
+
+def test_sequences_of_a_document_are_kept_apart_and_the_last_one_is_closed(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": ["one cat", "", "two"]}\n{"text": ""}\n{"text": ["three"]}\n')
+    for name, shifted, boundaries in (("a", False, [0, 2, 3]), ("b", True, [0, 2, 2, 3])):
+        done, _ = run(job(path, tmp_path / name, shifted_lengths=shifted))
+        index = indexed.read(tmp_path / f"{name}_text_document")
+        # Megatron-DeepSpeed keeps an empty document in its index.
+        assert index.boundaries.tolist() == boundaries
+        assert sum(one.empty for one in done.facts) == 1
+    right = indexed.read(tmp_path / "a_text_document")
+    closed = [right.ids[at - 1] == 0 for at in right.lengths.cumsum()]
+    assert closed == [False, True, True]
+
+
+def stop_after(monkeypatch, number):
+    """Let the worker die after some parts."""
+    from dataset.pipeline import worker
+
+    real, count = worker.work, 0
+
+    def work(block):
+        nonlocal count
+        count += 1
+        if count > number:
+            raise KeyboardInterrupt
+        return real(block)
+
+    monkeypatch.setattr(worker, "work", work)
+
+
+def test_finished_parts_are_not_redone_and_damaged_ones_are(text, tmp_path, monkeypatch):
+    run(job(text, tmp_path / "whole"))
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5)
+        with pytest.raises(KeyboardInterrupt):
+            run(job(text, tmp_path / "a"))
+    parts = sorted((tmp_path / "a.parts").glob("*.part"))
+    assert len(parts) == 5
+    raw = bytearray(parts[2].read_bytes())
+    raw[-1] ^= 1
+    parts[2].write_bytes(raw)
+    done, lines = run(job(text, tmp_path / "a"))
+    assert lines[0].startswith("going on: 4 parts")
+    made = {one.number for one in done.new_facts}
+    assert made == {one.number for one in done.facts} - {0, 1, 3, 4}
+    assert contents(tmp_path / "a_text_document") == contents(tmp_path / "whole_text_document")
+
+
+def test_a_stop_while_joining_is_gone_on_from(text, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_list_bad_lines", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(job(text, tmp_path / "a"))
+    for path in (manifest.path_of(tmp_path / "a_text_document"), tmp_path / "manifest.json"):
+        path.unlink()
+    indexed.idx_path(tmp_path / "a_text_document").write_bytes(b"half")
+    done, _ = run(job(text, tmp_path / "a"))
+    assert done.new_facts == []
+    assert inspect_prefix(tmp_path / "a_text_document").problems == ()
+
+
+def test_a_finished_job_is_found_and_other_text_is_not_written_over(text, tmp_path):
+    run(job(text, tmp_path / "a"))
+    before = contents(tmp_path / "a_text_document")
+    assert not run(job(text, tmp_path / "a"))[0].is_new
+    text.write_text('{"text": "other"}\n')
+    with pytest.raises(DatasetError, match=r"a_text_document.bin is there already"):
+        run(job(text, tmp_path / "a"))
+    assert contents(tmp_path / "a_text_document") == before
+
+
+def test_unfinished_work_of_other_options_is_kept_unless_dropped(text, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            run(job(text, tmp_path / "a"))
+    other = job(text, tmp_path / "a", append_eod=False)
+    with pytest.raises(DatasetError, match=r"append_eod = True then.*--restart to drop it"):
+        run(other)
+    run(other, restart=True)
+    assert documents(tmp_path / "a_text_document") == TEXTS
+
+
+def test_a_strange_file_in_the_work_folder_is_not_deleted(text, tmp_path):
+    (tmp_path / "a.parts").mkdir()
+    (tmp_path / "a.parts" / "thesis.doc").write_text("mine")
+    with pytest.raises(DatasetError, match=r"what is thesis.doc in it"):
+        run(job(text, tmp_path / "a"))
+    assert (tmp_path / "a.parts" / "thesis.doc").exists()
+
+
+def test_bad_lines_are_listed_or_stop_it(text, tmp_path):
+    with text.open("a") as file:
+        file.write('{"no": 1}\n')
+    done, _ = run(job(text, tmp_path / "a"))
+    assert sum(one.num_bad for one in done.facts) == 1
+    assert (tmp_path / "a.bad-lines.txt").read_text() == f"{text}:41: no key 'text'\n"
+    with pytest.raises(DatasetError, match=r"x.jsonl:41: no key 'text'; --bad-lines skip"):
+        run(job(text, tmp_path / "b", bad_lines="fail"))
+
+
+def test_bad_lines_of_an_earlier_run_stop_it_too(text, tmp_path, monkeypatch):
+    text.write_text("broken\n" + text.read_text())
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(KeyboardInterrupt):
+            run(job(text, tmp_path / "a"))
+    with pytest.raises(DatasetError, match=r"x.jsonl:1: not JSON"):
+        run(job(text, tmp_path / "a", bad_lines="fail"))
+
+
+def test_input_without_text_is_refused(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"text": ""}\n')
+    with pytest.raises(DatasetError, match="holds no text under 'text'"):
+        run(job(tmp_path / "x.jsonl", tmp_path / "a"))
+
+
+def test_a_folder_has_one_vocabulary(text, tmp_path):
+    run(job(text, tmp_path / "a"))
+    with pytest.raises(DatasetError, match=r"data of another vocabulary \(290 entries"):
+        run(job(text, tmp_path / "b", tokenizer=Choice("train-bpe", vocab_size=280)))
+
+
+def test_a_learnt_sentencepiece_model_is_used_again(text, tmp_path):
+    learnt = Choice("train-sentencepiece", vocab_size=300)
+    run(job(text, tmp_path / "one" / "a", tokenizer=learnt))
+    prefix = tmp_path / "one" / "a_text_document"
+    assert documents(prefix) == TEXTS  # the control piece at the end has no text
+    assert inspect_prefix(prefix).problems == ()
+    model = prefix.with_name(f"{prefix.name}.tokenizer.model")
+    run(job(text, tmp_path / "two" / "a", tokenizer=Choice("sentencepiece", model=model)))
+    assert contents(tmp_path / "two" / "a_text_document") == contents(prefix)
+
+
+def test_merged_pairs_hold_all_documents_in_order(text, tmp_path):
+    run(job(text, tmp_path / "a"))
+    prefix = tmp_path / "a_text_document"
+    counts = merge([prefix, prefix], tmp_path / "merged")
+    assert documents(tmp_path / "merged") == documents(prefix) * 2
+    assert counts.documents == 80
+    assert inspect_prefix(tmp_path / "merged").problems == ()
+    with pytest.raises(DatasetError, match=r"merged.bin is there already"):
+        merge([prefix, prefix], tmp_path / "merged")
+
+
+def test_shifted_and_strange_pairs_are_not_merged(text, tmp_path):
+    run(job(text, tmp_path / "a"))
+    run(job(text, tmp_path / "b", shifted_lengths=True))
+    first = tmp_path / "a_text_document"
+    with pytest.raises(DatasetError, match="b_text_document: the index counts"):
+        merge([first, tmp_path / "b_text_document"], tmp_path / "m")
+    indexed.write(tmp_path / "wide", [[1, 2]], 0, 70_000)
+    with pytest.raises(DatasetError, match="ids of 4 bytes"):
+        merge([first, tmp_path / "wide"], tmp_path / "m")
+    run(job(text, tmp_path / "other" / "a", tokenizer=Choice("train-bpe", vocab_size=280)))
+    with pytest.raises(DatasetError, match="different vocabularies"):
+        merge([first, tmp_path / "other" / "a_text_document"], tmp_path / "m")
+    assert not list(tmp_path.glob("*m.*"))
