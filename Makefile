@@ -9,7 +9,7 @@ export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 SOURCES := src configs launch parse plots dataset benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-fast fmt golden equality smoke bench-host bench-gpu plan dataset third-party clean ci
+.PHONY: help setup test test-fast fmt golden equality smoke bench-host bench-gpu plan dataset dataset-oscar third-party clean ci
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ equality: setup ## every feature, policy and number of ranks against stock; writ
 
 dataset: setup ## token files of the embedded corpus
 	$(BIN)/python -m dataset prepare
+
+dataset-oscar: setup ## the paper's corpus, fetched and tokenized
+	$(BIN)/python -m dataset prepare oscar-1gb
 
 smoke: setup ## the main job: tiny model, three engines, report
 	bash master-script.sh

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from launch.hosts.ranks import usable_cores
+from deep_optimizer_states.cores import usable_cores
 from launch.records.files import write_json
 
 SLICE_S = 0.010

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from configs.schema import Point
+from deep_optimizer_states.cores import usable_cores
 from deep_optimizer_states.predict.machine import Machine as Profile, load_machine
 from deep_optimizer_states.predict.predict import predict
 from launch.fit.capacity import PROFILES, runs_on_gpu
 from launch.fit.machine import Machine
-from launch.hosts.ranks import usable_cores
 from launch.records.identity import settings_key
 from launch.records.ledger import Record
 from launch.simulate.workloads import AsOf, workload_of

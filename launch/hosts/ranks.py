@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import sys
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from deep_optimizer_states.cores import usable_cores
 from launch.records.files import ROOT
 
 TRAINER_MODULE = "launch.pretrain_gpt"
@@ -90,15 +90,3 @@ def node_environment(base: Mapping[str, str], num_local_ranks: int) -> dict[str,
     paths = [str(ROOT), str(ROOT / "src"), *filter(None, [base.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     return environment
-
-
-def usable_cores() -> int:
-    """Cores this process may use: its affinity, cut by the container's quota."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return cores
-    if quota == "max":
-        return cores
-    return max(1, min(cores, math.ceil(int(quota) / int(period))))

@@ -17,8 +17,8 @@ from typing import IO, Any, Protocol, Self
 
 import psutil
 
+from deep_optimizer_states.cores import usable_cores
 from deep_optimizer_states.memory import free_host_bytes
-from launch.hosts.ranks import usable_cores
 from launch.process.members import Members
 
 NO_GPU: dict[str, Any] = {

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from launch.hosts.ranks import usable_cores
+from deep_optimizer_states.cores import usable_cores
 from launch.records.files import ROOT
 
 PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "pydantic", "triton")

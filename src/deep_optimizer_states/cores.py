@@ -7,6 +7,7 @@ to 1 where a machine has several ranks.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,7 @@ SPARE_FROM = 8
 """From this share on one core is left to the thread that launches the model's own work."""
 _OWN_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 _SYSFS = Path("/sys")
+_QUOTA = Path("fs/cgroup/cpu.max")
 
 
 @dataclass(frozen=True)
@@ -90,16 +92,30 @@ def choose_cores(
         bind: Whether to keep the threads on the share; not done where the environment already says
             how OpenMP binds its threads.
     """
-    peers = sorted(
-        place.rank for place in everyone if (place.host, place.cores) == (mine.host, mine.cores)
-    )
+    neighbours = [place for place in everyone if place.host == mine.host]
+    peers = sorted(place.rank for place in neighbours if place.cores == mine.cores)
     share = deal(mine.cores, peers.index(mine.rank), len(peers))
     if len(share) >= SPARE_FROM:
         share = share[1:]
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    threads = num_threads or (int(asked) if asked.isdigit() and int(asked) > 1 else len(share))
+    threads = num_threads or (int(asked) if asked.isdigit() and int(asked) > 1 else 0)
+    if not threads:
+        # A container may see all cores and yet have the time of a few.
+        threads = max(1, min(len(share), usable_cores() // len(neighbours)))
     bind = bind and not any(name in os.environ for name in _OWN_BINDING)
     return LaneCores(threads, share if bind else ())
+
+
+def usable_cores(sysfs: Path = _SYSFS) -> int:
+    """Cores this process may use: its affinity, cut by the container's quota of time."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = (sysfs / _QUOTA).read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return cores
+    if quota == "max":
+        return cores
+    return max(1, min(cores, math.ceil(int(quota) / int(period))))
 
 
 def deal(cores: Sequence[int], position: int, num_ranks: int) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import psutil
 
 from deep_optimizer_states.calibrate.findings import Findings, profile_text
+from deep_optimizer_states.cores import usable_cores
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.memory import free_host_bytes, lock_limit_bytes
 
@@ -124,18 +124,6 @@ def _gpu_fields(found: Findings, reason: str) -> dict[str, Any]:
     if lock in found.rates:
         found.kinds[lock], found.notes[lock] = "assumed", _MLOCK_NOTE
     return {"gpus": 0}
-
-
-def usable_cores() -> int:
-    """Cores this process may use: its affinity, cut by the container's quota."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-    except (OSError, ValueError):
-        return cores
-    if quota == "max":
-        return cores
-    return max(1, min(cores, math.ceil(int(quota) / int(period))))
 
 
 def default_threads(cores: int) -> list[int]:

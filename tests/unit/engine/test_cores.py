@@ -4,6 +4,7 @@ import threading
 import pytest
 from hypothesis import given, strategies as st
 
+from deep_optimizer_states import cores
 from deep_optimizer_states.cores import (
     LaneCores,
     Place,
@@ -11,11 +12,13 @@ from deep_optimizer_states.cores import (
     deal,
     find_place,
     read_cpu_list,
+    usable_cores,
 )
 
 
 @pytest.fixture(autouse=True)
 def no_settings_of_openmp(monkeypatch):
+    monkeypatch.setattr(cores, "usable_cores", lambda: 1000)
     for name in ("OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -61,11 +64,11 @@ def test_the_kernels_notation(tmp_path, text, cpus):
 
 
 @given(st.sets(st.integers(0, 200), min_size=1), st.integers(1, 40))
-def test_cores_are_dealt_evenly_and_once(cores, num_ranks):
-    dealt = [deal(sorted(cores), position, num_ranks) for position in range(num_ranks)]
-    assert {core for share in dealt for core in share} <= cores
-    if num_ranks <= len(cores):
-        assert sorted(core for share in dealt for core in share) == sorted(cores)
+def test_cores_are_dealt_evenly_and_once(own, num_ranks):
+    dealt = [deal(sorted(own), position, num_ranks) for position in range(num_ranks)]
+    assert {core for share in dealt for core in share} <= own
+    if num_ranks <= len(own):
+        assert sorted(core for share in dealt for core in share) == sorted(own)
         assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
     else:
         assert all(len(share) == 1 for share in dealt)
@@ -92,6 +95,19 @@ def test_a_launchers_one_thread_is_not_taken_for_a_wish(monkeypatch, said, threa
     place = Place("a", 0, (0, 1, 2, 3))
     assert choose_cores(place, [place]).num_threads == threads
     assert choose_cores(place, [place], num_threads=2).num_threads == 2
+
+
+def test_a_container_with_the_time_of_few_cores_gets_few_threads(monkeypatch, tmp_path):
+    (tmp_path / "fs/cgroup").mkdir(parents=True)
+    quota = tmp_path / "fs/cgroup/cpu.max"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    quota.write_text("250000 100000\n")
+    assert usable_cores(tmp_path) == 3
+    quota.write_text("max 100000\n")
+    assert usable_cores(tmp_path) == 8
+    monkeypatch.setattr(cores, "usable_cores", lambda: 3)
+    ranks = [Place("a", rank, tuple(range(8))) for rank in range(2)]
+    assert choose_cores(ranks[0], ranks) == LaneCores(1, (0, 1, 2, 3))
 
 
 def test_binding_can_be_left_to_others(monkeypatch):

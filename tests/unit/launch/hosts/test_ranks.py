@@ -2,13 +2,13 @@ import socket
 import sys
 from pathlib import Path
 
+from deep_optimizer_states.cores import usable_cores
 from launch.hosts.ranks import (
     Program,
     free_port,
     node_environment,
     ranks_command,
     ranks_environment,
-    usable_cores,
 )
 from launch.records.files import ROOT
 
