@@ -101,6 +101,8 @@ class InterleavedZeroOptimizer(GatedGathers):
 
     def _build_executor(self) -> Executor:
         schedule = self._schedule
+        if schedule.slot_numel or schedule.resident_tiles:
+            self._lanes.check_adam()
         sizes = Sizes(
             schedule.slot_numel,
             schedule.staging_numel,

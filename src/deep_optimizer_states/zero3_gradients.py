@@ -161,7 +161,9 @@ class GradientFlush(DeepSpeedZeroOptimizer_Stage3):
             self._autoep_expert_parallel_group(group) is not None for group in groups
         ):
             return list(super()._get_norm_groups())
-        squares = torch.tensor([float(self._squared_norm(group)) for group in groups])
+        squares = torch.tensor(
+            [float(self._squared_norm(group)) for group in groups], dtype=torch.float32
+        )
         on_device = squares.to(get_accelerator().current_device_name())
         for idx, group in enumerate(groups):
             ranks = self._get_param_partition_group(group[0])

@@ -34,3 +34,23 @@ def test_device_kernel_has_the_bits_of_the_host_kernel(numel, grad_dtype, decoup
         TritonAdam(mode).step(on_device, scalars, tail_start)
     for ours, theirs in zip([*device, device_weights], [*host, weights], strict=True):
         assert torch.equal(ours.cpu(), theirs)
+
+
+@pytest.mark.parametrize("eps", [1e-8, 0.0])
+def test_subnormal_numbers_are_kept(eps):
+    from deep_optimizer_states.kernels.triton_adam import TritonAdam
+
+    numel = 64
+    host = [torch.zeros(numel), torch.full((numel,), 1e-39), torch.full((numel,), 1e-40)]
+    device = [tensor.cuda() for tensor in host]
+    weights = torch.empty(numel, dtype=torch.bfloat16)
+    device_weights = weights.cuda()
+    group = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": eps, "weight_decay": 0.0}
+    group["bias_correction"] = True
+    scalars = adam_scalars(group, BetaPowers(group["betas"]).at(1, group["betas"]), 1.0, True)
+    grad = torch.zeros(numel, dtype=torch.bfloat16)
+    HostAdam(0).step(AdamTensors(*host, grad, weights), scalars, numel, num_threads=1)
+    TritonAdam(0).step(AdamTensors(*device, grad.cuda(), device_weights), scalars, numel)
+    assert host[0].any()
+    for ours, theirs in zip([*device, device_weights], [*host, weights], strict=True):
+        assert torch.equal(ours.cpu(), theirs)

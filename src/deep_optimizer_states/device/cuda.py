@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import mmap
 import time
@@ -15,7 +17,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from deep_optimizer_states.device.base import WAIT_TIMEOUT_S, Device, Event, Wait
-from deep_optimizer_states.errors import UpdateError
+from deep_optimizer_states.errors import KernelError, UpdateError
 from deep_optimizer_states.kernels.scalars import AdamScalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
 from deep_optimizer_states.timeline import Recorder, Span
@@ -64,10 +66,10 @@ class _Clock:
 
     def set(self) -> None:
         """Read both clocks at the same moment."""
-        self._zero = torch.cuda.Event(enable_timing=True)
-        self._zero.record(self._own_stream)
-        self._zero.synchronize()
-        self._zero_s = time.perf_counter()
+        zero = torch.cuda.Event(enable_timing=True)
+        zero.record(self._own_stream)
+        zero.synchronize()
+        self._zero = zero, time.perf_counter()  # one assignment: another thread reads it
 
     def time(
         self, lane: str, what: str, stream: torch.cuda.Stream, work: Callable[[], None]
@@ -77,9 +79,10 @@ class _Clock:
         begin.record(stream)
         work()
         end.record(stream)
-        zero, zero_s = self._zero, self._zero_s
+        zero, zero_s = self._zero
 
         def resolve() -> Span:
+            end.synchronize()  # a flush of the next backward may have come in meanwhile
             first, last = (zero_s + 1e-3 * zero.elapsed_time(event) for event in (begin, end))
             return Span(lane, what, first, last)
 
@@ -146,7 +149,10 @@ class CudaDevice(Device):
             return torch.empty(0, dtype=dtype)
         # Not pin_memory=True: torch rounds page-locked allocations up to powers of two. Whole pages
         # of our own, because a page cannot be locked twice for two tensors that share it.
-        pages = mmap.mmap(-1, -(-numel * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE)
+        size = -(-numel * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
+        # An array around the mapping: a mapping is gone before its own weak references are called,
+        # and its pages must be unlocked while they are there.
+        pages = (ctypes.c_char * size).from_buffer(mmap.mmap(-1, size))
         tensor = torch.frombuffer(pages, dtype=dtype, count=numel)
         status = int(_cudart().cudaHostRegister(tensor.data_ptr(), len(pages), 0))
         if status == 0:
@@ -154,6 +160,7 @@ class CudaDevice(Device):
             unlock = weakref.finalize(pages, _unlock, tensor.data_ptr())
             self._locked.append(unlock)
         else:
+            _forget_last_error(self._device)
             warnings.warn(
                 f"CUDA could not page-lock {len(pages)} bytes of host memory (error {status}); "
                 "copies of it will not overlap with anything. See `ulimit -l` and the free memory",
@@ -186,6 +193,15 @@ class CudaDevice(Device):
     def adam(self, tensors: AdamTensors, scalars: AdamScalars, tail_start: int) -> None:
         self._adam.step(tensors, scalars, tail_start)
 
+    @override
+    def check_adam(self) -> None:
+        try:
+            _ = self._adam
+        except ImportError as error:
+            raise KernelError(
+                f'the device needs Triton to update: {error}; install it, or use policy "all-host"'
+            ) from error
+
     @functools.cached_property
     def _adam(self) -> TritonAdam:
         # Only when the device steps something: Triton may be missing where it never does.
@@ -216,6 +232,12 @@ class CudaDevice(Device):
             for unlock in self._locked:
                 unlock()
             self._locked.clear()
+
+
+def _forget_last_error(device: torch.device) -> None:
+    """CUDA keeps a failed call's error for its thread, and torch raises it at a later kernel."""
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device=device)  # this kernel's check reads the error, which clears it
 
 
 @functools.cache
