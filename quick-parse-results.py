@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from parse.arguments import warmup_count
-from parse.compare import Comparison, Timing, compare
+from parse.compare import Comparison, Timing, compare_alone
 from parse.errors import LogError
 from parse.log_lines import read_usable_log
 from parse.present import comparison_json, comparison_notes
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         vanilla = read_usable_log(args.vanilla_deepspeed)
         ours = read_usable_log(args.deep_optimizer_states)
-        result = compare(vanilla, ours, args.warmup, args.tolerance)
+        result = compare_alone(vanilla, ours, args.warmup, args.tolerance)
         if not result.pair.word:
             raise LogError(f"{vanilla.path} and {ours.path}: they have no iteration in common")
     except LogError as error:

@@ -245,9 +245,13 @@ def main(argv: Sequence[str]) -> int:
         finally:
             holder.close()
     except (ImportError, RuntimeError, AssertionError) as error:  # no torch, no CUDA, no memory
-        _say(given.device, f"error: {str(error).splitlines()[0]}")
+        _say(given.device, f"error: {_first_line(error)}")
         return 1
     return 0
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _say(device: str, text: str) -> None:

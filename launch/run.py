@@ -22,7 +22,7 @@ from configs.schema import CONFIGS_DIR, Point, make_point, read_toml
 from deep_optimizer_states.predict.memory_need import GIB
 from launch import cli
 from launch.data import data_prefix
-from launch.fit.capacity import predict, refuse_if_short, runs_on_gpu, shortages
+from launch.fit.capacity import PROFILES, predict, refuse_if_short, runs_on_gpu, shortages
 from launch.fit.estimate import estimate
 from launch.fit.machine import Machine, probe_machine
 from launch.hosts.launchers import THIS_MACHINE, Commands, Launcher
@@ -231,13 +231,22 @@ def _prepare(task: Task, options: RunOptions, folder: RunFolder) -> tuple[Comman
 
 
 def describe(point: Point, machine: Machine, options: RunOptions) -> str:
-    """What a run of ``point`` would be: folder, command, memory, time and DeepSpeed's JSON."""
+    """What a run of ``point`` would be: folder, command, memory, time and DeepSpeed's JSON.
+
+    Raises:
+        ConfigError: the point's own data is not there, or the hosts cannot run so many ranks.
+    """
     expected = estimate(point, machine, read_records(sweep_dir(options.results_dir, options.sweep)))
     stem = point.log_name.removesuffix(".log")
     path = next_run_path(sweep_dir(options.results_dir, options.sweep) / stem)
-    program = options.trainer.program(point, path, point.data_prefix or "(the embedded corpus)")
-    commands = options.launcher.commands(program, point.num_ranks, 0)
-    need = predict(point, runs_on_gpu(point, machine))
+    # The embedded corpus would be made; files of the user's own must be there.
+    prefix = data_prefix(point.data_prefix) if point.data_prefix else "(the embedded corpus)"
+    program = options.trainer.program(point, path, prefix)
+    port = options.launcher.master_port or 0
+    commands = options.launcher.commands(program, point.num_ranks, port)
+    on_gpu = runs_on_gpu(point, machine)
+    need = predict(point, on_gpu)
+    as_if = f" (as on a GPU of profile {PROFILES[True]}; none here)"
     verdict = "; ".join(shortages(point, machine)) or "fits this machine"
     return "\n".join(
         [
@@ -247,7 +256,8 @@ def describe(point: Point, machine: Machine, options: RunOptions) -> str:
             f"model    {point.model.num_parameters(point.tp):,} parameters, "
             f"{point.num_ranks} rank(s), {point.iterations} iterations",
             f"memory   predicted host {need.host_bytes / GIB:.1f} GiB, "
-            f"each GPU {need.device_bytes / GIB:.1f} GiB: {verdict}",
+            f"each GPU {need.device_bytes / GIB:.1f} GiB"
+            f"{as_if if on_gpu and not machine.gpu_free_bytes else ''}: {verdict}",
             f"time     about {duration_text(expected.seconds)} ({expected.how})",
             f"DeepSpeed {json.dumps(options.trainer.ds_config(point), indent=2)}",
         ]

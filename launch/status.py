@@ -33,6 +33,8 @@ def sweep_folders(folder: Path) -> list[Path]:
     if (folder / "sweep.json").is_file():
         return [folder]
     found = sorted(path.parent for path in folder.glob("*/sweep.json"))
+    if not found and any(folder.glob("simulated-*/*/sweep.json")):
+        raise ConfigError(f"{folder}: only simulated sweeps in it, of which nothing was run")
     if not found:
         raise ConfigError(f"{folder}: no sweep in it; give a results folder or a sweep's")
     return found
@@ -62,6 +64,7 @@ def sweep_status(folder: Path) -> dict[str, Any]:
     return {
         "sweep": str(index.get("name") or folder.name),
         "folder": str(folder),
+        "simulated": index.get("source") == "simulated",
         "counts": dict(counts),
         "runs": entries,
     }
@@ -99,6 +102,8 @@ def _read_index(folder: Path) -> dict[str, Any]:
 def status_text(sweep: dict[str, Any]) -> str:
     """A sweep's status as lines of text; what files say is made printable."""
     counts = ", ".join(f"{number} {word}" for word, number in sweep["counts"].items())
+    if sweep.get("simulated"):
+        counts = "simulated, nothing was run"
     lines = [f"{sweep['sweep']}: {counts}  ({sweep['folder']})"]
     width = max((len(str(run["name"])) for run in sweep["runs"]), default=0)
     repeats = any(run["repeat"] > 1 for run in sweep["runs"])

@@ -7,21 +7,36 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from configs.errors import ConfigError, explain
 from configs.naming import engine_words
 from configs.schema import CONFIGS_DIR, Point, load_point
 from configs.sweep import TINY_MODEL, Sweep, load_sweep, sweep_names
+from deep_optimizer_states.predict.machine import load_machine
 from launch import cli
-from launch.fit.capacity import largest_model_that_fits, refuse_if_short, shortages
+from launch.fit.capacity import PROFILES, largest_model_that_fits, refuse_if_short, shortages
 from launch.fit.machine import Machine, probe_machine
 from launch.records.files import ROOT
 from launch.records.ledger import Choice
 from launch.run import RunOptions, describe
-from launch.simulate.command import Simulation, largest_that_fits, simulate_sweep
+from launch.simulate.command import (
+    Simulation,
+    largest_that_fits,
+    predicted_before,
+    simulate_sweep,
+)
 from launch.simulate.workloads import AsOf
-from launch.sweep_runner import Plan, Request, run_all, summary, total_text, write_index
+from launch.sweep_runner import (
+    Plan,
+    Request,
+    all_records,
+    run_all,
+    summary,
+    total_text,
+    write_index,
+)
 
 DEFAULT_SWEEP = "basic"
 
@@ -42,7 +57,8 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
         repeats = {} if given.repeats is None else {"repeats": given.repeats}
         sweep, model = sweep.small().model_copy(update=repeats), None
     elif model is None and sweep.leaves_model_open:
-        model = largest_model_that_fits(lambda name: sweep.points(name, overrides), machine)
+        room = _shown_machine(sweep, given, machine)
+        model = largest_model_that_fits(lambda name: sweep.points(name, overrides), room)
     points = sweep.points(model, overrides)
     return Plan(sweep, tuple(points), machine, RunOptions.of(given, sweep.name))
 
@@ -68,8 +84,21 @@ def simulate(sweep: Sweep, given: Namespace, simulation: Simulation) -> int:
     if given.list_points:
         cli.say("\n".join(names))
         return 0
-    chosen = [point for point in points if point.name in names]
-    return simulate_sweep(simulation, sweep, chosen, None if given.no_report else derive)
+    # A part of a sweep is added to what its folder has: all is predicted anew, in the plan's order.
+    also = frozenset() if given.dry_run else predicted_before(simulation, sweep.name)
+    chosen = [point for point in points if point.name in names or point.name in also]
+    made = None if given.no_report else derive
+    return simulate_sweep(simulation, sweep, chosen, made, given.dry_run)
+
+
+def _shown_machine(sweep: Sweep, given: Namespace, machine: Machine) -> Machine:
+    """The machine to choose a model for: where a full dry run has no GPU, one with a GPU."""
+    on_cpu = "cpu" in (given.device, sweep.point.get("device"))
+    if machine.gpu_free_bytes or on_cpu or not given.dry_run or given.size != "full":
+        return machine
+    profile = load_machine(PROFILES[True])
+    gpus = (int(profile.device_memory_bytes or 0),) * profile.gpus
+    return Machine(int(profile.host_memory_bytes), gpus)
 
 
 def _is_tiny(sweep: Sweep, given: Namespace, machine: Machine) -> bool:
@@ -124,15 +153,22 @@ def derive(folder: Path, expected_figures: Sequence[str]) -> int:
         ("figures", [*plots, "--expect", *expected_figures]),
         ("report", ["parse.report", str(folder)]),
     )
-    worst = 0
+    worst, done = 0, set()
     for what, arguments in steps:
         command = [sys.executable, "-m", *arguments]
-        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        # A session of its own: Ctrl-C is ours to answer, and ends it without a traceback.
+        code = subprocess.run(command, cwd=ROOT, check=False, start_new_session=True).returncode
+        worst = worst or code
         if code:
             cli.say(f"{what}: exit code {code}")
-        worst = worst or code
-    cli.say(f"report   {folder / 'report.html'}")
-    cli.say(f"figures  {folder / 'figures'}")
+        if code in (0, 1):
+            done.add(what)
+        elif what == "tables":  # nothing can be drawn or told without them
+            break
+    if "report" in done:
+        cli.say(f"report   {folder / 'report.html'}")
+    if "figures" in done and any((folder / "figures").glob("*.*")):
+        cli.say(f"figures  {folder / 'figures'}")
     return worst
 
 
@@ -156,6 +192,17 @@ def dry_run(plan: Plan, names: Sequence[str]) -> None:
     cli.say(f"sweep '{plan.sweep.name}': {total_text(plan)}")
 
 
+def as_on_gpus(plan: Plan) -> Plan:
+    """The plan as a machine with GPUs would run it; the same where one is here."""
+    if plan.machine.gpu_free_bytes:
+        return plan
+    points = [
+        point.model_copy(update={"device": "cuda"}) if point.device == "auto" else point
+        for point in plan.points
+    ]
+    return replace(plan, points=tuple(points))
+
+
 def build_parser() -> cli.Parser:
     """Options of the main job."""
     parser = cli.Parser("bash master-script.sh", "Run a sweep, then make its report.")
@@ -165,7 +212,7 @@ def build_parser() -> cli.Parser:
         "--list-points", action="store_true", help="list the points of the sweep, and leave"
     )
     what.add_argument(
-        "--sweep", default=DEFAULT_SWEEP, metavar="NAME", help="name or TOML file [default basic]"
+        "--sweep", metavar="NAME", help=f"name or TOML file [default {DEFAULT_SWEEP}]"
     )
     what.add_argument("--all", action="store_true", help="every shipped sweep, one after the other")
     what.add_argument(
@@ -208,7 +255,7 @@ def _add_simulation_options(parser: cli.Parser) -> None:
     )
     group.add_argument(
         "--as-of",
-        choices=tuple(AsOf),
+        choices=tuple(word.value for word in AsOf),
         help="with --simulate: the paper's software, or today's [default: the paper's on h100x4 "
         "and a100x4]",
     )
@@ -232,7 +279,9 @@ def main(argv: Sequence[str]) -> int:
             "--node-rank starts one node of one run: use python -m launch.run on every node, or "
             "--hostfile or --srun for a sweep"
         )
-    names = sweep_names() if given.all else [given.sweep]
+    if given.all and given.sweep is not None:
+        raise ConfigError(f"--all runs every sweep: leave out --all or --sweep {given.sweep}")
+    names = sweep_names() if given.all else [given.sweep or DEFAULT_SWEEP]
     if given.simulate:
         simulation = Simulation.of(given)
         return max([simulate(load_sweep(name), given, simulation) for name in names])
@@ -257,7 +306,7 @@ def _run_plan(plan: Plan, given: Namespace, folders: Sequence[Path]) -> int:
         cli.say("\n".join(names))
         return 0
     if given.dry_run:
-        dry_run(plan, names)
+        dry_run(as_on_gpus(plan) if given.size == "full" else plan, names)
         return 0
     everything = len(names) == len(plan.points)
     request = Request(
@@ -268,6 +317,9 @@ def _run_plan(plan: Plan, given: Namespace, folders: Sequence[Path]) -> int:
         memory_check=not given.no_memory_check and not plan.options.launcher.is_far,
     )
     if given.report_only:
+        if not all_records(plan, request):
+            sys.stderr.write(f"error: no run of sweep '{plan.sweep.name}' in {plan.folder}\n")
+            return cli.EXIT_USAGE
         write_index(plan, plan.tasks(), request)
         return derive(plan.folder, plan.sweep.figures)
     chosen = [point for point in plan.points if point.name in names]
@@ -284,7 +336,7 @@ def _run_and_report(plan: Plan, request: Request, no_report: bool) -> int:
         cli.say(f"interrupted; what is done is in {plan.folder}, --resume goes on")
         return 128 + progress.stop_signal
     code = 0 if no_report else derive(plan.folder, plan.sweep.figures)
-    return 1 if progress.failed else code
+    return 1 if progress.failed or progress.interrupted else code
 
 
 if __name__ == "__main__":

@@ -56,6 +56,8 @@ class Progress:
 
     ok: int = 0
     failed: int = 0
+    interrupted: int = 0
+    """Ended because the user stopped the call."""
     skipped: int = 0
     """Left out because they are done, or because the user asked for others."""
     unfit: int = 0
@@ -157,7 +159,10 @@ def _run_one(
             progress.pace.append(status.seconds / expected.seconds)
         cli.say(f"{head}: {line}")
     else:
-        progress.failed += 1
+        if status.status == INTERRUPTED:
+            progress.interrupted += 1
+        else:
+            progress.failed += 1
         cli.say(f"{head}: {line}; {status.cause}; see {outcome.folder.log}")
     return outcome
 
@@ -242,6 +247,7 @@ def summary(progress: Progress, num_runs: int) -> str:
     parts = [f"{progress.ok} ok"]
     for count, words in (
         (progress.failed, "failed"),
+        (progress.interrupted, "interrupted"),
         (progress.skipped, "not run again"),
         (progress.unfit, "too large for this machine"),
     ):

@@ -17,6 +17,7 @@ from parse.labels import label_runs
 from parse.monitor import is_monitor_csv
 from parse.run_folder import Run, attach_samples, find_logs, read_run
 from parse.table import write_tables
+from parse.unmeasured import MEASURED
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -32,6 +33,9 @@ def main(argv: list[str] | None = None) -> int:
     except LogError as error:
         sys.stderr.write(f"parse: error: {error}\n")
         return 2
+    for run in runs:
+        if note := _nothing_timed(run, args.warmup):
+            sys.stderr.write(f"parse: {run.log.path}: {note}\n")
     iterations = sum(len(run.log.iterations) for run in runs)
     rejects = sum(len(run.log.rejects) for run in runs)
     sys.stdout.write(
@@ -39,6 +43,17 @@ def main(argv: list[str] | None = None) -> int:
         f"{', '.join(str(path) for path in written)}\n"
     )
     return 0
+
+
+def _nothing_timed(run: Run, warmup: int) -> str:
+    """Why a measured run has no mean times; empty when it has."""
+    count = len(run.log.iterations)
+    if run.source != MEASURED:
+        return ""
+    if not count:
+        return "no iteration in it"
+    skipped = run.warmup(warmup)
+    return "" if skipped < count else f"all {count} iterations are warm-up (--warmup {skipped})"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,4 +92,8 @@ def _read(paths: list[Path]) -> list[Run]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.stderr.write("parse: interrupted\n")
+        sys.exit(130)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from parse.records import PHASES, Log, values_ms
@@ -10,6 +10,8 @@ from parse.verdict import DEFAULT_TOLERANCE, LossVerdict, PairVerdict, judge_log
 
 MINIMUM_TIMED = 2
 """Iterations after the warm-up below which no speed-up is worth stating."""
+ON_CPU = "measured on a CPU"
+"""Why a CPU's figures never make a speed-up."""
 COMPARED_PHASES = ("iteration", *PHASES, "backward_inner", "backward_allreduce", "optimizer_step")
 
 
@@ -91,6 +93,20 @@ def compare(
         warmup=warmup,
         tolerance=tolerance,
     )
+
+
+def compare_alone(
+    vanilla: Log, ours: Log, warmup: int = 1, tolerance: float = DEFAULT_TOLERANCE
+) -> Comparison:
+    """The same of two logs on their own, whose speed-up a CPU withholds as well.
+
+    Tables say that once for all repeats of a pair, in :mod:`parse.comparisons`.
+    """
+    result = compare(vanilla, ours, warmup, tolerance)
+    if not any((log.device or "").startswith("cpu") for log in (vanilla, ours)):
+        return result
+    reasons = filter(None, (result.withheld, ON_CPU))
+    return replace(result, speedup=None, withheld="; ".join(reasons))
 
 
 def _reasons(

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from parse.compare import ON_CPU
 from parse.errors import LogError
 from parse.pairs import (
     TIMING_SETTINGS,
@@ -33,8 +34,6 @@ from parse.verdict import DEFAULT_TOLERANCE
 from parse.write import Columns, write_table
 
 TIMED_PHASES = ("iteration", *PHASES)
-ON_CPU = "measured on a CPU"
-"""Why a CPU's figures never make a speed-up."""
 NOT_COMPARED = "not compared"
 
 COLUMNS = {

@@ -120,4 +120,8 @@ def _escape(text: object) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.stderr.write("parse.report: interrupted\n")
+        sys.exit(130)

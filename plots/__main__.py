@@ -88,4 +88,8 @@ def _error(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.stderr.write("plots: interrupted\n")
+        sys.exit(130)

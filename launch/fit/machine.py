@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -37,8 +38,11 @@ def _gpu_free_bytes() -> tuple[int, ...]:
     if not any(Path(name).exists() for name in _DEVICE_FILES):
         return ()
     command = [sys.executable, "-c", _PROBE]
+    environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ}  # as the ranks number them
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=300, check=True
+        )
         return tuple(json.loads(done.stdout.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         # No torch, a torch for CPUs, or a driver that does not answer: the ranks would see none.

@@ -155,8 +155,18 @@ class Launcher:
             )
         if self.node_rank is not None:
             self._check_by_hand(self.node_rank)
+        if self.srun:
+            self._check_slurm()
+        if self.hostfile is not None:
+            read_hostfile(self.hostfile)
         if not self.remote_shell:
             raise ConfigError("--remote-shell is empty; the default is 'ssh -o BatchMode=yes'")
+
+    def _check_slurm(self) -> None:
+        if "SLURM_JOB_ID" not in os.environ:
+            raise ConfigError("--srun: this is not a Slurm job; use it in a script for sbatch")
+        if self.kind != TORCHRUN:
+            raise ConfigError("--srun goes with --launcher torchrun")
 
     def _check_by_hand(self, node_rank: int) -> None:
         if self.kind != TORCHRUN:
@@ -248,10 +258,6 @@ class Launcher:
         return Start(host.name, (*self.remote_shell, host.name), is_shell=True, node=node)
 
     def _in_slurm(self, program: Program, num_ranks: int, port: int) -> Commands:
-        if "SLURM_JOB_ID" not in os.environ:
-            raise ConfigError("--srun: this is not a Slurm job; use it in a script for sbatch")
-        if self.kind != TORCHRUN:
-            raise ConfigError("--srun goes with --launcher torchrun")
         count = self.nnodes or _slurm_nodes()
         slots = (ranks_a_node(num_ranks, count),) * count
         # The script of a job runs on its first node.

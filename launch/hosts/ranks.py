@@ -86,6 +86,8 @@ def node_environment(base: Mapping[str, str], num_local_ranks: int) -> dict[str,
     # The environment's own ninja before the system's: another version of it builds every op anew.
     own_tools = str(Path(sys.executable).parent)
     environment["PATH"] = os.pathsep.join([own_tools, base.get("PATH", os.defpath)])
+    # NVML, and so the monitor, numbers GPUs by bus; CUDA would put the fastest first.
+    environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     environment["PYTHONUNBUFFERED"] = "1"
     paths = [str(ROOT), str(ROOT / "src"), *filter(None, [base.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)

@@ -6,6 +6,7 @@ Nothing is run, and nothing in the folders of measured sweeps is touched: what c
 
 from __future__ import annotations
 
+import json
 import re
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -17,7 +18,12 @@ from configs.errors import ConfigError
 from configs.schema import Point, model_names
 from configs.sweep import Sweep
 from deep_optimizer_states.errors import DeepOptimizerStatesError
-from deep_optimizer_states.predict.machine import Machine as Profile, MachineError, load_machine
+from deep_optimizer_states.predict.machine import (
+    Machine as Profile,
+    MachineError,
+    load_machine,
+    machine_names,
+)
 from deep_optimizer_states.predict.predict import Prediction, predict
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch import cli
@@ -46,6 +52,8 @@ class Simulation:
     profile: Profile
     when: AsOf
     results_dir: Path
+    is_shipped: bool = True
+    """Whether the profile is a shipped one; one of the user's own may have the name of one."""
 
     @classmethod
     def of(cls, given: Namespace) -> Simulation:
@@ -65,7 +73,16 @@ class Simulation:
             profile = load_machine(given.machine)
         except MachineError as error:
             raise ConfigError(f"--machine: {error}") from None
-        return cls(profile, as_of(given.as_of, profile.name), given.results_dir)
+        if given.repeats is not None:
+            raise ConfigError("--repeats: a prediction is the same every time; leave it out")
+        is_shipped = given.machine in machine_names()
+        when = as_of(given.as_of, profile.name if is_shipped else "")
+        return cls(profile, when, given.results_dir, is_shipped)
+
+    @property
+    def shipped_name(self) -> str:
+        """The profile's name, empty for one of the user's own."""
+        return self.profile.name if self.is_shipped else ""
 
     @property
     def about(self) -> dict[str, Any]:
@@ -82,7 +99,9 @@ class Simulation:
     def folder(self, sweep: str) -> Path:
         """Where a sweep goes."""
         name = re.sub(r"[^A-Za-z0-9._+-]", "-", self.profile.name)
-        own = as_of(None, self.profile.name) is self.when
+        if not self.is_shipped and name in machine_names():
+            name += "-own"
+        own = as_of(None, self.shipped_name) is self.when
         return sweep_dir(
             self.results_dir / f"simulated-{name}{'' if own else f'-{self.when.value}'}", sweep
         )
@@ -105,6 +124,7 @@ def simulate_sweep(
     sweep: Sweep,
     points: Sequence[Point],
     derive: Callable[[Path, Sequence[str]], int] | None,
+    dry_run: bool = False,
 ) -> int:
     """Predict a sweep's points, write their folders, and make tables, figures and report.
 
@@ -113,6 +133,7 @@ def simulate_sweep(
         sweep: What its report is called and shows.
         points: Named.
         derive: Makes tables, figures and report; None to leave them out.
+        dry_run: Only say the predictions, write nothing.
 
     Returns:
         0, or the exit code of what could not be made.
@@ -125,7 +146,7 @@ def simulate_sweep(
     # What was published is of the paper's software.
     every = read_published() if simulation.when is AsOf.PAPER else []
     points = with_published_subgroups(sweep, points, every)
-    published = published_of(points, sweep.name, profile.name, every)
+    published = published_of(points, sweep.name, simulation.shipped_name, every)
     impossible = {}
     for number, point in enumerate(points, start=1):
         head = f"[{number}/{len(points)}] {point.name}"
@@ -135,21 +156,33 @@ def simulate_sweep(
             impossible[point.name] = str(error)
             cli.say(f"{head}: left out: {error}")
             continue
+        cli.say(f"{head}: {_line(found)}")
+        if dry_run:
+            continue
         values = predicted_values(point, found, simulation.about)
         written.add(point, SIMULATED, values, memory_lack(found))
         if point.name in published:
             written.add(point, PUBLISHED, published_values(point, published[point.name]))
-        cli.say(f"{head}: {_line(found)}")
     if len(impossible) == len(points):
         raise ConfigError(f"sweep '{sweep.name}': {next(iter(impossible.values()))}")
     figures = [name for name in sweep.figures if name not in NOT_SIMULATED] or [ANY_SIMULATED]
-    written.finish(sweep.name, sweep.description, figures)
+    if not dry_run:
+        written.finish(sweep.name, sweep.description, figures)
     beside = f", {len(published)} beside published values" if published else ""
     cli.say(
         f"simulated, nothing was run: {len(points) - len(impossible)} points on {profile.name} "
         f"({simulation.when.words}){beside}"
     )
-    return derive(written.folder, figures) if derive is not None else 0
+    return 0 if derive is None or dry_run else derive(written.folder, figures)
+
+
+def predicted_before(simulation: Simulation, sweep: str) -> frozenset[str]:
+    """Names of the points that the folder of a sweep shows already; none when it cannot be read."""
+    try:
+        index = json.loads((simulation.folder(sweep) / "sweep.json").read_text(encoding="utf-8"))
+        return frozenset(str(run["name"]) for run in index["runs"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return frozenset()
 
 
 def largest_that_fits(simulation: Simulation, points_of: Callable[[str], Sequence[Point]]) -> str:

@@ -125,7 +125,7 @@ def test_ctrl_c_of_the_main_job_keeps_what_is_done(tmp_path):
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=40)
     assert process.returncode == 130
-    assert "3 runs: 1 ok, 1 failed" in out
+    assert "3 runs: 1 ok, 1 interrupted" in out
     assert "--resume goes on" in out
     assert not (tmp_path / "r" / "mine" / "report.md").exists()
     statuses = sorted(path.read_text() for path in tmp_path.glob("r/mine/*/run-001/status.json"))

@@ -132,3 +132,13 @@ def test_work_falls_due_at_the_share_of_time():
 def test_what_was_missed_for_long_is_forgotten():
     debt = Debt(0.5, 0.0)
     assert debt.due_s(1000.0) == MOST_DEBT_S
+
+
+def test_an_error_without_words_is_named(monkeypatch, tmp_path, capsys):
+    def fail(*_arguments):
+        raise AssertionError
+
+    monkeypatch.setattr("launch.hog.GpuHolder", fail)
+    monkeypatch.setattr(signal, "signal", lambda *_arguments: None)  # the test's own stay
+    assert main(["--share", "0.5", "--device", "cuda:0", "--out", str(tmp_path / "h")]) == 1
+    assert capsys.readouterr().err == "[launch] hog of cuda:0: error: AssertionError\n"

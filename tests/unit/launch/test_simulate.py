@@ -10,6 +10,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.schema import make_point
 from configs.sweep import Sweep, load_sweep
+from deep_optimizer_states.predict.machine import MACHINES_DIR
 from launch.records.ledger import read_records
 from launch.simulate.published import published_of, read_published, with_published_subgroups
 from launch.simulate.workloads import AsOf, as_of, workload_of
@@ -267,6 +268,7 @@ def test_a_hundred_points_take_less_than_five_seconds(simulate, tmp_path, capsys
         (["--simulate", "--machine", "h100x4", "--again"], "leave out --resume"),
         (["--simulate", "--machine", "h100x4", "--report-only"], "leave out --resume"),
         (["--simulate", "--machine", "h100x4", "--as-of", "now"], "--as-of: invalid choice"),
+        (["--simulate", "--machine", "h100x4", "--repeats", "2"], "--repeats: a prediction is"),
         (["--simulate", "--machine", "h100x4", "--sweep", "model"], "did you mean 'models'"),
     ],
 )
@@ -300,3 +302,36 @@ def test_a_folder_that_cannot_be_written_is_named(simulate, tmp_path):
     (tmp_path / "r").write_text("a file in the way")
     with pytest.raises(ConfigError, match=r"cannot be written: .*--results-dir"):
         simulate("--sweep", "basic", "--model", "7B")
+
+
+def test_a_part_of_a_sweep_is_added_to_what_its_folder_shows(simulate, tmp_path):
+    folder = tmp_path / "r" / "simulated-h100x4" / "gpu-hogging"
+    assert simulate("--sweep", "gpu-hogging", "--index", "5") == 0
+    (fifth,) = index_of(folder)["runs"]
+    simulate("--sweep", "gpu-hogging", "--index", "2")
+    second, again = index_of(folder)["runs"]
+    assert again["name"] == fifth["name"] != second["name"]
+    saved = [json.loads((folder / entry["run_dir"] / "run.json").read_text())
+             for entry in (second, again)]  # fmt: skip
+    assert [run["point"]["name"] for run in saved] == [second["name"], again["name"]]
+
+
+def test_a_dry_simulation_prints_and_writes_nothing(simulate, tmp_path, capsys):
+    assert simulate("--sweep", "basic", "--model", "7B", "--dry-run") == 0
+    assert "7B vanilla: simulated " in capsys.readouterr().out
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_profile_of_ones_own_is_not_the_shipped_one_of_its_name(simulate, tmp_path):
+    own = tmp_path / "own.toml"
+    own.write_text((MACHINES_DIR / "h100x4.toml").read_text())
+    simulate("--sweep", "basic", "--model", "7B", machine=own)
+    index = index_of(tmp_path / "r" / "simulated-h100x4-own" / "basic")
+    assert "today" in index["simulated"]["software"]
+    assert {run["run_dir"].rpartition("/")[2] for run in index["runs"]} == {"simulated-001"}
+
+
+def test_a_wrong_choice_of_software_is_told_in_plain_words():
+    with pytest.raises(ConfigError, match="paper") as caught:
+        main(["--simulate", "--machine", "h100x4", "--as-of", "now"])
+    assert "AsOf" not in str(caught.value)

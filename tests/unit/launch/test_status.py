@@ -83,3 +83,13 @@ def test_what_is_no_sweep_is_said(tmp_path, text):
         (tmp_path / "sweep.json").write_text(text)
     with pytest.raises(ConfigError, match=r"no sweep in it|cannot be read"):
         main([str(tmp_path)])
+
+
+def test_what_was_only_simulated_is_said_to_be(tmp_path, capsys):
+    folder = tmp_path / "simulated-h100x4" / "stride"
+    folder.mkdir(parents=True)
+    (folder / "sweep.json").write_text(json.dumps({"name": "stride", "source": "simulated"}))
+    with pytest.raises(ConfigError, match="only simulated sweeps in it"):
+        main([str(tmp_path)])
+    assert main([str(folder)]) == 0
+    assert capsys.readouterr().out == f"stride: simulated, nothing was run  ({folder})\n"

@@ -1,4 +1,7 @@
 import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -6,13 +9,14 @@ from configs.errors import ConfigError
 from configs.schema import make_point
 from configs.sweep import Sweep, load_sweep
 from deep_optimizer_states.predict.memory_need import GIB
-from launch import run as run_module
+from launch import run as run_module, sweep_runner
 from launch.fit.machine import Machine
 from launch.records.identity import data_facts
 from launch.records.ledger import Choice
+from launch.records.run_folder import Status
 from launch.run import RunOptions
-from launch.sweep import build_parser, choose_points, main, make_plan
-from launch.sweep_runner import Plan, Request, run_all
+from launch.sweep import build_parser, choose_points, derive, main, make_plan
+from launch.sweep_runner import Plan, Progress, Request, run_all, summary
 from launch.trainers import Trainer
 
 BASIC = load_sweep("basic")
@@ -229,3 +233,77 @@ def test_all_sweeps_can_be_listed_and_dry_run(tmp_path, capsys):
         assert f"  {name} " in out
     assert main(["--all", "--size", "full", "--model", "7B", "--list-points"]) == 0
     assert "7B hybrid stride 10" in capsys.readouterr().out
+
+
+def test_a_full_dry_run_without_a_gpu_is_one_of_a_gpu(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("launch.sweep.probe_machine", lambda: CPU)
+    words = ["--dry-run", "--sweep", "memory", "--results-dir", str(tmp_path / "r")]
+    assert main([*words, "--size", "full"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("(as on a GPU of profile h200x1; none here)") == 3
+    assert out.count("rough, from the rates of h200x1") == 3
+    assert "each GPU 0.0 GiB" not in out
+    assert main([*words, "--size", "full", "--device", "cpu"]) == 0
+    assert "h200x1" not in capsys.readouterr().out
+    assert main(["--dry-run", "--size", "full", "--list-points"]) == 0
+    assert "tiny" not in capsys.readouterr().out
+    monkeypatch.setattr("launch.sweep.probe_machine", lambda: GPU)
+    assert main([*words, "--size", "full"]) == 0
+    assert "none here" not in capsys.readouterr().out
+
+
+def test_a_report_of_nothing_makes_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run_module, "data_prefix", lambda _given: pytest.fail("data was made"))
+    assert main(["--report-only", "--device", "cpu", "--results-dir", str(tmp_path / "r")]) == 2
+    captured = capsys.readouterr()
+    folder = tmp_path / "r" / "basic"
+    assert captured.err == f"error: no run of sweep 'basic' in {folder}\n"
+    assert captured.out == ""
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("codes", "said"),
+    [
+        ({"parse": 2}, "tables: exit code 2\n"),
+        ({"parse.report": 2}, "report: exit code 2\nfigures  {}/figures\n"),
+        ({"plots": 2}, "figures: exit code 2\nreport   {}/report.html\n"),
+        ({"plots": 1, "parse.report": 1}, "figures: exit code 1\nreport: exit code 1\n"
+         "report   {0}/report.html\nfigures  {0}/figures\n"),
+    ],
+)  # fmt: skip
+def test_only_what_was_made_is_shown(codes, said, tmp_path, capsys, monkeypatch):
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "loss.png").touch()
+
+    def run(command, **_options):
+        return subprocess.CompletedProcess(command, codes.get(command[2], 0))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert derive(tmp_path, ["loss"]) == next(iter(codes.values()))
+    assert capsys.readouterr().out == said.format(tmp_path)
+
+
+def test_every_sweep_and_one_of_them_cannot_both_be_meant():
+    with pytest.raises(ConfigError, match="leave out --all or --sweep basic"):
+        main(["--all", "--sweep", "basic"])
+
+
+def test_data_that_are_not_there_are_named_before_a_run():
+    point = make_point({"model": "tiny", "data_prefix": "/none/such"})
+    with pytest.raises(ConfigError, match=r"no file '/none/such\.bin'"):
+        run_module.describe(point, CPU, RunOptions(Path("r")))
+
+
+def test_what_the_user_stopped_has_not_failed(plan, fake_trainer, monkeypatch, capsys):
+    real = sweep_runner.execute
+
+    def stopped(task, options, watch):
+        outcome = real(task, options, watch)
+        return replace(outcome, status=Status("interrupted", cause="SIGINT"), stop_signal=2)
+
+    monkeypatch.setattr(sweep_runner, "execute", stopped)
+    progress = run_all(plan(fake_trainer("ok")), Request())
+    assert (progress.ok, progress.failed, progress.interrupted) == (0, 0, 1)
+    assert summary(progress, 3) == "3 runs: 0 ok, 1 interrupted"
+    assert summary(Progress(ok=1), 1) == "1 runs: 1 ok"

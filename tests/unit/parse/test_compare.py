@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from parse.compare import compare
+from parse.compare import compare, compare_alone
 from parse.log_lines import read_log
 
 ARTIFACT = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "logs" / "artifact"
@@ -50,6 +50,16 @@ def test_a_close_pair_has_a_speed_up(write_log):
     result = compared(write_log, {}, {"losses": (9.0, 8.5, 8.25, 8.125, 8.0005)})
     assert (result.pair.word, result.withheld) == ("close", None)
     assert result.speedup == 1.0
+
+
+def test_two_logs_of_which_one_is_of_a_cpu_have_no_speed_up(write_log):
+    logs = [read_log(write_log(f"{name}/a.log", seconds=SLOW)) for name in "ab"]
+    assert compare_alone(*logs).speedup == 1.0
+    logs[1].device = "cpu"
+    result = compare_alone(*logs)
+    assert (result.speedup, result.withheld) == (None, "measured on a CPU")
+    assert result.phases["iteration"].ratio == 1.0
+    assert compare_alone(*logs, warmup=4).withheld.endswith("are needed; measured on a CPU")
 
 
 @pytest.mark.skipif(not ARTIFACT.is_dir(), reason="the authors' logs are not here")

@@ -137,3 +137,16 @@ def test_accumulation_and_rates_need_all_that_they_are_made_of(write_log, tmp_pa
     assert {row["update_rate"] for row in table} == {""}
     assert {row["repeat"] for row in table} == {""}
     assert {row["hog_share"] for row in table} == {""}
+
+
+def test_a_run_of_which_nothing_is_timed_is_told(write_log, recipe, tmp_path, capsys):
+    short = write_log("a/short.log")
+    empty = write_log("b/empty.log", text="using world size: 1, data-parallel-size: 1\n")
+    words = [str(short), str(empty), "--out", str(tmp_path / "t")]
+    assert main([*words, "--warmup", "99"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        f"parse: {short}: all 5 iterations are warm-up (--warmup 99)",
+        f"parse: {empty}: no iteration in it",
+    ]
+    main(words[:1] + words[2:])
+    assert capsys.readouterr().err == ""

@@ -174,3 +174,19 @@ def test_this_machine_is_reached_without_a_remote_shell(tmp_path):
     here, there = launcher(*words).commands(PROGRAM, 2, 5000).starts
     assert (here.prefix, here.is_shell) == ((), False)
     assert (there.prefix[-1], there.is_shell) == ("node-2", True)
+
+
+def test_a_hostfile_that_is_not_there_is_refused_with_the_options(tmp_path):
+    with pytest.raises(ConfigError, match=r"hostfile .* cannot be read"):
+        launcher("--hostfile", str(tmp_path / "none"))
+
+
+def test_srun_outside_a_slurm_job_is_refused_with_the_options():
+    with pytest.raises(ConfigError, match="--srun: this is not a Slurm job"):
+        launcher("--srun")
+
+
+def test_ranks_that_cannot_be_shared_out_name_what_sets_their_number():
+    words = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "a", "--master-port", "5000"]
+    with pytest.raises(ConfigError, match=r"--nnodes 2: 1 rank cannot .*--dp N"):
+        launcher(*words).commands(PROGRAM, 1, 5000)
