@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from parse.comparisons import ON_CPU, TIMED_PHASES, PointComparison
+from parse.compare import ON_CPU
+from parse.comparisons import TIMED_PHASES, PointComparison
 from parse.pairs import PointRuns, point_key, preferred
 from parse.records import Setting
 from parse.run_folder import Run
