@@ -9,6 +9,8 @@ the same code runs in a small form where there is no GPU. See docs/benchmarks.md
 from __future__ import annotations
 
 import argparse
+import math
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -135,11 +137,20 @@ def free_device_bytes(device: str) -> int | None:
     """
     if device == "cpu":
         return None
-    import torch
-
-    if not torch.cuda.is_available():
-        raise BenchmarkError("no CUDA device found; --device cpu --small runs a small form")
-    return int(torch.cuda.mem_get_info()[0])
+    # Asked in a process that ends: a CUDA context takes memory of the GPU, and in exclusive mode
+    # keeps everybody else from it.
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch; print(torch.cuda.mem_get_info()[0])"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise BenchmarkError(
+            f"no CUDA device can be used ({reason}); --device cpu --small runs a small form"
+        )
+    return int(done.stdout.split()[-1])
 
 
 def choose_point(given: argparse.Namespace) -> tuple[Point, str]:
@@ -225,11 +236,11 @@ def _show(found: list[dict[str, Any]], least: tuple[Bound, Bound] | None) -> Non
 def _check(given: argparse.Namespace) -> None:
     chosen_rows(given.rows)
     for name in ("rounds", "iterations", "minutes", "row_timeout", "seq_length"):
-        if getattr(given, name) <= 0:
+        if not 0 < getattr(given, name) < math.inf:  # not a number is neither
             flag = name.replace("_", "-")
-            raise BenchmarkError(f"--{flag} {getattr(given, name)}: give more than 0")
+            raise BenchmarkError(f"--{flag} {getattr(given, name)}: give a number above 0")
     for name in ("warm_up", "clip_grad"):
-        if getattr(given, name) < 0:
+        if not 0 <= getattr(given, name) < math.inf:
             flag = name.replace("_", "-")
             raise BenchmarkError(f"--{flag} {getattr(given, name)}: give 0 or more")
 

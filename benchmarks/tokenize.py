@@ -16,28 +16,33 @@ import argparse
 import importlib.util
 import json
 import lzma
+import math
 import multiprocessing
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import BenchmarkError
 from benchmarks.timing import Times
 from dataset.digest import file_digest
+from dataset.errors import DatasetError
 from dataset.indexed import bin_path, idx_path
 from dataset.pipeline.job import Job
 from dataset.pipeline.run import run
 from dataset.readers import inputs
 from dataset.readers.blocks import Reading
+from dataset.tokenizer.bpe import BYTES, ByteLevelBpe
 from dataset.tokenizer.choose import Choice
 
 LINES_AT_ONCE = 32  # Megatron's
+EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 SIDES = ("megatron", "ours")
 
 
@@ -46,8 +51,6 @@ class PythonGpt2:
 
     def __init__(self, vocab_file: Path, merge_file: Path) -> None:
         import regex  # type: ignore[import-untyped]
-
-        from dataset.tokenizer.bpe import BYTES
 
         self._ids: dict[str, int] = json.loads(vocab_file.read_text(encoding="utf-8"))
         merges = merge_file.read_text(encoding="utf-8").split("\n")[1:-1]
@@ -87,7 +90,7 @@ def _megatron_tokenizer(path: Path | None, vocab: Path, merges: Path) -> Any:  #
         return PythonGpt2(vocab, merges)
     spec = importlib.util.spec_from_file_location("gpt2_tokenization", path)
     if spec is None or spec.loader is None:
-        raise SystemExit(f"--megatron-tokenizer {path}: not a Python file")
+        raise BenchmarkError(f"--megatron-tokenizer {path}: not a Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.GPT2Tokenizer(str(vocab), str(merges))
@@ -162,6 +165,8 @@ def _repeated(source: Path, target: Path, num_bytes: int) -> int:
     opener = lzma.open if source.suffix == ".xz" else open
     with opener(source, "rb") as file:
         lines = [line.rstrip(b"\n") + b"\n" for line in file]
+    if not any(line.strip() for line in lines):
+        raise BenchmarkError(f"--text {source}: holds no lines")
     written = 0
     with target.open("wb") as out:
         while written < num_bytes:
@@ -174,26 +179,72 @@ def _side(arguments: argparse.Namespace, side: str, text: Path) -> dict[str, Any
     for flag in ("vocab_file", "merge_file", "megatron_tokenizer", "workers"):
         if (value := getattr(arguments, flag)) is not None:
             command += [f"--{flag.replace('_', '-')}", str(value)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise BenchmarkError(f"{side} ended with status {done.returncode}: {last}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
-def main() -> None:
-    """Compare, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--text", type=Path, required=True, help="JSON lines, plain or .xz")
-    parser.add_argument("--vocab-file", type=Path, required=True, help="GPT-2's vocab.json")
-    parser.add_argument("--merge-file", type=Path, required=True, help="GPT-2's merges.txt")
-    parser.add_argument("--megatron-tokenizer", type=Path, help="Megatron's gpt2_tokenization.py")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--megabytes", type=float, default=50, help="of text, by repeating it")
-    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.side:
-        _one(arguments)
-        return
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse here what would let a worker die: a pool starts new ones for ever."""
+    for flag in ("text", "vocab_file", "merge_file", "megatron_tokenizer"):
+        path = getattr(arguments, flag)
+        if path is not None and not path.is_file():
+            raise BenchmarkError(f"--{flag.replace('_', '-')} {path}: no such file")
+    for flag in ("workers", "repeats", "megabytes"):
+        if not 0 < getattr(arguments, flag) < math.inf:  # not a number is neither
+            raise BenchmarkError(f"--{flag} {getattr(arguments, flag)}: give a number above 0")
+    try:
+        vocabulary = ByteLevelBpe.from_gpt2_files(arguments.vocab_file, arguments.merge_file)
+    except DatasetError as error:
+        raise BenchmarkError(f"--vocab-file, --merge-file: {error}") from error
+    if vocabulary.eod is None:
+        raise BenchmarkError(f"--vocab-file {arguments.vocab_file}: has no <|endoftext|>")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tokenize",
+        description="Text to tokens: Megatron's method and ours in turns, on the same text.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--text", type=Path, required=True, help="JSON lines, plain or .xz")
+    add("--vocab-file", type=Path, required=True, help="GPT-2's vocab.json")
+    add("--merge-file", type=Path, required=True, help="GPT-2's merges.txt")
+    add(
+        "--megatron-tokenizer",
+        type=Path,
+        help="Megatron's gpt2_tokenization.py [its method, written anew]",
+    )
+    add("--workers", type=int, default=2, help="processes of each side [2]")
+    add("--repeats", type=int, default=5, help="turns [5]")
+    add("--megabytes", type=float, default=50, help="of text, by repeating it [50]")
+    add("--side", choices=SIDES, help=argparse.SUPPRESS)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare, and print a table; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        if arguments.side:
+            _one(arguments)
+        else:
+            _check(arguments)
+            _compare(arguments)
+    except (BenchmarkError, DatasetError, OSError, lzma.LZMAError) as error:
+        sys.stderr.write(f"benchmarks.tokenize: {error}\n")
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        sys.stderr.write("benchmarks.tokenize: interrupted\n")
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def _compare(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.jsonl"
         megabytes = _repeated(arguments.text, text, int(arguments.megabytes * 1e6)) / 1e6
@@ -203,7 +254,7 @@ def main() -> None:
                 results[side].append(_side(arguments, side, text))
     written = {tuple(one["digests"]) for ones in results.values() for one in ones}
     if len(written) > 1:
-        raise SystemExit("the two sides wrote different files: no figure")
+        raise BenchmarkError("the two sides wrote different files: no figure")
     times = {side: Times(tuple(one["seconds"] for one in ones)) for side, ones in results.items()}
     tokens = results["ours"][0]["tokens"]
     say = sys.stdout.write
@@ -220,4 +271,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,6 +12,7 @@ from dataset.digest import content_key
 from dataset.errors import DatasetError
 from dataset.indexed import Counts, Index, bin_path, idx_path
 from dataset.manifest import Manifest
+from dataset.outputs import require_writable
 
 
 def merge(prefixes: Sequence[Path], output: Path) -> Counts:
@@ -34,10 +35,8 @@ def merge(prefixes: Sequence[Path], output: Path) -> Counts:
             raise DatasetError(f"{path} is there already: give another --output-prefix")
     if known[0]:
         manifest.require_one_vocabulary(output.parent, known[0].vocab_size, known[0].eod)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DatasetError(f"--output-prefix {output}: {error.strerror}") from error
+    require_writable(output, "--output-prefix")
+    _require_sound(prefixes, known)
     draft = output.with_name(f".unfinished-{output.name}")
     try:
         counts = indexed.write_index(idx_path(draft), pairs[0].ids.dtype, pairs)
@@ -71,6 +70,13 @@ def _require_mergeable(
             )
         if facts and known[0] and _vocabulary(facts) != _vocabulary(known[0]):
             raise DatasetError(f"{prefix} and {prefixes[0]} have different vocabularies")
+
+
+def _require_sound(prefixes: Sequence[Path], known: Sequence[Manifest | None]) -> None:
+    """Check every pair against its manifest: the new one would vouch for damaged files."""
+    for prefix, facts in dict(zip(prefixes, known, strict=True)).items():
+        if facts and (damage := facts.damage(prefix.parent)):
+            raise DatasetError(f"{prefix} is damaged: {damage}; prepare it again")
 
 
 def _vocabulary(facts: Manifest) -> tuple[int, int, str]:

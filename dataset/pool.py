@@ -50,7 +50,7 @@ def ordered(
     waiting: deque[Future[Result]] = deque()
     try:
         for item in items:
-            waiting.append(executor.submit(work, item))
+            waiting.append(_submit(executor, work, item))
             if len(waiting) >= ITEMS_PER_WORKER * workers:
                 yield waiting.popleft().result()
         while waiting:
@@ -62,6 +62,18 @@ def ordered(
         ) from error
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _submit(
+    executor: ProcessPoolExecutor, work: Callable[[Item], Result], item: Item
+) -> Future[Result]:
+    # This may start a worker. Ctrl-C would end it with a traceback as long as it only imports; it
+    # inherits what is blocked here, and here Ctrl-C arrives a moment later.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return executor.submit(work, item)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start_worker(initializer: Callable[..., None], initargs: tuple[Any, ...]) -> None:

@@ -17,6 +17,7 @@ from dataset.clean.duplicates import Seen
 from dataset.clean.settings import CleanSettings
 from dataset.clean.steps import Cleaned
 from dataset.errors import DatasetError
+from dataset.outputs import require_writable
 from dataset.pool import ordered
 from dataset.progress import Progress
 from dataset.readers.blocks import Reading, blocks
@@ -47,15 +48,15 @@ def clean(
         stop_at_bad: Whether a record that cannot be used ends it.
 
     Raises:
-        DatasetError: A file is in the way or cannot be used, a library is missing, or a record is
-            bad.
+        DatasetError: A file is in the way or cannot be used, a library is missing, a record is
+            bad, or none has text.
     """
     settings.require_libraries()
     _require_output(output)
     # Here as well as in every worker: its errors are the user's.
     steps.Cleaner(settings, reading.keys[0])
     seen = None if settings.near_duplicates is None else Seen(settings.near_duplicates)
-    counts: Counter[str] = Counter()
+    counts: Counter[str] = Counter(dict.fromkeys(settings.counted(), 0))
     bad: list[tuple[int, int, str]] = []
     progress = Progress("cleaning", reading.total_bytes)
     arguments = (settings, reading.keys[0])
@@ -71,12 +72,13 @@ def clean(
                     "--bad-lines skip leaves such lines out"
                 )
             bad += block.bad
-            counts += block.counts
+            counts.update(block.counts)  # += would drop those that are 0
             for line_bytes in _kept(block, seen, counts):
                 file.write(line_bytes)
                 counts["written"] += 1
             progress.update(block.consumed_bytes, f"{counts['written']:,} kept")
         progress.close()
+        _require_text(reading, counts, bad)
     counts["bad lines"] = len(bad)
     return Report(dict(counts), bad)
 
@@ -95,6 +97,12 @@ def write_report(reading: Reading, report: Report, output: Path) -> None:
     report_path(output).write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
 
 
+def _require_text(reading: Reading, counts: Counter[str], bad: list[tuple[int, int, str]]) -> None:
+    if not counts["read"]:
+        first = f" ({reading.name(bad[0][0])}:{bad[0][1]}: {bad[0][2]})" if bad else ""
+        raise DatasetError(f"the input holds no text under '{reading.keys[0]}'{first}")
+
+
 def _kept(block: Cleaned, seen: Seen | None, counts: Counter[str]) -> Iterator[bytes]:
     for line, values in zip(block.lines, block.signatures, strict=True):
         if seen and values is not None and not seen.is_new(values):
@@ -109,10 +117,7 @@ def _require_output(output: Path) -> None:
     for path in (output, report_path(output)):
         if path.exists():
             raise DatasetError(f"--output: {path} is there already; give another name")
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DatasetError(f"--output {output}: {error.strerror}") from error
+    require_writable(output, "--output")
 
 
 @contextmanager

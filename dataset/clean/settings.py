@@ -29,6 +29,20 @@ class CleanSettings:
     decontaminate: tuple[Path, ...] = ()
     """Files with evaluation texts."""
 
+    def counted(self) -> list[str]:
+        """Names of what is counted, whether it happens or not."""
+        names = {
+            "fixed": self.fix_text,
+            "dropped: empty": True,
+            "dropped: language": bool(self.languages),
+            "contaminated": bool(self.decontaminate),
+            "dropped: contaminated": bool(self.decontaminate),
+            "dropped: too short": self.min_words > 0,
+            "dropped: too long": self.max_words is not None,
+            "dropped: near-duplicate": self.near_duplicates is not None,
+        }
+        return ["read", "written", *(name for name, is_chosen in names.items() if is_chosen)]
+
     def require_libraries(self) -> None:
         """Check that the libraries of the chosen steps are there.
 

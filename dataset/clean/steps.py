@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.clean.contamination import Contamination
+from dataset.clean.contamination import FEWEST_WORDS, Contamination
 from dataset.clean.duplicates import signature
 from dataset.clean.language import LanguageFilter
 from dataset.clean.settings import CleanSettings
@@ -48,9 +48,7 @@ class Cleaner:
             if settings.languages
             else None
         )
-        self._contamination = (
-            Contamination(_evaluation_texts(settings, key)) if settings.decontaminate else None
-        )
+        self._contamination = _contamination(settings, key) if settings.decontaminate else None
 
     def __call__(self, block: Block) -> Cleaned:
         """Clean a block."""
@@ -113,14 +111,26 @@ class Cleaner:
         return True
 
 
+def _contamination(settings: CleanSettings, key: str) -> Contamination:
+    found = Contamination(_evaluation_texts(settings, key))
+    if not len(found):
+        files = " ".join(map(str, settings.decontaminate))
+        raise DatasetError(
+            f"--decontaminate {files}: holds no evaluation text of {FEWEST_WORDS} words or more"
+        )
+    return found
+
+
 def _evaluation_texts(settings: CleanSettings, key: str) -> Iterator[str]:
-    found = inputs.find([str(path) for path in settings.decontaminate])
+    found = inputs.find([str(path) for path in settings.decontaminate], flag="--decontaminate")
     # A text file of evaluation texts has one a line.
     for block in blocks(Reading(found, (key,), "line")):
         for file, piece in block.pieces:
             for record in parse(piece, (key,)):
                 if isinstance(record, BadRecord):
-                    raise DatasetError(f"{found[file].path}:{record.line}: {record.reason}")
+                    raise DatasetError(
+                        f"--decontaminate {found[file].path}:{record.line}: {record.reason}"
+                    )
                 yield "\n".join(record.texts[key])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from dataset.cli.output import say, tell
 from dataset.cli.types import megabytes, positive, share
+from dataset.errors import DatasetError
 
 
 def add(commands: Any) -> None:  # noqa: ANN401 - argparse's class for it is private
@@ -37,7 +38,7 @@ def add(commands: Any) -> None:  # noqa: ANN401 - argparse's class for it is pri
         "--language", nargs="+", metavar="CODE", help="keep these, e.g. en (py3langid)"
     )
     steps.add_argument(
-        "--language-confidence", type=share, default=0.5, help="least probability (0.5)"
+        "--language-confidence", type=share, metavar="SHARE", help="least probability (0.5)"
     )
     steps.add_argument(
         "--decontaminate",
@@ -67,15 +68,22 @@ def run(arguments: argparse.Namespace) -> int:
     from dataset.readers import inputs
     from dataset.readers.blocks import Reading
 
+    if arguments.language_confidence is not None and not arguments.language:
+        raise DatasetError(
+            f"--language-confidence {arguments.language_confidence}: means nothing without "
+            "--language"
+        )
     settings = CleanSettings(
         fix_text=arguments.fix_text,
         languages=tuple(arguments.language or ()),
-        language_confidence=arguments.language_confidence,
+        language_confidence=arguments.language_confidence or 0.5,
         min_words=arguments.min_words or 0,
         max_words=arguments.max_words,
         near_duplicates=arguments.near_duplicates,
         decontaminate=tuple(arguments.decontaminate or ()),
     )
+    if settings == CleanSettings():
+        tell("no step was chosen: texts are only copied")
     reading = Reading(
         inputs.find(arguments.input, arguments.input_format),
         (arguments.json_key,),

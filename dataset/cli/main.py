@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from dataset.cli import clean_command, inspect_command, merge_command, prepare_command
 from dataset.cli.output import tell
+from dataset.cli.parser import FlagParser
 from dataset.errors import DatasetError
 
 WRONG_USE = 2
@@ -40,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m dataset", description="Text to tokens.", allow_abbrev=False
     )
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=FlagParser)
     for module in (prepare_command, inspect_command, merge_command, clean_command):
         module.add(commands)
     return parser

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+MOST_MEGABYTES = 1 << 20
+
 
 def positive(text: str) -> int:
     """A whole number from 1."""
@@ -16,9 +18,14 @@ def positive(text: str) -> int:
 
 def megabytes(text: str) -> int:
     """Mebibytes, as bytes."""
-    number = float(text)
-    if not 0 < number < 1 << 20:
-        raise argparse.ArgumentTypeError(f"{text}: must be more than 0")
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < MOST_MEGABYTES:  # not a number is neither
+        raise argparse.ArgumentTypeError(
+            f"{text}: give a number of MiB from above 0 to below {MOST_MEGABYTES}"
+        )
     return max(1, int(number * (1 << 20)))
 
 

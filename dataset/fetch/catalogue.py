@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
+
+from dataset.errors import DatasetError
 
 BASE_URL = "https://huggingface.co"
 # The hub's own variable, so that a mirror that is set up for other tools serves here too.
@@ -39,8 +42,22 @@ GPT2_MERGES = RemoteFile(
 
 
 def base_url(given: str | None) -> str:
-    """Where files come from: the URL given, else the environment's, else the hub itself."""
-    return (given or os.environ.get(ENVIRONMENT_VARIABLE) or BASE_URL).rstrip("/")
+    """Where files come from: the URL given, else the environment's, else the hub itself.
+
+    Raises:
+        DatasetError: It is no http or https URL.
+    """
+    in_environment = os.environ.get(ENVIRONMENT_VARIABLE)
+    url = given or in_environment or BASE_URL
+    try:
+        parts = urlsplit(url)
+        is_web = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:  # brackets that are no address
+        is_web = False
+    if not is_web:
+        name = "--base-url" if given else f"${ENVIRONMENT_VARIABLE}"
+        raise DatasetError(f"{name} {url}: give a URL such as {BASE_URL}")
+    return url.rstrip("/")
 
 
 def oscar_text(folder: Path) -> Path | None:

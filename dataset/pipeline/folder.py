@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dataset import locks
 from dataset.errors import DatasetError
@@ -60,13 +61,35 @@ def claim(job: Job, restart: bool, say: Callable[[str], None]) -> Done:
     return Done()
 
 
-def _require_same(job: Job, plan_path: Path) -> None:
+def drop_fruitless(job: Job) -> None:
+    """Clear what a job of other options left when no part of it was finished: nothing is lost.
+
+    Raises:
+        DatasetError: There is something in the folder that no job put there.
+    """
+    folder = job.work_folder
+    plan_path = folder / PLAN_NAME
+    begun = plan_path.exists() and not any(folder.glob(f"*{parts.ENDING}"))
+    if begun and _changes(job, _read_plan(plan_path)):
+        clear(folder)
+
+
+def _read_plan(plan_path: Path) -> dict[str, Any]:
     try:
-        before = json.loads(plan_path.read_text(encoding="utf-8"))
+        found = json.loads(plan_path.read_text(encoding="utf-8"))
     except ValueError:
-        before = {}
-    now = job.plan()
-    names = [name for name in now if before.get(name) != now[name]]
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _changes(job: Job, before: dict[str, Any]) -> list[str]:
+    """What of a plan is otherwise now."""
+    return [name for name, value in job.plan().items() if before.get(name) != value]
+
+
+def _require_same(job: Job, plan_path: Path) -> None:
+    before = _read_plan(plan_path)
+    names = _changes(job, before)
     if names:
         shown = {"input": "the input files"}.get(names[0], f"{names[0]} = {before.get(names[0])!r}")
         raise DatasetError(

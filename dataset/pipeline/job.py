@@ -12,7 +12,7 @@ from dataset.readers.blocks import Reading
 from dataset.tokenizer.choose import Choice
 
 # Raise it when the same text must give other parts or other files.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 WORK_ENDING = ".parts"
 

@@ -12,6 +12,7 @@ from dataset import indexed, manifest
 from dataset.errors import DatasetError
 from dataset.indexed import Counts, bin_path, idx_path
 from dataset.manifest import Manifest
+from dataset.pipeline import folder
 from dataset.pipeline.job import FORMAT_VERSION, Job
 from dataset.pipeline.parts import Facts, Part, path_of
 from dataset.tokenizer.base import Tokenizer
@@ -26,16 +27,15 @@ def join(
     comes last: a pair with a manifest is finished.
 
     Raises:
-        DatasetError: There is no document at all.
+        DatasetError: A key has no text at all; the parts, of no use then, are cleared.
     """
+    _require_text(job, facts)
     dtype = indexed.id_type(tokenizer.vocab_size)
     made = []
     for number, key in enumerate(job.reading.keys):
         pieces = [Part(path_of(job.work_folder, one.number), number) for one in facts]
         draft = job.work_folder / f"unfinished-{number}"
         counts = indexed.write_index(idx_path(draft), dtype, pieces)
-        if not counts.tokens:
-            raise DatasetError(f"the input holds no text under '{key}'")
         num_tokens = _copy_ids(bin_path(draft), pieces) // dtype.itemsize
         for path_from in (bin_path, idx_path):
             _sync(path_from(draft))
@@ -49,6 +49,16 @@ def join(
     for key, one in zip(job.reading.keys, made, strict=True):
         one.write(manifest.path_of(job.prefix(key)))
     return made
+
+
+def _require_text(job: Job, facts: Sequence[Facts]) -> None:
+    for number, key in enumerate(job.reading.keys):
+        if any(one.text_bytes[number] for one in facts):
+            continue
+        bad = next((bad for one in facts for bad in one.bad), None)
+        first = f" ({job.reading.name(bad[0])}:{bad[1]}: {bad[2]})" if bad else ""
+        folder.clear(job.work_folder)
+        raise DatasetError(f"the input holds no text under '{key}'{first}")
 
 
 def _copy_ids(path: Path, pieces: Sequence[Part]) -> int:

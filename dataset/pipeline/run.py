@@ -13,6 +13,7 @@ from dataset.errors import DatasetError
 from dataset.indexed import bin_path, id_type, idx_path
 from dataset.locks import locked
 from dataset.manifest import Manifest
+from dataset.outputs import require_writable
 from dataset.pipeline import folder, worker
 from dataset.pipeline.folder import Done
 from dataset.pipeline.job import Job
@@ -23,6 +24,7 @@ from dataset.progress import MEGABYTE, Progress
 from dataset.readers.blocks import Block, blocks
 from dataset.readers.parse import Record, parse
 from dataset.tokenizer.base import Tokenizer, load
+from dataset.tokenizer.choose import DEFAULT_VOCAB_SIZE
 
 Say = Callable[[str], None]
 
@@ -53,19 +55,19 @@ def run(job: Job, say: Say, restart: bool = False) -> Finished:
     Raises:
         DatasetError: An input, an option or an output is in the way; parts stay where they are.
     """
-    try:
-        job.output_prefix.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DatasetError(f"--output-prefix {job.output_prefix}: {error.strerror}") from error
+    require_writable(job.output_prefix, "--output-prefix")
     with locked(job.work_folder, drop_empty=True):
         before = _finished_before(job)
         if before:
             folder.clear(job.work_folder)
             return Finished(before, [], [], 0.0, is_new=False)
+        if not restart:
+            folder.drop_fruitless(job)
         _require_free(job)
         done = folder.claim(job, restart, say)
         path = job.tokenizer.make(job.work_folder, lambda: _texts_to_learn_from(job, say))
         tokenizer = load(path)
+        _tell_if_smaller(job, tokenizer, say)
         eod = -1 if tokenizer.eod is None else tokenizer.eod
         manifest.require_one_vocabulary(job.output_prefix.parent, tokenizer.vocab_size, eod)
         if job.append_eod:
@@ -108,6 +110,12 @@ def _require_free(job: Job) -> None:
                     f"{path} is there already, of other text or options: "
                     "give another --output-prefix, or move it away"
                 )
+
+
+def _tell_if_smaller(job: Job, tokenizer: Tokenizer, say: Say) -> None:
+    asked = job.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
+    if job.tokenizer.learns and tokenizer.vocab_size < asked:
+        say(f"the text gave {tokenizer.vocab_size:,} entries, of {asked:,} asked for")
 
 
 def _texts_to_learn_from(job: Job, say: Say) -> Iterator[str]:

@@ -35,53 +35,57 @@ class InputFile:
     modified_ns: int
 
 
-def find(patterns: Sequence[str], kind: str | None = None) -> tuple[InputFile, ...]:
+def find(
+    patterns: Sequence[str], kind: str | None = None, flag: str = "--input"
+) -> tuple[InputFile, ...]:
     """Resolve file names and globs, in the order given, each glob's files by name.
 
     Args:
         patterns: Names or globs; ``**`` crosses folders.
         kind: What the files are; by default their names tell.
+        flag: Which option gave the names.
 
     Raises:
         DatasetError: Nothing matches, a file comes twice, is a folder, or is of no known kind.
     """
     found: dict[Path, InputFile] = {}
     for pattern in patterns:
-        for path in _matches(pattern):
+        for path in _matches(pattern, flag):
             if path in found:
-                raise DatasetError(f"--input {pattern}: {path} was given before: name it once")
-            found[path] = _describe(path, kind)
+                raise DatasetError(f"{flag} {pattern}: {path} was given before: name it once")
+            found[path] = _describe(path, kind, flag)
     return tuple(found.values())
 
 
-def _matches(pattern: str) -> list[Path]:
+def _matches(pattern: str, flag: str) -> list[Path]:
     # A name with brackets in it is a name if there is such a file.
     names = [pattern]
     if not Path(pattern).exists():
         # Not Path.glob: it takes no absolute patterns.
         names = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
     if not names:
-        raise DatasetError(f"--input {pattern}: no such file")
+        raise DatasetError(f"{flag} {pattern}: no such file")
     paths = [Path(name).absolute() for name in names]
     if len(paths) > 1:
         paths = [path for path in paths if not path.is_dir()]
     if not paths or paths[0].is_dir():
-        raise DatasetError(f"--input {pattern}: a folder; give its files: '{pattern}/*.jsonl'")
+        raise DatasetError(f"{flag} {pattern}: a folder; give its files: '{pattern}/*.jsonl'")
     return paths
 
 
-def _describe(path: Path, kind: str | None) -> InputFile:
+def _describe(path: Path, kind: str | None, flag: str) -> InputFile:
     name = path.name.lower()
     compression = next((end for end in COMPRESSIONS[1:] if name.endswith(end)), "")
     ending = Path(name.removesuffix(compression)).suffix
     known = kind or KIND_BY_ENDING.get(ending)
     if known is None:
         raise DatasetError(
-            f"--input {path}: what is in it? The name ends in none of "
-            f"{', '.join(KIND_BY_ENDING)} (then .xz, .gz or .zst): give --input-format"
+            f"{flag} {path}: what is in it? The name ends in none of "
+            f"{', '.join(KIND_BY_ENDING)} (then .xz, .gz or .zst)"
+            + (": give --input-format" if flag == "--input" else "")
         )
     if known == "parquet" and compression:
-        raise DatasetError(f"--input {path}: Parquet compresses inside: unpack the {compression}")
+        raise DatasetError(f"{flag} {path}: Parquet compresses inside: unpack the {compression}")
     facts = path.stat()
     return InputFile(
         path,

@@ -91,7 +91,8 @@ def _is_encodable(text: str) -> bool:
 
 def _texts(piece: Piece) -> Iterator[tuple[int, bytes]]:
     if piece.form == "text":
-        yield 1, piece.data
+        if not piece.data.isspace():
+            yield 1, piece.data
         return
     held: list[bytes] = []
     for line, raw in enumerate(piece.data.split(b"\n"), piece.line):

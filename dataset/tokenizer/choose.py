@@ -11,7 +11,7 @@ from typing import Any
 from dataset.errors import DatasetError
 from dataset.tokenizer.base import load
 from dataset.tokenizer.bpe import ByteLevelBpe
-from dataset.tokenizer.sentence_piece import learn
+from dataset.tokenizer.sentence_piece import SentencePiece, learn
 
 # Megatron's names mean the same.
 MEGATRON_NAMES = {
@@ -104,6 +104,7 @@ class Choice:
             ByteLevelBpe.learn(texts(), vocab_size).save(unfinished)
         elif self.name == "sentencepiece":
             assert self.model is not None
+            SentencePiece(self.model)  # its errors name the user's file
             unfinished.write_bytes(self.model.read_bytes())
         else:
             unfinished.write_bytes(learn(texts(), vocab_size))

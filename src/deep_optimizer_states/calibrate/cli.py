@@ -163,11 +163,21 @@ def _check_output(out: Path, force: bool) -> None:
         raise CalibrateError(f"{out}: is there already; give another name, or --force")
     if not out.parent.is_dir():
         raise CalibrateError(f"{out.parent}: no such folder")
+    beside = _beside(out)
+    try:
+        beside.touch()
+        beside.unlink()
+    except OSError as error:
+        raise CalibrateError(f"{out}: cannot be written: {error.strerror}") from error
+
+
+def _beside(out: Path) -> Path:
+    return out.with_name(f".{out.name}.{os.getpid()}")
 
 
 def _write(out: Path, text: str, force: bool) -> None:
     """Write it whole, or not at all; a file that came up meanwhile stays."""
-    beside = out.with_name(f".{out.name}.{os.getpid()}")
+    beside = _beside(out)
     try:
         beside.write_text(text, encoding="utf-8")
         if force:

@@ -37,6 +37,8 @@ HOST_RATES = (
 LR, BETAS, EPS, WEIGHT_DECAY = 1e-3, (0.9, 0.95), 1e-8, 0.1
 _BYTES_A_PARAMETER = 20
 _MOST_TURNS, _TURNS_S = 9, 1.5
+_NOISE = 0.1
+"""Share by which a rate differs from run to run."""
 _OP_ID = -20242  # DeepSpeed numbers its optimizers from 0
 _LOCKED_BYTES = 2**28
 Passes = dict[str, tuple[Callable[[int], object], float]]
@@ -120,7 +122,25 @@ def host_rates(
             curves[name].append((threads, amount / median(taken[name])))
         shown = (f"{name.split('_')[1]} {curves[name][-1][1] / 1e9:.3g}" for name in passes)
         say(f"  {threads} thread(s): {', '.join(shown)} G/s")
+    for name, curve in curves.items():
+        for line in _slower_with_more(name, curve):
+            say(line)
     return curves
+
+
+def _slower_with_more(name: str, curve: Sequence[tuple[int, float]]) -> list[str]:
+    """What to say of numbers of threads that did clearly worse than fewer of them."""
+    lines = []
+    best_threads, best_rate = curve[0]
+    for threads, rate in curve[1:]:
+        if rate < (1 - _NOISE) * best_rate:
+            lines.append(
+                f"  warning: {name}: {threads} threads gave {rate / 1e9:.3g} G/s, {best_threads} "
+                f"gave {best_rate / 1e9:.3g}: was something else running? Then measure again"
+            )
+        if rate > best_rate:
+            best_threads, best_rate = threads, rate
+    return lines
 
 
 def _bound(work: Callable[[int], object], threads: int) -> Callable[[], object]:

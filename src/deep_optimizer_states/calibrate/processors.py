@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from statistics import median
@@ -64,7 +65,9 @@ def measure_cuda(found: Findings) -> None:
         found.attempt("Adam on the device", ADAM_RATES, lambda: adam_rate(bench))
         found.attempt("page-locking", LOCK_RATES, lambda: lock_rate(device))
     finally:
-        device.close()
+        # After a fault of the GPU every call of CUDA fails, this one too; what failed is noted.
+        with contextlib.suppress(RuntimeError):
+            device.close()
     gpus = torch.cuda.device_count()
     if gpus > 1:
         found.attempt("gathering between GPUs", GATHER_RATES, lambda: gather_rate(gpus))

@@ -1,6 +1,7 @@
 """Rows, model and figures of the GPU benchmark; nothing is trained here."""
 
 import pytest
+import torch
 
 from benchmarks import gpu, gpu_report
 from benchmarks.bound import Limits
@@ -130,15 +131,28 @@ def test_rows_are_chosen_by_name_and_stock_is_always_there():
         (["--rows", "nothing"], "--rows nothing: known are stock"),
         (["--rounds", "0"], "--rounds 0"),
         (["--minutes", "-1"], "--minutes -1.0"),
+        (["--minutes", "nan"], "--minutes nan: give a number above 0"),
+        (["--clip-grad", "nan"], "--clip-grad nan: give 0 or more"),
+        (["--row-timeout", "inf"], "--row-timeout inf"),
         (["--warm-up", "-1"], "--warm-up -1"),
         (["--parameters", "10"], "--parameters 10"),
     ],
 )
-def test_wrong_values_are_said_in_a_line(flags, said, capsys):
+def test_wrong_values_are_said_in_a_line(flags, said, monkeypatch, capsys):
+    def measure(*_):
+        raise AssertionError("measured before the command line was checked")
+
+    monkeypatch.setattr(gpu, "run_calibration", measure)
     assert gpu.main(["--device", "cpu", "--small", *flags]) == gpu.EXIT_USAGE
     told = capsys.readouterr().err
     assert said in told
     assert told.count("\n") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+def test_without_a_gpu_the_small_form_is_named():
+    with pytest.raises(BenchmarkError, match=r"no CUDA device can be used \(.+\); --device cpu"):
+        gpu.free_device_bytes("cuda")
 
 
 def test_memory_that_ran_out_is_called_that():

@@ -39,6 +39,16 @@ def test_results_come_in_order_and_items_are_drawn_as_needed():
     assert list(results) == [2 * number for number in range(1, 20)]
 
 
+def is_interrupt_blocked(_):
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_workers_never_hear_of_ctrl_c_and_this_process_does():
+    # What a worker inherits holds from its first instruction on, before it can ignore the signal.
+    assert list(ordered(is_interrupt_blocked, range(1), 1, nothing)) == [True]
+    assert not is_interrupt_blocked(0)
+
+
 def test_an_error_in_a_worker_is_raised_here():
     with pytest.raises(DatasetError, match="bad 0"):
         list(ordered(fail, range(3), 1, nothing))

@@ -112,6 +112,33 @@ def test_host_rates_are_amounts_over_medians_for_each_number_of_threads(monkeypa
     assert lines[0].startswith("  1 thread(s): cast ")
 
 
+def test_more_threads_that_are_slower_are_warned_of(monkeypatch):
+    monkeypatch.setattr(host, "_TURNS_S", 0.0)
+    monkeypatch.setattr(host, "set_threads", lambda threads: None)
+    passes = {"host_stream_bytes_per_s": (lambda threads: time.sleep(0.002 * threads), 8.0)}
+    lines = []
+    host.host_rates(passes, [1, 2], lines.append)
+    (warning,) = lines[2:]
+    assert "host_stream_bytes_per_s: 2 threads gave " in warning
+    assert "was something else running?" in warning
+    assert host._slower_with_more("x", [(1, 1.0), (2, 0.95), (4, 3.0)]) == []
+
+
+def test_a_gpu_that_failed_costs_only_its_rates(found, monkeypatch):
+    class Broken:
+        def __init__(self, **_):
+            pass
+
+        def __getattr__(self, name):
+            raise RuntimeError("CUDA error: an illegal memory access")
+
+    monkeypatch.setattr("deep_optimizer_states.device.cuda.CudaDevice", Broken)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    processors.measure_cuda(found)
+    assert set(found.missing) == {*processors.GPU_RATES, *processors.COMPUTE_RATES,
+                                  *processors.LOCK_RATES}  # fmt: skip
+
+
 def test_every_openmp_runtime_of_the_process_is_found():
     maps = (
         "7f r-xp 00000000 08:01 1  /usr/lib/libgomp.so.1.0.0\n"
@@ -218,6 +245,7 @@ def not_measured(monkeypatch):
         (["-o", "."], ".: is a folder; give a file"),
         (["-o", "x.json"], "x.json: give a name that ends in .toml"),
         (["-o", "no/x.toml"], "no: no such folder"),
+        (["-o", "/proc/x.toml"], "/proc/x.toml: cannot be written: "),
         (["--threads", "1", "100000"], "--threads 100000: this process may use "),
     ],
 )

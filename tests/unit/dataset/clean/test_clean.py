@@ -192,6 +192,24 @@ def test_a_bad_line_can_stop_it_and_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
+def test_input_without_the_key_is_refused_and_leaves_nothing(tmp_path):
+    reading = write(tmp_path / "in.jsonl", [ENGLISH])
+    reading = Reading(reading.files, ("txt",))
+    with pytest.raises(DatasetError, match=r"no text under 'txt' \(.*in.jsonl:1: no key 'txt'\)"):
+        clean(reading, CleanSettings(), tmp_path / "out.jsonl", 1, stop_at_bad=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_what_did_not_happen_is_counted_as_0(tmp_path):
+    reading = write(tmp_path / "in.jsonl", [ENGLISH])
+    settings = CleanSettings(min_words=2, near_duplicates=0.9)
+    report = clean(reading, settings, tmp_path / "out.jsonl", 1, stop_at_bad=False)
+    assert report.counts == {
+        "read": 1, "written": 1, "bad lines": 0, "dropped: empty": 0, "dropped: too short": 0,
+        "dropped: near-duplicate": 0,
+    }  # fmt: skip
+
+
 def test_an_output_that_exists_or_has_another_ending_is_refused(tmp_path):
     reading = write(tmp_path / "in.jsonl", [ENGLISH])
     with pytest.raises(DatasetError, match=r"in.jsonl is there already"):

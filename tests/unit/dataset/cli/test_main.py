@@ -40,6 +40,29 @@ def text(tmp_path):
         (["inspect", "no/such"], "give the prefix that"),
         (["inspect", "x", "--vocab-file", "v"], "--vocab-file and --merge-file: give both"),
         (["clean", "--input", "{text}", "--output", "{text}"], "is there already"),
+        (["prepare", "oscar-1gb", "--base-url", "notaurl"], "--base-url notaurl: give a URL such"),
+        (
+            ["PREP", "--tokenizer", "sentencepiece", "--tokenizer-model", "{text}"],
+            "some text.jsonl is not a SentencePiece model",
+        ),
+        (
+            [
+                "prepare",
+                "--input",
+                "{text}",
+                "--tokenizer",
+                "train-bpe",
+                "--output-prefix",
+                "/proc/a",
+            ],
+            "--output-prefix /proc/a: cannot be written: ",
+        ),
+        (["CLEAN", "--language-confidence", "0.9"], "0.9: means nothing without --language"),
+        (["CLEAN", "--decontaminate", "no.jsonl"], "--decontaminate no.jsonl: no such file"),
+        (
+            ["CLEAN", "--decontaminate", "{text}"],
+            "some text.jsonl: holds no evaluation text of 8 words or more",
+        ),
     ],
 )
 def test_wrong_use_gets_a_line_and_exit_code_2(
@@ -48,6 +71,8 @@ def test_wrong_use_gets_a_line_and_exit_code_2(
     monkeypatch.chdir(tmp_path)
     if arguments[0] == "PREP":
         arguments = ["prepare", "--input", "{text}", "--output-prefix", "p", *arguments[1:]]
+    if arguments[0] == "CLEAN":
+        arguments = ["clean", "--input", "{text}", "--output", "o.jsonl", *arguments[1:]]
     assert main([argument.format(text=text) for argument in arguments]) == 2
     out, err = capsys.readouterr()
     assert message in err
@@ -63,9 +88,14 @@ def test_wrong_use_gets_a_line_and_exit_code_2(
         ([], "required: command"),
         (["inspect"], "required: PREFIX"),
         (["prepare", "--workers", "0"], "must be at least 1"),
-        (["prepare", "--part-mb", "-1"], "must be more than 0"),
+        (["prepare", "--part-mb", "-1"], "from above 0 to below 1048576"),
+        (["prepare", "--part-mb", "nan"], "nan: give a number of MiB"),
+        (["prepare", "--train-mb", "much"], "much: give a number of MiB"),
+        (["prepare", "--inpt", "x.jsonl"], "--inpt; did you mean --input?"),
+        (["merge", "--outptu", "x"], "--outptu; did you mean --output-prefix?"),
         (["prepare", "imagenet"], "invalid choice: 'imagenet'"),
-        (["prepare", "--out=x"], "unrecognized arguments"),
+        (["prepare", "--out=x"], "--out=x; did you mean --output-prefix?"),
+        (["prepare", "--zzz"], "unrecognized arguments: --zzz\n"),
         (["clean", "--input", "x", "--output", "y", "--near-duplicates", "2"], "at most 1"),
     ],
 )

@@ -3,6 +3,7 @@
 import hashlib
 import http.server
 import random
+import re
 import threading
 from dataclasses import dataclass, field
 
@@ -214,3 +215,12 @@ def test_the_mirror_given_wins_over_the_environments(monkeypatch):
     assert base_url(None) == "http://env"
     monkeypatch.delenv("HF_ENDPOINT")
     assert base_url(None).startswith("https://")
+
+
+@pytest.mark.parametrize("url", ["notaurl", "ftp://host", "http://", "http://[x"])
+def test_what_is_no_url_is_named_with_where_it_came_from(monkeypatch, url):
+    with pytest.raises(DatasetError, match=f"^--base-url {re.escape(url)}: give a URL such as"):
+        base_url(url)
+    monkeypatch.setenv("HF_ENDPOINT", url)
+    with pytest.raises(DatasetError, match=r"^\$HF_ENDPOINT "):
+        base_url(None)

@@ -219,6 +219,34 @@ def test_input_without_text_is_refused(tmp_path):
         run(job(tmp_path / "x.jsonl", tmp_path / "a"))
 
 
+def test_a_key_without_text_stops_before_anything_is_published(text, tmp_path):
+    with pytest.raises(DatasetError, match=r"no text under 'txt' \(.*x.jsonl:1: no key 'txt'\)"):
+        run(job(text, tmp_path / "a", keys=("txt",)))
+    text.write_text(text.read_text().replace('"title": "', '"title": "", "was": "'))
+    with pytest.raises(DatasetError, match="no text under 'title'"):
+        run(job(text, tmp_path / "a", keys=("text", "title")))
+    assert [path.name for path in tmp_path.iterdir()] == ["x.jsonl"]
+    run(job(text, tmp_path / "a"))  # the corrected command goes through as it is
+    assert documents(tmp_path / "a_text_document")[0] == f"{TEXTS[0]}<|endoftext|>"
+
+
+def test_work_without_a_finished_part_is_dropped_for_other_options(text, tmp_path):
+    wrong = tmp_path / "vocab.json"
+    wrong.write_text("{}")
+    with pytest.raises(DatasetError, match="are no vocabulary with its merges"):
+        run(job(text, tmp_path / "a", tokenizer=Choice("gpt2-bpe", wrong, wrong)))
+    assert (tmp_path / "a.parts" / "plan.json").exists()
+    run(job(text, tmp_path / "a"))
+    assert inspect_prefix(tmp_path / "a_text_document").problems == ()
+
+
+def test_a_vocabulary_smaller_than_asked_for_is_said(text, tmp_path):
+    few, many = (Choice("train-bpe", vocab_size=size) for size in (290, 5000))
+    assert not any("asked for" in line for line in run(job(text, tmp_path / "a", tokenizer=few))[1])
+    lines = run(job(text, tmp_path / "new" / "b", tokenizer=many))[1]
+    assert any("entries, of 5,000 asked for" in line for line in lines)
+
+
 def test_a_folder_has_one_vocabulary(text, tmp_path):
     run(job(text, tmp_path / "a"))
     with pytest.raises(DatasetError, match=r"data of another vocabulary \(290 entries"):
@@ -245,6 +273,18 @@ def test_merged_pairs_hold_all_documents_in_order(text, tmp_path):
     assert inspect_prefix(tmp_path / "merged").problems == ()
     with pytest.raises(DatasetError, match=r"merged.bin is there already"):
         merge([prefix, prefix], tmp_path / "merged")
+
+
+def test_a_damaged_pair_is_not_merged(text, tmp_path):
+    for name in "ab":
+        run(job(text, tmp_path / name))
+    first, second = (tmp_path / f"{name}_text_document" for name in "ab")
+    with indexed.bin_path(second).open("r+b") as file:
+        file.seek(20)
+        file.write(b"\1\1\1")
+    with pytest.raises(DatasetError, match=r"b_text_document is damaged: the checksum of b_text_"):
+        merge([first, second], tmp_path / "m")
+    assert not list(tmp_path.glob("*m.*"))
 
 
 def test_shifted_and_strange_pairs_are_not_merged(text, tmp_path):

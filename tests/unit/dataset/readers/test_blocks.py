@@ -173,3 +173,8 @@ def test_parquet_without_the_column_or_not_parquet_is_named(tmp_path):
     (tmp_path / "y.parquet").write_text("no")
     with pytest.raises(DatasetError, match=r"y.parquet is damaged or not Parquet"):
         read(tmp_path / "y.parquet")
+
+
+def test_a_text_file_of_blank_lines_is_no_document(tmp_path):
+    (tmp_path / "x.txt").write_text(" \n\n\t\n")
+    assert read(tmp_path / "x.txt") == []

@@ -1,0 +1,66 @@
+"""The command line of the tokenizers' benchmark; nothing is measured here."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import tokenize
+from dataset.tokenizer.bpe import ByteLevelBpe
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def given(tmp_path, monkeypatch):
+    """Flags that are right, their files in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    model = json.loads(ByteLevelBpe.learn(["the cat sat"] * 3, 262)._json)["model"]
+    merges = "".join(f"{a} {b}\n" for a, b in model["merges"])
+    (tmp_path / "v.json").write_text(json.dumps(model["vocab"]))
+    (tmp_path / "m.txt").write_text("#version: 0.2\n" + merges)
+    (tmp_path / "wrong.json").write_text("{}")
+    (tmp_path / "open.json").write_text(
+        json.dumps({word: n for word, n in model["vocab"].items() if word != "<|endoftext|>"})
+    )
+    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "t.jsonl").write_text('{"text": "the cat"}\n')
+    return ["--text", "t.jsonl", "--vocab-file", "v.json", "--merge-file", "m.txt"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--text", "nope"], "--text nope: no such file"),
+        (["--text", "empty.jsonl"], "--text empty.jsonl: holds no lines"),
+        (["--megatron-tokenizer", "no.py"], "--megatron-tokenizer no.py: no such file"),
+        (["--workers", "0"], "--workers 0: give a number above 0"),
+        (["--repeats", "0"], "--repeats 0: give a number above 0"),
+        (["--megabytes", "nan"], "--megabytes nan: give a number above 0"),
+        (["--vocab-file", "wrong.json"], "wrong.json and m.txt are no vocabulary with its merges"),
+        (["--vocab-file", "open.json"], "open.json: has no <|endoftext|>"),
+    ],
+)
+def test_wrong_values_are_said_in_a_line(given, flags, said, monkeypatch, capsys):
+    def side(*_):
+        raise AssertionError("started before the command line was checked")
+
+    monkeypatch.setattr(tokenize, "_side", side)
+    assert tokenize.main([*given, *flags]) == tokenize.EXIT_USAGE
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+
+
+def test_a_side_that_fails_is_named_with_its_last_line(given, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    arguments = tokenize._parser().parse_args(given)
+    with pytest.raises(tokenize.BenchmarkError, match=r"^ours ended with status 2: .*no such file"):
+        tokenize._side(arguments, "ours", tmp_path / "gone.jsonl")
+
+
+def test_the_help_names_the_defaults(capsys):
+    with pytest.raises(SystemExit):
+        tokenize.main(["--help"])
+    out = capsys.readouterr().out
+    assert all(f"[{default}]" in out for default in (2, 5, 50))
