@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, example, given, settings, strategies as st
 
 from deep_optimizer_states.plan import Plan
 from deep_optimizer_states.predict.closed_form import bound_update_s, estimate_update
@@ -54,7 +54,19 @@ def workloads(draw, engines=("zero3-0.13", "async-0.13", "paper", "zero3", "ours
     )
 
 
+EVEN = Workload(SHAPE, stride=1, tile_numel=2**16, subgroup_numels=(10**6,) * 5)
+SLOW = dataclasses.replace(
+    BASE.rates,
+    h2d_bytes_per_s=46_097_216_024.0,
+    d2h_bytes_per_s=39_587_587_970.0,
+    host_fused_parameters_per_s=((24, 0.5e9),),
+    host_stream_bytes_per_s=((24, 200e9),),
+    device_adam_parameters_per_s=5e9,
+)
+
+
 @settings(max_examples=250, deadline=None)
+@example(EVEN, dataclasses.replace(BASE, rates=SLOW), "stride")
 @given(workloads(), machines(), st.sampled_from(POLICIES))
 def test_closed_form_and_simulation_agree_where_the_closed_form_applies(workload, machine, policy):
     estimate = estimate_update(workload, machine, policy)

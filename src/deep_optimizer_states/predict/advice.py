@@ -132,6 +132,11 @@ def _threads(workload: Workload, machine: Machine) -> str:
     full = machine.curve(name, threads) / 1e9
     one = machine.curve(name, 1) / 1e9
     moved = STATE_BYTES * 2 * sum(workload.subgroups) / rank.host_bytes_per_s
+    if threads == 1:
+        return (
+            f"threads: a rank has one core, so OMP_NUM_THREADS=1; the host updates {one:.2f}e9 "
+            f"parameters/s, and host memory alone bounds a rank's update to {moved:.3f} s"
+        )
     return (
         f"threads: OMP_NUM_THREADS={threads} a rank, bound to the cores of its own socket "
         f"(--bind_cores_to_rank); with one thread the host updates {one:.2f}e9 parameters/s, with "

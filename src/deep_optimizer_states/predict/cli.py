@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -19,12 +20,27 @@ from deep_optimizer_states.predict.machine import (
 )
 from deep_optimizer_states.predict.model import load_model
 from deep_optimizer_states.predict.predict import Prediction, predict
+from deep_optimizer_states.predict.rank import num_nodes
 from deep_optimizer_states.predict.workload import ENGINES, POLICIES, Workload, WorkloadError
 
 GIB = 2**30
 SCHEMA_VERSION = 1
 SUBGROUP_NUMEL = 100_000_000
 """As in the published runs of every model."""
+MAX_TILES = 10_000
+"""Of a rank; each is simulated, for every policy and every setting that is weighed."""
+INTERRUPTED = 130
+"""The exit status of what Ctrl-C ended, as shells have it."""
+_FLAGS = {
+    "micro_batch_size": "--micro-batch",
+    "global_batch_size": "--global-batch",
+    "sequence_length": "--sequence-length",
+    "offload_ratio": "--ratio",
+    "subgroup_numel": "--subgroup",
+    "tile_numel": "--tile",
+    "hog_share": "--hog-share",
+}
+"""Fields of a workload whose flags are named otherwise."""
 _EPILOG = """\
 engines: zero3-0.13 (the paper's baseline), async-0.13 (its asynchronous gradients), paper (its
 hybrid update), zero3 (today's DeepSpeed), ours (this package; its policy is chosen unless given).
@@ -32,12 +48,22 @@ Nothing is run: every figure is predicted from the rates of the machine's profil
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Predict and print; returns the exit status: 0, or 2 for a wrong argument."""
+    """Predict and print.
+
+    Returns:
+        The exit status: 0, 2 for a wrong argument, 130 after Ctrl-C.
+    """
     given = _parser().parse_args(argv)
     try:
         machine = load_machine(given.machine)
-        workload = workload_from(given)
+        workload = workload_from(given, machine)
         prediction = predict(workload, machine, with_advice=True)
+    except KeyboardInterrupt:
+        sys.stderr.write("plan: interrupted\n")
+        return INTERRUPTED
+    except WorkloadError as error:
+        sys.stderr.write(f"plan: {_by_flags(str(error))}\n")
+        return 2
     except DeepOptimizerStatesError as error:
         sys.stderr.write(f"plan: {error}\n")
         return 2
@@ -63,51 +89,109 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         help=f"a profile ({', '.join(machine_names())}), or a file that calibrate wrote",
     )
-    add("--engine", default="ours", help=f"{', '.join(ENGINES)} (default: ours)")
-    add("--dp", type=int, help="data-parallel ranks (default: the model's)")
-    add("--tp", type=int, default=1, help="tensor-parallel ranks")
-    add("--micro-batch", type=int, help="samples a rank handles in one forward")
-    add("--accumulation", type=int, default=1, help="micro-batches a rank sums before an update")
-    add("--global-batch", type=int, default=0, help="samples an iteration, checked if given")
-    add("--sequence-length", type=int, default=0, help="tokens a sample (default: the model's)")
-    add("--ratio", type=float, default=1.0, help="share of the optimizer state in host memory")
-    add("--stride", type=int, help="one subgroup in this many is updated on the GPU")
-    add("--policy", help=f"for engine ours: {', '.join(POLICIES)}")
-    add("--subgroup", type=int, default=SUBGROUP_NUMEL, help="sub_group_size, in elements")
-    add("--tile", type=int, default=2**25, help="engine ours: largest tile, in elements")
+    add("--engine", default="ours", help=f"{', '.join(ENGINES)} (default: %(default)s)")
+    add("--dp", type=_whole, help="data-parallel ranks (default: the GPUs of one node)")
+    add("--tp", type=_whole, default=1, help="tensor-parallel ranks (default: %(default)s)")
+    add(
+        "--micro-batch",
+        type=_whole,
+        help="samples a rank handles in one forward (default: the model's)",
+    )
+    add(
+        "--accumulation",
+        type=_whole,
+        default=1,
+        help="micro-batches a rank sums before an update (default: %(default)s)",
+    )
+    add(
+        "--global-batch",
+        type=_whole,
+        default=0,
+        help="samples an iteration, checked if given (default: what the three above make)",
+    )
+    add("--sequence-length", type=_whole, default=0, help="tokens a sample (default: the model's)")
+    add(
+        "--ratio",
+        type=float,
+        default=1.0,
+        help="share of the optimizer state in host memory (default: %(default)s)",
+    )
+    add(
+        "--stride",
+        type=_whole,
+        help="one subgroup in this many is updated on the GPU (default: 2, where it applies)",
+    )
+    add("--policy", help=f"for engine ours: {', '.join(POLICIES)} (default: auto)")
+    add(
+        "--subgroup",
+        type=_whole,
+        default=SUBGROUP_NUMEL,
+        help="sub_group_size, in elements (default: %(default)s)",
+    )
+    add(
+        "--tile",
+        type=_whole,
+        default=2**25,
+        help="engine ours: largest tile, in elements (default: %(default)s)",
+    )
     add("--no-just-in-time", action="store_true", help="engine ours: end the update before forward")
     add("--no-checkpointing", action="store_true", help="keep activations instead of recomputing")
     add("--flash-attention", action="store_true", help="attention scores are not written out")
-    add("--hog-share", type=float, default=0.0, help="share of each GPU taken by another process")
-    add("--dtype", default="bf16", help="of weights and gradients: bf16, fp16 or fp32")
+    add(
+        "--hog-share",
+        type=float,
+        default=0.0,
+        help="share of each GPU taken by another process (default: %(default)s)",
+    )
+    add(
+        "--dtype",
+        default="bf16",
+        help="of weights and gradients: bf16, fp16, or fp32 without GPUs (default: %(default)s)",
+    )
     add("--json", action="store_true", help="print JSON")
     return parser
 
 
-def workload_from(given: argparse.Namespace) -> Workload:
+def _whole(text: str) -> int:
+    """A whole number, also as ``1e8``."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.5
+    if not number.is_integer():
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number, as 100000000 or 1e8")
+    return int(number)
+
+
+def _by_flags(message: str) -> str:
+    """A message about a workload's fields, about the flags that set them."""
+    for name, flag in _FLAGS.items():
+        message = re.sub(rf"\b{name}\b", flag, message)
+    return re.sub(r"^([a-z]+) = ", r"--\1 = ", message)
+
+
+def workload_from(given: argparse.Namespace, machine: Machine) -> Workload:
     """The workload that the arguments ask for.
+
+    Args:
+        given: The arguments.
+        machine: Whose GPUs the ranks take unless ``--dp`` is given.
 
     Raises:
         ModelError: There is no such model.
         WorkloadError: A value is impossible.
     """
     shape, defaults = load_model(given.model)
-    policy = given.policy
-    if policy is not None and given.engine != "ours":
-        raise WorkloadError(
-            f"policy = {policy!r}: engine '{given.engine}' has its own; leave it out"
-        )
-    if given.stride is not None and given.engine not in ("ours", "paper"):
-        raise WorkloadError(
-            f"stride = {given.stride}: engine '{given.engine}' updates nothing on the GPU by "
-            "stride; choose paper or ours"
-        )
-    if given.stride is not None and given.stride >= 1 and policy is None:
-        policy = "stride"
-    return Workload(
+    policy = _policy(given)
+    dp = max(1, machine.gpus // max(1, given.tp)) if given.dp is None else given.dp
+    workload = Workload(
         shape,
         engine=given.engine,
-        dp=defaults.get("dp", 1) if given.dp is None else given.dp,
+        dp=dp,
         tp=given.tp,
         micro_batch_size=(
             defaults.get("micro_batch_size", 1) if given.micro_batch is None else given.micro_batch
@@ -117,7 +201,7 @@ def workload_from(given: argparse.Namespace) -> Workload:
         sequence_length=given.sequence_length,
         offload_ratio=given.ratio,
         stride=2 if given.stride is None else given.stride,
-        policy=policy or "auto",
+        policy=policy,
         just_in_time_forward=not given.no_just_in_time,
         subgroup_numel=given.subgroup,
         tile_numel=given.tile,
@@ -126,6 +210,41 @@ def workload_from(given: argparse.Namespace) -> Workload:
         hog_share=given.hog_share,
         dtype=given.dtype,
     )
+    _check_tiles(workload)
+    return workload
+
+
+def _policy(given: argparse.Namespace) -> str:
+    """The policy that is asked for; ``--stride`` alone asks for ``stride``."""
+    policy, stride = given.policy, given.stride
+    if policy is not None and given.engine != "ours":
+        raise WorkloadError(
+            f"policy = {policy!r}: engine '{given.engine}' has its own; leave it out"
+        )
+    if stride is None or stride < 1:
+        return policy or "auto"
+    if given.engine not in ("ours", "paper"):
+        raise WorkloadError(
+            f"stride = {stride}: engine '{given.engine}' updates nothing on the GPU by stride; "
+            "choose paper or ours"
+        )
+    if policy in POLICIES and policy != "stride":
+        raise WorkloadError(
+            f"stride = {stride}: policy '{policy}' has no stride; leave one of them out"
+        )
+    return policy or "stride"
+
+
+def _check_tiles(workload: Workload) -> None:
+    if workload.engine != "ours":
+        return
+    tiles = sum(-(-numel // workload.tile_numel) for numel in workload.subgroups)
+    if tiles > MAX_TILES:
+        raise WorkloadError(
+            f"tile_numel = {workload.tile_numel}: cuts a rank's {sum(workload.subgroups):,} "
+            f"parameters into {tiles:,} tiles, of which at most {MAX_TILES:,} are simulated; give "
+            "a larger tile or more ranks (--dp)"
+        )
 
 
 def as_json(workload: Workload, machine: Machine, prediction: Prediction) -> dict[str, Any]:
@@ -135,6 +254,10 @@ def as_json(workload: Workload, machine: Machine, prediction: Prediction) -> dic
         item.name: getattr(workload, item.name)
         for item in dataclasses.fields(workload)
         if item.name not in ("model", "subgroup_numels")
+    }
+    settings |= {
+        "global_batch_size": workload.samples,
+        "sequence_length": workload.sequence,
     }
     return {
         "schema_version": SCHEMA_VERSION,
@@ -179,6 +302,7 @@ def as_text(workload: Workload, machine: Machine, prediction: Prediction) -> str
         f"{workload.micro_batch_size}, accumulation {workload.accumulation}, "
         f"{len(workload.subgroups)} subgroups a rank",
         f"machine: {machine.source} ({_kinds(machine)})",
+        *_nodes(workload, machine),
         "",
         f"  iteration  {prediction.iteration_s:8.3f} s   predicted, not run",
     ]
@@ -188,8 +312,13 @@ def as_text(workload: Workload, machine: Machine, prediction: Prediction) -> str
         f"  update bound by {prediction.binding}",
         f"  {prediction.policy}",
         "",
-        f"  memory a rank: host {memory.host_bytes / GIB:.1f} GiB, of it page-locked "
-        f"{memory.page_locked_bytes / GIB:.1f}; GPU {memory.device_bytes / GIB:.1f} GiB",
+        f"  memory a rank: host {memory.host_bytes / GIB:.1f} GiB"
+        + (
+            f", of it page-locked {memory.page_locked_bytes / GIB:.1f}; GPU "
+            f"{memory.device_bytes / GIB:.1f} GiB"
+            if machine.gpus
+            else ""
+        ),
         f"  {'fits' if prediction.fits else 'DOES NOT FIT'}",
     ]
     lines += [f"    {lack}" for lack in prediction.shortages]
@@ -202,6 +331,14 @@ def as_text(workload: Workload, machine: Machine, prediction: Prediction) -> str
 def parameters(workload: Workload) -> int:
     """Of the whole model."""
     return workload.model.num_parameters(workload.tp)
+
+
+def _nodes(workload: Workload, machine: Machine) -> list[str]:
+    """A line on what is left out where one node's GPUs are not enough."""
+    nodes = num_nodes(workload, machine)
+    if nodes == 1:
+        return []
+    return [f"{nodes} nodes of {machine.gpus} GPUs; the network between them is not modelled"]
 
 
 def _kinds(machine: Machine) -> str:

@@ -16,7 +16,7 @@ from deep_optimizer_states.predict.update_sim import FP32_BYTES, resident_subgro
 from deep_optimizer_states.predict.workload import Workload
 from deep_optimizer_states.schedule import Schedule
 
-ENOUGH_TILES = 60
+ENOUGH_TILES = 100
 """As many of the largest; with fewer, the ends of the pipeline may be a hundredth of it."""
 
 

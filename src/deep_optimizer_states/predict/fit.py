@@ -1,9 +1,10 @@
 """Fits a machine's rates to published bar heights.
 
-Reads a CSV with the columns figure, group, series, quantity and value, and uses the rows of the
-models 7B, 8.3B and 10B alone. Every rate that is fitted has a physical meaning; what the rows do
-not determine stays as the starting profile has it and is marked ``assumed`` there. Least squares on
-logarithms of ratios, by the simplex method of Nelder and Mead. Run it as
+Reads a CSV with the columns figure, group, series, quantity and value, or with those of
+``configs/published/middleware24.csv``, and uses the rows of the models 7B, 8.3B and 10B alone.
+Every rate that is fitted has a physical meaning; what the rows do not determine stays as the
+starting profile has it and is marked ``assumed`` there. Least squares on logarithms of ratios, by
+the simplex method of Nelder and Mead. Run it as
 ``python -m deep_optimizer_states.predict.fit_profile``.
 """
 
@@ -29,6 +30,14 @@ from deep_optimizer_states.predict.workload import Workload
 
 MODELS = ("7B", "8.3B", "10B")
 RANKS = 4
+COLUMNS = ("figure", "group", "series", "quantity", "value")
+"""Of a CSV that names what ran in words."""
+FIELD_COLUMNS = ("machine", "model", "engine", "stride", "offload_ratio", "quantity", "value")
+"""Of a CSV like ``configs/published/middleware24.csv``, with a column for each setting."""
+ENGINES = {"vanilla": "zero3-0.13", "hybrid": "paper"}
+"""How such a CSV names engines."""
+PROFILES = {"H100": "h100x4", "A100": "a100x4"}
+"""And machines."""
 SUBGROUP_NUMEL = 100_000_000
 """As the authors' logs of these figures have it."""
 _SERIES = re.compile(
@@ -72,14 +81,26 @@ def read_observations(
         models: Rows of other models are left out.
 
     Raises:
-        FitError: The file cannot be read or holds no such row.
+        FitError: The file cannot be read, lacks columns, or holds no such row.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError) as error:
+            reader = csv.DictReader(line for line in file if not line.startswith("#"))
+            rows, columns = list(reader), reader.fieldnames or ()
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FitError(f"{path}: cannot be read: {error}") from None
-    found = [observation for row in rows for observation in _observe(row, machine, models)]
+    observe = _observe
+    if missing := [name for name in COLUMNS if name not in columns]:
+        if not set(FIELD_COLUMNS) <= set(columns):
+            raise FitError(
+                f"{path}: columns missing: {', '.join(missing)}; expected {','.join(COLUMNS)} or "
+                f"{','.join(FIELD_COLUMNS)}"
+            )
+        observe = _observe_fields
+    try:
+        found = [item for row in rows for item in observe(row, machine, models)]
+    except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise FitError(f"{path}: a row cannot be read: {error}") from None
     if not found:
         raise FitError(f"{path}: no row of {', '.join(models)} on {machine}")
     return found
@@ -113,6 +134,34 @@ def _observe(row: dict[str, str], machine: str, models: Sequence[str]) -> Iterab
         names = {"fwd_s": "forward_s", "bwd_s": "backward_s", "update_s": "update_s"}
         if quantity in names:
             yield Observation(workload, names[quantity], value, label)
+
+
+def _observe_fields(
+    row: dict[str, str], machine: str, models: Sequence[str]
+) -> Iterable[Observation]:
+    """A row with a column for each setting."""
+    model, quantity, value = row["model"], row["quantity"], float(row["value"])
+    if model not in models or row["machine"] != PROFILES.get(machine):
+        return
+    if row["engine"] not in ENGINES:
+        raise FitError(f"engine '{row['engine']}': known: {', '.join(ENGINES)}")
+    stride, ratio = int(row["stride"]), float(row["offload_ratio"])
+    workload = Workload(
+        load_model(model)[0],
+        ENGINES[row["engine"]],
+        dp=RANKS,
+        stride=stride or 2,
+        offload_ratio=ratio,
+        subgroup_numel=SUBGROUP_NUMEL,
+    )
+    label = f"{model} {row['engine']} stride {stride} ratio {ratio:g} {quantity}"
+    iterations = re.fullmatch(r"iterations_(\d+)_s", quantity)
+    if quantity == "update_rate":
+        yield Observation(workload, "update_s", float(model[:-1]) / value, label)
+    elif iterations:
+        yield Observation(workload, "iteration_s", value / int(iterations[1]), label)
+    elif quantity in ("forward_s", "backward_s", "update_s"):
+        yield Observation(workload, quantity, value, label)
 
 
 Parameter = tuple[str, ...]

@@ -18,6 +18,8 @@ from typing import Any
 
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.fit import (
+    COLUMNS,
+    FIELD_COLUMNS,
     STAGES,
     FitError,
     Observation,
@@ -33,9 +35,22 @@ HARDWARE = {"h100x4": "H100", "a100x4": "A100"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Fit, print and write; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m deep_optimizer_states.predict.fit_profile")
-    parser.add_argument("csv", type=Path, help="published values")
-    parser.add_argument("--machine", choices=sorted(HARDWARE), default="h100x4")
+    parser = argparse.ArgumentParser(
+        prog="python -m deep_optimizer_states.predict.fit_profile",
+        description="Fit a shipped profile again to published values, and print what is left over.",
+    )
+    parser.add_argument(
+        "csv",
+        type=Path,
+        help=f"published values: columns {','.join(COLUMNS)}; or {','.join(FIELD_COLUMNS)}, as in "
+        "configs/published/middleware24.csv",
+    )
+    parser.add_argument(
+        "--machine",
+        choices=sorted(HARDWARE),
+        default="h100x4",
+        help="the profile to begin with, and whose rows (default: %(default)s)",
+    )
     parser.add_argument("-o", "--out", type=Path, help="where to write the profile")
     given = parser.parse_args(argv)
     try:

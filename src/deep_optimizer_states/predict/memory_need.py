@@ -107,7 +107,7 @@ def _device_bytes(workload: Workload) -> float:
     whole, tokens = sum(model.tensors(tp)), workload.tokens
     kept = size * sum(workload.subgroups) + size * BUCKETS * min(REDUCE_BUCKET_NUMEL, whole)
     gathered = size * min(LIVE_NUMEL, whole) if workload.dp > 1 else 0
-    sequence = workload.sequence_length or model.seq_length
+    sequence = workload.sequence
     layer = size * tokens * (4 * model.hidden + 3 * model.ffn / tp)
     if workload.materialized_attention:
         layer += 2 * size * tokens * sequence * model.heads / tp
@@ -126,7 +126,8 @@ def shortages(workload: Workload, machine: Machine, memory: Memory) -> list[str]
     need = memory.host_bytes * per_node
     if need > machine.host_memory_bytes * HEADROOM:
         found.append(
-            f"host memory: {need / GIB:.1f} GiB needed by {per_node} ranks of a node, it has "
+            f"host memory: {need / GIB:.1f} GiB needed by {per_node} "
+            f"rank{'s' if per_node > 1 else ''} of a node, it has "
             f"{machine.host_memory_bytes / GIB:.1f}; {_remedy(workload, machine)}"
         )
     if machine.gpus:
@@ -148,7 +149,10 @@ def shortages(workload: Workload, machine: Machine, memory: Memory) -> list[str]
 
 
 def _remedy(workload: Workload, machine: Machine) -> str:
-    remedies = ["use more nodes (dp)", "an offload ratio below 1"]
+    if machine.gpus:
+        remedies = ["use more nodes (dp)", "an offload ratio below 1"]
+    else:  # every rank is on this one host, which holds all state whatever the ratio
+        remedies = ["use a smaller model, or fewer ranks (dp)"]
     if workload.engine != "ours":
         ours = dataclasses.replace(workload, engine="ours")
         need = memory_of(ours, machine, "all-host").host_bytes * rank_of(ours, machine).ranks_a_node

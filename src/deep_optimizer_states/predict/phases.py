@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.rank import num_nodes
-from deep_optimizer_states.predict.workload import Workload
+from deep_optimizer_states.predict.workload import Workload, WorkloadError
 
 HIDDEN_PASSES = 8
 """Elementwise passes over a layer's hidden state in one forward: norms, rotary, residuals."""
@@ -75,7 +75,7 @@ def compute_of(workload: Workload, machine: Machine) -> Compute:
         MachineError: A rate that is needed was not measured.
     """
     model, tokens, tp = workload.model, workload.tokens, workload.tp
-    sequence = workload.sequence_length or model.seq_length
+    sequence = workload.sequence
     free = 1.0 - workload.hog_share
     if not machine.gpus:
         free /= workload.ranks  # which share the host's cores
@@ -103,9 +103,15 @@ def phases_of(workload: Workload, machine: Machine) -> Phases:
 
     Raises:
         MachineError: A rate that is needed was not measured.
-        WorkloadError: The machine cannot hold the tensor-parallel ranks.
+        WorkloadError: The machine cannot hold the tensor-parallel ranks, or its profile does not
+            say how fast it computes in the workload's dtype.
     """
     num_nodes(workload, machine)
+    if machine.gpus and workload.dtype == "fp32":
+        raise WorkloadError(
+            f"dtype = 'fp32': machine '{machine.name}' has a rate for 16-bit matrix products only "
+            "(device_flops_per_s); use bf16 or fp16"
+        )
     compute, layers = compute_of(workload, machine), workload.model.layers
     # Gathers run ahead of the layers that use them; reduce-scatters behind.
     computed = layers * compute.layer_s + compute.head_s

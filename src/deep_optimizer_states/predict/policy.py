@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deep_optimizer_states.predict.closed_form import estimate_update
+from deep_optimizer_states.predict.hidden import hidden_s
 from deep_optimizer_states.predict.machine import Machine, MachineError
 from deep_optimizer_states.predict.model import ModelShape
+from deep_optimizer_states.predict.phases import Phases
 from deep_optimizer_states.predict.update_sim import UpdateRun, UpdateSimulator
 from deep_optimizer_states.predict.workload import Workload
 
@@ -36,12 +38,35 @@ class Choice:
         stride: For ``stride``.
         seconds: Predicted for the update phase.
         explanation: Why, in a line for the log.
+        hidden_s: Part of the update that runs behind the next forward.
     """
 
     policy: str
     stride: int
     seconds: float
     explanation: str
+    hidden_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """A candidate: its update, what of it is hidden, and what binds it."""
+
+    policy: str
+    stride: int
+    update_s: float
+    hidden_s: float
+    binding: str
+
+    @property
+    def shown_s(self) -> float:
+        """What the update adds to an iteration."""
+        return self.update_s - self.hidden_s
+
+    @property
+    def label(self) -> str:
+        """Its name in the log."""
+        return _label(self.policy, self.stride)
 
 
 def choose_policy(
@@ -63,47 +88,57 @@ def choose_policy(
     Raises:
         MachineError: A rate that is needed was not measured; says what measures it.
     """
-    if not machine.gpus:
-        work = Workload(_NO_SHAPE, dp=num_ranks, subgroup_numels=tuple(numels))
-        seconds, _ = update_seconds(work, machine, "all-host")
-        why = f"policy auto: all-host, predicted {seconds:.3f} s an update; there is no GPU"
-        return Choice("all-host", 1, seconds, why)
-    timed = _time_policies(list(numels), machine, num_ranks, (ratio, tile_numel))
-    best = timed[0]
-    for name, stride, seconds, busiest in timed[1:]:
-        if seconds < best[2] * (1 - WORTH):
-            best = (name, stride, seconds, busiest)
-    others = ", ".join(
-        f"{_label(name, stride)} {seconds:.3f} s"
-        for name, stride, seconds, _ in timed
-        if (name, stride) != best[:2]
-    )
-    explanation = (
-        f"policy auto: {_label(best[0], best[1])}, predicted {best[2]:.3f} s an update on "
-        f"'{machine.name}', bound by {best[3]} ({others})"
-    )
-    return Choice(best[0], best[1], best[2], explanation)
-
-
-def _time_policies(
-    numels: list[int], machine: Machine, num_ranks: int, shape: tuple[float, int]
-) -> list[tuple[str, int, float, str]]:
     if not numels or min(numels) < 0:
         raise MachineError("numels: a rank without subgroups has nothing to choose")
-    ratio, tile_numel = shape
-    found = []
+    workload = Workload(
+        _NO_SHAPE,
+        dp=num_ranks,
+        offload_ratio=ratio,
+        tile_numel=tile_numel,
+        just_in_time_forward=False,
+        subgroup_numels=tuple(numels),
+    )
+    return _choose(workload, machine, None)
+
+
+def _choose(workload: Workload, machine: Machine, phases: Phases | None) -> Choice:
+    """The candidate of which least shows; without ``phases`` nothing is known to be hidden."""
+    if not machine.gpus:
+        seconds, _ = update_seconds(workload, machine, "all-host")
+        why = f"policy auto: all-host, predicted {seconds:.3f} s an update; there is no GPU"
+        return Choice("all-host", 1, seconds, why)
+    timed = []
     for name, stride in CANDIDATES:
-        workload = Workload(
-            _NO_SHAPE,
-            dp=num_ranks,
-            stride=stride,
-            offload_ratio=ratio,
-            tile_numel=tile_numel,
-            subgroup_numels=tuple(numels),
-        )
-        seconds, busiest = update_seconds(workload, machine, name)
-        found.append((name, stride, seconds, busiest))
-    return found
+        candidate = dataclasses.replace(workload, policy=name, stride=stride)
+        timed.append(_time(candidate, machine, phases))
+    best = timed[0]
+    for item in timed[1:]:
+        if item.shown_s < best.shown_s * (1 - WORTH):
+            best = item
+    others = ", ".join(f"{item.label} {item.shown_s:.3f} s" for item in timed if item is not best)
+    hides = phases is not None and workload.just_in_time_forward
+    shown, word = (f", of which {best.shown_s:.3f} s shows,", "showing: ") if hides else ("", "")
+    why = (
+        f"policy auto: {best.label}, predicted {best.update_s:.3f} s an update{shown} on "
+        f"'{machine.name}', bound by {best.binding} ({word}{others})"
+    )
+    if min(item.shown_s for item in timed) < best.shown_s:
+        why += f"; a gain under {100 * WORTH:.0f}% is not taken"
+    return Choice(best.policy, best.stride, best.update_s, why, best.hidden_s)
+
+
+def _time(workload: Workload, machine: Machine, phases: Phases | None) -> _Timed:
+    """Time a workload whose policy is settled."""
+    policy = workload.policy
+    if phases is None or not workload.just_in_time_forward or not machine.gpus:
+        # Without a GPU the forward needs the very cores that the update is on.
+        seconds, binding = update_seconds(workload, machine, policy)
+        return _Timed(policy, workload.stride, seconds, 0.0, binding)
+    estimate = estimate_update(workload, machine, policy)
+    run = simulate(workload, machine, policy)
+    seconds = estimate.seconds if estimate.applies else run.seconds
+    hidden = min(seconds, hidden_s(workload, phases, run))
+    return _Timed(policy, workload.stride, seconds, hidden, estimate.binding)
 
 
 def update_seconds(workload: Workload, machine: Machine, policy: str) -> tuple[float, str]:
@@ -119,23 +154,22 @@ def simulate(workload: Workload, machine: Machine, policy: str) -> UpdateRun:
     return UpdateSimulator(workload, machine).run(policy)
 
 
-def best_policy(workload: Workload, machine: Machine) -> tuple[Workload, Choice]:
-    """The workload with its policy settled: its own, or the fastest for ``auto``.
+def best_policy(workload: Workload, machine: Machine, phases: Phases) -> tuple[Workload, Choice]:
+    """The workload with its policy settled: its own, or for ``auto`` that of the least iteration.
+
+    Args:
+        workload: What runs.
+        machine: Where.
+        phases: Of the workload: what the forward can hide.
 
     Raises:
         MachineError: A rate that is needed was not measured.
     """
     if workload.policy != "auto":
-        seconds, binding = update_seconds(workload, machine, workload.policy)
-        label = _label(workload.policy, workload.stride)
-        given = Choice(
-            workload.policy, workload.stride, seconds, f"{label}, as given; bound by {binding}"
-        )
-        return workload, given
-    ranks = min(workload.ranks, machine.gpus) if machine.gpus else workload.ranks
-    choice = choose_policy(
-        workload.subgroups, machine, ranks, workload.offload_ratio, workload.tile_numel
-    )
+        got = _time(workload, machine, phases)
+        why = f"{got.label}, as given; bound by {got.binding}"
+        return workload, Choice(got.policy, got.stride, got.update_s, why, got.hidden_s)
+    choice = _choose(workload, machine, phases)
     chosen = dataclasses.replace(workload, policy=choice.policy, stride=choice.stride)
     return chosen, choice
 

@@ -15,6 +15,8 @@ ENGINES = ("zero3-0.13", "async-0.13", "paper", "zero3", "ours")
 this package."""
 POLICIES = ("auto", "all-host", "ratio", "stride", "all-device", "dynamic")
 DTYPES = ("bf16", "fp16", "fp32")
+MAX_RANKS = 65_536
+"""Far beyond what a model without a network can say anything about."""
 
 
 class WorkloadError(DeepOptimizerStatesError, ValueError):
@@ -86,6 +88,11 @@ class Workload:
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise WorkloadError(f"{name} = {value!r}: give a whole number of at least {least}")
+        if self.ranks > MAX_RANKS:
+            raise WorkloadError(
+                f"dp = {self.dp}: makes {self.ranks:,} ranks, of which at most {MAX_RANKS:,} are "
+                "predicted: the network between so many nodes is not modelled"
+            )
         self._check_shares()
         self._check_batch()
         self._check_split()
@@ -107,11 +114,10 @@ class Workload:
                 f"dp = {self.dp}: more ranks than the global batch of {self.global_batch_size} has "
                 "samples; some would have none"
             )
-        samples = self.dp * self.micro_batch_size * self.accumulation
-        if samples != self.global_batch_size:
+        if self.samples != self.global_batch_size:
             raise WorkloadError(
                 f"global_batch_size = {self.global_batch_size}: dp {self.dp} x micro_batch_size "
-                f"{self.micro_batch_size} x accumulation {self.accumulation} is {samples}"
+                f"{self.micro_batch_size} x accumulation {self.accumulation} is {self.samples}"
             )
 
     def _check_split(self) -> None:
@@ -134,9 +140,19 @@ class Workload:
         return self.dp * self.tp
 
     @property
+    def samples(self) -> int:
+        """Of one iteration of all ranks."""
+        return self.dp * self.micro_batch_size * self.accumulation
+
+    @property
+    def sequence(self) -> int:
+        """Tokens of one sample."""
+        return self.sequence_length or self.model.seq_length
+
+    @property
     def tokens(self) -> int:
         """Tokens of one micro-batch of one rank."""
-        return self.micro_batch_size * (self.sequence_length or self.model.seq_length)
+        return self.micro_batch_size * self.sequence
 
     @property
     def weight_bytes(self) -> int:

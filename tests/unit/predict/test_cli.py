@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from deep_optimizer_states.__main__ import main
+from deep_optimizer_states.predict import cli
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.model import load_model
 from deep_optimizer_states.predict.predict import predict
@@ -63,12 +64,22 @@ def test_every_option_reaches_the_workload(capsys):
     [
         (["--model", "9B"], "unknown model '9B': did you mean"),
         (["--machine", "h100"], "unknown machine 'h100': did you mean 'h100x4'"),
-        (["--engine", "zero"], "engine = 'zero': did you mean 'zero3'"),
-        (["--ratio", "1.5"], "offload_ratio = 1.5"),
+        (["--engine", "zero"], "--engine = 'zero': did you mean 'zero3'"),
+        (["--ratio", "1.5"], "--ratio = 1.5"),
+        (["--micro-batch", "0"], "--micro-batch = 0"),
+        (["--sequence-length", "-1"], "--sequence-length = -1"),
+        (["--subgroup", "0"], "--subgroup = 0"),
+        (["--tile", "17"], "--tile = 17"),
+        (["--hog-share", "1"], "--hog-share = 1.0"),
+        (["--dp", "65537"], "--dp = 65537: makes 65,537 ranks, of which at most 65,536"),
+        (["--dp", "3", "--global-batch", "4"], "--global-batch = 4: dp 3 x --micro-batch 1"),
+        (["--stride", "2", "--policy", "all-host"], "--stride = 2: policy 'all-host' has no"),
+        (["--tile", "16"], "--tile = 16: cuts a rank's 1,487,"),
+        (["--dtype", "fp32"], "--dtype = 'fp32': machine 'h100x4' has a rate for 16-bit"),
         (["--dp", "8", "--global-batch", "4"], "more ranks than the global batch"),
-        (["--dp", "0"], "dp = 0"),
-        (["--stride", "0"], "stride = 0"),
-        (["--engine", "zero3", "--stride", "2"], "stride = 2: engine 'zero3'"),
+        (["--dp", "0"], "--dp = 0"),
+        (["--stride", "0"], "--stride = 0"),
+        (["--engine", "zero3", "--stride", "2"], "--stride = 2: engine 'zero3'"),
         (["--engine", "paper", "--policy", "dynamic"], "engine 'paper' has its own"),
         (["--policy", "dynamo"], "did you mean 'dynamic'"),
     ],
@@ -81,6 +92,72 @@ def test_a_wrong_argument_is_one_line_and_status_2(capsys, words, message):
     assert got.out == ""
     assert message in got.err
     assert got.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("model", ["7B", "8.3B", "10B", "13B", "20B", "tiny"])
+def test_ranks_are_the_gpus_of_one_node_unless_given(capsys, model):
+    def ranks(machine, *words):
+        assert plan("--model", model, "--machine", machine, "--json", *words) == 0
+        got = json.loads(capsys.readouterr().out)["workload"]
+        return got["dp"], got["tp"]
+
+    assert ranks("h100x4") == (4, 1)
+    assert ranks("h100x4", "--tp", "2") == (2, 2)
+    assert ranks("h200x1") == (1, 1)
+    assert ranks("cpu-only") == (1, 1)
+
+
+def test_several_nodes_are_said_and_what_is_not_modelled(capsys):
+    words = "nodes of 4 GPUs; the network between them is not modelled"
+    assert plan("--model", "7B", "--machine", "h100x4", "--dp", "9") == 0
+    assert f"3 {words}" in capsys.readouterr().out
+    assert plan("--model", "7B", "--machine", "h100x4") == 0
+    assert words not in capsys.readouterr().out
+
+
+def test_whole_numbers_may_be_written_with_an_exponent(capsys):
+    same = ["--model", "7B", "--machine", "h100x4", "--json"]
+    assert plan(*same, "--subgroup", "5e7") == 0
+    assert json.loads(capsys.readouterr().out)["workload"]["subgroup_numel"] == 50_000_000
+    for wrong in ("2.5", "many", "inf", "nan"):
+        with pytest.raises(SystemExit, match="2"):
+            plan(*same, "--subgroup", wrong)
+        assert f"'{wrong}': give a whole number" in capsys.readouterr().err
+
+
+def test_json_shows_the_batch_and_sequence_that_are_predicted(capsys):
+    words = ["--micro-batch", "2", "--accumulation", "3", "--json"]
+    assert plan("--model", "7B", "--machine", "h100x4", *words) == 0
+    got = json.loads(capsys.readouterr().out)["workload"]
+    assert (got["global_batch_size"], got["sequence_length"]) == (24, 2048)
+
+
+def test_help_names_the_defaults(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        plan("--help")
+    out = " ".join(capsys.readouterr().out.split())
+    for words in ("the GPUs of one node", "(default: 100000000)", "(default: 33554432)", "bf16)"):
+        assert words in out
+
+
+def test_ctrl_c_is_one_line_and_status_130(capsys, monkeypatch):
+    def pressed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "predict", pressed)
+    assert plan("--model", "7B", "--machine", "h100x4") == 130
+    assert capsys.readouterr().err == "plan: interrupted\n"
+
+
+@pytest.mark.parametrize("engine", ["ours", "paper", "zero3", "zero3-0.13"])
+def test_a_machine_without_gpus_is_not_told_of_any(capsys, engine):
+    assert plan("--model", "20B", "--machine", "cpu-only", "--engine", engine) == 0
+    out = capsys.readouterr().out
+    assert "the GPU" not in out
+    assert "GPU 0" not in out
+    assert "use a smaller model, or fewer ranks (dp)" in out
+    assert "nodes" not in out
+    assert "offload ratio" not in out
 
 
 def test_a_profile_with_a_missing_rate_says_what_measures_it(tmp_path, capsys):

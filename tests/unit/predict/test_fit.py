@@ -73,6 +73,44 @@ def test_a_csv_without_rows_is_refused(rows, tmp_path):
         read_observations(tmp_path / "none.csv", "H100")
 
 
+def test_a_csv_of_other_columns_says_which_are_missing(tmp_path, capsys):
+    path = tmp_path / "other.csv"
+    path.write_text("figure,group,value\na,b,1\n")
+    assert fit_profile.main([str(path)]) == 2
+    err = capsys.readouterr().err
+    assert "columns missing: series, quantity; expected figure,group,series,quantity,value" in err
+    path.write_text(HEAD + "H100,f,7B,ZeRO-3,fwd_s,much\n")
+    assert fit_profile.main([str(path)]) == 2
+    assert "a row cannot be read" in capsys.readouterr().err
+
+
+def test_the_help_names_the_columns(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        fit_profile.main(["--help"])
+    assert "figure,group,series,quantity,value" in capsys.readouterr().out
+
+
+def test_the_csv_of_the_harness_is_read_with_its_own_columns():
+    path = Path(__file__).resolve().parents[3] / "configs" / "published" / "middleware24.csv"
+    found = {item.label: item for item in read_observations(path, "H100")}
+    backward = found["8.3B vanilla stride 0 ratio 1 backward_s"]
+    assert (backward.workload.engine, backward.value) == ("zero3-0.13", 2.646)
+    assert backward.workload.model.name == "8.3B"
+    hybrid = found["7B hybrid stride 2 ratio 0.8 update_s"].workload
+    assert (hybrid.engine, hybrid.stride, hybrid.offload_ratio) == ("paper", 2, 0.8)
+    total = found["7B vanilla stride 0 ratio 1 iterations_99_s"]
+    assert total.quantity == "iteration_s"
+    assert 2.0 < total.value < 4.0
+    assert len(read_observations(path, "A100")) == 7
+    machine = load_machine("h100x4")
+    median, worst = fit_profile.summary(
+        [error for _, error in residuals(machine, list(read_observations(path, "H100")))]
+    )
+    assert (median, worst) == pytest.approx(
+        (machine.residuals["median"], machine.residuals["worst"]), abs=2e-3
+    )
+
+
 def test_rates_behind_made_up_rows_are_found_again(rows):
     truth = load_machine("h100x4")
     observations = [

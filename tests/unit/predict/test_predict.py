@@ -5,11 +5,12 @@ import time
 
 import pytest
 
+from deep_optimizer_states.predict.closed_form import bound_update_s
 from deep_optimizer_states.predict.machine import MachineError, load_machine
 from deep_optimizer_states.predict.memory_need import GIB, memory_of
 from deep_optimizer_states.predict.model import load_model
 from deep_optimizer_states.predict.phases import phases_of
-from deep_optimizer_states.predict.policy import choose_policy
+from deep_optimizer_states.predict.policy import CANDIDATES, WORTH, choose_policy
 from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.update_sim import simulate_update
 from deep_optimizer_states.predict.workload import ENGINES, Workload, WorkloadError
@@ -82,10 +83,78 @@ def test_settings_change_the_phases_they_should():
 
 
 def test_just_in_time_forward_hides_part_of_the_update():
-    hidden, open_ = (predict(of(just_in_time_forward=on), H100) for on in (True, False))
+    hidden, open_ = (
+        predict(of(policy="dynamic", just_in_time_forward=on), H100) for on in (True, False)
+    )
     assert open_.hidden_s == 0
     assert 0 < hidden.hidden_s <= hidden.update_s
     assert hidden.iteration_s == pytest.approx(open_.iteration_s - hidden.hidden_s)
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 8, 32])
+@pytest.mark.parametrize("model", ["7B", "20B"])
+def test_auto_is_about_the_shortest_iteration_of_all_policies(model, micro_batch_size):
+    fields = {"micro_batch_size": micro_batch_size, "materialized_attention": False}
+    auto = predict(of(model, **fields), H100)
+    for name, stride in CANDIDATES:
+        other = predict(of(model, policy=name, stride=stride, **fields), H100)
+        shown = auto.update_s - auto.hidden_s
+        assert other.update_s - other.hidden_s >= shown * (1 - 2 * WORTH) - 1e-9
+        if other.iteration_s < auto.iteration_s - 1e-9:
+            assert "a gain under 3% is not taken" in auto.policy
+
+
+def test_auto_weighs_what_the_forward_hides():
+    workload = of("7B", micro_batch_size=4)
+    by_update = choose_policy(workload.subgroups, H100, num_ranks=4)
+    auto = predict(workload, H100)
+    same = {"policy": by_update.policy, "stride": by_update.stride}
+    assert f"policy auto: {by_update.policy}" not in auto.policy
+    assert predict(dataclasses.replace(workload, **same), H100).iteration_s > auto.iteration_s
+    assert f"of which {auto.update_s - auto.hidden_s:.3f} s shows" in auto.policy
+    open_ = predict(dataclasses.replace(workload, just_in_time_forward=False), H100)
+    assert f"policy auto: {by_update.policy}" in open_.policy
+
+
+def test_a_gain_that_is_not_taken_is_said():
+    # The link at which a step to the next policy gains a little lies somewhere among these.
+    said = []
+    for gigabytes in range(20, 60):
+        rate = gigabytes * 1e9
+        rates = dataclasses.replace(H100.rates, h2d_bytes_per_s=rate, d2h_bytes_per_s=rate)
+        choice = choose_policy(of().subgroups, dataclasses.replace(H100, rates=rates), 4)
+        others = choice.explanation.partition("(")[2].partition(")")[0].split(", ")
+        fastest = min(float(other.split()[-2]) for other in others)
+        says = choice.explanation.endswith("; a gain under 3% is not taken")
+        said.append(says)
+        if abs(fastest - choice.seconds) > 0.002:
+            assert says == (fastest < choice.seconds)
+    assert len(set(said)) == 2
+
+
+def test_without_gpus_nothing_hides_and_the_bound_is_a_sum():
+    machine = load_machine("cpu-only")
+    got = predict(of("tiny", dp=1), machine)
+    assert got.hidden_s == 0
+    phases = phases_of(of("tiny", dp=1), machine)
+    both = phases.computed_s + bound_update_s(of("tiny", dp=1), machine)
+    assert got.bound_s == pytest.approx(min(both, got.iteration_s))
+    assert got.bound_s > phases.computed_s
+    given = predict(of("7B", dp=1, policy="all-host"), machine)
+    assert given.hidden_s == 0
+
+
+def test_fp32_is_predicted_only_where_its_rate_is_known():
+    with pytest.raises(WorkloadError, match=r"dtype = 'fp32': .*use bf16 or fp16"):
+        predict(of(dtype="fp32"), H100)
+    assert predict(of("tiny", dp=1, dtype="fp32"), load_machine("cpu-only")).iteration_s > 0
+
+
+def test_threads_of_a_rank_with_one_core_are_not_compared():
+    machine = load_machine("cpu-only")
+    alone = predict(of("tiny", dp=2), machine, with_advice=True).advice[-1]
+    assert alone.startswith("threads: a rank has one core, so OMP_NUM_THREADS=1;")
+    assert "with one thread" in predict(of("tiny", dp=1), machine, with_advice=True).advice[-1]
 
 
 def test_a_rank_with_all_state_on_the_device_has_a_short_update():
