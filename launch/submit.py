@@ -60,7 +60,12 @@ def build_parser() -> cli.Parser:
     ask = parser.add_argument_group("asked of the batch system")
     ask.add_argument("--account", default="", metavar="NAME")
     ask.add_argument("--partition", "--queue", dest="queue", default="", metavar="NAME")
-    ask.add_argument("--time", default="", metavar="HH:MM:SS", help="of each point")
+    ask.add_argument(
+        "--time",
+        default="",
+        metavar="HH:MM:SS",
+        help="of each point; Slurm tells it to end two to three minutes earlier",
+    )
     ask.add_argument("--gpus-per-node", type=_count_or_0, default=0, metavar="N")
     ask.add_argument("--cpus-per-node", type=_count_or_0, default=0, metavar="N")
     ask.add_argument(

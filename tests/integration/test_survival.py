@@ -43,6 +43,29 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
+@pytest.fixture
+def small_memory():
+    """A control group of 1 GiB of memory."""
+    if (Path("/sys/fs/cgroup") / "cgroup.controllers").exists():
+        group, limit = Path("/sys/fs/cgroup"), "memory.max"
+    else:
+        group, limit = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+    group /= f"deep-optimizer-states-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("making a control group needs root")
+    try:
+        try:
+            (group / limit).write_text(str(2**30))
+        except OSError:
+            pytest.skip("no memory controller")
+        yield group
+    finally:
+        wait_for(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+
+
 def fill(folder):
     with (folder / "filler").open("wb", buffering=0) as file:
         try:
@@ -52,7 +75,7 @@ def fill(folder):
             return
 
 
-def start(how, results, *arguments):
+def start(how, results, *arguments, group=None):
     prefix = results.parent / "data"
     for end in (".bin", ".idx"):
         Path(f"{prefix}{end}").touch()
@@ -65,7 +88,12 @@ def start(how, results, *arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=None if group is None else lambda: enter(group),
     )
+
+
+def enter(group):
+    (group / "cgroup.procs").write_text(str(os.getpid()))
 
 
 def finish(process):
@@ -170,6 +198,14 @@ def test_host_memory_that_runs_out(tmp_path, how, cause):
     assert (record["status"], record["exit_code"]) == ("oom-host", 1)
     assert cause in record["cause"]
     assert record["last_lines"]
+
+
+def test_the_kernels_out_of_memory_killer(small_memory, tmp_path, sleeper):
+    results = tmp_path / "r"
+    code, _, err = finish(start("greedy", results, "--no-memory-check", group=small_memory))
+    assert (code, status(results)["status"]) == (137, "oom-host")
+    assert "killed by the kernel's out-of-memory killer (1 counted)" in err
+    assert json.loads((run_dir(results) / "run.json").read_text())["command"]
 
 
 def test_a_full_disk(small_disk, tmp_path):

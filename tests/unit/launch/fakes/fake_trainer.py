@@ -2,8 +2,9 @@
 
 ``FAKE_TRAINER`` says how: ``ok``, ``fail``, ``silent``, ``killed``, ``hang``, ``stubborn``,
 ``stuck`` (in a Python function, after two iterations), ``stopped`` (rank 0 by SIGSTOP, after two),
-``host-memory`` (a limit of its address space), ``allocator`` (torch's words), ``full`` (the disk of
-its folder); or ``ENGINE=HOW`` pairs with commas between, ``ok`` for the engines it does not name.
+``host-memory`` (a limit of its address space), ``allocator`` (torch's words), ``greedy`` (2 GiB of
+pages), ``full`` (the disk of its folder); or ``ENGINE=HOW`` pairs with commas between, ``ok`` for
+the engines it does not name.
 """
 
 import faulthandler
@@ -77,6 +78,8 @@ def _exhaust(how: str, metrics: Path) -> None:
         bytearray(2**31)
     if how == "allocator":
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")
+    if how == "greedy":
+        print(len(b"x" * 2**31))
     if how == "full":
         with metrics.open("wb", buffering=0) as file:
             while True:
