@@ -16,12 +16,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from parse.arguments import warmup_count
-from parse.compare import Comparison, Timing, compare_alone
+from parse.compare.present import comparison_json, comparison_notes
+from parse.compare.two_runs import Comparison, Timing, compare_alone
+from parse.compare.verdict import DEFAULT_TOLERANCE
 from parse.errors import LogError
-from parse.log_lines import read_usable_log
-from parse.present import comparison_json, comparison_notes
-from parse.records import PHASES, Log
-from parse.verdict import DEFAULT_TOLERANCE
+from parse.log.read import read_usable_log
+from parse.log.records import PHASES, Log
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,5 +1,5 @@
 """Logs to tables: read what a run printed, judge its loss, and compare two runs.
 
-``records``, ``log_name``, ``log_lines``, ``metrics``, ``verdict`` and ``compare`` use the standard
-library alone, so that ``quick-parse-results.py`` runs on a machine without any environment.
+``log`` reads, ``compare`` judges, ``report`` shows. What ``quick-parse-results.py`` takes from them
+uses the standard library alone, so that it runs on a machine without any environment.
 """

@@ -1,6 +1,6 @@
 """Logs to tables: ``python -m parse LOG_OR_DIR... --out DIR``, from the repository's root.
 
-``python -m parse compare OLD NEW`` is the regression gate; see :mod:`parse.regress`.
+``python -m parse compare OLD NEW`` is the regression gate; see :mod:`parse.compare.regress`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from parse import regress
 from parse.arguments import warmup_count
-from parse.comparisons import compare_points, write_comparisons
+from parse.compare import regress
+from parse.compare.comparisons import compare_points, write_comparisons
 from parse.errors import LogError
 from parse.labels import label_runs
 from parse.monitor import is_monitor_csv

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parse.records import Setting, engine_label
+from parse.log.records import Setting, engine_label
 from parse.run_folder import Run
 
 _NAMED = {

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from parse.errors import LogError
-from parse.log_lines import read_log
+from parse.log.read import read_log
+from parse.log.records import Log, Setting
 from parse.monitor import monitor_files
-from parse.records import Log, Setting
 from parse.unmeasured import MEASURED, read_values, source_of
 
 SWEEP_FILE = "sweep.json"

@@ -7,11 +7,11 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from parse.compare.verdict import judge_log
 from parse.errors import LogError
+from parse.log.records import Iteration, Log, after_warmup, values_ms
 from parse.monitor import SAMPLE_COLUMNS, read_samples
-from parse.records import Iteration, Log, after_warmup, values_ms
 from parse.run_folder import Run
-from parse.verdict import judge_log
 from parse.write import (
     Columns,
     check_ours,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from parse.errors import LogError
-from parse.records import Iteration, Log
+from parse.log.records import Iteration, Log
 
 MEASURED, SIMULATED, PUBLISHED = SOURCES = ("measured", "simulated", "published")
 """Where figures come from: column ``source`` of tables, and what reports say of them."""

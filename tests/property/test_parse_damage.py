@@ -14,7 +14,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from parse.log_lines import read_log
+from parse.log.read import read_log
 
 AUTHORS = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "logs"
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "parse"

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from parse import report
 from parse.__main__ import main
 from parse.errors import LogError
+from parse.report import __main__ as report
 from parse.unmeasured import read_values, source_of
 
 TIMES = {"forward_ms": 100.0, "backward_ms": 200.0, "update_ms": 300.0, "iteration_ms": 650.0}

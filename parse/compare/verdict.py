@@ -1,0 +1,254 @@
+"""Whether a loss means training, and whether two runs train alike. Standard library alone.
+
+No speed-up is worth printing before these words allow it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from parse.log.records import Iteration, Log
+
+FROZEN_ITERATIONS = 3
+"""A loss that stands still over at least so many last iterations is frozen."""
+LN_VOCABULARY_TOLERANCE = 5e-5
+"""How near a frozen loss must be to ln(V) to be a uniform softmax."""
+DEFAULT_VOCABULARY = 50304
+"""GPT-2's 50257 tokens as Megatron pads them: the paper's, tried when the log names no other."""
+DEFAULT_TOLERANCE = 1e-3
+"""Largest difference of two losses that still counts as ``close``."""
+
+
+@dataclass(frozen=True)
+class LossVerdict:
+    """``trains``, ``nan`` or ``frozen``; an empty word when the log holds no loss."""
+
+    word: str
+    from_iteration: int | None = None
+    """First iteration of the NaN or of the standstill."""
+    at: float | None = None
+    """The frozen loss."""
+    at_name: str | None = None
+    """``ln(50304)`` when the frozen loss is that of a uniform softmax."""
+
+    @property
+    def text(self) -> str:
+        """The verdict as a person reads it."""
+        if self.word == "nan":
+            return f"nan from iteration {self.from_iteration}"
+        if self.word == "frozen":
+            return f"frozen at {self.at_name or self.at} from iteration {self.from_iteration}"
+        return self.word or "no loss in the log"
+
+
+def judge_loss(
+    losses: Iterable[tuple[int, float | None]], vocab_sizes: Sequence[int] = ()
+) -> LossVerdict:
+    """Judge one run's printed losses.
+
+    Args:
+        losses: Iteration and its loss; None, a loss that cannot be read, says nothing.
+        vocab_sizes: Vocabulary sizes the log names; the paper's is tried too.
+    """
+    known = [(iteration, loss) for iteration, loss in losses if loss is not None]
+    if not known:
+        return LossVerdict("")
+    for iteration, loss in known:
+        if not math.isfinite(loss):
+            return LossVerdict("nan", iteration)
+    last = known[-1][1]
+    still = 0
+    while still < len(known) and known[-1 - still][1] == last:
+        still += 1
+    if still < FROZEN_ITERATIONS:
+        return LossVerdict("trains")
+    return LossVerdict("frozen", known[-still][0], last, _ln_name(last, vocab_sizes))
+
+
+def _ln_name(loss: float, vocab_sizes: Sequence[int]) -> str | None:
+    for size in (*vocab_sizes, DEFAULT_VOCABULARY):
+        if size > 1 and abs(loss - math.log(size)) <= LN_VOCABULARY_TOLERANCE:
+            return f"ln({size})"
+    return None
+
+
+def judge_log(log: Log) -> LossVerdict:
+    """Judge a log by the digits it prints."""
+    return judge_loss(((r.iteration, r.loss) for r in log.iterations), log.vocab_sizes)
+
+
+@dataclass(frozen=True)
+class PairVerdict:
+    """``equal``, ``close`` or ``differs``; an empty word when there is nothing to compare."""
+
+    word: str
+    num_losses: int = 0
+    """Iterations whose losses were compared."""
+    exact: bool = False
+    """Whether full-precision figures were compared, rather than printed digits."""
+    num_grad_norms: int = 0
+    digests: tuple[str, ...] = ()
+    """Digests of the final state that were compared: ``weights``, ``optimizer state``."""
+    first_difference: int | None = None
+    """First iteration whose losses differ at all."""
+    from_iteration: int | None = None
+    """First iteration beyond the tolerance."""
+    largest_difference: float | None = None
+    """Largest absolute difference of two losses; infinite when one of them is NaN."""
+    largest_at: int | None = None
+    largest_norm_difference: float | None = None
+    """Largest relative difference of two gradient norms."""
+    state_differs: tuple[str, ...] = ()
+    """Digests that differ."""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def judged_on(self) -> str:
+        """What was compared, as a person reads it."""
+        losses = f"{self.num_losses} losses"
+        if not self.exact:
+            return f"{losses} as printed"
+        parts = [losses] + (
+            [f"{self.num_grad_norms} gradient norms"] if self.num_grad_norms else []
+        )
+        return ", ".join([*parts, " and ".join(self.digests)] if self.digests else parts)
+
+    @property
+    def text(self) -> str:
+        """The verdict as a person reads it."""
+        if self.word == "equal":
+            return f"equal ({self.judged_on})"
+        if self.word == "":
+            return "not compared"
+        if self.from_iteration is None and self.state_differs:
+            return f"differs: the losses agree, the final {' and '.join(self.state_differs)} do not"
+        detail = (
+            f"largest difference {_short(self.largest_difference)} at iteration {self.largest_at}"
+        )
+        if self.word == "close":
+            if not self.largest_difference:
+                norm = _short(self.largest_norm_difference)
+                detail = f"losses equal, gradient norms differ by up to {norm} of their size"
+            return f"close ({self.num_losses} losses, {detail})"
+        return f"differs from iteration {self.from_iteration} ({self.num_losses} losses, {detail})"
+
+
+def judge_pair(first: Log, second: Log, tolerance: float = DEFAULT_TOLERANCE) -> PairVerdict:
+    """Compare two runs on the iterations both have.
+
+    With ``metrics.jsonl`` beside both logs the comparison is bitwise, on losses, gradient norms and
+    the final digests; without it, on the printed losses.
+
+    Args:
+        first: The reference.
+        second: The run to judge.
+        tolerance: Largest absolute difference of two losses for ``close``.
+    """
+    exact = _both_exact(first, second)
+    pairs = _common(first, second, exact)
+    if not pairs:
+        return PairVerdict("")
+    differences = [(i, _difference(a, b)) for i, a, b in pairs]
+    norms = _norm_differences(first, second) if exact else []
+    digests, unequal = _digests(first, second) if exact else ((), ())
+    largest_at, largest = max(differences, key=lambda item: item[1])
+    worst_norm = max(norms, default=0.0)
+    unequal_from = next((i for i, d in differences if d > 0), None)
+    beyond = next((i for i, d in differences if d > tolerance), None)
+    same_figures = largest == 0 and worst_norm == 0
+    if same_figures and not unequal:
+        word = "equal"
+    elif same_figures or beyond is not None:
+        # Equal losses over unequal weights: the damage is in what no loss has shown yet.
+        word = "differs"
+    else:
+        word = "close"
+    return PairVerdict(
+        word,
+        len(pairs),
+        exact,
+        len(norms),
+        digests,
+        unequal_from,
+        beyond,
+        largest,
+        largest_at,
+        worst_norm if norms else None,
+        unequal,
+        tuple(_notes(first, second, len(pairs))),
+    )
+
+
+def _both_exact(first: Log, second: Log) -> bool:
+    files = {log.metrics.path.resolve() for log in (first, second) if log.metrics}
+    if len(files) == 1 and first.path != second.path:
+        # Two logs moved into one folder share its file, which says nothing of one of them.
+        return False
+    return all(
+        log.metrics is not None
+        and all(r.exact_loss is not None for r in log.iterations if r.loss is not None)
+        for log in (first, second)
+    )
+
+
+def _common(first: Log, second: Log, exact: bool) -> list[tuple[int, float, float]]:
+    def loss(record: Iteration) -> float | None:
+        return record.exact_loss if exact else record.loss
+
+    others = {record.iteration: loss(record) for record in second.iterations}
+    pairs = []
+    for record in first.iterations:
+        a, b = loss(record), others.get(record.iteration)
+        if a is not None and b is not None:
+            pairs.append((record.iteration, a, b))
+    return pairs
+
+
+def _difference(a: float, b: float) -> float:
+    if math.isfinite(a) and math.isfinite(b):
+        return abs(a - b)
+    return 0.0 if a == b or (math.isnan(a) and math.isnan(b)) else math.inf
+
+
+def _norm_differences(first: Log, second: Log) -> list[float]:
+    assert first.metrics is not None
+    assert second.metrics is not None
+    found = []
+    for record in first.iterations:
+        a = first.metrics.grad_norm(record.iteration)
+        b = second.metrics.grad_norm(record.iteration)
+        if a is not None and b is not None:
+            scale = max(abs(a), abs(b))
+            found.append(_difference(a, b) / scale if 0 < scale < math.inf else _difference(a, b))
+    return found
+
+
+def _digests(first: Log, second: Log) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Digests that both runs have after as many iterations, and those of them that differ."""
+    assert first.metrics is not None
+    assert second.metrics is not None
+    compared, unequal = [], []
+    if first.metrics.end.get("iterations") != second.metrics.end.get("iterations"):
+        return (), ()
+    for key, name in (("weights_sha256", "weights"), ("optimizer_sha256", "optimizer state")):
+        a, b = first.metrics.digest(key), second.metrics.digest(key)
+        if a is not None and b is not None:
+            compared.append(name)
+            if a != b:
+                unequal.append(name)
+    return tuple(compared), tuple(unequal)
+
+
+def _notes(first: Log, second: Log, compared: int) -> list[str]:
+    lengths = len(first.iterations), len(second.iterations)
+    if lengths == (compared, compared):
+        return []
+    return [
+        f"{lengths[0]} and {lengths[1]} iterations; the {compared} that both have were compared"
+    ]
+
+
+def _short(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3g}"

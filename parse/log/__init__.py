@@ -1,0 +1,1 @@
+"""A log and what lies beside it, read into records."""

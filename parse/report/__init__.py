@@ -1,0 +1,1 @@
+"""The report of a sweep, as Markdown and as one page that works offline."""

@@ -1,0 +1,73 @@
+"""Hardware, versions and commands of a sweep's runs, as rows of the report."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from parse.compare.provenance import setup, versions
+from parse.run_folder import Run
+
+_GIB = 1024**3
+
+
+def version_rows(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Package and version, and the commit; several where the runs do not agree."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        own = versions(run)
+        commit = setup(run).get("commit")
+        for key, value in (own | ({"commit": commit} if commit else {})).items():
+            if value not in found.setdefault(key, []):
+                found[key].append(value)
+    return [(key, ", ".join(values)) for key, values in found.items()]
+
+
+def hardware_rows(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """What the runs ran on; several values where they do not agree."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        for key, value in _hardware_of(run).items():
+            if value not in found.setdefault(key, []):
+                found[key].append(value)
+    return [(key, "; ".join(values)) for key, values in found.items()]
+
+
+def command_of(run: Run) -> str:
+    """The command that started a run, ready for a shell; empty when nobody noted it."""
+    command = run.run_json.get("command")
+    if not isinstance(command, list):
+        return ""
+    text = shlex.join(str(part) for part in command)
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _hardware_of(run: Run) -> dict[str, str]:
+    kept = run.provenance
+    rows = {}
+    if run.log.device:
+        rows["model lived on"] = " ".join((run.log.device, run.hardware)).strip()
+    cpu = kept.get("cpu")
+    if isinstance(cpu, dict):
+        rows["CPU"] = f"{cpu.get('model')}, {cpu.get('cores_usable')} usable cores"
+    listed = kept.get("gpus")
+    gpus = [gpu for gpu in listed if isinstance(gpu, dict)] if isinstance(listed, list) else []
+    if gpus:
+        rows["GPU"] = ", ".join(_gpu(gpu) for gpu in gpus)
+    numa = kept.get("numa")
+    if isinstance(numa, list) and numa:
+        cores = [str(node.get("cores")) for node in numa if isinstance(node, dict)]
+        rows["NUMA nodes"] = f"{len(cores)} (cores {'; '.join(cores)})"
+    memory = kept.get("host_memory_bytes")
+    if isinstance(memory, int):
+        rows["host memory"] = f"{memory / _GIB:.1f} GiB"
+    if kept.get("platform"):
+        rows["platform"] = str(kept["platform"])
+    if run.log.world_size:
+        rows["ranks"] = str(run.log.world_size)
+    return rows
+
+
+def _gpu(gpu: dict[str, Any]) -> str:
+    return f"{gpu.get('name')} ({gpu.get('memory')}, driver {gpu.get('driver')})"

@@ -1,0 +1,141 @@
+import csv
+
+import pyarrow.parquet as pq
+import pytest
+
+from parse.__main__ import main as parse
+from parse.compare.comparisons import COLUMNS, compare_points
+from parse.compare.provenance import differences
+from parse.labels import label_runs
+from parse.run_folder import read_sweep_run, sweep_entries
+
+SLOW, FAST = (9.0, 0.4, 0.41, 0.42, 0.43), (9.0, 0.2, 0.205, 0.21, 0.215)
+GPUS = {"gpus": [{"name": "Test GPU", "driver": "1", "memory": "80 GB"}]}
+
+
+@pytest.fixture
+def gpu_sweep(sweep_writer):
+    """Writes vanilla and hybrid, three repeats each, on a GPU; ``changes`` by engine and repeat."""
+    sweep_writer.device = "Test GPU"
+
+    def write(repeats=(1, 2, 3), **changes):
+        runs = []
+        for repeat in repeats:
+            for engine, stride, seconds in (("vanilla", 0, SLOW), ("hybrid", 2, FAST)):
+                fields = {"repeat": repeat, "seconds": seconds, "provenance": GPUS}
+                fields |= changes.get(engine, {}) | changes.get(f"{engine}{repeat}", {})
+                runs.append((engine, stride, fields))
+        return sweep_writer.write_runs(runs)
+
+    return write
+
+
+def compared(folder, **options):
+    runs = [read_sweep_run(entry) for entry in sweep_entries(folder)]
+    label_runs(runs)
+    return compare_points(runs, 1, **options)
+
+
+def test_a_speed_up_over_paired_repeats(gpu_sweep):
+    (item,) = compared(gpu_sweep())
+    assert (item.equality, item.withheld) == ("equal", "")
+    ratio = item.ratio("iteration")
+    assert ratio.paired
+    assert ratio.ratio == item.speedup("iteration") == pytest.approx(2.0)
+    assert ratio.low < 2.0 < ratio.high
+    assert item.ours_spread("iteration").repeats == 3
+
+
+def test_repeats_that_are_not_the_same_are_not_paired(gpu_sweep):
+    (item,) = compared(gpu_sweep(vanilla2={"status": "failed"}))
+    assert not item.ratio("iteration").paired
+    assert (item.equality, item.withheld) == ("equal", "")
+    assert item.vanilla_spread("iteration").repeats == 2
+
+
+def test_as_many_repeats_that_are_others_are_not_paired(gpu_sweep):
+    failed = {"status": "failed"}
+    (item,) = compared(gpu_sweep(vanilla2=failed, hybrid3=failed))
+    assert not item.ratio("iteration").paired
+    assert item.ours_spread("iteration").repeats == item.vanilla_spread("iteration").repeats == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "equality", "why"),
+    [
+        ({"hybrid2": {"digest": "bb"}}, "differs",
+         "repeat 2: the pair differs: the losses agree, the final weights and optimizer state"),
+        ({"hybrid3": {"status": "timeout", "cause": "10 s"}}, "not compared",
+         "repeat 3: run timeout (10 s)"),
+        ({"vanilla": {"status": "failed"}}, "not compared", "vanilla run failed"),
+        ({"hybrid": {"provenance": GPUS | {"git": {"commit": "abd", "dirty": False}}}}, "equal",
+         "commit differs (abd, abc with changes)"),
+        ({"hybrid2": {"provenance": GPUS | {"git": {"commit": "abc", "dirty": True,
+                                                    "changes_sha256": "f" * 64}}}}, "equal",
+         "commit differs (abc with changes, abc with changes ffffffff)"),
+        ({"vanilla2": {"provenance": {"gpus": [{"name": "Other", "driver": "1"}]}}}, "equal",
+         "GPU differs (Test GPU (driver 1), Other (driver 1))"),
+        ({"hybrid": {"provenance": GPUS | {"versions": {"deepspeed": "0.19.8"}}}}, "equal",
+         "deepspeed differs (0.19.8, not known)"),
+        ({"hybrid": {"point": {"subgroup_numel": 2_000_000}}}, "equal",
+         "vanilla has another subgroup_numel (1000000 for 2000000)"),
+        ({"vanilla": {"point": {"seed": 2}}}, "not compared", "no vanilla run of this point"),
+        ({"hybrid": {"losses": (9.0, 8.0, 8.0, 8.0, 8.0)}}, "differs", "is frozen at 8.0"),
+    ],
+)  # fmt: skip
+def test_a_speed_up_is_withheld_with_its_reason(gpu_sweep, changes, equality, why):
+    (item,) = compared(gpu_sweep(**changes))
+    assert item.equality == equality
+    assert why in item.withheld
+    assert item.speedup("iteration") is None
+
+
+def test_one_close_repeat_makes_the_point_close(gpu_sweep):
+    changes = {"hybrid2": {"losses": (9.0, 8.5, 8.25, 8.125, 8.0005), "digest": "bb"}}
+    folder = gpu_sweep(**changes)
+    (item,) = compared(folder)
+    assert (item.equality, item.withheld) == ("close", "")
+    (item,) = compared(folder, tolerance=1e-4)
+    assert item.equality == "differs"
+
+
+def test_a_cpu_is_never_faster(sweep_writer):
+    items = compared(sweep_writer.write())
+    assert [(i.equality, i.withheld) for i in items] == [("equal", "measured on a CPU")] * 2
+
+
+def test_nobody_who_says_nothing_differs(sweep_writer):
+    item = compared(sweep_writer.write())[0]
+    runs = [*item.ours.runs, *item.reference.runs]
+    assert differences(runs) == []
+    for run in runs:
+        run.run_json.pop("provenance")
+        run.log.metrics, run.log.device, run.log.device_name = None, None, None
+    assert differences(runs) == []
+
+
+def test_the_table_has_a_row_a_phase_and_its_parquet_says_the_same(gpu_sweep, tmp_path, capsys):
+    changes = {"hybrid": {"digest": "bb"}}
+    assert parse([str(gpu_sweep(**changes)), "--out", str(tmp_path / "t")]) == 0
+    with (tmp_path / "t" / "comparisons.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == list(COLUMNS)
+    assert [row["phase"] for row in rows] == ["iteration", "forward", "backward", "update"]
+    first = rows[0]
+    assert (first["engine"], first["stride"], first["repeats"]) == ("hybrid", "2", "3")
+    assert (first["label"], first["reference_label"]) == ("hybrid (stride 2)", "vanilla")
+    assert (first["paired"], first["equality"], first["speedup"]) == ("yes", "differs", "")
+    assert (first["vanilla_ms"], first["ours_ms"], first["iterations"]) == ("415.0", "207.5", "12")
+    assert float(first["ratio_low"]) < 2 < float(first["ratio_high"])
+    assert "differs" in first["withheld"]
+    table = pq.read_table(tmp_path / "t" / "comparisons.parquet").to_pylist()
+    assert [str(row["ratio"]) for row in table] == [row["ratio"] for row in rows]
+    assert table[0]["speedup"] is None
+
+
+def test_somebody_elses_table_stays(gpu_sweep, tmp_path, capsys):
+    path = tmp_path / "comparisons.csv"
+    path.write_text("mine\n")
+    assert parse([str(gpu_sweep()), "--out", str(tmp_path)]) == 2
+    assert "not a table of this parser" in capsys.readouterr().err
+    assert path.read_text() == "mine\n"

@@ -1,0 +1,147 @@
+"""What a log says twice: the damaged one of two figures never counts."""
+
+import pytest
+
+from parse.log.read import read_log
+
+
+def lines_of(number):
+    """An iteration whose every figure agrees with the others: 8 samples of 64 tokens."""
+    seconds, rate = 0.5 + number / 16, 3e-4 / number
+    forward, inner = 100.0 + number, 150.0 + number
+    return [
+        f"[Rank 0] step={number}, skipped=0, lr=[{rate!r}], mom=[(0.9, 0.95)]",
+        f"[Rank 0] time (ms) | optimizer_step: {60 + number}.00",
+        *(
+            f"[Rank 0] time (ms) | fwd_microstep: {forward / 2:.2f} | bwd_microstep:"
+            f" {inner / 2 + 5:.2f} | bwd_inner_microstep: {inner / 2:.2f} |"
+            f" bwd_allreduce_microstep: 5.00 | step_microstep: {step:.2f}"
+            for step in (0.0, 70 + number)
+        ),
+        f"[Rank 0] time (ms) | fwd: {forward:.2f} | bwd: {inner + 10:.2f} | bwd_inner:"
+        f" {inner:.2f} | bwd_allreduce: 10.00 | step: {70 + number:.2f}",
+        f" elapsed_time {seconds:.6f} | consumed samples: {8 * number} |"
+        f" consumed tokens: {512 * number} | elapsed time per iteration (ms): {seconds * 1e3:.1f} |"
+        f" learning rate: {rate:.3E} | global batch size: 8 | lm loss: {9 - number / 8:.6E} |"
+        " loss scale: 1.0 | actual seqlen: 64 | number of skipped iterations: 0 |"
+        f" number of nan iterations: 0 | samples per second: {8 / seconds:.3f} |"
+        f" TFLOPs: {33 / seconds:.2f} |",
+    ]
+
+
+PHASES = {"forward_ms", "backward_ms", "backward_inner_ms", "backward_allreduce_ms"}
+WHOLE = [line for number in range(1, 7) for line in lines_of(number)]
+
+
+def read(write_log, lines):
+    return read_log(write_log(text="".join(f"{line}\n" for line in lines)))
+
+
+def changed(number, part, old, new):
+    """The log with one text replaced, in the line of iteration ``number`` that holds ``part``."""
+    at = next(i for i in range(6 * (number - 1), len(WHOLE)) if part in WHOLE[i])
+    assert old in WHOLE[at]
+    return [*WHOLE[:at], WHOLE[at].replace(old, new), *WHOLE[at + 1 :]]
+
+
+def test_a_sound_log_passes_every_check(write_log):
+    log = read(write_log, WHOLE)
+    assert (log.rejects, log.notes) == ([], [])
+    assert [r.iteration for r in log.iterations] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("part", "old", "new", "lost"),
+    [
+        ("elapsed_time", "TFLOPs: 48.00", "TFLOPs: 18.00", {"tflops"}),
+        ("elapsed_time", "learning rate: 1.000E-04", "learning rate: 1.200E-04", {"learning_rate"}),
+        ("step=3", "lr=[", "lr=[9", {"learning_rate"}),
+        ("elapsed_time", "tokens: 1536", "tokens: 1936", {"tokens"}),
+        ("fwd:", "fwd: 103.00", "fwd: 193.00", {"forward_ms"}),
+        ("fwd:", "bwd: 163.00", "bwd: 1e3.00", {"backward_ms"}),
+        ("fwd:", "bwd_inner: 153.00", "bwd_inner: 13.00", {"backward_inner_ms"}),
+        ("fwd:", "bwd_allreduce: 10.00", "bwd_allreduce: 90.00", {"backward_allreduce_ms"}),
+        ("fwd:", "step: 73.00", "step: 93.00", {"update_ms"}),
+        ("optimizer_step", "63.00", "963.00", {"optimizer_step_ms"}),
+        ("fwd_microstep", "fwd_microstep: 51.50", "fwd_micr|step: 51.50", PHASES),
+        ("fwd_microstep", "fwd_microstep: 51.50", "fwd_microstep: 1.50", {"forward_ms"}),
+        ("elapsed_time", "elapsed_time 0.687500", "elapsed_time 0.987500", set()),
+        ("elapsed_time", "(ms): 687.5", "(ms): 987.5", set()),
+        ("elapsed_time", "samples: 24", "samples: 32", set()),
+        ("elapsed_time", "global batch size: 8", "global batch size: 6", {"tflops"}),
+        ("step=3", "step=3", "step=5", set()),
+    ],
+)
+def test_a_contradicted_figure_is_missing_and_no_other_changes(write_log, part, old, new, lost):
+    whole = read(write_log, WHOLE).iterations
+    log = read(write_log, changed(3, part, old, new))
+    assert log.iterations[:2] + log.iterations[3:] == whole[:2] + whole[3:]
+    record, expected = vars(log.iterations[2]), vars(whole[2])
+    assert {name for name in expected if record[name] != expected[name]} == lost
+    assert all(record[name] is None for name in lost)
+    assert bool(log.rejects) is bool(lost)
+
+
+def test_both_times_damaged_are_no_time(write_log):
+    text = "\n".join(changed(3, "elapsed_time", "elapsed_time 0.687500", "elapsed_time 0.187500"))
+    lines = text.replace("(ms): 687.5", "(ms): 987.5").split("\n")
+    log = read(write_log, lines)
+    assert log.iterations[2].iteration_s is None
+    assert "two times that do not agree" in [reject.reason for reject in log.rejects]
+
+
+def test_a_single_time_is_held_against_the_samples_per_second(write_log):
+    lines = [line.replace("elapsed time per", "time per") for line in WHOLE]
+    lines = [line.replace("elapsed_time 0.687500", "elapsed_time 0.187500") for line in lines]
+    log = read(write_log, lines)
+    assert [r.iteration_s for r in log.iterations][1:4] == [0.625, None, 0.75]
+
+
+def test_without_micro_steps_backward_is_the_sum_of_its_parts(write_log):
+    lines = changed(3, "fwd:", "bwd: 163.00", "bwd: 963.00")
+    log = read(write_log, [line for line in lines if "_microstep" not in line])
+    record = log.iterations[2]
+    assert (record.backward_ms, record.backward_inner_ms, record.backward_allreduce_ms) == (
+        None,
+    ) * 3
+    assert (record.forward_ms, record.update_ms) == (103.0, 73.0)
+
+
+def test_a_check_that_most_of_the_log_fails_is_not_trusted(write_log):
+    lines = [line.replace("TFLOPs: ", "TFLOPs: 1") for line in WHOLE[:12]] + WHOLE[12:24]
+    log = read(write_log, lines)
+    assert all(record.tflops for record in log.iterations)
+
+
+@pytest.mark.parametrize("number", [1, 3, 6])
+def test_an_unreadable_number_is_found_from_the_other_witnesses(write_log, number):
+    whole = read(write_log, WHOLE).iterations
+    lines = changed(number, "elapsed_time", f"samples: {8 * number}", "samples: ?")
+    assert read(write_log, lines).iterations == whole
+
+
+def test_an_iteration_that_nothing_numbers_is_left_out(write_log):
+    lines = [line for line in WHOLE if "step=" not in line]
+    last = lines[-1].replace("samples: 48", "samples: 47").replace("tokens: 3072", "tokens: 3073")
+    log = read(write_log, [*lines[:-1], last])
+    assert [r.iteration for r in log.iterations] == [1, 2, 3, 4, 5]
+    assert [r.reason for r in log.rejects] == ["an iteration whose number is lost"]
+
+
+def test_a_number_that_goes_back_without_a_new_run_is_no_new_run(write_log):
+    lines = [*WHOLE, *lines_of(2)]
+    log = read(write_log, lines)
+    assert [r.iteration for r in log.iterations] == [1, 2, 3, 4, 5, 6]
+    log = read(write_log, [*WHOLE, "using world size: 1, data-parallel-size: 1", *lines_of(2)])
+    assert [r.iteration for r in log.iterations] == [2]
+    assert log.iterations[0].forward_ms == 102.0
+
+
+def test_a_split_line_is_not_a_nan(write_log):
+    for cut in (" lm loss", "m loss", " loss scale", " 8.625"):
+        at = next(i for i, line in enumerate(WHOLE) if "samples: 24" in line)
+        halves = WHOLE[at].replace(cut, "\n" + cut, 1)
+        log = read(write_log, [*WHOLE[:at], halves, *WHOLE[at + 1 :]])
+        by_number = {record.iteration: record for record in log.iterations}
+        assert 3 not in by_number or by_number[3].loss in (None, 8.625)
+        assert by_number[4] == read(write_log, WHOLE).iterations[3]

@@ -1,0 +1,261 @@
+import csv
+import json
+import math
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from parse.report.__main__ import main
+
+GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "report" / "report.md"
+GPU = {"provenance": {"gpus": [{"name": "Test GPU", "driver": "1", "memory": "80 GB"}]}}
+
+
+def draw(folder, *names):
+    (folder / "figures").mkdir(exist_ok=True)
+    for name in names:
+        (folder / "figures" / name).write_bytes(b"not a real image")
+
+
+def summary(report):
+    """Rows of the table in three columns."""
+    section = report.split("## Summary")[1].split("##")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[1:]]
+
+
+def run(folder, capsys, *options):
+    code = main([str(folder), *options])
+    captured = capsys.readouterr()
+    report = folder / "report.md"
+    return code, captured.out.splitlines(), report.read_text() if report.is_file() else ""
+
+
+def test_three_equal_engines_on_a_cpu(sweep_writer, capsys):
+    folder = sweep_writer.write()
+    draw(folder, "iteration-breakdown.png", "loss.png", "loss.pdf")
+    code, lines, report = run(folder, capsys)
+    equal = "equal to vanilla (5 losses, 5 gradient norms, weights and optimizer state)"
+    assert lines == [f"async-gradients: {equal}", f"hybrid (stride 2): {equal}"]
+    assert code == 0
+    assert "no speed-up is claimed" in report
+    assert "measured on a CPU, not a speed claim" in report
+    assert "none claimed: measured on a CPU" in report
+    assert not re.search(r"speed-up \d|\d\.\d{3}x", report)
+    for expected in (
+        "# small \\| sweep", "](./figures/loss.png)", "([PDF](./figures/loss.pdf))",
+        "](./figures/iteration-breakdown.png)",
+        "python 'a b'", "| torch | 2.13.0 |", "| triton | not installed |", "A CPU",
+        "| commit | abc with changes |", "8.0 GiB",
+    ):  # fmt: skip
+        assert expected in report
+    times = ("130.9 (18.5) / 130.9", "12.8 (1.5) / 12.8", "22.5 (1.5) / 22.5", "33.2 (1.5) / 33.2")
+    assert f"| vanilla | {' | '.join(times)} | 4 | 1 |" in report
+    with (folder / "tables" / "runs.csv").open(newline="") as file:
+        paths = [row["path"] for row in csv.DictReader(file)]
+    assert all(path.startswith("log-tiny-") for path in paths)
+
+
+def test_every_table_of_the_report_has_rows_as_wide_as_its_head(sweep_writer, capsys):
+    _, _, report = run(sweep_writer.write(), capsys)
+    for block in re.findall(r"(?:^\|.*\n)+", report, re.MULTILINE):
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
+        assert len(widths) == 1, block
+        assert block.count("\n") >= 3
+
+
+def test_a_speed_up_is_claimed_on_a_gpu_alone(sweep_writer, capsys):
+    sweep_writer.device = "NVIDIA Test GPU"
+    _, _, report = run(sweep_writer.write(), capsys)
+    assert "speed-up 1.000x" in report
+    assert "not a speed claim" not in report
+    assert "cuda NVIDIA Test GPU" in report
+
+
+def test_three_columns_even_where_nobody_ran_one(sweep_writer, capsys):
+    _, _, report = run(sweep_writer.write((("vanilla", 0), ("hybrid", 2))), capsys)
+    head = "| case | stride | stock ZeRO-3 offload | asynchronous gradients | hybrid |"
+    assert head in report
+    assert [row[3] for row in summary(report)] == ["missing (no run)"]
+    _, _, report = run(sweep_writer.write((("async-gradients", 0),)), capsys)
+    assert summary(report)[0][2] == "missing (no run)"
+    assert summary(report)[0][4] == "missing (no run)"
+
+
+def test_every_stride_has_its_row_and_every_case_too(sweep_writer, capsys):
+    runs = []
+    for size in (1, 2):
+        point = {"point": {"micro_batch_size": size}}
+        runs += [("vanilla", 0, point), ("hybrid", 2, point), ("hybrid", 3, point)]
+    _, _, report = run(sweep_writer.write_runs(runs), capsys)
+    rows = [(row[0], row[1]) for row in summary(report)]
+    cases = ("micro-batch 1", "micro-batch 2")
+    assert rows == [(case, stride) for case in cases for stride in ("2", "3")]
+
+
+def test_repeats_are_one_row_and_one_comparison(sweep_writer, capsys):
+    sweep_writer.device = "Test GPU"
+    seconds = {"vanilla": (9.0, 0.4, 0.4, 0.42, 0.4), "hybrid": (9.0, 0.2, 0.2, 0.22, 0.2)}
+    runs = [
+        (engine, stride, {**GPU, "repeat": repeat, "seconds": seconds[engine]})
+        for repeat in (1, 2, 3)
+        for engine, stride in (("vanilla", 0), ("hybrid", 2))
+    ]
+    code, lines, report = run(sweep_writer.write_runs(runs), capsys)
+    assert (code, len(lines)) == (0, 3)
+    assert [line.split(":")[0] for line in lines][1:] == [
+        "hybrid (stride 2) #2",
+        "hybrid (stride 2) #3",
+    ]
+    (row,) = summary(report)
+    assert row[2] == "400.0 (IQR 5.0, n 12 in 3)"
+    assert row[4] == "200.0 (IQR 5.0, n 12 in 3; equal; 2.000x)"
+    assert "in each of 3 repeats; speed-up 2.000x (95% interval 2.000 to 2.000)" in report
+    assert "| 2.000 \\[2.000, 2.000\\] |" in report
+    assert "| 12 | 3 |" in report
+
+
+def test_what_was_asked_for_and_not_run_is_said(sweep_writer, capsys):
+    engines = ("vanilla", "async-gradients", "hybrid")
+    points = [{"name": e, "engine": e, "point_key": "x", "repeats": 2} for e in engines]
+    runs = [("vanilla", 0, {"repeat": 1}), ("vanilla", 0, {"repeat": 2})]
+    runs += [("hybrid", 2, {"repeat": 1, "status": "oom-host", "cause": "killed",
+                            "last_lines": ["one", "  two | <b>", ""]})]  # fmt: skip
+    folder = sweep_writer.write_runs(runs, points=points, figures=["stride", "loss"])
+    draw(folder, "loss.png", "zzz.svg")
+    _, _, report = run(folder, capsys)
+    assert "| async-gradients | async-gradients | 0 | 2 |" in report
+    assert "| hybrid | hybrid | 1 | 2 |" in report
+    assert "3 runs: 2 ok, 1 oom-host." in report
+    assert "    one\n      two | <b>\n" in report
+    assert "Asked for and not drawn: stride." in report
+    figures = re.findall(r"!\[(.*?), measured.*?\]\((.*?)\)", report)
+    assert figures == [
+        ("Losses over each other", "./figures/loss.png"),
+        ("zzz", "./figures/zzz.svg"),
+    ]
+
+
+def test_a_run_whose_launcher_is_gone_is_what_the_index_says(sweep_writer, capsys):
+    fields = {"repeat": 1, "status": "running"}
+    folder = sweep_writer.write_runs([("vanilla", 0, {"repeat": 1}), ("hybrid", 2, fields)])
+    index = json.loads((folder / "sweep.json").read_text())
+    index["runs"][1]["status"] = "interrupted"
+    (folder / "sweep.json").write_text(json.dumps(index))
+    code, lines, report = run(folder, capsys)
+    assert code == 1
+    assert "run interrupted" in lines[0]
+    assert "| interrupted | 1.5 |" in report
+
+
+def test_a_large_sweep_has_counts_at_the_top(sweep_writer, capsys):
+    runs = []
+    for size in range(1, 21):
+        point = {"point": {"micro_batch_size": size}}
+        worse = {"digest": "bb"} if size == 7 else {}
+        runs += [("vanilla", 0, point), ("async-gradients", 0, point)]
+        runs += [("hybrid", 2, {**point, **worse})]
+    code, _, report = run(sweep_writer.write_runs(runs), capsys)
+    assert code == 1
+    top = report.split("## Summary")[0]
+    assert "40 plugin points against vanilla: 39 equal, 1 differs" in top
+    assert "micro-batch 7, hybrid (stride 2): differs" in top
+    assert top.count("\n- ") == 3
+    assert len(summary(report)) == 20
+
+
+def test_golden_report(sweep_writer, capsys):
+    runs = [("vanilla", 0, {"repeat": r}) for r in (1, 2)]
+    runs += [("async-gradients", 0, {"repeat": r}) for r in (1, 2)]
+    failed = {"status": "oom-host", "cause": "the kernel killed rank 0", "last_lines": ["Killed"]}
+    runs += [("hybrid", 2, {"repeat": 1}), ("hybrid", 2, {"repeat": 2, "log": False, **failed})]
+    points = [{"name": e, "engine": e, "repeats": 2} for e in ("vanilla", "async-gradients")]
+    points += [{"name": "hybrid", "engine": "hybrid", "repeats": 3}]
+    folder = sweep_writer.write_runs(runs, points=points, figures=["loss"], description="a golden")
+    draw(folder, "loss.png", "loss.pdf")
+    _, _, report = run(folder, capsys)
+    if os.environ.get("GOLDEN_REWRITE"):
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_text(report)
+    assert report == GOLDEN.read_text()
+
+
+def test_a_pair_that_differs_is_exit_code_1_and_withholds_the_speed_up(sweep_writer, capsys):
+    sweep_writer.device = "NVIDIA Test GPU"
+    losses = (9.0, 8.5, 8.0, 8.0, 8.0)
+    code, lines, report = run(sweep_writer.write(hybrid={"losses": losses}), capsys)
+    assert code == 1
+    assert lines[1].startswith("hybrid (stride 2): differs from vanilla from iteration 3 (5 losses")
+    assert "frozen at 8.0 from iteration 3" in lines[1]
+    assert "withheld: the loss of deep-optimizer-states is frozen at 8.0" in report
+
+
+def test_weights_that_differ_are_exit_code_1(sweep_writer, capsys):
+    code, lines, _ = run(sweep_writer.write(hybrid={"digest": "bb"}), capsys)
+    assert code == 1
+    assert lines[1] == (
+        "hybrid (stride 2): differs from vanilla: the losses agree, the final weights and "
+        "optimizer state do not"
+    )
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_a_failed_run_is_listed_and_does_not_break_the_report(sweep_writer, capsys, log):
+    failed = {"status": "oom-host", "cause": "killed | by <kernel>", "log": log}
+    code, lines, report = run(sweep_writer.write(hybrid={**failed, "losses": (9.0, 8.5)}), capsys)
+    assert code == 1
+    assert "; equal) | " in report
+    assert lines[0].startswith("async-gradients: equal")
+    assert "oom-host (killed | by <kernel>)" in lines[1]
+    assert ("as far as it got equal to vanilla" in lines[1]) == log
+    assert "| oom-host | 1.5 |" in report
+    assert "killed \\| by \\<kernel\\>" in report
+
+
+def test_a_failed_vanilla_run_leaves_nothing_equal(sweep_writer, capsys):
+    failed = {"status": "failed", "cause": "no memory", "log": False}
+    code, lines, _ = run(sweep_writer.write(vanilla=failed), capsys)
+    assert code == 1
+    assert lines == [
+        f"{label}: not compared: vanilla run failed (no memory)"
+        for label in ("async-gradients", "hybrid (stride 2)")
+    ]
+
+
+def test_a_sweep_of_failures_alone_still_has_a_report(sweep_writer, capsys):
+    failed = {"status": "failed", "cause": "x", "log": False}
+    engines = ("vanilla", "async-gradients", "hybrid")
+    code, _, report = run(sweep_writer.write(**dict.fromkeys(engines, failed)), capsys)
+    assert code == 1
+    assert "## Figures" not in report
+    assert "no log" in report
+
+
+def test_runs_of_another_point_are_not_paired(sweep_writer, capsys):
+    folder = sweep_writer.write()
+    path = next(folder.glob("*opt_gaps2/run-001/run.json"))
+    table = json.loads(path.read_text())
+    table["point"]["seed"] = 2
+    path.write_text(json.dumps(table))
+    code, lines, _ = run(folder, capsys)
+    assert code == 1
+    assert lines[1] == "hybrid (stride 2): not compared: no vanilla run of this point"
+
+
+def test_equal_nan_is_said(sweep_writer, capsys):
+    losses = (9.0, math.nan, math.nan)
+    names = ("vanilla", "async-gradients", "hybrid")
+    _, lines, _ = run(sweep_writer.write(**{n: {"losses": losses} for n in names}), capsys)
+    assert lines[0].endswith("; loss: nan from iteration 2")
+
+
+@pytest.mark.parametrize("text", [None, "{}", "[1]", '{"runs": [{"name": 1}, 3]}', "\0"])
+def test_no_sweep_is_one_line_and_exit_code_2(tmp_path, capsys, text):
+    if text is not None:
+        (tmp_path / "sweep.json").write_text(text)
+    assert main([str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "sweep.json" in error
