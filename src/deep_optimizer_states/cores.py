@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +57,24 @@ class LaneCores:
         """Keep the calling thread, and the threads that it starts, on the cores."""
         if self.cores:
             os.sched_setaffinity(0, self.cores)
+
+    @contextmanager
+    def hold_this_thread(self) -> Iterator[None]:
+        """Keep the calling thread on the cores for a while.
+
+        Linux gives a page from the memory next to the core that first touches it. Nothing in here
+        may start threads: they would stay.
+        """
+        before = os.sched_getaffinity(0)
+        self.bind_this_thread()
+        try:
+            yield
+        finally:
+            os.sched_setaffinity(0, before)
+
+
+ANYWHERE = LaneCores(1, ())
+"""No core is nearer than another."""
 
 
 def find_place(rank: int, pci_address: str | None, sysfs: Path = _SYSFS) -> Place:

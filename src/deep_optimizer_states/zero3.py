@@ -109,17 +109,16 @@ class InterleavedZeroOptimizer(GatedGathers):
             self.grad_partitions_flat_buffer.dtype,
             self.dtype,
         )
-        cores = self._choose_cores()
-        self._background.prepare(cores.bind_this_thread)
+        self._background.prepare(self._cores.bind_this_thread)
         executor = Executor(
-            sizes, self._lanes, self._host_adam, cores.num_threads, self._open_timeline()
+            sizes, self._lanes, self._host_adam, self._cores.num_threads, self._open_timeline()
         )
         log_dist(
             f"deep_optimizer_states: policy {self._settings.policy}, "
             f"{len(self._subgroup_numels)} subgroups in {len(schedule.tiles)} tiles, "
             f"{len(schedule.device_tiles)} of them updated on the device, "
             f"{len(schedule.resident_tiles)} resident there, {executor.slot_bytes} bytes of slots, "
-            f"CPU lane of {cores}",
+            f"CPU lane of {self._cores}",
             ranks=[0],
         )
         return executor
@@ -194,6 +193,8 @@ class InterleavedZeroOptimizer(GatedGathers):
             warning = explain_lock_limit(host_numel * STATE_BYTES, lock_limit_bytes())
             if warning:
                 logger.warning(warning)
+        self._cores = self._choose_cores()
+        self._lanes.near = self._cores  # all memory is taken below
         super()._create_fp32_partitions()
         for idx, master in enumerate(self.fp32_partitioned_groups_flat):
             # The tensor object is the key of the optimizer's state, so only its storage moves.

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from deep_optimizer_states.cores import ANYWHERE, LaneCores
 from deep_optimizer_states.kernels.scalars import AdamScalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
 
@@ -111,6 +112,8 @@ class Device(abc.ABC):
     d2h: Lane
     weights: Lane
     grads: Lane
+    near: LaneCores = ANYWHERE
+    """Cores next to which a device that touches host memory itself takes it."""
 
     @property
     def lanes(self) -> tuple[Lane, ...]:

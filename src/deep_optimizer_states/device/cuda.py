@@ -154,7 +154,8 @@ class CudaDevice(Device):
         # and its pages must be unlocked while they are there.
         pages = (ctypes.c_char * size).from_buffer(mmap.mmap(-1, size))
         tensor = torch.frombuffer(pages, dtype=dtype, count=numel)
-        status = int(_cudart().cudaHostRegister(tensor.data_ptr(), len(pages), 0))
+        with self.near.hold_this_thread():  # locking touches the pages
+            status = int(_cudart().cudaHostRegister(tensor.data_ptr(), len(pages), 0))
         if status == 0:
             # Also when the pages go away without close(): a later mapping may get their address.
             unlock = weakref.finalize(pages, _unlock, tensor.data_ptr())

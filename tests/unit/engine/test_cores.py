@@ -1,7 +1,9 @@
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given, strategies as st
 
 from deep_optimizer_states import cores
@@ -14,6 +16,7 @@ from deep_optimizer_states.cores import (
     read_cpu_list,
     usable_cores,
 )
+from deep_optimizer_states.device import cuda
 
 
 @pytest.fixture(autouse=True)
@@ -132,6 +135,32 @@ def test_threads_that_a_bound_thread_starts_stay_on_its_cores():
     thread.start()
     thread.join()
     assert seen == [{core}]
+    assert os.sched_getaffinity(0) == before
+
+
+def test_host_memory_is_page_locked_next_to_the_lanes_cores(monkeypatch):
+    core = min(os.sched_getaffinity(0))
+    before, seen = os.sched_getaffinity(0), []
+
+    def lock(address, size, flags):
+        seen.append(os.sched_getaffinity(0))
+        return 0
+
+    monkeypatch.setattr(cuda, "_cudart", lambda: SimpleNamespace(cudaHostRegister=lock))
+    monkeypatch.setattr(cuda, "_unlock", lambda address: None)
+    device = cuda.CudaDevice.__new__(cuda.CudaDevice)  # its streams need a GPU
+    device._locked = []
+    device.empty_host(8, torch.float32)
+    device.near = LaneCores(1, (core,))
+    device.empty_host(8, torch.float32)
+    assert seen == [before, {core}]
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_thread_that_was_held_is_let_go_after_an_error():
+    before = os.sched_getaffinity(0)
+    with pytest.raises(RuntimeError), LaneCores(1, (min(before),)).hold_this_thread():
+        raise RuntimeError
     assert os.sched_getaffinity(0) == before
 
 
