@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from deep_optimizer_states.kernels.scalars import AdamScalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
 from deep_optimizer_states.kernels.torch_adam import TorchAdam
 from deep_optimizer_states.plan import Action, Kind, Plan
+from deep_optimizer_states.split import Chains, RunTimeSplit
 from deep_optimizer_states.timeline import Recorder, Span
 
 OnSpans = Callable[[list[Span], float, float], None]
@@ -121,6 +123,9 @@ class Executor:
         self._next_staging = itertools.cycle(self._staging)
         self._upcoming = next(self._next_slot, None)
         self._held: dict[int, _Buffers] = {}
+        self._split = RunTimeSplit()
+        self._flights: deque[tuple[Event, int]] = deque()
+        self._stalled_s = 0.0
         self._on_issued: Callable[[int, Event], None] = lambda tile, event: None
         self.last_plan = Plan(0, ())
         self._issue: dict[Kind, Callable[[int, Work], None]] = {
@@ -136,10 +141,23 @@ class Executor:
         """Device memory of all slots, in bytes."""
         return sum(tensor.nbytes for slot in self._slots for tensor in slot.tensors)
 
-    def is_slot_free(self) -> bool:
-        """Whether a prefetch could begin now, without waiting for a flush."""
-        slot = self._upcoming
-        return slot is not None and (slot.free is None or slot.free.reached())
+    def share(self, tiles: Sequence[int], numels: Sequence[int]) -> Chains:
+        """Split tiles between device and CPU as they run; see :class:`RunTimeSplit`."""
+        return self._split.share(tiles, numels, self)
+
+    def now_s(self) -> float:
+        """The clock that :meth:`share` goes by, in seconds."""
+        return time.perf_counter()
+
+    def stalled_s(self) -> float:
+        """What the CPU lane has waited for a staging buffer, in seconds."""
+        return self._stalled_s
+
+    def in_flight(self) -> int:
+        """Elements given to the device whose state is not back yet."""
+        while self._flights and self._flights[0][0].reached():
+            self._flights.popleft()
+        return sum(numel for _, numel in self._flights)
 
     def caller_events(self) -> tuple[Event, Event]:
         """What an update launched now must wait for; call it on the caller's thread.
@@ -179,6 +197,7 @@ class Executor:
         # Gradients reach their homes on a lane of their own; both Adams read them from there.
         self._device.host_waits(grads, Wait.GRADS_FLUSHED)
         self._on_issued = on_issued
+        self._flights.clear()
         done = []
         for action in actions:
             self._issue[action.kind](action.tile, work[action.tile])
@@ -228,12 +247,15 @@ class Executor:
         lane.submit(f"state flush of {work.name}", lambda: copy_all(targets, sources))
         self._device.release_slot(slot.tensors)
         slot.free = lane.record()
+        self._flights.append((slot.free, work.tensors.numel))
 
     def _host_step(self, tile: int, work: Work) -> None:
         staging = next(self._next_staging)
         self._held[tile] = staging
         if staging.free is not None:  # see [Note: staging]
+            began_s = time.perf_counter()
             self._device.host_waits(staging.free, Wait.STAGING_FREE)
+            self._stalled_s += time.perf_counter() - began_s
         (staged,) = staging.views(work.tensors.numel)
         tensors = AdamTensors(*work.tensors.state, work.tensors.grad, staged)
         begin = time.perf_counter()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from deep_optimizer_states.errors import PlanError
@@ -249,32 +249,6 @@ def build_plan(
     actions += [Action(tile, kind) for tile in ordered(through_slots) for kind in DEVICE_CHAIN]
     actions += [Action(tile, kind) for tile in ordered(rest) for kind in HOST_CHAIN]
     return Plan(num_tiles, tuple(actions))
-
-
-def share_at_run_time(
-    tiles: Sequence[int], is_slot_free: Callable[[], bool]
-) -> Iterator[tuple[int, tuple[Kind, ...]]]:
-    """Share tiles between device and CPU while they run, from the two ends of one list.
-
-    The device takes from the head whenever it has a free slot, the CPU from the tail. Neither waits
-    for the other, whatever their rates; the split is where they meet.
-
-    Args:
-        tiles: Tiles in the order the device should take them.
-        is_slot_free: Whether a prefetch could begin now.
-
-    Yields:
-        A tile and its chain of actions. The CPU's chain is yielded only when no slot is free, and
-        its step has run when the next item is asked for.
-    """
-    head, tail = 0, len(tiles)
-    while head < tail:
-        if is_slot_free():
-            yield tiles[head], DEVICE_CHAIN
-            head += 1
-        else:
-            tail -= 1
-            yield tiles[tail], HOST_CHAIN
 
 
 def subgroup_offsets(numels: Sequence[int]) -> list[int]:

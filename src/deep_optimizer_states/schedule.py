@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from deep_optimizer_states.plan import (
@@ -15,8 +15,8 @@ from deep_optimizer_states.plan import (
     choose_device_subgroups,
     choose_resident_subgroups,
     cut_into_tiles,
-    share_at_run_time,
 )
+from deep_optimizer_states.split import Share
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,14 @@ class Schedule:
     def actions(
         self,
         host_subgroups: frozenset[int],
-        is_slot_free: Callable[[], bool],
+        share: Share,
         order: Sequence[int] | None = None,
     ) -> Iterator[Action]:
         """The actions of one step, in issue order.
 
         Args:
             host_subgroups: Subgroups that must be stepped where they live in this step.
-            is_slot_free: Whether a prefetch could begin now; asked by the dynamic policy.
+            share: Splits tiles between device and CPU as they run; asked by the dynamic policy.
             order: All tiles, those first that are needed first; as they are numbered if None.
         """
         forced = {idx for idx, tile in enumerate(self.tiles) if tile.subgroup in host_subgroups}
@@ -129,7 +129,7 @@ class Schedule:
         for tile in filter((forced - resident).__contains__, ordered):
             yield from (Action(tile, kind) for kind in HOST_CHAIN)
         movable = [tile for tile in ordered if tile not in forced | resident]
-        for tile, chain in share_at_run_time(movable, is_slot_free):
+        for tile, chain in share(movable, [tile.numel for tile in self.tiles]):
             yield from (Action(tile, kind) for kind in chain)
 
 

@@ -361,7 +361,7 @@ class InterleavedZeroOptimizer(GatedGathers):
         executor, update = self._executor, Update(len(work))
         if self._settings.just_in_time_forward:
             self._learn_order()
-        actions = self._schedule.actions(frozenset(widened), executor.is_slot_free, self._order)
+        actions = self._schedule.actions(frozenset(widened), executor.share, self._order)
         after = executor.caller_events()
         self._update = update
         self._background.launch(update, lambda: executor.run(work, actions, after, update.issued))

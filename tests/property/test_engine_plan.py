@@ -1,9 +1,12 @@
 """Any plan from any policy updates every element once, in chains that are whole and in order."""
 
+import functools
+
 from hypothesis import given, strategies as st
 
 from deep_optimizer_states.plan import Kind, Plan, Tile
 from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.split import RunTimeSplit
 
 numels = st.lists(st.integers(0, 500), max_size=12)
 policies = st.sampled_from(["all-host", "ratio", "stride", "all-device", "dynamic"])
@@ -34,9 +37,32 @@ def make_schedules(draw):
 schedules = make_schedules()
 
 
+class AnyProgress:
+    """Lanes of any speed."""
+
+    def __init__(self, data, numel):
+        self._data, self._numel, self._times_s = data, numel, [0.0, 0.0]
+
+    def now_s(self):
+        return self._pass(0)
+
+    def stalled_s(self):
+        return self._pass(1)
+
+    def _pass(self, which):
+        self._times_s[which] += self._data.draw(st.floats(0, 1))
+        return self._times_s[which]
+
+    def in_flight(self):
+        return self._data.draw(st.integers(0, 5)) * self._numel
+
+
 def make_plan(schedule, data, host_subgroups=frozenset()):
     order = data.draw(st.none() | st.permutations(range(len(schedule.tiles))))
-    actions = schedule.actions(host_subgroups, lambda: data.draw(st.booleans()), order)
+    split = RunTimeSplit()
+    split.pace, split.pause = data.draw(st.floats(0.01, 50)), data.draw(st.integers(0, 1))
+    share = functools.partial(split.share, progress=AnyProgress(data, schedule.slot_numel))
+    actions = schedule.actions(host_subgroups, share, order)
     return Plan(len(schedule.tiles), tuple(actions))
 
 

@@ -8,7 +8,8 @@ goes on. Published update times by stride are reproduced by this order and by no
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deep_optimizer_states.plan import DEVICE_CHAIN, HOST_CHAIN, RESIDENT_CHAIN, Action, Kind, Plan
@@ -17,10 +18,13 @@ from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.rank import STATE_BYTES, Rank, rank_of
 from deep_optimizer_states.predict.workload import Workload
 from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.split import Chains, RunTimeSplit
 
 SLOTS, STAGING_BUFFERS = 3, 2
 """As the executor has them."""
 PAPER_SLOTS = 1
+LEARNING_UPDATES = 4
+"""Updates after which the dynamic split knows its lanes."""
 FP32_BYTES = 4
 LANES = ("CPU", "H2D", "GPU", "D2H", "weights")
 _LINKS = {"H2D": "h2d", "weights": "h2d", "D2H": "d2h"}
@@ -61,7 +65,19 @@ class _State:
     staging: itertools.cycle[_Slot]
     held: dict[int, _Slot] = field(default_factory=dict)
     ready: dict[int, Job] = field(default_factory=dict)
-    last: Job | None = None
+    flights: deque[Job] = field(default_factory=deque)
+    waited_s: float = 0.0
+
+    def now_s(self) -> float:
+        return self.lanes.now_s
+
+    def stalled_s(self) -> float:
+        return self.waited_s
+
+    def in_flight(self) -> int:
+        while self.flights and self.flights[0].is_done:
+            self.flights.popleft()
+        return int(sum(job.work for job in self.flights))
 
 
 class UpdateSimulator:
@@ -84,11 +100,17 @@ class UpdateSimulator:
         Args:
             policy: For this package's engine; the others have their own.
         """
+        split = RunTimeSplit()
+        for _ in range(LEARNING_UPDATES if self._is_ours and policy == "dynamic" else 0):
+            self._run(policy, split)
+        return self._run(policy, split)
+
+    def _run(self, policy: str, split: RunTimeSplit) -> UpdateRun:
         slots = SLOTS if self._is_ours else PAPER_SLOTS
         lanes = Lanes(lambda resource, active: _capacity(self._rank, resource, active))
         staging = itertools.cycle([_Slot() for _ in range(STAGING_BUFFERS)])
         state = _State(lanes, [_Slot() for _ in range(slots)], staging)
-        numels, actions = self._work(policy, state)
+        numels, actions = self._work(policy, state, split)
         done = []
         for action in actions:
             self._issue(action, numels[action.tile], state)
@@ -102,7 +124,9 @@ class UpdateSimulator:
         ready = {tile: job.end_s for tile, job in state.ready.items()}
         return UpdateRun(seconds, Plan(len(numels), tuple(done)), lanes.done, ready)
 
-    def _work(self, policy: str, state: _State) -> tuple[list[int], Iterable[Action]]:
+    def _work(
+        self, policy: str, state: _State, split: RunTimeSplit
+    ) -> tuple[list[int], Iterable[Action]]:
         work = self._workload
         if not self._is_ours:
             return list(work.subgroups), paper_actions(work)
@@ -111,11 +135,10 @@ class UpdateSimulator:
         )
         numels = [tile.numel for tile in schedule.tiles]
 
-        def is_slot_free() -> bool:
-            free = state.upcoming[0].free
-            return free is None or free.is_done
+        def share(tiles: Sequence[int], sizes: Sequence[int]) -> Chains:
+            return split.share(tiles, sizes, state)
 
-        return numels, schedule.actions(frozenset(), is_slot_free)
+        return numels, schedule.actions(frozenset(), share)
 
     def _issue(self, action: Action, numel: int, state: _State) -> None:
         handlers = {
@@ -151,12 +174,15 @@ class UpdateSimulator:
     def _state_flush(self, tile: int, numel: int, state: _State) -> None:
         slot = state.held.pop(tile)
         slot.free = self._copy("D2H", f"flush {tile}", numel, STATE_BYTES, state, slot.stepped)
+        state.flights.append(slot.free)
 
     def _host_step(self, tile: int, numel: int, state: _State) -> None:
         staging = next(state.staging)
         state.held[tile] = staging
         if staging.free is not None:
+            began_s = state.lanes.now_s
             state.lanes.run_until(staging.free)
+            state.waited_s += state.lanes.now_s - began_s
         draws = {"host": float(self._rank.host_bytes)}
         job = Job("CPU", f"step {tile}", numel, self._rank.host_parameters_per_s, draws)
         state.lanes.run_until(state.lanes.submit(job))

@@ -71,7 +71,7 @@ def make_scalars(step, powers):
 
 
 def run_once(executor, schedule, work, on_issued=lambda tile, event: None):
-    actions = schedule.actions(frozenset(), executor.is_slot_free)
+    actions = schedule.actions(frozenset(), executor.share)
     executor.run(work, actions, executor.caller_events(), on_issued)
 
 
@@ -172,15 +172,15 @@ def test_the_dynamic_split_is_recorded_as_a_plan():
 
 
 def test_the_device_is_given_a_tile_for_every_slot_and_no_more_until_one_is_flushed():
-    schedule = make_schedule("dynamic")
+    numels = [512] * 8
+    schedule = make_schedule("dynamic", numels=numels)
     device, release = EmulatedDevice(ADAM), threading.Event()
     device.compute.submit("a kernel that takes long", lambda: release.wait(30))
     executor = make_executor(schedule, device)
-    work = make_work(schedule, make_subgroups(), make_scalars(1, BetaPowers(GROUP["betas"])))
-    # The CPU works from the tail: tile 3 is its last.
-    run_once(executor, schedule, work, lambda tile, event: tile == 3 and release.set())
+    work = make_work(schedule, make_subgroups(numels), make_scalars(1, BetaPowers(GROUP["betas"])))
+    run_once(executor, schedule, work, lambda tile, event: tile == 7 and release.set())
     assert executor.last_plan.device_tiles == (0, 1, 2)
-    assert executor.last_plan.host_tiles == (7, 6, 5, 4, 3)
+    assert executor.last_plan.host_tiles == (3, 4, 5, 6, 7)
     run_once(executor, schedule, work)
     assert executor.last_plan.device_tiles, "slots are free again"
     device.close()
@@ -205,12 +205,6 @@ def test_a_tile_is_announced_with_the_event_after_which_its_weights_are_written(
     device.close()
     assert sorted(announced) == list(range(len(schedule.tiles)))
     assert unwritten == []
-
-
-def test_without_slots_none_is_free():
-    device = EmulatedDevice(ADAM)
-    assert not make_executor(make_schedule("all-host"), device).is_slot_free()
-    device.close()
 
 
 def test_slots_are_bounded_and_reported():

@@ -9,7 +9,6 @@ from deep_optimizer_states.plan import (
     choose_device_subgroups,
     choose_resident_subgroups,
     cut_into_tiles,
-    share_at_run_time,
     subgroup_offsets,
 )
 from deep_optimizer_states.schedule import Schedule
@@ -86,20 +85,17 @@ def test_tiles_of_a_run_are_those_that_hold_any_of_it():
     assert list(schedule.tiles_of(Tile(2, 16, 0))) == []
 
 
+def all_to_the_device(tiles, numels):
+    return ((tile, DEVICE_CHAIN) for tile in tiles)
+
+
 @pytest.mark.parametrize("policy", ["all-host", "all-device", "dynamic"])
 def test_tiles_that_are_needed_first_are_updated_first(policy):
     schedule = Schedule.make([64, 64], policy, 1, 1.0, 32)
     order = schedule.order_of_use([Tile(1, 40, 4), Tile(0, 0, 4), Tile(1, 33, 1)])
     assert order == (3, 0, 1, 2)
-    plan = Plan(4, tuple(schedule.actions(frozenset(), lambda: True, order)))
+    plan = Plan(4, tuple(schedule.actions(frozenset(), all_to_the_device, order)))
     assert plan.host_tiles + plan.device_tiles == order
-
-
-def test_the_cpu_takes_what_is_needed_last():
-    schedule = Schedule.make([64, 64], "dynamic", 1, 1.0, 32)
-    order = schedule.order_of_use([Tile(1, 40, 4)])
-    plan = Plan(4, tuple(schedule.actions(frozenset(), lambda: False, order)))
-    assert plan.host_tiles == tuple(reversed(order))
 
 
 @pytest.mark.parametrize("tile_numel", [0, 8, 24, -16])
@@ -119,17 +115,6 @@ def test_resident_share_is_counted_in_elements():
     for ratio in (1.5, -0.5):
         with pytest.raises(PlanError, match=f"ratio {ratio}"):
             choose_resident_subgroups(numels, ratio)
-
-
-def test_run_time_sharing_meets_in_the_middle():
-    free = iter([True, True, False, False, True, False])
-    shared = list(share_at_run_time(range(6), lambda: next(free)))
-    assert [tile for tile, _ in shared] == [0, 1, 5, 4, 2, 3]
-    assert [chain[0].value for _, chain in shared] == ["H2D", "H2D", "CPU", "CPU", "H2D", "CPU"]
-
-
-def test_run_time_sharing_gives_a_device_that_is_always_free_everything():
-    assert [chain for _, chain in share_at_run_time([0, 1], lambda: True)] == [DEVICE_CHAIN] * 2
 
 
 def test_a_schedule_sends_the_policys_subgroups_and_sizes_buffers_by_what_uses_them():

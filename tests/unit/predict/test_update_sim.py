@@ -4,7 +4,9 @@ import dataclasses
 
 import pytest
 
+from deep_optimizer_states import split
 from deep_optimizer_states.plan import Kind
+from deep_optimizer_states.predict import update_sim
 from deep_optimizer_states.predict.closed_form import bound_update_s, estimate_update
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.model import load_model
@@ -12,6 +14,7 @@ from deep_optimizer_states.predict.rank import rank_of
 from deep_optimizer_states.predict.update_sim import simulate_update
 from deep_optimizer_states.predict.workload import Workload
 from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.split import RunTimeSplit
 
 MACHINE = load_machine("h100x4")
 MODEL = load_model("7B")[0]
@@ -21,20 +24,20 @@ EVEN = (TILE * 4,) * 12
 
 def of(engine="ours", **fields):
     fields.setdefault("subgroup_numels", EVEN)
-    return Workload(MODEL, engine, dp=4, tile_numel=TILE, **fields)
+    return Workload(MODEL, engine, **{"dp": 4, "tile_numel": TILE, **fields})
 
 
 @pytest.mark.parametrize("policy", ["all-host", "stride", "all-device"])
 def test_it_runs_the_plan_that_the_executor_runs(policy):
     workload = of()
     schedule = Schedule.make(EVEN, policy, workload.stride, 1.0, TILE)
-    expected = " ".join(map(str, schedule.actions(frozenset(), lambda: True)))
+    expected = " ".join(map(str, schedule.actions(frozenset(), None)))
     assert str(simulate_update(workload, MACHINE, policy).plan) == expected
 
 
 def test_a_dynamic_split_gives_the_faster_lane_more():
     shares = []
-    for gigabytes in (5, 45):
+    for gigabytes in (20, 45):
         rates = dataclasses.replace(
             MACHINE.rates, h2d_bytes_per_s=gigabytes * 1e9, d2h_bytes_per_s=gigabytes * 1e9
         )
@@ -42,6 +45,49 @@ def test_a_dynamic_split_gives_the_faster_lane_more():
         assert sorted(run.plan.device_tiles + run.plan.host_tiles) == list(range(48))
         shares.append(len(run.plan.device_tiles))
     assert 0 < shares[0] < shares[1]
+
+
+def split_seconds(monkeypatch, host_rate):
+    """Updates of 2**31 elements by policy, on a host of its own rate; and what the link allows."""
+    workload = of(dp=1, subgroup_numels=(2**26,) * 32, tile_numel=2**25)
+    rank = rank_of(workload, MACHINE)
+    host = {"host_parameters_per_s": host_rate, "host_bytes_per_s": 1e13}
+    monkeypatch.setattr(update_sim, "rank_of", lambda *_: dataclasses.replace(rank, **host))
+    link = rank.h2d_bytes_per_s
+    # A tile for the device takes 14 bytes of the link an element, one of the CPU's two.
+    shares = [host_rate * part / 100 for part in range(101)]
+    rates = [cpu + max(0.0, link - 2 * cpu) / 14 for cpu in shares if 2 * cpu <= link]
+    policies = ("all-host", "all-device", "dynamic")
+    seconds = [simulate_update(workload, MACHINE, policy).seconds for policy in policies]
+    return [*seconds, 2**31 / max(rates)]
+
+
+@pytest.mark.parametrize("host_rate", [2e8, 6e8, 1.2e9, 2e9, 5e9, 1e10, 1.6e10, 4e10])
+def test_the_dynamic_split_comes_near_the_limit_whatever_the_host(monkeypatch, host_rate):
+    all_host, all_device, dynamic, limit = split_seconds(monkeypatch, host_rate)
+    assert dynamic <= 1.08 * limit
+    assert dynamic <= 1.001 * min(all_host, all_device)
+
+
+@pytest.mark.parametrize(
+    ("host_rate", "where", "name", "broken"),
+    [
+        (2e8, RunTimeSplit, "_ahead", lambda self, numel, largest: 3 * largest),  # a tile a slot
+        (2e9, split, "PIPELINE", 0),  # no tile on its way while one is stepped
+        (1.6e10, split, "HELD_UP", 2.0),  # the device is used beside a full link
+    ],
+)
+def test_without_its_rules_the_split_does_not(monkeypatch, host_rate, where, name, broken):
+    """Negative control."""
+    monkeypatch.setattr(where, name, broken)
+    *_, dynamic, limit = split_seconds(monkeypatch, host_rate)
+    assert dynamic > 1.1 * limit
+
+
+def test_a_dynamic_split_updates_first_what_is_needed_first():
+    run = simulate_update(of(subgroup_numels=EVEN * 4), MACHINE, "dynamic")
+    ready = [run.ready_s[tile] / run.seconds for tile in sorted(run.ready_s)]
+    assert all(at == pytest.approx(tile / len(ready), abs=0.1) for tile, at in enumerate(ready))
 
 
 def test_no_slot_is_prefetched_into_before_its_flush():
