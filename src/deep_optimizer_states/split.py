@@ -27,8 +27,10 @@ PIPELINE = 2
 """Tiles on the device beside the one that ends: one on its way there, one on its way back."""
 HELD_UP = 0.1
 """Share of its time from which on a CPU that waits for its weights to leave counts as held up."""
-FEW_STEPS = 4
-"""Steps of the CPU from which a share of its time can be told."""
+FIRST_STEPS = 3
+"""Steps of the CPU during which its weights may wait for the backward's last kernels instead."""
+FEW_STEPS = 3
+"""Steps after those from which a share of its time can be told."""
 LONGEST_PAUSE = 64
 """Updates without the device before it is tried again."""
 
@@ -96,13 +98,18 @@ class RunTimeSplit:
             seen = (before - after) / numel
             if not after and before >= ahead:
                 self.pace = seen + 1  # with more to do it would have ended more
-            elif 0 < after < given or (not after and seen > self.pace):
+            elif 0 < after < given:
                 self.pace += NEW_WEIGHT * (seen - self.pace)
-            elif given and after == given:
+            elif not after:  # the device was idle for a while: it can do this much at least
+                self.pace += NEW_WEIGHT * max(0.0, given / stepped - self.pace)
+            else:
                 # Until the first tile is back, all that is known is how long it takes at least.
                 self.pace = min(self.pace, PIPELINE * largest / stepped)
+            if steps == FIRST_STEPS:
+                began_s, stalled_s = progress.now_s(), progress.stalled_s()
             waited_s, passed_s = progress.stalled_s() - stalled_s, progress.now_s() - began_s
-            held_up |= given > 0 and steps >= FEW_STEPS and waited_s > HELD_UP * passed_s
+            enough = given > 0 and steps >= FIRST_STEPS + FEW_STEPS
+            held_up |= enough and waited_s > HELD_UP * passed_s
         if held_up:
             self.pause = self._next_pause
             self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
