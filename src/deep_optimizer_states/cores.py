@@ -7,11 +7,11 @@ to 1 where a machine has several ranks.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +58,7 @@ class LaneCores:
         if self.cores:
             os.sched_setaffinity(0, self.cores)
 
-    @contextmanager
+    @contextlib.contextmanager
     def hold_this_thread(self) -> Iterator[None]:
         """Keep the calling thread on the cores for a while.
 
@@ -66,11 +66,16 @@ class LaneCores:
         may start threads: they would stay.
         """
         before = os.sched_getaffinity(0)
-        self.bind_this_thread()
+        bound = False
+        with contextlib.suppress(OSError):  # a sandbox may forbid it; then pages lie anywhere
+            self.bind_this_thread()
+            bound = bool(self.cores)
         try:
             yield
         finally:
-            os.sched_setaffinity(0, before)
+            if bound:
+                with contextlib.suppress(OSError):
+                    os.sched_setaffinity(0, before)
 
 
 ANYWHERE = LaneCores(1, ())

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deep_optimizer_states.device.base import Device, Event, Wait
+from deep_optimizer_states.device.base import Device, Event, Stamp, Wait
 from deep_optimizer_states.errors import UpdateError
 from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.kernels.scalars import AdamScalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
 from deep_optimizer_states.kernels.torch_adam import TorchAdam
 from deep_optimizer_states.plan import Action, Kind, Plan
-from deep_optimizer_states.split import Chains, RunTimeSplit
+from deep_optimizer_states.split import Chains, Flight, HostStep, RunTimeSplit
 from deep_optimizer_states.timeline import Recorder, Span
 
 OnSpans = Callable[[list[Span], float, float], None]
@@ -77,6 +77,7 @@ class _Buffers:
         self.filled: Event | None = None
         self.stepped: Event | None = None
         self.free: Event | None = None
+        self.begin: Stamp | None = None
 
     def views(self, numel: int) -> tuple[Tensor, ...]:
         return tuple(tensor.narrow(0, 0, numel) for tensor in self.tensors)
@@ -124,8 +125,10 @@ class Executor:
         self._upcoming = next(self._next_slot, None)
         self._held: dict[int, _Buffers] = {}
         self._split = RunTimeSplit()
-        self._flights: deque[tuple[Event, int]] = deque()
-        self._stalled_s = 0.0
+        self._is_sharing = False
+        self._landing: deque[tuple[Event, int]] = deque()
+        self._flights: list[tuple[int, Stamp, Stamp]] = []
+        self._host_steps: list[HostStep] = []
         self._on_issued: Callable[[int, Event], None] = lambda tile, event: None
         self.last_plan = Plan(0, ())
         self._issue: dict[Kind, Callable[[int, Work], None]] = {
@@ -143,21 +146,14 @@ class Executor:
 
     def share(self, tiles: Sequence[int], numels: Sequence[int]) -> Chains:
         """Split tiles between device and CPU as they run; see :class:`RunTimeSplit`."""
-        return self._split.share(tiles, numels, self)
+        self._is_sharing = True
+        return self._split.share(tiles, numels, self._in_flight)
 
-    def now_s(self) -> float:
-        """The clock that :meth:`share` goes by, in seconds."""
-        return time.perf_counter()
-
-    def stalled_s(self) -> float:
-        """What the CPU lane has waited for a staging buffer, in seconds."""
-        return self._stalled_s
-
-    def in_flight(self) -> int:
+    def _in_flight(self) -> int:
         """Elements given to the device whose state is not back yet."""
-        while self._flights and self._flights[0][0].reached():
-            self._flights.popleft()
-        return sum(numel for _, numel in self._flights)
+        while self._landing and self._landing[0][0].reached():
+            self._landing.popleft()
+        return sum(numel for _, numel in self._landing)
 
     def caller_events(self) -> tuple[Event, Event]:
         """What an update launched now must wait for; call it on the caller's thread.
@@ -197,17 +193,30 @@ class Executor:
         # Gradients reach their homes on a lane of their own; both Adams read them from there.
         self._device.host_waits(grads, Wait.GRADS_FLUSHED)
         self._on_issued = on_issued
+        self._is_sharing = False
         self._flights.clear()
+        self._host_steps.clear()
         done = []
         for action in actions:
             self._issue[action.kind](action.tile, work[action.tile])
             done.append(action)
         self._device.synchronize()
         self.last_plan = Plan(len(work), tuple(done))
+        if self._is_sharing:
+            self._learn(time.perf_counter() - begin)
         if self._timeline is not None:
             recorder, on_spans = self._timeline
             on_spans(recorder.take(), begin, time.perf_counter())
             self._device.set_clock()
+
+    def _learn(self, seconds: float) -> None:
+        first = self._flights[0][1] if self._flights else None
+        flights = [
+            Flight(numel, begin.seconds_since(first), end.seconds_since(first))
+            for numel, begin, end in self._flights
+            if first is not None
+        ]
+        self._split.learn(self._host_steps, flights, seconds)
 
     def _prefetch(self, tile: int, work: Work) -> None:
         slot, lane = self._upcoming, self._device.h2d
@@ -216,6 +225,8 @@ class Executor:
         self._held[tile] = slot
         if slot.free is not None:  # see [Note: slots]
             lane.wait(slot.free, Wait.SLOT_FREE)
+        if self._is_sharing:
+            slot.begin = lane.stamp()
         targets = slot.views(work.tensors.numel)
         sources = (*work.tensors.state, work.tensors.grad)
         lane.submit(f"prefetch of {work.name}", lambda: copy_all(targets, sources))
@@ -245,17 +256,19 @@ class Executor:
         sources = slot.views(work.tensors.numel)[:3]
         targets = work.tensors.state
         lane.submit(f"state flush of {work.name}", lambda: copy_all(targets, sources))
+        if self._is_sharing:
+            assert slot.begin is not None, tile
+            self._flights.append((work.tensors.numel, slot.begin, lane.stamp()))
         self._device.release_slot(slot.tensors)
         slot.free = lane.record()
-        self._flights.append((slot.free, work.tensors.numel))
+        self._landing.append((slot.free, work.tensors.numel))
 
     def _host_step(self, tile: int, work: Work) -> None:
         staging = next(self._next_staging)
         self._held[tile] = staging
+        wait = time.perf_counter()
         if staging.free is not None:  # see [Note: staging]
-            began_s = time.perf_counter()
             self._device.host_waits(staging.free, Wait.STAGING_FREE)
-            self._stalled_s += time.perf_counter() - began_s
         (staged,) = staging.views(work.tensors.numel)
         tensors = AdamTensors(*work.tensors.state, work.tensors.grad, staged)
         begin = time.perf_counter()
@@ -263,8 +276,10 @@ class Executor:
             self._host_adam.step(tensors, work.scalars, work.tail_start, self._num_threads)
         except Exception as error:
             raise UpdateError(f"lane CPU, step of {work.name}: {error!r}") from error
+        end = time.perf_counter()
+        self._host_steps.append(HostStep(work.tensors.numel, begin - wait, end - begin))
         if self._timeline is not None:
-            self._timeline[0].add("CPU", f"step of {work.name}", begin, time.perf_counter())
+            self._timeline[0].add("CPU", f"step of {work.name}", begin, end)
 
     def _send_weights(self, tile: int, work: Work) -> None:
         staging, lane = self._held.pop(tile), self._device.weights

@@ -1,7 +1,7 @@
 """The split between device and CPU that policy ``dynamic`` finds while the update runs.
 
 Both take the next tile of one list, so what the next forward needs first is updated first. To hand
-the device a tile whenever a slot is free is not enough; three things are measured:
+the device a tile whenever a slot is free is not enough:
 
 - The CPU steps a whole tile before anybody looks again, and a slow one lets slots lie idle
   meanwhile. The device gets as many elements ahead as it ends during one step of the CPU; its lanes
@@ -9,30 +9,32 @@ the device a tile whenever a slot is free is not enough; three things are measur
 - The last tiles end where they fall. The CPU leaves them to a device that would be through with all
   of them first, and the device to such a CPU.
 - Beside a fast CPU the link is full of 16-bit weights, and a tile for the device displaces several
-  of the CPU's. It gets none while the CPU has to wait for its weights to leave.
+  of the CPU's. When the CPU had to wait for its weights to leave, an update without the device is
+  tried, and the faster way is kept.
 
-Needs no torch. What is learned is kept for the next update.
+Needs no torch. Lanes are measured in every update; the next one goes by it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 from deep_optimizer_states.plan import DEVICE_CHAIN, HOST_CHAIN, Kind
 
-NEW_WEIGHT = 0.2
-"""Of a measurement beside what is known."""
 PIPELINE = 2
-"""Tiles on the device beside the one that ends: one on its way there, one on its way back."""
-HELD_UP = 0.1
-"""Share of its time from which on a CPU that waits for its weights to leave counts as held up."""
+"""A tile's time on an idle device, in tiles: its way there and its way back."""
+TINY = 2**-10
+"""Tiles below this share of the largest are the CPU's: they cost the device a launch each."""
 FIRST_STEPS = 3
 """Steps of the CPU during which its weights may wait for the backward's last kernels instead."""
-FEW_STEPS = 3
-"""Steps after those from which a share of its time can be told."""
-LONGEST_PAUSE = 64
-"""Updates without the device before it is tried again."""
+HELD_UP = 0.1
+"""Share of its time from which on a CPU that waits for its weights to leave counts as held up."""
+WORTH_A_TRY = 0.5
+"""A way that was slower than this share of the other is not tried again."""
+LONGEST_WAIT = 64
+"""Updates after which the slower way, or a lane that got nothing, is tried again."""
 
 Chains = Iterator[tuple[int, tuple[Kind, ...]]]
 """Tiles, each with its chain of actions."""
@@ -40,93 +42,152 @@ Share = Callable[[Sequence[int], Sequence[int]], Chains]
 """Hands out tiles (first argument; the second has the elements of every tile, by its number)."""
 
 
-class Progress(Protocol):
-    """What the split asks whoever executes it."""
+@dataclass(frozen=True)
+class HostStep:
+    """A tile that the CPU stepped.
 
-    def now_s(self) -> float:
-        """A clock, in seconds."""
+    Attributes:
+        numel: Its elements.
+        stalled_s: What the CPU waited before it for a staging buffer, in seconds.
+        seconds: What it took.
+    """
 
-    def stalled_s(self) -> float:
-        """What the CPU lane has waited for its weights to leave, in seconds, ever growing."""
+    numel: int
+    stalled_s: float
+    seconds: float
 
-    def in_flight(self) -> int:
-        """Elements given to the device whose state is not back yet."""
+
+@dataclass(frozen=True)
+class Flight:
+    """A tile that passed through a slot.
+
+    Attributes:
+        numel: Its elements.
+        begin_s: When its prefetch began, in seconds.
+        end_s: When its state was back.
+    """
+
+    numel: int
+    begin_s: float
+    end_s: float
 
 
 class RunTimeSplit:
-    """Shares tiles out, and learns how fast the device is beside the CPU.
+    """Shares tiles out by the rates of the last update.
 
     Attributes:
         pace: Elements that the device ends while the CPU steps one.
-        pause: Updates for which the device gets nothing.
+        is_alone: Whether the CPU gets all tiles of the next update.
     """
 
     def __init__(self) -> None:
         self.pace = 1.0
-        self.pause = 0
-        self._next_pause = 1
+        self.is_alone = False
+        self._is_measured = False
+        self._rates: dict[bool, float] = {}
+        self._best_is_alone = False
+        self._patience = 1
+        self._since = 0
+        self._unused: dict[tuple[Kind, ...], int] = {DEVICE_CHAIN: 0, HOST_CHAIN: 0}
 
-    def share(self, tiles: Sequence[int], numels: Sequence[int], progress: Progress) -> Chains:
+    def share(
+        self, tiles: Sequence[int], numels: Sequence[int], in_flight: Callable[[], int]
+    ) -> Chains:
         """Hand out the tiles of one update.
 
         Args:
             tiles: Those needed first come first.
             numels: Elements of every tile, by its number.
-            progress: Of their execution.
+            in_flight: Elements given to the device whose state is not back yet.
 
         Yields:
             A tile and its chain of actions. The CPU's step has run when the next item is asked for.
         """
-        paused, self.pause = self.pause > 0, max(0, self.pause - 1)
-        held_up, steps, given, stepped = False, 0, 0, 0
-        began_s, stalled_s = progress.now_s(), progress.stalled_s()
-        left = sum(numels[tile] for tile in tiles)
         largest = max((numels[tile] for tile in tiles), default=0)
+        worth = [tile for tile in tiles if numels[tile] >= TINY * largest]
+        left = sum(numels[tile] for tile in worth)
+        # A lane that got nothing for long may be another by now.
+        forced: dict[int, tuple[Kind, ...]] = {}
+        if worth and self._unused[HOST_CHAIN] >= LONGEST_WAIT:
+            forced[worth[-1]] = HOST_CHAIN
+        if worth and self._unused[DEVICE_CHAIN] >= LONGEST_WAIT:
+            forced[worth[0]] = DEVICE_CHAIN
         for tile in tiles:
-            numel, before = numels[tile], progress.in_flight()
-            ahead = self._ahead(numel, largest)
-            closed = paused or held_up
-            for_device = not closed and self._is_for_device(numel, before, left, ahead)
-            left -= numel
-            if for_device:
-                given += numel
-                yield tile, DEVICE_CHAIN
+            numel = numels[tile]
+            if numel < TINY * largest:
+                yield tile, HOST_CHAIN
                 continue
-            stepped, steps = stepped + numel, steps + 1
-            yield tile, HOST_CHAIN
-            after = progress.in_flight()
-            seen = (before - after) / numel
-            if not after and before >= ahead:
-                self.pace = seen + 1  # with more to do it would have ended more
-            elif 0 < after < given:
-                self.pace += NEW_WEIGHT * (seen - self.pace)
-            elif not after:  # the device was idle for a while: it can do this much at least
-                self.pace += NEW_WEIGHT * max(0.0, given / stepped - self.pace)
-            else:
-                # Until the first tile is back, all that is known is how long it takes at least.
-                self.pace = min(self.pace, PIPELINE * largest / stepped)
-            if steps == FIRST_STEPS:
-                began_s, stalled_s = progress.now_s(), progress.stalled_s()
-            waited_s, passed_s = progress.stalled_s() - stalled_s, progress.now_s() - began_s
-            enough = given > 0 and steps >= FIRST_STEPS + FEW_STEPS
-            held_up |= enough and waited_s > HELD_UP * passed_s
-        if held_up:
-            self.pause = self._next_pause
-            self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
-        elif given:
-            self._next_pause = 1
-        elif not paused:
-            self.pace *= 1 + NEW_WEIGHT  # or a device that was slow once would never be tried again
+            chain = HOST_CHAIN if self.is_alone else self._choose(numel, in_flight(), left)
+            yield tile, forced.get(tile, chain)
+            left -= numel
 
-    def _is_for_device(self, numel: int, in_flight: int, left: int, ahead: float) -> bool:
-        """Whether the device takes the next tile, one of ``left`` elements that are left."""
-        if in_flight + left + numel <= self.pace * numel:
-            return True  # the device ends all of them before the CPU ends one
-        if in_flight >= ahead:
+    def _choose(self, numel: int, in_flight: int, left: int) -> tuple[Kind, ...]:
+        if in_flight + left <= self.pace * numel:
+            return DEVICE_CHAIN  # it ends all that is left before the CPU would end this tile
+        is_busy = in_flight >= self.pace * numel + PIPELINE * numel
+        # The CPU would be through with all that is left before the device with one tile more.
+        is_late = left * self.pace < in_flight + PIPELINE * numel
+        return HOST_CHAIN if is_busy or is_late else DEVICE_CHAIN
+
+    def learn(self, steps: Sequence[HostStep], flights: Sequence[Flight], seconds: float) -> None:
+        """Take in what an update did.
+
+        Args:
+            steps: Of the CPU, in order.
+            flights: In order.
+            seconds: From its start until all state and weights were in place.
+        """
+        numel = sum(step.numel for step in steps) + sum(flight.numel for flight in flights)
+        if not numel or seconds <= 0:
+            return
+        was_alone = self.is_alone
+        self._rates[was_alone] = numel / seconds
+        self._unused[HOST_CHAIN] = 0 if steps else self._unused[HOST_CHAIN] + 1
+        if not was_alone:
+            self._unused[DEVICE_CHAIN] = 0 if flights else self._unused[DEVICE_CHAIN] + 1
+        if steps and flights:
+            pace = _device_rate(flights) / _host_rate(steps)
+            self.pace = math.sqrt(self.pace * pace) if self._is_measured else pace
+            self._is_measured = True
+        self.is_alone = self._choose_way(was_alone, bool(flights) and _is_held_up(steps))
+
+    def _choose_way(self, was_alone: bool, held_up: bool) -> bool:
+        """Whether the device gets nothing in the next update."""
+        if True not in self._rates:
+            return held_up
+        shared, alone = self._rates[False], self._rates[True]
+        best = alone > shared
+        if was_alone != self._best_is_alone:
+            self._patience = 1 if best == was_alone else min(2 * self._patience, LONGEST_WAIT)
+            self._since = 0
+        self._best_is_alone = best
+        self._since += 1
+        if self._since <= self._patience:
+            return best
+        if best:
             return False
-        # Else the CPU would be through with all that is left before the device with one more.
-        return left * self.pace >= in_flight + PIPELINE * numel
+        return held_up and alone > WORTH_A_TRY * shared
 
-    def _ahead(self, numel: int, largest: int) -> float:
-        """Elements that keep the device busy while the CPU steps ``numel`` of them."""
-        return self.pace * numel + PIPELINE * largest
+
+def _device_rate(flights: Sequence[Flight]) -> float:
+    """Elements a second of a device that always has the next tile."""
+    numel, busy_s, end_s = 0, 0.0, -math.inf
+    for flight in flights:
+        was_idle = flight.begin_s >= end_s
+        numel += (PIPELINE if was_idle else 1) * flight.numel
+        busy_s += flight.end_s - (flight.begin_s if was_idle else end_s)
+        end_s = flight.end_s
+    return numel / max(busy_s, 1e-9)
+
+
+def _host_rate(steps: Sequence[HostStep]) -> float:
+    """Elements a second of the CPU lane."""
+    seconds = sum(step.seconds for step in steps)
+    seconds += sum(step.stalled_s for step in steps[FIRST_STEPS:])
+    return sum(step.numel for step in steps) / max(seconds, 1e-9)
+
+
+def _is_held_up(steps: Sequence[HostStep]) -> bool:
+    counted = steps[FIRST_STEPS:]
+    stalled_s = sum(step.stalled_s for step in counted)
+    return stalled_s > HELD_UP * (stalled_s + sum(step.seconds for step in counted))

@@ -37,31 +37,15 @@ def make_schedules(draw):
 schedules = make_schedules()
 
 
-class AnyProgress:
-    """Lanes of any speed."""
-
-    def __init__(self, data, numel):
-        self._data, self._numel, self._times_s = data, numel, [0.0, 0.0]
-
-    def now_s(self):
-        return self._pass(0)
-
-    def stalled_s(self):
-        return self._pass(1)
-
-    def _pass(self, which):
-        self._times_s[which] += self._data.draw(st.floats(0, 1))
-        return self._times_s[which]
-
-    def in_flight(self):
-        return self._data.draw(st.integers(0, 5)) * self._numel
-
-
 def make_plan(schedule, data, host_subgroups=frozenset()):
     order = data.draw(st.none() | st.permutations(range(len(schedule.tiles))))
     split = RunTimeSplit()
-    split.pace, split.pause = data.draw(st.floats(0.01, 50)), data.draw(st.integers(0, 1))
-    share = functools.partial(split.share, progress=AnyProgress(data, schedule.slot_numel))
+    split.pace, split.is_alone = data.draw(st.floats(0.01, 50)), data.draw(st.booleans())
+
+    def in_flight():
+        return data.draw(st.integers(0, 5)) * schedule.slot_numel
+
+    share = functools.partial(split.share, in_flight=in_flight)
     actions = schedule.actions(host_subgroups, share, order)
     return Plan(len(schedule.tiles), tuple(actions))
 

@@ -53,6 +53,13 @@ class Event(Protocol):
         """
 
 
+class Stamp(Protocol):
+    """The time of a point in a lane's work, once it is reached."""
+
+    def seconds_since(self, other: Stamp) -> float:
+        """Seconds from another stamp of the same device to this one."""
+
+
 class Lane(Protocol):
     """One ordered queue of work."""
 
@@ -72,6 +79,9 @@ class Lane(Protocol):
 
     def record(self) -> Event:
         """An event reached when everything submitted so far is done."""
+
+    def stamp(self) -> Stamp:
+        """When everything submitted so far was done."""
 
 
 class PendingBytes:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from deep_optimizer_states.device.base import WAIT_TIMEOUT_S, Device, Event, Wait
+from deep_optimizer_states.device.base import WAIT_TIMEOUT_S, Device, Event, Stamp, Wait
 from deep_optimizer_states.errors import KernelError, UpdateError
 from deep_optimizer_states.kernels.scalars import AdamScalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
@@ -37,19 +37,29 @@ class _StreamEvent:
         self._where = where
 
     def reached(self) -> bool:
-        return bool(self.cuda.query())
+        try:
+            return bool(self.cuda.query())
+        except RuntimeError as error:
+            raise UpdateError(f"{self._where}: {error}") from error
 
     def synchronize(self) -> None:
         deadline = time.monotonic() + WAIT_TIMEOUT_S
-        try:
-            while not self.reached():
-                if time.monotonic() > deadline:
-                    raise UpdateError(f"waited {WAIT_TIMEOUT_S:g} s for {self._where}")
-                time.sleep(_POLL_S)
-        except UpdateError:
-            raise
-        except RuntimeError as error:
-            raise UpdateError(f"{self._where}: {error}") from error
+        while not self.reached():
+            if time.monotonic() > deadline:
+                raise UpdateError(f"waited {WAIT_TIMEOUT_S:g} s for {self._where}")
+            time.sleep(_POLL_S)
+
+
+class _StreamStamp:
+    """A CUDA event that keeps its time."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.cuda = torch.cuda.Event(enable_timing=True)
+        self.cuda.record(stream)
+
+    def seconds_since(self, other: Stamp) -> float:
+        assert isinstance(other, _StreamStamp), other
+        return float(1e-3 * other.cuda.elapsed_time(self.cuda))
 
 
 class _Clock:
@@ -115,6 +125,9 @@ class _StreamLane:
     def wait(self, event: Event, why: Wait) -> None:
         assert isinstance(event, _StreamEvent), event
         self._stream.wait_event(event.cuda)
+
+    def stamp(self) -> Stamp:
+        return _StreamStamp(self._stream)
 
     def record(self) -> Event:
         return _StreamEvent(self._stream, f"lane {self.name} ({self._last})")

@@ -7,6 +7,7 @@ that a missing wait shows as a wrong result instead of passing by luck.
 
 from __future__ import annotations
 
+import math
 import queue
 import random
 import threading
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from deep_optimizer_states.device.base import WAIT_TIMEOUT_S, Device, Event, Lane, Wait
+from deep_optimizer_states.device.base import WAIT_TIMEOUT_S, Device, Event, Lane, Stamp, Wait
 from deep_optimizer_states.errors import UpdateError
 from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.kernels.scalars import AdamScalars
@@ -67,6 +68,20 @@ class _ThreadEvent:
             raise self._failure
 
 
+class _Stamp:
+    """A look at the clock on a lane's thread."""
+
+    def __init__(self) -> None:
+        self.time_s = math.nan
+
+    def take(self) -> None:
+        self.time_s = time.perf_counter()
+
+    def seconds_since(self, other: Stamp) -> float:
+        assert isinstance(other, _Stamp), other
+        return self.time_s - other.time_s
+
+
 class _ThreadLane:
     """A FIFO thread. After a failure it does no more work but still reaches its events."""
 
@@ -98,6 +113,12 @@ class _ThreadLane:
         event = _ThreadEvent(self.name, self._last, self._faults.timeout_s)
         self._queue.put(("", lambda: event.reach(self._failure)))
         return event
+
+    def stamp(self) -> Stamp:
+        self._require_open("a look at the clock")
+        stamp = _Stamp()
+        self._queue.put(("", stamp.take))
+        return stamp
 
     def close(self) -> None:
         self._is_closed = True

@@ -8,7 +8,6 @@ goes on. Published update times by stride are reproduced by this order and by no
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +17,7 @@ from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.rank import STATE_BYTES, Rank, rank_of
 from deep_optimizer_states.predict.workload import Workload
 from deep_optimizer_states.schedule import Schedule
-from deep_optimizer_states.split import Chains, RunTimeSplit
+from deep_optimizer_states.split import Chains, Flight, HostStep, RunTimeSplit
 
 SLOTS, STAGING_BUFFERS = 3, 2
 """As the executor has them."""
@@ -65,19 +64,20 @@ class _State:
     staging: itertools.cycle[_Slot]
     held: dict[int, _Slot] = field(default_factory=dict)
     ready: dict[int, Job] = field(default_factory=dict)
-    flights: deque[Job] = field(default_factory=deque)
-    waited_s: float = 0.0
-
-    def now_s(self) -> float:
-        return self.lanes.now_s
-
-    def stalled_s(self) -> float:
-        return self.waited_s
+    flights: list[tuple[Job, Job]] = field(default_factory=list)
+    landed: int = 0
+    host_steps: list[tuple[float, Job]] = field(default_factory=list)
 
     def in_flight(self) -> int:
-        while self.flights and self.flights[0].is_done:
-            self.flights.popleft()
-        return int(sum(job.work for job in self.flights))
+        while self.landed < len(self.flights) and self.flights[self.landed][1].is_done:
+            self.landed += 1
+        return int(sum(flush.work for _, flush in self.flights[self.landed :]))
+
+    def teach(self, split: RunTimeSplit) -> None:
+        """Tell the split what this update did."""
+        steps = [HostStep(int(j.work), wait, j.end_s - j.begin_s) for wait, j in self.host_steps]
+        flights = [Flight(int(end.work), begin.begin_s, end.end_s) for begin, end in self.flights]
+        split.learn(steps, flights, self.lanes.now_s)
 
 
 class UpdateSimulator:
@@ -119,6 +119,7 @@ class UpdateSimulator:
             lanes.run_until(job)
         stepped_s = lanes.now_s
         lanes.run_until(None)
+        state.teach(split)
         # The paper's engine does not wait for its last copies (and may lose them).
         seconds = stepped_s if self._workload.engine == "paper" else lanes.now_s
         ready = {tile: job.end_s for tile, job in state.ready.items()}
@@ -136,7 +137,7 @@ class UpdateSimulator:
         numels = [tile.numel for tile in schedule.tiles]
 
         def share(tiles: Sequence[int], sizes: Sequence[int]) -> Chains:
-            return split.share(tiles, sizes, state)
+            return split.share(tiles, sizes, state.in_flight)
 
         return numels, schedule.actions(frozenset(), share)
 
@@ -174,17 +175,19 @@ class UpdateSimulator:
     def _state_flush(self, tile: int, numel: int, state: _State) -> None:
         slot = state.held.pop(tile)
         slot.free = self._copy("D2H", f"flush {tile}", numel, STATE_BYTES, state, slot.stepped)
-        state.flights.append(slot.free)
+        assert slot.filled is not None, tile
+        state.flights.append((slot.filled, slot.free))
 
     def _host_step(self, tile: int, numel: int, state: _State) -> None:
         staging = next(state.staging)
         state.held[tile] = staging
+        began_s = state.lanes.now_s
         if staging.free is not None:
-            began_s = state.lanes.now_s
             state.lanes.run_until(staging.free)
-            state.waited_s += state.lanes.now_s - began_s
+        stalled_s = state.lanes.now_s - began_s
         draws = {"host": float(self._rank.host_bytes)}
         job = Job("CPU", f"step {tile}", numel, self._rank.host_parameters_per_s, draws)
+        state.host_steps.append((stalled_s, job))
         state.lanes.run_until(state.lanes.submit(job))
 
     def _weights(self, tile: int, numel: int, state: _State) -> None:

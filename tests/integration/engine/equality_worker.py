@@ -313,6 +313,8 @@ def run(case, block, faults=None):
     zero3.faults_for_tests = faults
     engine = make_engine(case, block)
     try:
+        if block is not None:  # or page-locked memory lies anywhere
+            assert engine.optimizer._lanes.near is engine.optimizer._cores
         results = train(engine, case, case.steps)
         if "fp16" in case.config:
             assert 0 < engine.skipped_steps < case.steps, "no overflow, or nothing else"

@@ -138,6 +138,16 @@ def test_threads_that_a_bound_thread_starts_stay_on_its_cores():
     assert os.sched_getaffinity(0) == before
 
 
+def test_where_binding_is_forbidden_memory_is_taken_all_the_same(monkeypatch):
+    def forbid(pid, cores):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setaffinity", forbid)
+    for lane in (LaneCores(1, ()), LaneCores(1, (0,))):
+        with lane.hold_this_thread():
+            pass
+
+
 def test_host_memory_is_page_locked_next_to_the_lanes_cores(monkeypatch):
     core = min(os.sched_getaffinity(0))
     before, seen = os.sched_getaffinity(0), []

@@ -1,11 +1,14 @@
 """Ordering rules on the emulated device: equal with every wait, different without one."""
 
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from deep_optimizer_states.device import cuda
 from deep_optimizer_states.device.base import PendingBytes, Wait
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.errors import UpdateError
@@ -14,6 +17,7 @@ from deep_optimizer_states.kernels.host import HostAdam, Tail
 from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
 from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.split import RunTimeSplit
 
 TAIL = Tail(16, 1)
 ADAM = HostAdam(TAIL.mode)
@@ -182,7 +186,55 @@ def test_the_device_is_given_a_tile_for_every_slot_and_no_more_until_one_is_flus
     assert executor.last_plan.device_tiles == (0, 1, 2)
     assert executor.last_plan.host_tiles == (3, 4, 5, 6, 7)
     run_once(executor, schedule, work)
-    assert executor.last_plan.device_tiles, "slots are free again"
+    assert executor.last_plan.device_tiles == (), "it was measured to be slow"
+    device.close()
+
+
+def test_the_split_learns_of_each_update_by_itself(monkeypatch):
+    schedule, seen = make_schedule("dynamic", tile_numel=64), []
+    device = EmulatedDevice(ADAM)
+    executor = make_executor(schedule, device)
+
+    def learn(self, steps, flights, seconds):
+        seen.append(sum(step.numel for step in steps) + sum(flight.numel for flight in flights))
+        assert all(0 <= flight.begin_s <= flight.end_s <= seconds for flight in flights)
+
+    monkeypatch.setattr(RunTimeSplit, "learn", learn)
+    work = make_work(schedule, make_subgroups(), make_scalars(1, BetaPowers(GROUP["betas"])))
+    for _ in range(3):
+        run_once(executor, schedule, work)
+    device.close()
+    assert seen == [sum(NUMELS)] * 3
+
+
+def test_a_failure_that_a_look_at_the_device_finds_names_its_lane():
+    def fail():
+        raise RuntimeError("an illegal memory access was encountered")
+
+    event = cuda._StreamEvent.__new__(cuda._StreamEvent)  # a real one needs a GPU
+    event.cuda, event._where = SimpleNamespace(query=fail), "lane D2H (state flush of tile 3)"
+    for look in (event.reached, event.synchronize):
+        with pytest.raises(UpdateError, match=r"lane D2H \(state flush of tile 3\): an illegal"):
+            look()
+
+
+def test_weights_that_leave_slowly_make_the_next_update_one_of_the_cpu_alone():
+    numels = [512] * 60
+    schedule = make_schedule("dynamic", numels=numels)
+    device = EmulatedDevice(ADAM)
+    send = device.weights.submit
+
+    def send_slowly(what, copy):
+        send(what, lambda: (time.sleep(0.02), copy()))
+
+    device.weights.submit = send_slowly
+    executor = make_executor(schedule, device)
+    work = make_work(schedule, make_subgroups(numels), make_scalars(1, BetaPowers(GROUP["betas"])))
+    run_once(executor, schedule, work)
+    assert executor.last_plan.device_tiles
+    assert executor.last_plan.host_tiles
+    run_once(executor, schedule, work)
+    assert executor.last_plan.device_tiles == ()
     device.close()
 
 
