@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import signal
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from parse.arguments import warmup_count
+from parse.arguments import number_from_0, warmup_count
 from parse.compare.present import comparison_json, comparison_notes
 from parse.compare.two_runs import Comparison, Timing, compare_alone
 from parse.compare.verdict import DEFAULT_TOLERANCE
@@ -52,19 +51,9 @@ def _parser() -> argparse.ArgumentParser:
         "--warmup", type=warmup_count, default=1, help="first iterations not timed (1)"
     )
     close = f"largest difference of two losses for 'close' ({DEFAULT_TOLERANCE:g})"
-    parser.add_argument("--tolerance", type=_size, default=DEFAULT_TOLERANCE, help=close)
+    parser.add_argument("--tolerance", type=number_from_0, default=DEFAULT_TOLERANCE, help=close)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
-
-
-def _size(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"'{text}': give a number, 0 or more")
-    return value
 
 
 def _as_text(vanilla: Log, ours: Log, result: Comparison) -> list[str]:

@@ -15,10 +15,13 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.host_engines import free_port
 from configs.schema import Point
+
+if TYPE_CHECKING:
+    import torch
 
 LOG_TAIL = 300
 """Characters of an error."""
@@ -66,7 +69,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         return found | _memory(device)
 
 
-def _set_up(run_file: Any, device: Any, zero_init: bool) -> tuple[Any, int]:  # noqa: ANN401
+def _set_up(run_file: Any, device: torch.device, zero_init: bool) -> tuple[Any, int]:  # noqa: ANN401
     from launch.trainer import model as trainer_model
 
     mpu = trainer_model.ParallelState()
@@ -80,7 +83,7 @@ def _set_up(run_file: Any, device: Any, zero_init: bool) -> tuple[Any, int]:  # 
     return engine, parameters
 
 
-def _whole_model(point: Point, device: Any) -> Any:  # noqa: ANN401
+def _whole_model(point: Point, device: torch.device) -> Any:  # noqa: ANN401
     import torch
 
     from launch.trainer.model import make_gpt, rotary_frequencies
@@ -90,7 +93,7 @@ def _whole_model(point: Point, device: Any) -> Any:  # noqa: ANN401
     return model
 
 
-def _train(job: Job, engine: Any, device: Any) -> dict[str, Any]:  # noqa: ANN401
+def _train(job: Job, engine: Any, device: torch.device) -> dict[str, Any]:  # noqa: ANN401
     """Iterations of one sample each, the same in every row.
 
     An iteration lasts from the end of the one before to its own. Where the update goes on after
@@ -126,7 +129,7 @@ def _train(job: Job, engine: Any, device: Any) -> dict[str, Any]:  # noqa: ANN40
     }
 
 
-def _sample(point: Point, number: int, device: Any) -> tuple[Any, Any]:  # noqa: ANN401
+def _sample(point: Point, number: int, device: torch.device) -> tuple[Any, Any]:
     """Tokens, (1, sequence + 1), and positions, (1, sequence), of one iteration."""
     import torch
 
@@ -147,14 +150,14 @@ def _device_share(optimizer: Any) -> float | None:  # noqa: ANN401
     return float(sum(numels[idx] for idx in on_device) / sum(numels))
 
 
-def _synchronize(device: Any) -> None:  # noqa: ANN401
+def _synchronize(device: torch.device) -> None:
     import torch
 
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
-def _memory(device: Any) -> dict[str, Any]:  # noqa: ANN401
+def _memory(device: torch.device) -> dict[str, Any]:
     import torch
 
     on_device = torch.cuda.max_memory_allocated() if device.type == "cuda" else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 
 def warmup_count(text: str) -> int:
@@ -14,3 +15,18 @@ def warmup_count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 9:
         raise argparse.ArgumentTypeError(f"'{text}': give a whole number, 0 or more")
     return int(text)
+
+
+def number_from_0(text: str) -> float:
+    """A number, 0 or more.
+
+    Raises:
+        argparse.ArgumentTypeError: ``text`` is something else.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}': give a number, 0 or more")
+    return value

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parse.arguments import warmup_count
+from parse.arguments import number_from_0, warmup_count
 from parse.compare.comparisons import TIMED_PHASES
 from parse.compare.measured import Measured, by_key, matching_fields, read_measured
 from parse.compare.stats import Spread, ratio_of_medians, spread
@@ -233,7 +232,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("old", type=Path, metavar="OLD", help=what)
     parser.add_argument("new", type=Path, metavar="NEW", help=what)
     parser.add_argument(
-        "--tolerance", type=_share, default=0.05, help="share by which NEW may be slower (0.05)"
+        "--tolerance",
+        type=number_from_0,
+        default=0.05,
+        help="share by which NEW may be slower (0.05 is 5%%)",
     )
     parser.add_argument("--phase", choices=TIMED_PHASES, default="iteration")
     parser.add_argument(
@@ -245,13 +247,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"'{text}': give a share, 0 or more (0.05 is 5%)")
-    return value

@@ -166,8 +166,7 @@ def _ours(workload: Workload, rank: Rank, schedule: Schedule) -> Estimate:
     ]
     if schedule.dynamic:
         stalls = lanes["host Adam"] - host * host_each
-        # Tiles are handed out between two steps of the host: a slot may lie idle during one, and
-        # the last ones end where they fall.
+        # The last tiles end where they fall, and those of a slow host are long.
         assumed += [host_each <= device_each, fill < 0.01 * longest, stalls < 0.005 * longest]
     return Estimate(longest, lanes, all(assumed))
 

@@ -145,8 +145,8 @@ def test_a_new_point_is_none(sides, capsys):
     [
         ((), "required"),
         (("OLD",), "required"),
-        (("OLD", "NEW", "--tolerance", "-1"), "give a share"),
-        (("OLD", "NEW", "--tolerance", "nan"), "give a share"),
+        (("OLD", "NEW", "--tolerance", "-1"), "give a number"),
+        (("OLD", "NEW", "--tolerance", "nan"), "give a number"),
         (("OLD", "NEW", "--phase", "sideways"), "invalid choice"),
         (("OLD", "nowhere\n"), "nowhere?: no such file"),
         (("OLD", "EMPTY"), "no training log there"),
