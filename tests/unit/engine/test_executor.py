@@ -207,6 +207,26 @@ def test_the_split_learns_of_each_update_by_itself(monkeypatch):
     assert seen == [sum(NUMELS)] * 3
 
 
+def test_a_flight_begins_with_its_prefetch_and_not_with_its_step(monkeypatch):
+    numels, flights = [512] * 8, []
+    schedule = make_schedule("dynamic", numels=numels)
+    device, release = EmulatedDevice(ADAM), threading.Event()
+    device.compute.submit("a kernel that takes long", lambda: release.wait(30))
+    executor = make_executor(schedule, device)
+    monkeypatch.setattr(RunTimeSplit, "learn", lambda self, steps, seen, s: flights.extend(seen))
+
+    def on_issued(tile, event):
+        if tile == 7:
+            device.h2d.record().synchronize()
+            time.sleep(0.1)
+            release.set()
+
+    work = make_work(schedule, make_subgroups(numels), make_scalars(1, BetaPowers(GROUP["betas"])))
+    run_once(executor, schedule, work, on_issued)
+    device.close()
+    assert [flight.end_s - flight.begin_s >= 0.1 for flight in flights] == [True] * 3
+
+
 def test_a_failure_that_a_look_at_the_device_finds_names_its_lane():
     def fail():
         raise RuntimeError("an illegal memory access was encountered")
