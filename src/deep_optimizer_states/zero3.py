@@ -22,6 +22,7 @@ from deep_optimizer_states.config import Settings
 from deep_optimizer_states.cores import LaneCores, choose_cores, find_place
 from deep_optimizer_states.device.base import Device
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
+from deep_optimizer_states.device.self_check import check_device_adam
 from deep_optimizer_states.errors import ConfigError, UpdateError
 from deep_optimizer_states.executor import Executor, OnSpans, Sizes, Work
 from deep_optimizer_states.gate import Update
@@ -100,15 +101,13 @@ class InterleavedZeroOptimizer(GatedGathers):
             raise
 
     def _build_executor(self) -> Executor:
-        schedule = self._schedule
+        schedule, dtypes = self._schedule, (self.grad_partitions_flat_buffer.dtype, self.dtype)
         if schedule.slot_numel or schedule.resident_tiles:
-            self._lanes.check_adam()
-        sizes = Sizes(
-            schedule.slot_numel,
-            schedule.staging_numel,
-            self.grad_partitions_flat_buffer.dtype,
-            self.dtype,
-        )
+            decoupled = bool(self.optimizer.adam_w_mode)
+            check_device_adam(self._lanes, self._host_adam, self._tail, decoupled, dtypes)
+            if self._recorder is not None:
+                self._recorder.take()  # no part of any update
+        sizes = Sizes(schedule.slot_numel, schedule.staging_numel, *dtypes)
         self._background.prepare(self._cores.bind_this_thread)
         executor = Executor(
             sizes, self._lanes, self._host_adam, self._cores.num_threads, self._open_timeline()

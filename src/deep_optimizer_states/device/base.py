@@ -173,14 +173,6 @@ class Device(abc.ABC):
         """Where the device sits, such as ``0000:3b:00.0``; None for none."""
         return None
 
-    def check_adam(self) -> None:
-        """Find out now whether :meth:`adam` can run.
-
-        Raises:
-            KernelError: It cannot; says what is missing.
-        """
-        return
-
     def leaves_out(self, why: Wait) -> bool:
         """Whether a test wants this wait left out."""
         return False

@@ -17,7 +17,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from deep_optimizer_states.device.base import WAIT_TIMEOUT_S, Device, Event, Stamp, Wait
-from deep_optimizer_states.errors import KernelError, UpdateError
+from deep_optimizer_states.errors import UpdateError
 from deep_optimizer_states.kernels.scalars import AdamScalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
 from deep_optimizer_states.timeline import Recorder, Span
@@ -206,15 +206,6 @@ class CudaDevice(Device):
     @override
     def adam(self, tensors: AdamTensors, scalars: AdamScalars, tail_start: int) -> None:
         self._adam.step(tensors, scalars, tail_start)
-
-    @override
-    def check_adam(self) -> None:
-        try:
-            _ = self._adam
-        except ImportError as error:
-            raise KernelError(
-                f'the device needs Triton to update: {error}; install it, or use policy "all-host"'
-            ) from error
 
     @functools.cached_property
     def _adam(self) -> TritonAdam:

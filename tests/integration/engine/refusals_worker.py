@@ -5,6 +5,7 @@ Run as the only rank: ``refusals_worker.py OUT.json``. Not a test itself.
 
 import gc
 import json
+import math
 import os
 import sys
 import threading
@@ -17,6 +18,7 @@ from deepspeed.utils import safe_set_full_grad
 
 import deep_optimizer_states
 from deep_optimizer_states import zero3
+from deep_optimizer_states.device.emulated import EmulatedDevice
 from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.timeline import read_rows
 
@@ -65,13 +67,13 @@ def lanes():
 
 
 class FailingAdam(HostAdam):
-    """Fails in its second step."""
+    """Fails when its steps are used up."""
 
-    steps = 0
+    steps_left = math.inf
 
     def step(self, *args, **kwargs):
-        FailingAdam.steps += 1
-        if FailingAdam.steps > 4:
+        FailingAdam.steps_left -= 1
+        if FailingAdam.steps_left < 0:
             raise RuntimeError("the CPU lane is out of luck")
         super().step(*args, **kwargs)
 
@@ -80,6 +82,7 @@ def failure_in_a_lane():
     zero3.make_host_adam = FailingAdam
     engine = make_engine()
     zero3.make_host_adam = HostAdam
+    FailingAdam.steps_left = 4
     try:
         return answer(lambda: [step(engine) for _ in range(4)])
     finally:
@@ -130,6 +133,15 @@ def timeline(folder):
         "lanes": sorted({row["lane"] for row in rows if "lane" in row}),
         "updates": [row for row in rows if "busy_s" in row],
     }
+
+
+def device_with_other_bits():
+    honest = EmulatedDevice.adam
+    EmulatedDevice.adam = lambda self, tensors, scalars, tail: honest(self, tensors, scalars, 0)
+    try:
+        return answer(make_engine)
+    finally:
+        EmulatedDevice.adam = honest
 
 
 class HeldAdam(HostAdam):
@@ -201,6 +213,7 @@ def main():
         "Muon": answer(muon),
         "host bytes": host_bytes({"enabled": True, "policy": "all-host"}),
         "stock's host bytes": host_bytes({"enabled": False}),
+        "other bits": device_with_other_bits(),
         "timeline": timeline(out.parent / "timeline"),
         "deepcompile": answer(lambda: make_engine(compile={"deepcompile": True})),
         "unknown key": answer(

@@ -32,6 +32,7 @@ def answers(tmp_path_factory):
         ("deepcompile", ["ConfigError", "compile.deepcompile = true", "take it out"]),
         ("unknown key", ["ConfigError", "strde", 'did you mean "stride"']),
         ("gradient", ["ConfigError", "gradients cannot be set", "enabled"]),
+        ("other bits", ["KernelError", "has not the bits", 'policy "all-host"']),
         ("autocast fp16", ["ConfigError", "torch_autocast in fp16", "bfloat16"]),
     ],
 )

@@ -1,0 +1,108 @@
+"""Step the same numbers on the device and on the host, before anything is trained.
+
+That both have the same bits follows from how the kernels are written, but it also depends on what a
+compiler and a driver make of them. So it is seen on the machine itself, in the types of the run.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deep_optimizer_states.device.base import Device, Wait
+from deep_optimizer_states.errors import KernelError
+from deep_optimizer_states.kernels.host import HostAdam, Tail
+from deep_optimizer_states.kernels.scalars import AdamScalars, BetaPowers, adam_scalars
+from deep_optimizer_states.kernels.tensors import AdamTensors
+from deep_optimizer_states.kernels.torch_adam import TorchAdam
+
+_PIECES = ((0, 2**16), (2**16, 15))
+"""First element and length of what is stepped at once: compilers make other code for multiples of
+16 than for the rest. The last holds the tail of every vector width up to 16."""
+_NUMEL = 2**16 + 15
+_STEPS = 3
+_BETAS = (0.9, 0.95)
+_WAY_OUT = 'use policy "all-host", which needs no Adam on the device'
+
+
+def check_device_adam(
+    device: Device,
+    host_adam: HostAdam | TorchAdam,
+    tail: Tail,
+    decoupled: bool,
+    dtypes: tuple[torch.dtype, torch.dtype],
+) -> None:
+    """Compare some steps of the device with the host's, with weight decay and without.
+
+    Args:
+        device: Whose Adam is looked at.
+        host_adam: Whose bits it has to give.
+        tail: How the last elements are rounded.
+        decoupled: Whether the optimizer is AdamW.
+        dtypes: Of gradients, and of the weights that the model computes with.
+
+    Raises:
+        KernelError: The device cannot step, or its bits are others; says what to do.
+    """
+    for decay in (0.1, 0.0):
+        group = {"lr": 3e-3, "betas": _BETAS, "eps": 1e-8, "weight_decay": decay}
+        group["bias_correction"] = True
+        powers, draw = BetaPowers(_BETAS), _Draw()
+        host = AdamTensors(
+            draw(), draw(), draw() ** 2, *(torch.zeros(_NUMEL, dtype=dtype) for dtype in dtypes)
+        )
+        away = AdamTensors(*(_copy_to(device, tensor) for tensor in vars(host).values()))
+        for step in range(1, _STEPS + 1):
+            host.grad.copy_(draw())
+            away.grad.copy_(host.grad)
+            scalars = adam_scalars(group, powers.at(step, _BETAS), 0.37, decoupled)
+            start = tail.start(_NUMEL)
+            host_adam.step(host, scalars, start, num_threads=1)
+            for first, numel in _PIECES:
+                piece_start = min(max(start - first, 0), numel)
+                _step_away(device, away.narrow(first, numel), scalars, piece_start)
+        _compare(host, away)
+
+
+class _Draw:
+    """Finite numbers of every size that fp32 has, subnormal ones too; each place has its size.
+
+    Numbers of one size meet there, or the larger would hide how the smaller was rounded. Those of
+    the tail, which are few, are of size 1.
+    """
+
+    def __init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(20241)
+        powers = torch.randint(-150, 11, (_NUMEL,), generator=self._generator)
+        powers[_PIECES[1][0] :] = 0
+        self._sizes = powers.double().exp2()
+
+    def __call__(self) -> Tensor:
+        return (torch.randn(_NUMEL, generator=self._generator) * self._sizes).float()
+
+
+def _copy_to(device: Device, source: Tensor) -> Tensor:
+    return device.empty_device(source.numel(), source.dtype).copy_(source)
+
+
+def _step_away(device: Device, tensors: AdamTensors, scalars: AdamScalars, start: int) -> None:
+    lane = device.compute
+    lane.wait(device.record_caller(), Wait.WEIGHTS_IDLE)
+    try:
+        lane.submit("self-check of Adam", lambda: device.adam(tensors, scalars, start))
+        lane.record().synchronize()
+    except Exception as error:  # whatever a compiler of kernels raises
+        raise KernelError(f"the device cannot step: {error}; {_WAY_OUT}") from error
+
+
+def _compare(host: AdamTensors, away: AdamTensors) -> None:
+    for name, expected in vars(host).items():
+        found = getattr(away, name).cpu()
+        differing = (found != expected) | (found.signbit() != expected.signbit())
+        if differing.any():
+            first = int(differing.nonzero()[0])
+            raise KernelError(
+                f"Adam on the device has not the bits of Adam on the host: {name} differs in "
+                f"{int(differing.sum())} of {_NUMEL} numbers, first {found[first].item()!r} "
+                f"instead of {expected[first].item()!r}; {_WAY_OUT}"
+            )

@@ -1,0 +1,113 @@
+"""A device whose Adam has other bits than the host's is found out before it trains."""
+
+import re
+
+import pytest
+import torch
+
+from deep_optimizer_states.device.emulated import EmulatedDevice
+from deep_optimizer_states.device.self_check import check_device_adam
+from deep_optimizer_states.errors import KernelError
+from deep_optimizer_states.kernels.host import HostAdam, Tail
+from deep_optimizer_states.kernels.torch_adam import TorchAdam
+
+TAIL = Tail(16, 1)
+HOST = HostAdam(TAIL.mode)
+BF16 = (torch.bfloat16, torch.bfloat16)
+FP16 = (torch.float16, torch.float16)
+
+
+@pytest.fixture
+def device():
+    device = EmulatedDevice(HOST)
+    yield device
+    device.close()
+
+
+def check(device, decoupled=True, dtypes=BF16):
+    check_device_adam(device, HOST, TAIL, decoupled, dtypes)
+
+
+@pytest.mark.parametrize("dtypes", [BF16, (torch.float32,) * 2, FP16])
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_equal_bits_pass(device, decoupled, dtypes):
+    check(device, decoupled, dtypes)
+
+
+def test_the_slow_host_kernel_is_as_good(device):
+    check_device_adam(device, TorchAdam(TAIL.mode), TAIL, True, BF16)
+
+
+def unfused(adam):
+    return lambda tensors, scalars, tail: TorchAdam(2).step(tensors, scalars, 0, 1)
+
+
+def without_tail(adam):
+    return lambda tensors, scalars, tail: adam(tensors, scalars, tensors.numel)
+
+
+def tail_too_early(adam):
+    return lambda tensors, scalars, tail: adam(tensors, scalars, max(tail - 8, 0))
+
+
+def without_subnormals(adam):
+    def step(tensors, scalars, tail):
+        adam(tensors, scalars, tail)
+        for state in tensors.state:
+            state[state.abs() < torch.finfo(torch.float32).tiny] = 0.0
+
+    return step
+
+
+def without_signs_of_zero(adam):
+    def step(tensors, scalars, tail):
+        adam(tensors, scalars, tail)
+        tensors.weights[tensors.weights == 0] = 0.0
+
+    return step
+
+
+def weights_cut_off(adam):
+    def step(tensors, scalars, tail):
+        adam(tensors, scalars, tail)
+        bits = tensors.master.view(torch.int32) & ~0xFFFF
+        tensors.weights.copy_(bits.view(torch.float32))
+
+    return step
+
+
+def last_element_forgotten(adam):
+    def step(tensors, scalars, tail):
+        numel = tensors.numel - 1
+        adam(tensors.narrow(0, numel), scalars, min(tail, numel))
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("fault", "where", "dtypes"),
+    [
+        (unfused, "master", BF16),
+        (without_tail, "exp_avg", BF16),
+        (tail_too_early, "master", BF16),
+        (without_subnormals, "master", BF16),
+        (without_signs_of_zero, "weights", FP16),
+        (weights_cut_off, "weights", BF16),
+        (last_element_forgotten, "master", BF16),
+    ],
+)
+def test_other_bits_are_refused_with_the_number_and_the_way_out(device, fault, where, dtypes):
+    device.adam = fault(device.adam)
+    said = rf"{where}\w* differs in \d+ of 65551 numbers, first .* instead of .*all-host"
+    with pytest.raises(KernelError, match=said):
+        check(device, dtypes=dtypes)
+
+
+def test_a_device_that_cannot_step_is_refused_with_its_reason(device):
+    def fail(*args):
+        raise ImportError("No module named 'triton'")
+
+    device.adam = fail
+    with pytest.raises(KernelError, match=re.escape("No module named 'triton'")) as raised:
+        check(device)
+    assert "all-host" in str(raised.value)
