@@ -41,6 +41,7 @@ from deep_optimizer_states.memory import (
 from deep_optimizer_states.plan import Plan
 from deep_optimizer_states.schedule import Schedule
 from deep_optimizer_states.timeline import Recorder, Span, TimelineFile
+from deep_optimizer_states.verify import Sample, is_due
 from deep_optimizer_states.zero3_gate import GatedGathers
 
 faults_for_tests: Faults | None = None
@@ -85,6 +86,7 @@ class InterleavedZeroOptimizer(GatedGathers):
         lanes = open_device(self._tail.mode, self._recorder)
         self._beta_powers = BetaPowers(init_optimizer.defaults["betas"])
         self._closed = False
+        self._num_updates = 0
         self._masters: list[Tensor] = []
         try:
             super().__init__(lanes, module, init_optimizer, *args, **kwargs)
@@ -361,11 +363,18 @@ class InterleavedZeroOptimizer(GatedGathers):
         if self._settings.just_in_time_forward:
             self._learn_order()
         actions = self._schedule.actions(frozenset(widened), executor.share, self._order)
+        self._num_updates += 1
+        sample = None
+        if is_due(self._num_updates, self._settings.verify_every):
+            self._drain_grads()
+            sample = Sample(work)
         after = executor.caller_events()
         self._update = update
         self._background.launch(update, lambda: executor.run(work, actions, after, update.issued))
-        if not self._settings.just_in_time_forward:
+        if sample is not None or not self._settings.just_in_time_forward:
             self._finish_update()
+        if sample is not None:
+            sample.compare(self._host_adam, self._num_updates)
         self._inactive.stepped(self._keys_of_params(active=True), self._grad_scale)
 
     def _scalars_of(self, subgroup: int) -> AdamScalars:

@@ -13,7 +13,7 @@ from deep_optimizer_states.device.base import Device, Wait
 from deep_optimizer_states.errors import KernelError
 from deep_optimizer_states.kernels.host import HostAdam, Tail
 from deep_optimizer_states.kernels.scalars import AdamScalars, BetaPowers, adam_scalars
-from deep_optimizer_states.kernels.tensors import AdamTensors
+from deep_optimizer_states.kernels.tensors import AdamTensors, differing
 from deep_optimizer_states.kernels.torch_adam import TorchAdam
 
 _PIECES = ((0, 2**16), (2**16, 15))
@@ -98,11 +98,11 @@ def _step_away(device: Device, tensors: AdamTensors, scalars: AdamScalars, start
 def _compare(host: AdamTensors, away: AdamTensors) -> None:
     for name, expected in vars(host).items():
         found = getattr(away, name).cpu()
-        differing = (found != expected) | (found.signbit() != expected.signbit())
-        if differing.any():
-            first = int(differing.nonzero()[0])
+        differs = differing(found, expected)
+        if differs.any():
+            first = int(differs.nonzero()[0])
             raise KernelError(
                 f"Adam on the device has not the bits of Adam on the host: {name} differs in "
-                f"{int(differing.sum())} of {_NUMEL} numbers, first {found[first].item()!r} "
+                f"{int(differs.sum())} of {_NUMEL} numbers, first {found[first].item()!r} "
                 f"instead of {expected[first].item()!r}; {_WAY_OUT}"
             )

@@ -37,3 +37,12 @@ class AdamTensors:
     def narrow(self, start: int, numel: int) -> AdamTensors:
         """Views of ``numel`` elements from ``start``."""
         return AdamTensors(*(tensor.narrow(0, start, numel) for tensor in vars(self).values()))
+
+
+def differing(found: Tensor, expected: Tensor) -> Tensor:
+    """Where two tensors on the host, shape (numel,), differ in value or sign; NaN equals NaN.
+
+    Processors agree on every bit of a number, but not on which NaN they make.
+    """
+    same = (found == expected) & (found.signbit() == expected.signbit())
+    return ~(same | (found.isnan() & expected.isnan()))

@@ -18,7 +18,8 @@ from deepspeed.utils import safe_set_full_grad
 
 import deep_optimizer_states
 from deep_optimizer_states import zero3
-from deep_optimizer_states.device.emulated import EmulatedDevice
+from deep_optimizer_states.device.base import Wait
+from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.timeline import read_rows
 
@@ -80,7 +81,7 @@ class FailingAdam(HostAdam):
 
 def failure_in_a_lane():
     zero3.make_host_adam = FailingAdam
-    engine = make_engine()
+    engine = make_engine(deep_optimizer_states={**BLOCK, "verify_every": 0})
     zero3.make_host_adam = HostAdam
     FailingAdam.steps_left = 4
     try:
@@ -155,12 +156,23 @@ class HeldAdam(HostAdam):
         super().step(tensors, *args)
 
 
+def update_that_goes_wrong(verify_every):
+    """Slots are stepped before they are filled."""
+    zero3.faults_for_tests = Faults(jitter_s=0.01, without=frozenset({Wait.PREFETCHED}))
+    engine = make_engine(deep_optimizer_states={**BLOCK, "verify_every": verify_every})
+    zero3.faults_for_tests = None
+    try:
+        return answer(lambda: [step(engine) for _ in range(2)])
+    finally:
+        answer(engine.destroy)
+
+
 def returns_before_the_weights_are_updated():
     """Whether ``step()`` waits for nothing but biases, which persist, between all weights."""
     zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
     zero3.make_host_adam = HeldAdam
     engine = make_engine(
-        deep_optimizer_states={"enabled": True, "policy": "all-host"},
+        deep_optimizer_states={"enabled": True, "policy": "all-host", "verify_every": 0},
         zero_optimization={**zero, "stage3_param_persistence_threshold": 10},
     )
     zero3.make_host_adam = HostAdam
@@ -214,6 +226,8 @@ def main():
         "host bytes": host_bytes({"enabled": True, "policy": "all-host"}),
         "stock's host bytes": host_bytes({"enabled": False}),
         "other bits": device_with_other_bits(),
+        "wrong update": update_that_goes_wrong(1000),
+        "wrong update, not verified": update_that_goes_wrong(0),
         "timeline": timeline(out.parent / "timeline"),
         "deepcompile": answer(lambda: make_engine(compile={"deepcompile": True})),
         "unknown key": answer(

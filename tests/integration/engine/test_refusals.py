@@ -47,6 +47,12 @@ def test_a_failing_lane_surfaces_where_the_update_is_waited_for(answers):
     assert "the CPU lane is out of luck" in answers["lane"]
 
 
+def test_an_update_that_went_wrong_is_found_by_repeating_a_sample_of_it(answers):
+    assert "UpdateError: update 1 of tile" in answers["wrong update"]
+    assert "went wrong" in answers["wrong update"]
+    assert answers["wrong update, not verified"] == "no error"
+
+
 def test_step_waits_for_persistent_parameters_and_for_no_others(answers):
     assert answers["returns"] == [True, True]
 

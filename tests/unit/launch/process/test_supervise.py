@@ -109,15 +109,18 @@ def test_a_signal_to_us_ends_the_run_and_nothing_else(tmp_path, sleeper, number)
         wait_for(lambda: log.exists() and log.read_text().endswith("\n"))
         os.kill(os.getpid(), number)
 
-    before = signal.getsignal(number)
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    ending, _ = run(ORPHAN + "import time; time.sleep(600)", tmp_path)
-    thread.join()
+    before = signal.signal(number, signal.SIG_DFL)  # tests under nohup have SIGHUP ignored
+    try:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        ending, _ = run(ORPHAN + "import time; time.sleep(600)", tmp_path)
+        thread.join()
+        assert signal.getsignal(number) == signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
     assert ending.stop_signal == number
     assert not is_alive(int(log.read_text()))
     assert sleeper.poll() is None
-    assert signal.getsignal(number) == before
 
 
 def test_a_second_signal_does_not_wait_for_the_grace(tmp_path):
