@@ -65,6 +65,9 @@ def apply(opcode, *values):
 @example((fp32(2.0**-75 * 1.5), 2.0**-75, 0.0))
 @example((2.0**64, 2.0**64, -(2.0**103)))
 @example((2.0**64, 2.0**64, -(2.0**102)))
+@example(
+    (math.ldexp(18631, 50), math.ldexp(1801, 53), fp32(-1e-30))
+)  # 2^128 - 2^103, a little less
 def test_multiply_adds_are_rounded_once(triple):
     a, b, c = map(Fraction, triple)
     assert apply("fma.rn.f32", *triple) == nearest(a * b + c, *F32)
@@ -191,8 +194,20 @@ SHARED = """
 	st.global.b32 [%rd4], %r8;"""
 
 
-def test_shared_memory_is_a_blocks_own():
-    assert run(SHARED).tolist() == [3, 2, 1, 0, 7, 6, 5, 4]
+OTHER_BLOCK = """
+	st.global.b32 [%rd4], %r1;
+	bar.sync 0;
+	xor.b32 %r5, %r3, 4;
+	cvt.u64.u32 %rd5, %r5;
+	shl.b64 %rd6, %rd5, 2;
+	add.s64 %rd7, %rd1, %rd6;
+	ld.global.b32 %r6, [%rd7];"""
+
+
+@pytest.mark.parametrize("space", ["shared", "shared::cta"])
+def test_shared_memory_is_a_blocks_own(space):
+    body = SHARED.replace("st.shared", f"st.{space}")
+    assert run(body).tolist() == [3, 2, 1, 0, 7, 6, 5, 4]
 
 
 @pytest.mark.parametrize(
@@ -203,6 +218,7 @@ def test_shared_memory_is_a_blocks_own():
         ("mul.f32 %r4, %r1, %r2;", "unknown instruction"),
         ("bra $L__BB0_1;", "unknown instruction"),
         ("bar.sync 1;", "unknown instruction"),
+        ("st.shared::cluster.b32 [%r3], %r1;", "unknown instruction"),
         ("ld.global.ca.b32 %r4, [%rd4];", "unknown instruction"),
         ("mul.rn.f32 %r4, %r5, %r5;", "%r5 has no value"),
         ("mul.rn.f32 %r4, %rd4, %r1;", "%rd4 has not 32 bits"),
@@ -215,6 +231,7 @@ def test_shared_memory_is_a_blocks_own():
         ("ld.global.b32 %r4, [%rd1];\nst.global.b32 [%rd4], %r1;", "threads race"),
         ("st.shared.b32 [%r3+64], %r1;", "outside of shared memory"),
         (SHARED.replace("bar.sync 0;", ""), "threads race"),
+        (OTHER_BLOCK, "threads race"),
     ],
 )
 def test_what_it_does_not_know_or_a_gpu_would_not_do_is_refused_by_line(body, cause):

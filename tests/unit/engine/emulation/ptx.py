@@ -16,9 +16,11 @@ from ptx_operations import OPERATIONS, TYPES
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_ACCESS = re.compile(r"(ld|st)\.(global|shared|param)(?:\.v([24]))?\.([bsu])(16|32|64)")
+_ACCESS = re.compile(
+    r"(ld|st)\.(global|shared|param)(?:(?<=shared)::cta)?(?:\.v([24]))?\.([bsu])(16|32|64)"
+)
 _MOVE = re.compile(r"mov\.[bu](16|32|64)")
-_INSTRUCTION = re.compile(r"(?:@(!?)(%p\d+)\s+)?([a-z][\w.]*)\s*(.*);")
+_INSTRUCTION = re.compile(r"(?:@(!?)(%p\d+)\s+)?([a-z][\w.:]*)\s*(.*);")
 _OPERAND = re.compile(r"\{[^}]*\}|\[[^]]*\]|[^\s,]+")
 _IGNORED = re.compile(r"(\.loc|\.reg)\s.*|\$?\w+:")
 
@@ -154,11 +156,9 @@ class _Launch:
 
     def _typed(self, operand: str, kind: str) -> Array:
         values = self._value(operand, _bits(kind))
-        if kind == "pred":
-            return values
         if kind == "f32x2":
             return values.view(np.float32).reshape(-1, 2)
-        return values.view(TYPES[kind])
+        return values if kind == "pred" else values.view(TYPES[kind])
 
     def _move(self, bits: int, operands: tuple[str, ...], active: Array) -> None:
         """Copy, and split or join."""
