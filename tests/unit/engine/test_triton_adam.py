@@ -186,7 +186,7 @@ def test_thirty_steps_in_a_row(launch, capability):
 @pytest.mark.parametrize(
     ("modes", "tail_start", "are_equal"),
     [
-        *(((mode, mode), start, True) for mode in (0, 1) for start in (-7, 0, 1, 999, 1000, 1007)),
+        *(((mode, mode), start, True) for mode in (0, 1) for start in (-7, 0, 1, 999, 1007, 2**40)),
         *(((0, 1), 1, False), ((1, 0), 1, False), ((0, 1), 1000, True)),
     ],
 )
