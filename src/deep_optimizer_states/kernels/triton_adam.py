@@ -111,5 +111,5 @@ class TritonAdam:
                 STATE_FUSED_TAIL=self._tail_mode == 1,
                 BLOCK=BLOCK,
                 enable_fp_fusion=False,
-                enable_reflect_ftz=False,  # or roots and quotients lose subnormal numbers
+                enable_reflect_ftz=False,  # libdevice's functions would flush subnormal numbers
             )

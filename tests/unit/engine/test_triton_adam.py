@@ -1,37 +1,228 @@
-"""What the device kernel compiles to: only operations whose rounding IEEE 754 fixes."""
+"""The device kernel's compiled code, run on the CPU: the bits of the host kernel.
 
+Launches go through :class:`TritonAdam`, so Triton chooses what it compiles as on a GPU. A result
+that is not a number need only be none on both sides: GPUs know one such pattern, CPUs keep the
+operand's. ``PTX_FULL=1`` runs every combination (a quarter of an hour).
+"""
+
+import contextlib
+import itertools
+import os
 import re
+from typing import NamedTuple
 
 import pytest
+import torch
+
+from deep_optimizer_states.kernels.host import HostAdam, Tail
+from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
+from deep_optimizer_states.kernels.tensors import AdamTensors
 
 triton = pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch")
+
+from ptx import PtxError  # noqa: E402
+from ptx_launch import PtxKernel, use_target  # noqa: E402
+
+from deep_optimizer_states.kernels import triton_adam  # noqa: E402
+from deep_optimizer_states.kernels.triton_adam import TritonAdam  # noqa: E402
+
+FULL = bool(os.environ.get("PTX_FULL"))
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+CAPABILITIES = (80, 90, 100)
+BETAS = (0.9, 0.95)
+DECAYS = {"none": (0.0, True), "decoupled": (0.1, True), "l2": (0.1, False)}
+NUMELS = (1, 15, 16, 17, 1023, 1024, 1025, 5000)
+STEPS = 30
+HARD = torch.tensor(
+    [
+        *(0.0, 1e-45, 3e-42, 1e-39, 2.0**-126, 1e-30, 1e-19, 1.0, 1e19, 3e38, torch.inf, torch.nan),
+        # Ties, and the ends of the 16-bit formats.
+        *(65504.0, 65519.99, 65520.0, 1e-7, 2.0**-25, 1.00390625, 1.01171875),
+    ]
+)
+HARD = torch.cat([HARD, -HARD])
+
+
+@pytest.fixture
+def launch(monkeypatch):
+    """Make launches run on the CPU; returns what starts them for a compute capability."""
+    kernel = PtxKernel(triton_adam.adam_kernel)
+
+    def start(capability):
+        use_target(monkeypatch, capability)
+        monkeypatch.setattr(triton_adam, "adam_kernel", kernel)
+        monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+        return kernel
+
+    return start
+
+
+def tile(numel, grad_dtype, weights_dtype, offset, draw):
+    """A tile that begins ``offset`` elements after an aligned address; master, moments, grad."""
+    dtypes = (torch.float32, torch.float32, torch.float32, grad_dtype, weights_dtype)
+    tensors = []
+    for dtype in dtypes:
+        whole = torch.zeros(numel + 32, dtype=dtype)
+        assert whole.data_ptr() % 16 == 0
+        tensors.append(whole.narrow(0, offset, numel))
+    master, exp_avg, exp_avg_sq, grad, weights = tensors
+    for tensor in (master, exp_avg, exp_avg_sq, grad):
+        tensor.copy_(draw(numel))
+    exp_avg_sq.abs_()
+    return AdamTensors(master, exp_avg, exp_avg_sq, grad, weights)
+
+
+def copy(tensors):
+    return AdamTensors(*(tensor.clone() for tensor in vars(tensors).values()))
+
+
+def same_bits(ours, theirs):
+    integers = torch.int32 if ours.dtype == torch.float32 else torch.int16
+    is_number = ~ours.isnan()
+    return torch.equal(is_number, ~theirs.isnan()) and torch.equal(
+        ours.view(integers)[is_number], theirs.view(integers)[is_number]
+    )
+
+
+def different(ours, theirs):
+    pairs = zip(vars(ours).items(), vars(theirs).values(), strict=True)
+    return [name for (name, mine), other in pairs if not same_bits(mine, other)]
+
+
+def scalars_at(step, decay="decoupled", eps=1e-8, grad_scale=0.37):
+    weight_decay, decoupled = DECAYS[decay]
+    group = {"lr": 1e-3, "betas": BETAS, "eps": eps, "weight_decay": weight_decay}
+    group["bias_correction"] = True
+    return adam_scalars(group, BetaPowers(BETAS).at(step, BETAS), grad_scale, decoupled)
+
+
+def updates_differ(device, modes, tail_start, gradients, **options):
+    """Step copies on both sides; what differs after the first step at which anything does."""
+    host = copy(device)
+    sides = TritonAdam(modes[0]), HostAdam(modes[1])
+    for step, gradient in enumerate(gradients, start=1):
+        device.grad.copy_(gradient)
+        host.grad.copy_(gradient)
+        sides[0].step(device, scalars_at(step, **options), tail_start)
+        sides[1].step(host, scalars_at(step, **options), tail_start, num_threads=1)
+        if found := different(device, host):
+            return found
+    return []
+
+
+def normal(generator):
+    return lambda numel: torch.randn(numel, generator=generator)
+
+
+class Case(NamedTuple):
+    """A launch; ``offset`` elements past an aligned address, ``mode`` as in ``Tail``."""
+
+    capability: int
+    grad: torch.dtype
+    weights: torch.dtype
+    decay: str
+    mode: int
+    offset: int
+    numel: int
+
+    def __str__(self):
+        return "-".join(str(value).removeprefix("torch.") for value in self)
+
+
+def cases():
+    if FULL:
+        found = itertools.product(CAPABILITIES, DTYPES, DTYPES, DECAYS, (0, 1), (0, 1), NUMELS)
+        return [Case(*values) for values in found]
+    bf16 = (torch.bfloat16,)
+    dtypes = itertools.product(CAPABILITIES, DTYPES, DTYPES, ("decoupled",), (1,), (0,), (1023,))
+    sizes = itertools.product((90,), bf16, bf16, DECAYS, (0, 1), (0, 1), NUMELS)
+    return [Case(*values) for values in (*dtypes, *sizes)]
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_compiled_code_has_the_bits_of_the_host_kernel(launch, case):
+    launch(case.capability)
+    generator = torch.Generator().manual_seed(case.numel)
+    device = tile(case.numel, case.grad, case.weights, case.offset, normal(generator))
+    gradients = (torch.randn(case.numel, generator=generator) for _ in range(STEPS if FULL else 3))
+    start, modes = Tail(16, case.mode).start(case.numel), (case.mode, case.mode)
+    assert updates_differ(device, modes, start, gradients, decay=case.decay) == []
+
+
+def hard_cases():
+    capabilities = CAPABILITIES if FULL else (90,)
+    found = itertools.product(capabilities, DTYPES, DTYPES, DECAYS, (1,), (0,), (3000,))
+    return [Case(*values) for values in found]
+
+
+@pytest.mark.parametrize("eps", [1e-8, 0.0])
+@pytest.mark.parametrize("case", hard_cases(), ids=str)
+def test_zeros_subnormal_huge_and_infinite_numbers_too(launch, case, eps):
+    launch(case.capability)
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(numel):
+        return HARD[torch.randint(len(HARD), (numel,), generator=generator)]
+
+    device = tile(case.numel, case.grad, case.weights, 0, draw)
+    device.exp_avg_sq.copy_(draw(case.numel))
+    gradients = (draw(case.numel) for _ in range(3))
+    options = {"decay": case.decay, "eps": eps, "grad_scale": 1.0}
+    assert updates_differ(device, (1, 1), case.numel // 2, gradients, **options) == []
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_thirty_steps_in_a_row(launch, capability):
+    compiled = launch(capability).launches
+    generator = torch.Generator().manual_seed(2)
+    device = tile(1025, torch.bfloat16, torch.bfloat16, 0, normal(generator))
+    gradients = [torch.randn(1025, generator=generator) for _ in range(STEPS)]
+    assert updates_differ(device, (1, 1), 1024, gradients) == []
+    assert {(one.metadata.target.arch, id(one)) for one in compiled} == {
+        (capability, id(compiled[0]))
+    }
+
+
+@pytest.mark.parametrize(
+    ("modes", "tail_start", "are_equal"),
+    [
+        *(((mode, mode), start, True) for mode in (0, 1) for start in (-7, 0, 1, 999, 1007, 2**40)),
+        *(((0, 1), 1, False), ((1, 0), 1, False), ((0, 1), 1000, True)),
+    ],
+)
+def test_a_tail_may_begin_anywhere_and_one_rounded_the_other_way_is_seen(
+    launch, modes, tail_start, are_equal
+):
+    launch(90)
+    generator = torch.Generator().manual_seed(4)
+    device = tile(1000, torch.bfloat16, torch.float32, 0, normal(generator))
+    gradients = [torch.randn(1000, generator=generator)]
+    assert (updates_differ(device, modes, tail_start, gradients) == []) is are_equal
+
+
+@pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq", "weights", "grad"])
+def test_an_element_past_the_end_is_not_touched(launch, name):
+    """Negative control: a tensor that is one element short is noticed."""
+    launch(90)
+    device = tile(1000, torch.bfloat16, torch.bfloat16, 1, torch.randn)
+    TritonAdam(0).step(device, scalars_at(1), 1000)
+    short = {**vars(device), name: getattr(device, name)[:-1]}
+    with pytest.raises(PtxError, match="outside of every array"):
+        TritonAdam(0).step(AdamTensors(**short), scalars_at(1), 1000)
 
 
 @pytest.mark.parametrize("tail", [True, False])
 @pytest.mark.parametrize("decoupled", [True, False])
-@pytest.mark.parametrize("capability", [80, 90])
-def test_every_float_operation_rounds_to_nearest(capability, decoupled, tail):
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from deep_optimizer_states.kernels.triton_adam import adam_kernel
-
-    constants = {"HAS_DECAY": True, "DECOUPLED": decoupled, "STATE_FUSED_TAIL": tail, "BLOCK": 1024}
-    types = dict.fromkeys(adam_kernel.arg_names, "fp32") | dict.fromkeys(constants, "constexpr")
-    types |= dict.fromkeys(("master", "exp_avg", "exp_avg_sq"), "*fp32")
-    types |= {"grad": "*bf16", "weights": "*bf16", "numel": "i64", "tail": "i64"}
-    source = ASTSource(
-        fn=adam_kernel,
-        signature=types,
-        constexprs={(adam_kernel.arg_names.index(name),): v for name, v in constants.items()},
-    )
-    compiled = triton.compile(
-        source,
-        target=GPUTarget("cuda", capability, 32),
-        options={"enable_fp_fusion": False, "enable_reflect_ftz": False},
-    )
-    operations = set(re.findall(r"\b(\w+\.[\w.]*f(?:32|64|16))\b", compiled.asm["ptx"]))
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_every_float_operation_rounds_to_nearest(launch, capability, decoupled, tail):
+    compiled = launch(capability).launches
+    device = tile(64, torch.bfloat16, torch.bfloat16, 0, torch.randn)
+    decay = "decoupled" if decoupled else "l2"
+    TritonAdam(int(tail)).step(device, scalars_at(1, decay), 64)
+    operations = set(re.findall(r"\b(\w+\.[\w.]*f(?:32|64|16)(?:x2)?)\b", compiled[0].asm["ptx"]))
     arithmetic = {
-        op for op in operations if not op.startswith(("ld.", "st.", "mov.", "cvt.", "selp."))
+        op.removesuffix("x2")
+        for op in operations
+        if not op.startswith(("ld.", "st.", "mov.", "cvt.", "selp."))
     }
     assert arithmetic == {"fma.rn.f32", "mul.rn.f32", "sqrt.rn.f32", "div.rn.f32"}
