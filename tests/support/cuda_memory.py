@@ -2,16 +2,16 @@
 
 What of CUDA and torch it repeats:
 
-- Fresh memory holds no numbers (NaN). Memory whose tensors are gone goes back to the allocator, whose
-  next owner may write to it in the order of the stream that it was allocated on, and only after those
-  that ``record_stream`` named: NaN is written there.
+- Fresh memory holds no numbers (NaN). Memory whose tensors are gone goes back to the allocator. Its
+  next owner writes to it in the order of the stream that it was allocated on, and only after those
+  that ``record_stream`` named are done: NaN is written then.
 - Operations on device tensors are queued on the current stream of their device. Those that need a
   value at once (``item``, ``equal``, ``cpu``) block. Host tensors are refused, as on a GPU.
 - Copies between device and host block, unless they are ``non_blocking`` and the host's memory is
   page-locked. Such a copy keeps nothing alive: the host's memory must outlive it.
 
 Not repeated: conversions of type on the way, copies between devices and of strided tensors are
-refused; pageable memory always blocks, where CUDA only may.
+refused; indexing with ``[]`` is not there; pageable memory always blocks, where CUDA only may.
 """
 
 from __future__ import annotations
@@ -74,7 +74,12 @@ class DeviceTensor(Tensor):
     @staticmethod
     def __new__(cls, raw, block):
         made = Tensor._make_wrapper_subclass(
-            cls, raw.shape, strides=raw.stride(), dtype=raw.dtype, device="cpu", dispatch_device=True
+            cls,
+            raw.shape,
+            strides=raw.stride(),
+            dtype=raw.dtype,
+            device="cpu",
+            dispatch_device=True,
         )
         made.raw, made.block = raw, block
         return made
@@ -141,7 +146,7 @@ def _copy(target, source, non_blocking=False):
         return target
     runtime.raise_failure()
     assert to.dtype == what.dtype, "a conversion on the way"
-    assert to.is_contiguous() and what.is_contiguous() and to.shape == what.shape, "strides"
+    assert all(side.is_contiguous() and side.shape == to.shape for side in (to, what)), "strides"
     stream = runtime.current_stream(block.device)
     if non_blocking and runtime.page_locks.hold(host[0]):
         to, what = (_borrow(raw) if raw is host[0] else raw for raw in (to, what))
@@ -238,9 +243,7 @@ def stand_in(seed=0, jitter_s=0.0, triton=True):
         for name in ("empty", "zeros", "ones", "full"):
             patch.setattr(torch, name, _make(runtime, getattr(torch, name)))
         patch.setattr(Tensor, "to", _send(runtime, Tensor.to))
-        patch.setattr(
-            Tensor, "is_pinned", lambda self, device=None: runtime.page_locks.hold(self)
-        )
+        patch.setattr(Tensor, "is_pinned", lambda self, device=None: runtime.page_locks.hold(self))
         if triton:
             adam = property(lambda self: QueuedAdam(runtime, self._tail_mode))
             patch.setattr(cuda.CudaDevice, "_adam", adam)
