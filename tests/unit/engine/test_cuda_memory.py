@@ -87,7 +87,7 @@ def test_memory_is_unlocked_when_nothing_looks_at_it(runtime):
     """Without close(): a later mapping may get the same address."""
     device = CudaDevice(TAIL.mode)
     home = device.empty_host(100_000, torch.float32)
-    view = home[10:20].fill_(3.0)
+    view = home.data[10:20].fill_(3.0)  # as the master weights: not a view of the first tensor
     del home
     gc.collect()
     assert view.is_pinned(), "the pages live as long as anything looks at them"

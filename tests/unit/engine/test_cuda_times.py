@@ -6,6 +6,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 import pytest
+import torch
 from cuda_memory import stand_in
 from engine_iterations import run_iterations
 from engine_updates import SCHEDULES, TAIL
@@ -100,6 +101,32 @@ def test_a_clock_that_is_set_anew_keeps_its_digits(runtime, monkeypatch, is_set_
     steps = [1e3 * (span.end_s - span.begin_s) / coarse_ms for span in recorder.take()]
     assert len(steps) == 5
     assert all(abs(step - round(step)) < 1e-4 for step in steps) == (not is_set_anew)
+
+
+def test_the_clocks_are_read_at_the_same_moment(runtime):
+    recorder = Recorder()
+    device = CudaDevice(TAIL.mode, recorder)
+    with torch.cuda.stream(device._clock._own_stream):
+        runtime.launch(lambda: time.sleep(0.3))  # the GPU comes late to the event that is timed
+    device.set_clock()
+    before = time.perf_counter()
+    device.h2d.submit("a copy", lambda: torch.ones(1, device="cuda"))
+    device.synchronize()
+    (span,) = recorder.take()
+    assert before - SLACK_S <= span.begin_s <= span.end_s <= time.perf_counter() + SLACK_S
+    device.close()
+
+
+def test_the_clock_waits_for_nobodys_work(runtime):
+    device, release = CudaDevice(TAIL.mode, Recorder()), threading.Event()
+    timer = threading.Timer(5, release.set)
+    timer.start()
+    runtime.launch(lambda: release.wait(30))
+    device.set_clock()
+    assert not release.is_set()
+    release.set()
+    timer.cancel()
+    device.close()
 
 
 def test_every_update_sets_the_clock_anew(runtime, monkeypatch):
