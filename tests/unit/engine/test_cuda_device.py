@@ -1,5 +1,7 @@
 """The CUDA device on a stand-in for the CUDA runtime: no wait is missing, and each is needed."""
 
+import threading
+
 import pytest
 import torch
 from cuda_memory import DeviceTensor, stand_in
@@ -10,6 +12,7 @@ from deep_optimizer_states.device import cuda
 from deep_optimizer_states.device.base import Wait
 from deep_optimizer_states.device.cuda import CudaDevice
 from deep_optimizer_states.device.emulated import EmulatedDevice
+from deep_optimizer_states.executor import copy_all
 
 SLOW_S = 0.002
 RACES = 200 // len(SCHEDULES)
@@ -133,3 +136,25 @@ def test_a_rank_on_the_second_gpu_works_there_alone(expected):
         finally:
             del first_gpu.put
     assert torch.equal(result, expected)
+
+
+def test_lanes_run_side_by_side_and_hold_nobody_up():
+    with stand_in() as runtime:
+        device, release = CudaDevice(TAIL.mode), threading.Event()
+        copied = {}
+        homes = [device.host_home(torch.ones(8)) for _ in device.lanes]
+        targets = [torch.zeros(8, device="cuda") for _ in device.lanes]
+        torch.cuda.synchronize()
+        device.compute.submit("a step", lambda: runtime.launch(lambda: release.wait(30)))
+        for lane, home, target in zip(device.lanes, homes, targets, strict=True):
+            lane.submit("a copy", lambda t=target, h=home: copy_all((t,), (h,)))
+            lane.submit("a copy back", lambda t=target, h=home: copy_all((h,), (t,)))
+            copied[lane.name] = lane.record()
+        for name, event in copied.items():
+            if name != "GPU":
+                event.synchronize()
+        torch.cuda.current_stream().synchronize()
+        assert not copied["GPU"].reached()
+        assert not release.is_set()
+        release.set()
+        device.close()

@@ -11,6 +11,14 @@ from cuda_memory import stand_in
 from engine_iterations import run_iterations
 from engine_updates import SCHEDULES, TAIL
 
+from deep_optimizer_states.calibrate.device import (
+    Bench,
+    adam_rate,
+    copy_rates,
+    matrix_rate,
+    pageable_rates,
+    stream_rate,
+)
 from deep_optimizer_states.device.base import Wait
 from deep_optimizer_states.device.cuda import CudaDevice
 from deep_optimizer_states.split import RunTimeSplit
@@ -175,3 +183,14 @@ def test_the_dynamic_split_learns_of_flights_on_streams(runtime, monkeypatch):
     device.close()
     assert len(seen) == 3
     assert seen[0] >= 3
+
+
+def test_calibration_runs_on_streams(runtime):
+    recorder = Recorder()
+    device = CudaDevice(TAIL.mode, recorder)
+    bench = Bench(device, recorder)
+    rates = copy_rates(bench, 2**12) | pageable_rates(bench, 2**12) | adam_rate(bench, 2**10)
+    rates |= matrix_rate(bench, 16) | stream_rate(bench, 2**12)
+    device.close()
+    assert len(rates) == 9
+    assert all(0 < rate < 1e15 for rate in rates.values())
