@@ -83,8 +83,9 @@ CONTROLS = {
     Wait.WEIGHTS_IDLE: ("all-device", "caller"),
     Wait.WEIGHTS_READY: ("stride 1", "compute"),
 }
-"""Where each wait shows: the schedule, and the stream that must be slow. Not GRAD_READ: here every
-weight is gathered before a gradient is overwritten; the gate's own tests leave it out."""
+"""Where each wait shows: the schedule, and the stream that must be slow. Not GRAD_READ, which waits
+on the host for a tile's event: here every weight is gathered, and so every tile stepped, before a
+gradient is overwritten. It is left out under DeepSpeed."""
 
 
 @pytest.mark.parametrize("wait", CONTROLS)
