@@ -9,7 +9,7 @@ import mmap
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,40 +26,57 @@ if TYPE_CHECKING:
     from deep_optimizer_states.kernels.triton_adam import TritonAdam
 
 _POLL_S = 0.0005
+_CALLER = "the caller's stream"
+_given_up: list[object] = []
+"""Page-locked memory that a copy which did not end may still use; kept until the process ends."""
+
+
+class _TimedOutError(UpdateError):
+    """A wait was given up; what was waited for may be running still."""
+
+
+@contextlib.contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Say where CUDA's error was seen: once a kernel has failed, any later call raises it."""
+    try:
+        yield
+    except UpdateError:
+        raise  # it says where already
+    except RuntimeError as error:
+        raise UpdateError(f"{where}: {error}") from error
 
 
 class _StreamEvent:
     """A CUDA event whose blocking wait is bounded and does not keep a core busy."""
 
-    def __init__(self, stream: torch.cuda.Stream, where: str) -> None:
-        self.cuda = torch.cuda.Event()
-        self.cuda.record(stream)
+    def __init__(self, stream: torch.cuda.Stream, where: str, keep_time: bool = False) -> None:
+        self.cuda = torch.cuda.Event(enable_timing=keep_time)
         self._where = where
+        with _naming(where):
+            self.cuda.record(stream)
 
     def reached(self) -> bool:
-        try:
+        with _naming(self._where):
             return bool(self.cuda.query())
-        except RuntimeError as error:
-            raise UpdateError(f"{self._where}: {error}") from error
 
     def synchronize(self) -> None:
         deadline = time.monotonic() + WAIT_TIMEOUT_S
         while not self.reached():
             if time.monotonic() > deadline:
-                raise UpdateError(f"waited {WAIT_TIMEOUT_S:g} s for {self._where}")
+                raise _TimedOutError(f"waited {WAIT_TIMEOUT_S:g} s for {self._where}")
             time.sleep(_POLL_S)
 
 
-class _StreamStamp:
+class _StreamStamp(_StreamEvent):
     """A CUDA event that keeps its time."""
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.cuda = torch.cuda.Event(enable_timing=True)
-        self.cuda.record(stream)
+    def __init__(self, stream: torch.cuda.Stream, where: str) -> None:
+        super().__init__(stream, where, keep_time=True)
 
     def seconds_since(self, other: Stamp) -> float:
         assert isinstance(other, _StreamStamp), other
-        return float(1e-3 * other.cuda.elapsed_time(self.cuda))
+        with _naming(self._where):
+            return float(1e-3 * other.cuda.elapsed_time(self.cuda))
 
 
 class _Clock:
@@ -76,24 +93,24 @@ class _Clock:
 
     def set(self) -> None:
         """Read both clocks at the same moment."""
-        zero = torch.cuda.Event(enable_timing=True)
-        zero.record(self._own_stream)
-        zero.synchronize()
+        zero = _StreamStamp(self._own_stream, "the clock")
+        with _naming("the clock"):
+            zero.cuda.synchronize()  # not polled: the two moments would lie apart
         self._zero = zero, time.perf_counter()  # one assignment: another thread reads it
 
     def time(
         self, lane: str, what: str, stream: torch.cuda.Stream, work: Callable[[], None]
     ) -> None:
         """Do ``work`` between two events of ``stream``."""
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record(stream)
+        where = f"lane {lane} ({what})"
+        begin = _StreamStamp(stream, where)
         work()
-        end.record(stream)
+        end = _StreamStamp(stream, where)
         zero, zero_s = self._zero
 
         def resolve() -> Span:
             end.synchronize()  # a flush of the next backward may have come in meanwhile
-            first, last = (zero_s + 1e-3 * zero.elapsed_time(event) for event in (begin, end))
+            first, last = (zero_s + event.seconds_since(zero) for event in (begin, end))
             return Span(lane, what, first, last)
 
         self._recorder.add_later(resolve)
@@ -110,27 +127,29 @@ class _StreamLane:
 
     def submit(self, what: str, work: Callable[[], None], uses: Sequence[Tensor] = ()) -> None:
         self._last = what
-        try:
-            with torch.cuda.stream(self._stream):
-                if self._clock is None:
-                    work()
-                else:
-                    self._clock.time(self.name, what, self._stream, work)
-        except RuntimeError as error:
-            raise UpdateError(f"lane {self.name}, {what}: {error}") from error
+        with _naming(f"lane {self.name}, {what}"), torch.cuda.stream(self._stream):
+            if self._clock is None:
+                work()
+            else:
+                self._clock.time(self.name, what, self._stream, work)
         for tensor in uses:
             # The caching allocator must not hand the memory out again before the lane is done.
             tensor.record_stream(self._stream)
 
     def wait(self, event: Event, why: Wait) -> None:
         assert isinstance(event, _StreamEvent), event
-        self._stream.wait_event(event.cuda)
+        with _naming(self._where):
+            self._stream.wait_event(event.cuda)
 
     def stamp(self) -> Stamp:
-        return _StreamStamp(self._stream)
+        return _StreamStamp(self._stream, self._where)
 
     def record(self) -> Event:
-        return _StreamEvent(self._stream, f"lane {self.name} ({self._last})")
+        return _StreamEvent(self._stream, self._where)
+
+    @property
+    def _where(self) -> str:
+        return f"lane {self.name} ({self._last})"
 
 
 class CudaDevice(Device):
@@ -192,12 +211,13 @@ class CudaDevice(Device):
 
     @override
     def record_caller(self) -> Event:
-        return _StreamEvent(torch.cuda.current_stream(self._device), "the caller's stream")
+        return _StreamEvent(torch.cuda.current_stream(self._device), _CALLER)
 
     @override
     def caller_waits(self, event: Event, why: Wait) -> None:
         assert isinstance(event, _StreamEvent), event
-        torch.cuda.current_stream(self._device).wait_event(event.cuda)
+        with _naming(_CALLER):
+            torch.cuda.current_stream(self._device).wait_event(event.cuda)
 
     @override
     def host_waits(self, event: Event, why: Wait) -> None:
@@ -232,7 +252,14 @@ class CudaDevice(Device):
     @override
     def close(self) -> None:
         try:
-            torch.cuda.synchronize(self._device)
+            self.synchronize()  # bounded, and it names the lane
+            self.record_caller().synchronize()
+            with _naming("the device"):
+                torch.cuda.synchronize(self._device)
+        except _TimedOutError:
+            # CUDA would wait for the copy before it unlocks, without a bound.
+            _given_up.extend(unlock.detach() for unlock in self._locked)
+            raise
         finally:
             for unlock in self._locked:
                 unlock()

@@ -5,15 +5,15 @@ import time
 
 import pytest
 import torch
+from engine_iterations import Flusher
 
-from deep_optimizer_states.device.base import PendingBytes, Wait
+from deep_optimizer_states.device.base import Wait
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults, _ThreadLane
 from deep_optimizer_states.executor import Executor, Sizes, Work
 from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
 from deep_optimizer_states.schedule import Schedule
-from deep_optimizer_states.zero3_gradients import GradientFlush
 
 ADAM = HostAdam(1)
 
@@ -96,35 +96,16 @@ def test_slots_are_filled_only_after_the_caller_has_left_their_memory():
     assert copied == [True]
 
 
-class Flusher(GradientFlush):
-    """One parameter's flush, without a model around it."""
-
-    def __init__(self, device):
-        self._lanes, self._grad_events = device, {}
-        self._pending = PendingBytes(1 << 20)
-        self.home, self.micro_step_id = torch.zeros(8), 0
-
-    def _grad_home(self, param):
-        return self.home
-
-    def is_gradient_accumulation_boundary(self):
-        return False
-
-
-class Parameter:
-    ds_id = 0
-
-
 @pytest.mark.parametrize("without", [(), (Wait.GRAD_READY,)], ids=["kept", "left out"])
 def test_a_gradient_is_flushed_only_after_backward_has_reduced_it(without):
     device, reduced = open_device(without), threading.Event()
     device.caller.submit("reduction", lambda: reduced.wait(30))
-    flusher = Flusher(device)
-    flusher._flush_grad(Parameter, torch.ones(8))
+    home = torch.zeros(8)
+    Flusher(device, [home]).flush(0, torch.ones(8))
     time.sleep(0.1)
-    arrived_early = bool(flusher.home.any())
+    arrived_early = bool(home.any())
     reduced.set()
     device.synchronize()
     device.close()
-    assert torch.equal(flusher.home, torch.ones(8))
+    assert torch.equal(home, torch.ones(8))
     assert arrived_early == bool(without)

@@ -1,0 +1,104 @@
+"""Whole iterations on any device: gradients flushed by the engine's own code, then an update.
+
+The caller's own work (backward) is queued where the device queues it: it makes gradients in memory
+that it overwrites right after, and reads the weights until the update may write them.
+"""
+
+from types import SimpleNamespace
+
+import torch
+from engine_updates import GROUP, make_executor, make_scalars, make_subgroups, make_work
+
+from deep_optimizer_states.device.base import PendingBytes, Wait
+from deep_optimizer_states.gate import Background, Update
+from deep_optimizer_states.kernels.scalars import BetaPowers
+from deep_optimizer_states.kernels.tensors import AdamTensors
+from deep_optimizer_states.zero3_gradients import GradientFlush
+
+MICRO_STEPS = 2
+
+
+class Flusher(GradientFlush):
+    """Flushes of some parameters' gradients, without a model around them.
+
+    Args:
+        device: Where the copies run.
+        homes: Where the gradients go; a parameter is its position here.
+    """
+
+    def __init__(self, device, homes):
+        self._lanes, self._grad_events = device, {}
+        self._pending = PendingBytes(1 << 20)
+        self._homes, self.micro_step_id = homes, 0
+        self.wait_for = lambda number, why: None
+
+    def flush(self, number, gradient):
+        self._flush_grad(SimpleNamespace(ds_id=number), gradient)
+
+    def _wait_for(self, param, why):
+        self.wait_for(param.ds_id, why)
+
+    def _grad_home(self, param):
+        return self._homes[param.ds_id]
+
+    def is_gradient_accumulation_boundary(self):
+        return False
+
+
+def place(device, schedule, subgroups):
+    """Every tensor where the engine keeps it."""
+
+    def on_device(source):
+        return device.empty_device(source.numel(), source.dtype).copy_(source)
+
+    placed = []
+    for index, tensors in enumerate(subgroups):
+        home = on_device if index in schedule.resident_subgroups else device.host_home
+        state = [home(tensor.clone()) for tensor in tensors.state]
+        weights = on_device(tensors.master.bfloat16())
+        placed.append(AdamTensors(*state, home(tensors.grad.clone()), weights))
+    return placed
+
+
+def run_iterations(device, schedule, steps=2, timeline=None):
+    """What forward and backward read, and every tensor at the end, in one.
+
+    Each update runs on a thread of its own while the next forward and backward begin.
+    """
+    placed, background = place(device, schedule, make_subgroups()), Background(device)
+    executor = make_executor(schedule, device, timeline)
+    powers, generator = BetaPowers(GROUP["betas"]), torch.Generator().manual_seed(9)
+    noise = [torch.randn(tensors.numel, generator=generator) for tensors in placed]
+    noise = [device.empty_device(n.numel(), n.dtype).copy_(n) for n in noise]
+    flusher, read = Flusher(device, [tensors.grad for tensors in placed]), []
+    for step in range(1, steps + 1):
+        for number, tensors in enumerate(placed):
+            flusher.wait_for(number, Wait.WEIGHTS_READY)
+            read.append(tensors.weights.clone())
+        for micro_step in range(MICRO_STEPS):
+            flusher.micro_step_id = micro_step
+            for number, source in enumerate(noise):
+                bucket = source * float(step + micro_step)
+                flusher.flush(number, bucket)
+                bucket.fill_(torch.nan)  # the next reduction overwrites it
+        read += [tensors.weights.clone() for tensors in placed]
+        background.wait()
+        work = make_work(schedule, placed, make_scalars(step, powers))
+        _launch(background, flusher, (executor, device, schedule, work))
+    background.wait()
+    background.close()
+    found = [tensor for tensors in placed for tensor in vars(tensors).values()]
+    return torch.cat([tensor.cpu().float() for tensor in (*found, *read)])
+
+
+def _launch(background, flusher, run):
+    executor, device, schedule, work = run
+    update, after = Update(len(work)), executor.caller_events()
+    actions = schedule.actions(frozenset(), executor.share)
+    background.launch(update, lambda: executor.run(work, actions, after, update.issued))
+
+    def wait_for(number, why):
+        tiles = [idx for idx, tile in enumerate(schedule.tiles) if tile.subgroup == number]
+        update.wait(tiles, device, why)
+
+    flusher.wait_for = wait_for

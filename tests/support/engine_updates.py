@@ -1,0 +1,86 @@
+"""Updates of a few small subgroups on any device, without DeepSpeed's engine around them."""
+
+import torch
+
+from deep_optimizer_states.executor import Executor, Sizes, Work
+from deep_optimizer_states.kernels.host import HostAdam, Tail
+from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
+from deep_optimizer_states.kernels.tensors import AdamTensors
+from deep_optimizer_states.schedule import Schedule
+
+TAIL = Tail(16, 1)
+ADAM = HostAdam(TAIL.mode)
+NUMELS = [700, 33, 1024, 5, 512, 900, 64, 333]
+GROUP = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+
+
+def make_subgroups(numels=NUMELS):
+    generator = torch.Generator().manual_seed(5)
+
+    def draw(numel, dtype=torch.float32):
+        return torch.randn(numel, generator=generator).to(dtype)
+
+    return [
+        AdamTensors(
+            master=draw(n),
+            exp_avg=draw(n),
+            exp_avg_sq=draw(n).abs(),
+            grad=torch.full((n,), torch.nan, dtype=torch.bfloat16),
+            weights=torch.full((n,), torch.nan, dtype=torch.bfloat16),
+        )
+        for n in numels
+    ]
+
+
+def make_schedule(policy="all-host", stride=2, ratio=1.0, tile_numel=4096, numels=NUMELS):
+    return Schedule.make(numels, policy, stride, ratio, tile_numel)
+
+
+def make_executor(schedule, device, timeline=None):
+    dtypes = (torch.bfloat16, torch.bfloat16)
+    sizes = Sizes(schedule.slot_numel, schedule.staging_numel, *dtypes)
+    return Executor(sizes, device, ADAM, 2, timeline)
+
+
+def make_work(schedule, subgroups, scalars):
+    work = []
+    for number, tile in enumerate(schedule.tiles):
+        tensors = subgroups[tile.subgroup]
+        tail_start = TAIL.start(tensors.numel) - tile.start
+        work.append(
+            Work(
+                f"tile {number}",
+                tensors.narrow(tile.start, tile.numel),
+                scalars,
+                min(max(tail_start, 0), tile.numel),
+            )
+        )
+    return work
+
+
+def make_scalars(step, powers):
+    group = {**GROUP, "bias_correction": True}
+    return adam_scalars(group, powers.at(step, GROUP["betas"]), 0.5, True)
+
+
+def first_scalars():
+    return make_scalars(1, BetaPowers(GROUP["betas"]))
+
+
+def run_once(executor, schedule, work, on_issued=lambda tile, event: None):
+    actions = schedule.actions(frozenset(), executor.share)
+    executor.run(work, actions, executor.caller_events(), on_issued)
+
+
+SCHEDULES = {
+    "stride 1": make_schedule("stride", 1),
+    "stride 3": make_schedule("stride", 3),
+    "all-device": make_schedule("all-device"),
+    "ratio": make_schedule("ratio", ratio=0.4),
+    "stride and ratio": make_schedule("stride", 2, ratio=0.7),
+    "dynamic": make_schedule("dynamic"),
+    "all-host, tiles": make_schedule(tile_numel=48),
+    "stride 2, tiles": make_schedule("stride", 2, tile_numel=64),
+    "dynamic, tiles": make_schedule("dynamic", tile_numel=64),
+    "dynamic and ratio, tiles": make_schedule("dynamic", ratio=0.5, tile_numel=128),
+}

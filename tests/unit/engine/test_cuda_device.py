@@ -1,0 +1,210 @@
+"""The CUDA device on a stand-in for the CUDA runtime: no wait is missing, and each is needed."""
+
+import threading
+
+import pytest
+import torch
+from cuda_memory import DeviceTensor, stand_in
+from engine_iterations import place, run_iterations
+from engine_updates import (
+    ADAM,
+    SCHEDULES,
+    TAIL,
+    first_scalars,
+    make_executor,
+    make_schedule,
+    make_subgroups,
+    make_work,
+    run_once,
+)
+
+from deep_optimizer_states.device import cuda
+from deep_optimizer_states.device.base import Wait
+from deep_optimizer_states.device.cuda import CudaDevice
+from deep_optimizer_states.device.emulated import EmulatedDevice
+from deep_optimizer_states.errors import UpdateError
+from deep_optimizer_states.executor import copy_all
+from deep_optimizer_states.verify import Sample
+
+SLOW_S = 0.002
+RACES = 200 // len(SCHEDULES)
+"""Seeds for each schedule."""
+
+
+@pytest.fixture(scope="module")
+def expected():
+    device = EmulatedDevice(ADAM)
+    result = run_iterations(device, make_schedule())
+    device.close()
+    assert not result.isnan().any()
+    return result
+
+
+def race(schedule, seed=0, jitter_s=0.0, slow=None):
+    """Iterations on the stand-in, one of whose streams may be slow."""
+    with stand_in(seed, jitter_s) as runtime:
+        device = CudaDevice(TAIL.mode)
+        if slow is not None:
+            stream = runtime.current_stream() if slow == "caller" else getattr(device, slow)._stream
+            stream.jitter_s = SLOW_S
+        result = run_iterations(device, schedule)
+        device.close()
+        assert runtime.page_locks.ranges == {}
+        return result, runtime.page_locks.faults
+
+
+def is_ever_wrong(expected, schedule, slow):
+    """On a busy machine a race is now and then won: several seeds, until the first that is lost."""
+    races = (race(schedule, seed, slow=slow) for seed in range(10))
+    return any(faults or not torch.equal(result, expected) for result, faults in races)
+
+
+@pytest.mark.parametrize("slow", [None, "caller", "h2d", "compute", "d2h", "weights", "grads"])
+@pytest.mark.parametrize("name", ["stride 1", "stride and ratio", "dynamic, tiles"])
+def test_a_slow_stream_changes_nothing(expected, name, slow):
+    result, faults = race(SCHEDULES[name], slow=slow)
+    assert torch.equal(result, expected)
+    assert faults == []
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_any_schedule_gives_the_all_host_result(expected, name):
+    result, faults = race(SCHEDULES[name], jitter_s=0.0004)
+    assert torch.equal(result, expected)
+    assert faults == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_random_delays_change_nothing(expected, name):
+    for seed in range(RACES):
+        result, faults = race(SCHEDULES[name], seed, jitter_s=0.0004)
+        assert torch.equal(result, expected), f"seed {seed}"
+        assert faults == []
+
+
+CONTROLS = {
+    Wait.SLOT_FREE: ("stride 1", "d2h"),
+    Wait.PREFETCHED: ("stride 1", "h2d"),
+    Wait.STEPPED: ("stride 1", "compute"),
+    Wait.STAGING_FREE: ("all-host, tiles", "weights"),
+    Wait.GRADS_FLUSHED: ("stride 1", "grads"),
+    Wait.GRAD_READY: ("stride 1", "caller"),
+    Wait.GRAD_HOME: ("stride 1", "grads"),
+    Wait.WEIGHTS_IDLE: ("all-device", "caller"),
+    Wait.WEIGHTS_READY: ("stride 1", "compute"),
+}
+"""Where each wait shows: the schedule, and the stream that must be slow. Not GRAD_READ, which waits
+on the host for a tile's event: here every weight is gathered, and so every tile stepped, before a
+gradient is overwritten. It is left out under DeepSpeed."""
+
+
+def leave_out(monkeypatch, wait):
+    """Keep an ordering rule no longer."""
+
+    def skip(owner, name):
+        keep = getattr(owner, name)
+        monkeypatch.setattr(
+            owner, name, lambda self, event, why: None if why is wait else keep(self, event, why)
+        )
+
+    skip(cuda._StreamLane, "wait")
+    skip(CudaDevice, "caller_waits")
+    skip(CudaDevice, "host_waits")
+    monkeypatch.setattr(CudaDevice, "leaves_out", lambda self, why: why is wait)
+
+
+@pytest.mark.parametrize("wait", CONTROLS)
+def test_without_a_wait_the_result_differs(expected, monkeypatch, wait):
+    """Negative control of every ordering rule, as CUDA keeps it."""
+    leave_out(monkeypatch, wait)
+    name, slow = CONTROLS[wait]
+    assert is_ever_wrong(expected, SCHEDULES[name], slow)
+
+
+def test_without_record_stream_memory_is_reused_too_early(expected, monkeypatch):
+    """Negative control of ``uses``."""
+    monkeypatch.setattr(DeviceTensor, "record_stream", lambda self, stream: None)
+    assert is_ever_wrong(expected, SCHEDULES["stride 1"], "grads")
+
+
+def test_events_recorded_on_another_stream_order_nothing(expected, monkeypatch):
+    """Negative control of where a lane records."""
+    record = lambda self: cuda._StreamEvent(torch.cuda.current_stream(), self.name)  # noqa: E731
+    monkeypatch.setattr(cuda._StreamLane, "record", record)
+    assert is_ever_wrong(expected, SCHEDULES["stride 1"], "d2h")
+
+
+def test_the_callers_event_is_one_of_its_current_stream(expected, monkeypatch):
+    """Negative control of where the caller's work is looked for."""
+    monkeypatch.setattr(CudaDevice, "record_caller", lambda self: self.weights.record())
+    assert is_ever_wrong(expected, SCHEDULES["stride 1"], "caller")
+
+
+def test_a_rank_on_the_second_gpu_works_there_alone(expected):
+    with stand_in() as runtime:
+        first_gpu = runtime.current_stream(0)
+        first_gpu.put = None  # nothing may come there
+        torch.cuda.set_device(1)
+        device = CudaDevice(TAIL.mode)
+        runtime.current_stream().jitter_s = SLOW_S
+        try:
+            result = run_iterations(device, SCHEDULES["stride 1"])
+            device.close()
+        finally:
+            del first_gpu.put
+    assert torch.equal(result, expected)
+
+
+def test_lanes_run_side_by_side_and_hold_nobody_up():
+    with stand_in() as runtime:
+        device, release = CudaDevice(TAIL.mode), threading.Event()
+        copied = {}
+        homes = [device.host_home(torch.ones(8)) for _ in device.lanes]
+        targets = [torch.zeros(8, device="cuda") for _ in device.lanes]
+        torch.cuda.synchronize()
+        device.compute.submit("a step", lambda: runtime.launch(lambda: release.wait(30)))
+        for lane, home, target in zip(device.lanes, homes, targets, strict=True):
+            lane.submit("a copy", lambda t=target, h=home: copy_all((t,), (h,)))
+            lane.submit("a copy back", lambda t=target, h=home: copy_all((h,), (t,)))
+            copied[lane.name] = lane.record()
+        for name, event in copied.items():
+            if name != "GPU":
+                event.synchronize()
+        torch.cuda.current_stream().synchronize()
+        assert not copied["GPU"].reached()
+        assert not release.is_set()
+        release.set()
+        device.close()
+
+
+def update_and_repeat_a_sample(schedule, slow=None):
+    with stand_in():
+        device = CudaDevice(TAIL.mode)
+        if slow is not None:
+            getattr(device, slow)._stream.jitter_s = SLOW_S
+        placed = place(device, schedule, make_subgroups())
+        for tensors in placed:
+            tensors.grad.fill_(0.25)
+        work = make_work(schedule, placed, first_scalars())
+        executor, sample = make_executor(schedule, device), Sample(work)
+        try:
+            run_once(executor, schedule, work)
+            sample.compare(ADAM, 1)
+        finally:
+            device.close()
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_an_update_repeated_on_the_host_is_the_same(name):
+    update_and_repeat_a_sample(SCHEDULES[name])
+
+
+@pytest.mark.parametrize("wait", [Wait.SLOT_FREE, Wait.PREFETCHED, Wait.STEPPED, Wait.STAGING_FREE])
+def test_a_race_is_found_by_repeating_a_sample(monkeypatch, wait):
+    leave_out(monkeypatch, wait)
+    name, slow = CONTROLS[wait]
+    with pytest.raises(UpdateError, match=r"update 1 of tile .* went wrong"):  # noqa: PT012
+        for _ in range(10):
+            update_and_repeat_a_sample(SCHEDULES[name], slow)

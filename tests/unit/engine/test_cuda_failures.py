@@ -1,0 +1,224 @@
+"""What the CUDA device says and leaves behind when the GPU fails, hangs or cannot step."""
+
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from cuda_memory import stand_in
+from engine_iterations import place
+from engine_updates import (
+    TAIL,
+    first_scalars,
+    make_executor,
+    make_schedule,
+    make_subgroups,
+    make_work,
+    run_once,
+)
+
+from deep_optimizer_states.device import cuda
+from deep_optimizer_states.device.base import Wait
+from deep_optimizer_states.device.cuda import CudaDevice
+from deep_optimizer_states.device.self_check import check_device_adam
+from deep_optimizer_states.errors import KernelError, UpdateError
+from deep_optimizer_states.kernels.host import HostAdam
+from deep_optimizer_states.timeline import Recorder
+
+
+def run_with(device, policy="all-device"):
+    schedule = make_schedule(policy, tile_numel=256)
+    executor = make_executor(schedule, device)
+    placed = place(device, schedule, make_subgroups())
+    run_once(executor, schedule, make_work(schedule, placed, first_scalars()))
+
+
+def break_device():
+    raise RuntimeError("an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize("recorder", [None, Recorder()], ids=["", "timeline"])
+def test_a_kernel_that_cannot_be_launched_names_lane_and_tile(monkeypatch, recorder):
+    def adam(self, tensors, scalars, tail_start):
+        raise RuntimeError("out of resources: shared memory")
+
+    monkeypatch.setattr(CudaDevice, "adam", adam)
+    with stand_in() as runtime:
+        device = CudaDevice(TAIL.mode, recorder)
+        with pytest.raises(UpdateError, match=r"^lane GPU, step of tile 0: out of resources"):
+            run_with(device)
+        device.close()
+        assert runtime.page_locks.ranges == {}
+
+
+def launch_on(device):
+    device.h2d.submit("prefetch of tile 4", lambda: torch.ones(1, device="cuda"))
+
+
+CALLS = {
+    "submit": launch_on,
+    "record": lambda device: device.h2d.record(),
+    "stamp": lambda device: device.h2d.stamp(),
+    "wait": lambda device: device.h2d.wait(device.early, Wait.SLOT_FREE),
+    "record_caller": lambda device: device.record_caller(),
+    "caller_waits": lambda device: device.caller_waits(device.early, Wait.GRAD_HOME),
+    "host_waits": lambda device: device.host_waits(device.early, Wait.GRADS_FLUSHED),
+    "reached": lambda device: device.early.reached(),
+    "seconds_since": lambda device: device.stamps[1].seconds_since(device.stamps[0]),
+    "synchronize": lambda device: device.synchronize(),
+    "close": lambda device: device.close(),
+}
+
+
+def break_when(issued):
+    issued.wait(30)
+    break_device()
+
+
+@pytest.mark.parametrize("recorder", [None, Recorder()], ids=["", "timeline"])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_kernel_that_fails_as_it_runs_is_named_by_any_later_call(call, recorder):
+    with stand_in() as runtime:
+        device = CudaDevice(TAIL.mode, recorder)
+        device.early = device.h2d.record()
+        device.stamps = device.h2d.stamp(), device.h2d.stamp()
+        issued = threading.Event()
+        device.h2d.submit("prefetch of tile 3", lambda: runtime.launch(lambda: break_when(issued)))
+        issued.set()
+        while runtime.failure is None:
+            time.sleep(0.001)
+        where = r"lane H2D[ ,(]+(prefetch of tile [34]|nothing yet)\)?"
+        if call in ("record_caller", "caller_waits"):
+            where = "the caller's stream"
+        with pytest.raises(UpdateError, match=f"^{where}: CUDA error: an illegal memory"):
+            CALLS[call](device)
+
+
+@pytest.mark.parametrize("failing", [0, 3])
+def test_a_step_that_breaks_the_gpu_fails_the_update_and_close_still_unlocks(monkeypatch, failing):
+    steps, queue_adam = [], CudaDevice.adam
+
+    def adam(self, *args):
+        steps.append(args)
+        if len(steps) == failing + 1:
+            runtime.launch(break_device)
+        queue_adam(self, *args)
+
+    monkeypatch.setattr(CudaDevice, "adam", adam)
+    with stand_in() as runtime:
+        device = CudaDevice(TAIL.mode)
+        with pytest.raises(UpdateError, match=r"^lane \w+.*tile \d+.*: an illegal memory access"):
+            run_with(device)
+        assert runtime.page_locks.ranges
+        with pytest.raises(UpdateError, match="an illegal memory access"):
+            device.close()
+        assert runtime.page_locks.ranges == {}
+        assert runtime.page_locks.faults == []
+
+
+@pytest.fixture
+def hung(monkeypatch):
+    """A device whose flush of a state does not end, and memory that the flush writes to."""
+    monkeypatch.setattr(cuda, "WAIT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(cuda, "_given_up", [])
+    release = threading.Event()
+    with stand_in() as runtime:
+        device = CudaDevice(TAIL.mode)
+        source, home = torch.ones(64, device="cuda"), device.empty_host(64, torch.float32)
+
+        def flush():
+            runtime.launch(lambda: release.wait(30))
+            home.copy_(source, non_blocking=True)
+
+        device.d2h.submit("state flush of tile 3", flush)
+        yield device, runtime
+        release.set()
+        monkeypatch.undo()
+        device.close()
+
+
+def test_what_is_never_reached_is_waited_for_a_bounded_time(hung):
+    device, _ = hung
+    where = r"^waited 0.1 s for lane D2H \(state flush of tile 3\)$"
+    for wait in (
+        device.synchronize,
+        device.d2h.record().synchronize,
+        lambda: device.host_waits(device.d2h.record(), Wait.STAGING_FREE),
+    ):
+        with pytest.raises(UpdateError, match=where):
+            wait()
+    device.caller_waits(device.d2h.record(), Wait.GRAD_HOME)
+    with pytest.raises(UpdateError, match=r"^waited 0.1 s for the caller's stream$"):
+        device.record_caller().synchronize()
+
+
+def test_a_gpu_that_hangs_does_not_hang_close_and_keeps_its_memory(hung):
+    device, runtime = hung
+    (range_before,) = runtime.page_locks.ranges.items()
+    with pytest.raises(UpdateError, match=r"waited 0.1 s for lane D2H"):
+        device.close()
+    assert runtime.page_locks.ranges == dict([range_before])
+    assert runtime.page_locks.faults == []
+    assert len(cuda._given_up) == 1
+
+
+def test_a_caller_that_hangs_does_not_hang_close(monkeypatch):
+    monkeypatch.setattr(cuda, "WAIT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(cuda, "_given_up", [])
+    release = threading.Event()
+    with stand_in() as runtime:
+        device = CudaDevice(TAIL.mode)
+        runtime.launch(lambda: release.wait(30))
+        with pytest.raises(UpdateError, match=r"waited 0.1 s for the caller's stream"):
+            device.close()
+        release.set()
+
+
+def test_close_waits_for_work_that_is_nobodys_lane():
+    """Another stream of the caller may still copy from page-locked memory."""
+    with stand_in() as runtime:
+        device = CudaDevice(TAIL.mode)
+        home, other = device.empty_host(64, torch.float32).fill_(1.0), torch.cuda.Stream()
+        other.jitter_s = 0.05
+        with torch.cuda.stream(other):
+            copied = home.to(torch.device("cuda", 0), copy=True, non_blocking=True)
+        device.close()
+        assert runtime.page_locks.faults == []
+        assert torch.equal(copied.cpu(), torch.ones(64))
+
+
+def check(device):
+    check_device_adam(device, HostAdam(TAIL.mode), TAIL, True, (torch.bfloat16, torch.bfloat16))
+
+
+def test_without_triton_the_device_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "deep_optimizer_states.kernels.triton_adam", raising=False)
+    with stand_in(triton=False):
+        device = CudaDevice(TAIL.mode)
+        with pytest.raises(KernelError, match=r'cannot step: .*triton.*; use policy "all-host"'):
+            check(device)
+        run_with(device, "all-host")
+        with pytest.raises(ImportError):
+            run_with(device)
+        device.close()
+
+
+def test_a_device_with_the_bits_of_the_host_passes_its_check():
+    with stand_in():
+        device = CudaDevice(TAIL.mode)
+        check(device)
+        device.close()
+
+
+def test_a_device_with_other_bits_does_not(monkeypatch):
+    with stand_in():
+        device = CudaDevice(TAIL.mode)
+        adam = device.adam
+        monkeypatch.setattr(
+            device, "adam", lambda tensors, scalars, tail: adam(tensors, scalars, 0)
+        )
+        with pytest.raises(KernelError, match="has not the bits"):
+            check(device)
+        device.close()

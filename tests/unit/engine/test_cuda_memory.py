@@ -1,0 +1,197 @@
+"""Page-locked memory of the CUDA device, and where the device is: on the stand-in for CUDA."""
+
+import gc
+import mmap
+import os
+import re
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from cuda_memory import stand_in
+from engine_iterations import run_iterations
+from engine_updates import ADAM, SCHEDULES, TAIL, make_schedule
+
+from deep_optimizer_states.cores import LaneCores
+from deep_optimizer_states.device.base import Wait
+from deep_optimizer_states.device.cuda import CudaDevice
+from deep_optimizer_states.device.emulated import EmulatedDevice
+
+PAGE = mmap.PAGESIZE
+
+
+@pytest.fixture
+def runtime():
+    with stand_in() as runtime:
+        yield runtime
+        assert runtime.page_locks.faults == []
+
+
+def sizes(runtime):
+    return sorted(end - begin for begin, end in runtime.page_locks.ranges.items())
+
+
+@pytest.mark.parametrize(
+    ("numel", "dtype", "locked"),
+    [
+        (1, torch.float32, PAGE),
+        (PAGE // 4, torch.float32, PAGE),
+        (PAGE // 4 + 1, torch.float32, 2 * PAGE),
+        (5 * PAGE // 2, torch.bfloat16, 5 * PAGE),
+    ],
+)
+def test_host_memory_is_page_locked_in_its_exact_size(runtime, numel, dtype, locked):
+    device = CudaDevice(TAIL.mode)
+    home = device.empty_host(numel, dtype)
+    assert sizes(runtime) == [locked], "not rounded up to a power of two"
+    assert home.shape == (numel,)
+    assert home.dtype == dtype
+    assert home.untyped_storage().nbytes() == numel * dtype.itemsize
+    assert home.is_pinned()
+    assert home.fill_(3.0).eq(3.0).all()
+    device.close()
+    assert sizes(runtime) == []
+    assert home.eq(3.0).all(), "the memory stays, only the lock goes"
+
+
+def test_no_memory_is_nothing_to_lock(runtime):
+    device = CudaDevice(TAIL.mode)
+    assert device.empty_host(0, torch.float32).numel() == 0
+    assert sizes(runtime) == []
+    device.close()
+
+
+def test_no_page_is_locked_twice(runtime):
+    device = CudaDevice(TAIL.mode)
+    homes = [device.empty_host(numel, torch.float32) for numel in range(1, 50)]
+    assert sizes(runtime) == [PAGE] * 49, "each on pages of its own"
+    del homes[::2]
+    homes += [device.empty_host(numel, torch.float32) for numel in range(1, 50)]
+    assert all(home.is_pinned() for home in homes)
+    device.close()
+    assert sizes(runtime) == []
+
+
+def test_host_home_keeps_what_it_is_given(runtime):
+    device = CudaDevice(TAIL.mode)
+    source = torch.arange(1000.0)
+    home = device.host_home(source)
+    assert torch.equal(home, source)
+    assert home.is_pinned()
+    assert home.data_ptr() != source.data_ptr()
+    device.close()
+
+
+def test_memory_is_unlocked_when_nothing_looks_at_it(runtime):
+    """Without close(): a later mapping may get the same address."""
+    device = CudaDevice(TAIL.mode)
+    home = device.empty_host(100_000, torch.float32)
+    view = home.data[10:20].fill_(3.0)  # as the master weights: not a view of the first tensor
+    del home
+    gc.collect()
+    assert view.is_pinned(), "the pages live as long as anything looks at them"
+    assert view.to(torch.device("cuda", 0)).sum().item() == 30.0
+    del view
+    gc.collect()
+    assert sizes(runtime) == []
+    device.close()
+
+
+def test_memory_in_a_cycle_is_unlocked_before_it_is_unmapped(runtime):
+    device = CudaDevice(TAIL.mode)
+    owner = SimpleNamespace(home=device.empty_host(100_000, torch.float32))
+    owner.itself = owner
+    del owner, device
+    gc.collect()
+    assert sizes(runtime) == []
+
+
+def test_a_second_close_changes_nothing(runtime):
+    device = CudaDevice(TAIL.mode)
+    home = device.empty_host(10, torch.float32)
+    device.close()
+    device.close()
+    assert not home.is_pinned()
+
+
+def test_close_waits_for_copies_in_flight(runtime):
+    device = CudaDevice(TAIL.mode)
+    home = device.empty_host(64, torch.float32)
+    source = torch.ones(64, device="cuda")
+    device.d2h._stream.jitter_s = 0.1
+    device.d2h.wait(device.record_caller(), Wait.GRAD_READY)
+    device.d2h.submit("state flush", lambda: home.copy_(source, non_blocking=True))
+    device.close()
+    assert torch.equal(home, torch.ones(64))
+
+
+def test_memory_that_cannot_be_locked_is_pageable_and_fails_no_later_kernel(runtime):
+    runtime.page_locks.limit_bytes = 2 * PAGE
+    device = CudaDevice(TAIL.mode)
+    locked = device.empty_host(PAGE // 2, torch.float32)
+    words = r"could not page-lock 4096 bytes .*\(error 2\).*`ulimit -l`".replace("4096", str(PAGE))
+    with pytest.warns(UserWarning, match=words) as warned:
+        pageable = device.empty_host(1, torch.float32)
+    assert [re.search("test_cuda_memory", w.filename) is not None for w in warned] == [True]
+    assert locked.is_pinned()
+    assert not pageable.is_pinned()
+    assert torch.ones(4, device="cuda").sum().item() == 4.0, "the refusal's error is taken back"
+    device.close()
+    assert sizes(runtime) == []
+
+
+@pytest.mark.filterwarnings("ignore:CUDA could not page-lock")
+@pytest.mark.parametrize("limit_pages", [0, 7])
+def test_pageable_memory_gives_the_same_bits(runtime, limit_pages):
+    reference = EmulatedDevice(ADAM)
+    expected = run_iterations(reference, make_schedule())
+    reference.close()
+    runtime.page_locks.limit_bytes = limit_pages * PAGE
+    device = CudaDevice(TAIL.mode)
+    result = run_iterations(device, SCHEDULES["stride 2, tiles"])
+    device.close()
+    assert torch.equal(result, expected)
+    assert sizes(runtime) == []
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core is next to everything")
+def test_memory_is_locked_from_the_cores_that_are_near(runtime):
+    before = os.sched_getaffinity(0)
+    device = CudaDevice(TAIL.mode)
+    device.empty_host(10, torch.float32)
+    device.near = LaneCores(1, (max(before),))
+    device.empty_host(10, torch.float32)
+    assert runtime.page_locks.cores == [before, {max(before)}]
+    assert os.sched_getaffinity(0) == before
+    device.close()
+
+
+@pytest.mark.parametrize(("index", "address"), [(0, "0000:3b:02.0"), (1, "0000:3c:02.0")])
+def test_the_address_on_the_bus_is_as_the_system_writes_it(runtime, index, address):
+    torch.cuda.set_device(index)
+    assert CudaDevice(TAIL.mode).pci_address == address
+
+
+def test_a_torch_without_addresses_gives_none(runtime, monkeypatch):
+    device = CudaDevice(TAIL.mode)
+    bare = SimpleNamespace(name="a GPU of another maker", pci_bus_id=1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: bare)
+    assert device.pci_address is None
+
+
+def test_a_thread_that_enters_works_on_the_devices_own_gpu(runtime):
+    torch.cuda.set_device(1)
+    device, seen = CudaDevice(TAIL.mode), []
+
+    def work():
+        seen.append(torch.cuda.current_device())
+        device.enter_thread()
+        seen.append(torch.cuda.current_device())
+        seen.append(torch.zeros(1, device="cuda").device.index)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [0, 1, 1]
+    device.close()
