@@ -9,10 +9,10 @@ export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 SOURCES := src configs launch parse plots dataset benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-fast fmt golden equality smoke bench-host bench-gpu plan dataset dataset-oscar third-party clean ci
+.PHONY: help setup test test-fast fmt golden equality smoke bench-host bench-gpu plan dataset dataset-oscar third-party clean ci-requirements ci
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## environment in .venv, DeepSpeed's ops built into it
 
@@ -65,4 +65,7 @@ third-party: ## fetch other projects' code at its pinned commits (NAME=... for s
 clean: ## remove what was built (not results)
 	rm -rf $(VENV) build dataset/cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-ci: test ## what CI runs
+ci-requirements: setup ## what CI adds: Triton, which torch's builds for CPUs lack
+	$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps -r requirements/ci.txt
+
+ci: ci-requirements test ## what CI runs
