@@ -13,7 +13,7 @@ from pathlib import Path
 import deepspeed
 import deepspeed.ops
 import torch
-from deepspeed.utils import safe_set_full_grad
+from deepspeed.utils import safe_get_full_grad, safe_set_full_grad
 
 import deep_optimizer_states
 from deep_optimizer_states import zero3
@@ -175,6 +175,31 @@ def set_gradient():
         engine.destroy()
 
 
+def get_gradient_early():
+    """Asked in the middle of an accumulation window, and at its end."""
+    sizes = {"train_batch_size": 2, "train_micro_batch_size_per_gpu": 1}
+    engine = make_engine(**sizes)
+    try:
+        for _ in range(3):
+            step(engine)
+        weight = engine.module[1].weight
+        refused = answer(lambda: safe_get_full_grad(weight))
+        step(engine)
+        return [refused, answer(lambda: safe_get_full_grad(weight))]
+    finally:
+        engine.destroy()
+
+
+def hook_on_the_optimizer():
+    engine = make_engine()
+    try:
+        step(engine)
+        engine.basic_optimizer.register_step_post_hook(lambda *_: None)
+        return answer(lambda: step(engine))
+    finally:
+        answer(engine.destroy)
+
+
 def main():
     out = Path(sys.argv[1])
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
@@ -207,6 +232,8 @@ def main():
             lambda: make_engine(deep_optimizer_states={"enabled": True, "strde": 2})
         ),
         "gradient": set_gradient(),
+        "early gradient": get_gradient_early(),
+        "hook": hook_on_the_optimizer(),
         "lane": failure_in_a_lane(),
         # Last: DeepSpeed keeps autocast switched on for the rest of the process.
         "autocast fp16": answer(

@@ -32,12 +32,19 @@ def answers(tmp_path_factory):
         ("deepcompile", ["ConfigError", "compile.deepcompile = true", "take it out"]),
         ("unknown key", ["ConfigError", "strde", 'did you mean "stride"']),
         ("gradient", ["ConfigError", "gradients cannot be set", "enabled"]),
+        ("hook", ["ConfigError", "register_step_post_hook", "engine.step()"]),
         ("autocast fp16", ["ConfigError", "torch_autocast in fp16", "bfloat16"]),
     ],
 )
 def test_refusals_name_the_setting_and_the_way_out(answers, request_for, words):
     for word in words:
         assert word in answers[request_for]
+
+
+def test_a_gradient_is_refused_within_a_window_and_given_at_its_end(answers):
+    early, at_the_end = answers["early gradient"]
+    assert "ConfigError: a gradient was asked for before the last micro-batch" in early
+    assert at_the_end == "no error"
 
 
 def test_a_failing_lane_surfaces_where_the_update_is_waited_for(answers):
