@@ -174,6 +174,16 @@ class InterleavedZeroOptimizer(GatedGathers):
         self._masters = masters
 
     @property
+    def state(self) -> Any:
+        """Moments by master weight. Whoever looks at them sees the finished update."""
+        self._finish_update()
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    @property
     def last_plan(self) -> Plan:
         """What the last step did, in order."""
         return self._executor.last_plan

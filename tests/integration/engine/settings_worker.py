@@ -160,6 +160,17 @@ def read_gradients(engine, case):
     return losses, seen
 
 
+def read_state(engine, case):
+    """Right after ``step()``, which returns while the update runs on."""
+    losses, seen = [], []
+    for micro_step, batch in enumerate(batches(engine, case, 6)):
+        losses.append(backward(engine, batch))
+        engine.step()
+        if micro_step % 2:
+            seen += [state["exp_avg"].tolist() for state in engine.optimizer.state.values()]
+    return losses, seen
+
+
 def step_under_another_default_type(engine, case):
     losses = []
     for batch in batches(engine, case, 6):
@@ -182,6 +193,7 @@ LOOPS = {
         Case(),
     ),
     "safe_get_full_grad": (read_gradients, Case()),
+    "engine.optimizer.state": (read_state, Case()),
     "another default type": (step_under_another_default_type, Case()),
     # Last: DeepSpeed keeps both switched on for the rest of the process.
     "comms_logger": (equality.train, Case(config={"comms_logger": {"enabled": True}})),

@@ -39,5 +39,5 @@ def test_every_setting_and_call_equals_stock(reports):
 
 
 def test_nothing_was_left_out(reports):
-    """Three policies on 21 settings and calls."""
-    assert [len(report) for report in reports] == [3 * 21] * len(reports)
+    """Three policies on 22 settings and calls."""
+    assert [len(report) for report in reports] == [3 * 22] * len(reports)
