@@ -162,7 +162,9 @@ class GradientFlush(DeepSpeedZeroOptimizer_Stage3):
         ):
             return list(super()._get_norm_groups())
         squares = torch.tensor(
-            [float(self._squared_norm(group)) for group in groups], dtype=torch.float32
+            [float(self._squared_norm(group)) for group in groups],
+            dtype=torch.float32,
+            device="cpu",  # not the default device, which the caller may have set
         )
         on_device = squares.to(get_accelerator().current_device_name())
         for idx, group in enumerate(groups):

@@ -171,14 +171,17 @@ def read_state(engine, case):
     return losses, seen
 
 
-def step_under_another_default_type(engine, case):
+def step_under_other_defaults(engine, case):
+    """Of torch: a type, and a device on which no tensor has values."""
     losses = []
     for batch in batches(engine, case, 6):
         losses.append(backward(engine, batch))
         torch.set_default_dtype(torch.bfloat16)
+        torch.set_default_device("meta")
         try:
             engine.step()
         finally:
+            torch.set_default_device(None)
             torch.set_default_dtype(torch.float32)
     return losses, []
 
@@ -194,7 +197,7 @@ LOOPS = {
     ),
     "safe_get_full_grad": (read_gradients, Case()),
     "engine.optimizer.state": (read_state, Case()),
-    "another default type": (step_under_another_default_type, Case()),
+    "torch's other defaults": (step_under_other_defaults, Case()),
     # Last: DeepSpeed keeps both switched on for the rest of the process.
     "comms_logger": (equality.train, Case(config={"comms_logger": {"enabled": True}})),
     "torch_autocast in bfloat16": (
