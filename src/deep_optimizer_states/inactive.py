@@ -43,9 +43,12 @@ class InactiveGradients:
                 self._stale[key] = self._home_of(key).to(torch.float32, copy=True).mul_(factor)
         return {key: self._stale[key] for key in inactive if key in self._stale}
 
-    def current(self, key: int) -> Tensor | None:
-        """The stale gradient of a parameter as of now, fp32, 1-D; None if it has none."""
-        return self._stale.get(key)
+    def value(self, key: int) -> Tensor:
+        """A copy of a parameter's fp32 gradient as the last step left it, 1-D."""
+        if key in self._stale:
+            return self._stale[key].clone()
+        home = self._home_of(key).to(torch.float32, copy=True)
+        return home.mul_(self._last_factor.get(key, 1.0))
 
     def stepped(self, active: Iterable[int], factor: float) -> None:
         """A step was made: every gradient was multiplied by ``factor``.

@@ -62,7 +62,7 @@ def _initialize_params(original: Any, config: Any, param_dict: dict[str, Any]) -
 
 def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any:
     settings: Settings = getattr(engine._config, BLOCK, Settings())
-    if not settings.enabled:
+    if not settings.enabled or optimizer is None:  # none: the engine is for inference
         return original(engine, optimizer)
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
@@ -73,9 +73,10 @@ def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any
 
     from deep_optimizer_states.zero3 import InterleavedZeroOptimizer
 
-    if type(optimizer) is not DeepSpeedCPUAdam or not optimizer.fp32_optimizer_states:
+    # Its fp32_optimizer_states matters not: moments are in the type of the master weights, fp32.
+    if type(optimizer) is not DeepSpeedCPUAdam:
         raise ConfigError(
-            f'"{BLOCK}" works on DeepSpeedCPUAdam with fp32 states; the optimizer is '
+            f'"{BLOCK}" works on DeepSpeedCPUAdam; the optimizer is '
             f"{type(optimizer).__name__}. Give DeepSpeed an Adam or AdamW "
             '"optimizer" block, or pass it a DeepSpeedCPUAdam'
         )

@@ -131,7 +131,8 @@ class InterleavedZeroOptimizer(GatedGathers):
         for group in (self.dp_process_group, self.model_parallel_group):
             if group is not None:
                 found: list[Any] = [None] * dist.get_world_size(group=group)
-                dist.all_gather_object(found, everyone, group=group)
+                # torch's: at DeepSpeed's, which it does not know, its comms_logger calls exit(0).
+                torch.distributed.all_gather_object(found, everyone, group=group)
                 everyone = list({place.rank: place for part in found for place in part}.values())
         chosen = self._settings
         return choose_cores(mine, everyone, chosen.host_threads, chosen.bind_cores)
@@ -174,6 +175,16 @@ class InterleavedZeroOptimizer(GatedGathers):
         self._masters = masters
 
     @property
+    def state(self) -> Any:
+        """Moments by master weight. Whoever looks at them sees the finished update."""
+        self._finish_update()
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    @property
     def last_plan(self) -> Plan:
         """What the last step did, in order."""
         return self._executor.last_plan
@@ -190,7 +201,7 @@ class InterleavedZeroOptimizer(GatedGathers):
         # Or a rank that comes late counts what another has taken already.
         dist.barrier(group=self.dp_process_group)
         check_host_memory(host_numel, staging_bytes + grad_bytes, free_bytes, local_ranks())
-        if get_accelerator().device_name() == "cuda":
+        if get_accelerator().device_name() == "cuda" and self._lanes.locks_pages:
             warning = explain_lock_limit(host_numel * STATE_BYTES, lock_limit_bytes())
             if warning:
                 logger.warning(warning)
@@ -307,7 +318,8 @@ class InterleavedZeroOptimizer(GatedGathers):
             raise UpdateError(
                 f"parameters {lost[:5]} ({len(lost)} in all) got gradients in this accumulation "
                 "window but none in its last micro-batch. Stock DeepSpeed would drop them and use "
-                "an older gradient again; use every parameter in the last micro-batch, or "
+                "an older gradient again; use every parameter in the last micro-batch (the "
+                "one in whose backward is_gradient_accumulation_boundary() is true), or "
                 "gradient_accumulation_steps 1"
             )
 
@@ -322,8 +334,9 @@ class InterleavedZeroOptimizer(GatedGathers):
     def unscale_and_clip_grads(self, sub_group_id: int, total_norm: Any) -> None:
         """Ask stock for the factor it would multiply gradients with; the kernels apply it."""
         if sub_group_id == 0:
-            probe = torch.zeros(1)
-            probe.grad = torch.ones(1)
+            # The caller may have set another default type or device.
+            probe = torch.zeros(1, dtype=torch.float32, device="cpu")
+            probe.grad = torch.ones_like(probe)
             groups = self.fp32_partitioned_groups_flat
             self.fp32_partitioned_groups_flat = [probe]
             try:
@@ -338,6 +351,7 @@ class InterleavedZeroOptimizer(GatedGathers):
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def _update_all_subgroups(self) -> None:
+        self._stand_in_for_optimizer_step()
         inactive = self._keys_of_params(active=False)
         if inactive:
             self._drain_grads()
@@ -376,6 +390,21 @@ class InterleavedZeroOptimizer(GatedGathers):
         if sample is not None:
             sample.compare(self._host_adam, self._num_updates)
         self._inactive.stepped(self._keys_of_params(active=True), self._grad_scale)
+
+    def _stand_in_for_optimizer_step(self) -> None:
+        """What others expect of ``DeepSpeedCPUAdam.step``, which is never called.
+
+        Raises:
+            ConfigError: A hook was registered on it.
+        """
+        optimizer = self.optimizer
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            raise ConfigError(
+                "the optimizer has hooks (register_step_pre_hook, register_step_post_hook), which "
+                "would not be called: its step is replaced; remove them and do their work before "
+                "or after engine.step()"
+            )
+        optimizer._opt_called = True  # or torch's lr_scheduler warns that no step was made
 
     def _scalars_of(self, subgroup: int) -> AdamScalars:
         state = self.optimizer.state[self.fp32_partitioned_groups_flat[subgroup]]

@@ -58,6 +58,7 @@ class GradientFlush(DeepSpeedZeroOptimizer_Stage3):
     def _setup_for_real_optimizer(self) -> None:
         # Stock would page-lock its gradient buffer, rounded up to a power of two; ours replaces it.
         pin, self.offload_optimizer_pin_memory = self.offload_optimizer_pin_memory, False
+        self._lanes.locks_pages = pin
         try:
             super()._setup_for_real_optimizer()
         finally:
@@ -162,7 +163,9 @@ class GradientFlush(DeepSpeedZeroOptimizer_Stage3):
         ):
             return list(super()._get_norm_groups())
         squares = torch.tensor(
-            [float(self._squared_norm(group)) for group in groups], dtype=torch.float32
+            [float(self._squared_norm(group)) for group in groups],
+            dtype=torch.float32,
+            device="cpu",  # not the default device, which the caller may have set
         )
         on_device = squares.to(get_accelerator().current_device_name())
         for idx, group in enumerate(groups):
@@ -225,15 +228,22 @@ class GradientFlush(DeepSpeedZeroOptimizer_Stage3):
         return self._fp32_grad(param), self.grad_position[self.get_param_id(param)][0]
 
     def _fp32_grad(self, param: Any) -> Tensor:
-        """What stock holds in fp32: after a step the scaled gradient, before it the raw one."""
+        """What stock holds in fp32: after a step the scaled gradient, before it the raw one.
+
+        Raises:
+            ConfigError: Asked in the middle of an accumulation window.
+        """
+        if self._is_window_open and not self.is_gradient_accumulation_boundary():
+            raise ConfigError(
+                "a gradient was asked for before the last micro-batch of its accumulation window: "
+                "stock DeepSpeed has the last step's there, which is overwritten here; ask after "
+                "the last micro-batch's backward, or after engine.step()"
+            )
         self._drain_grads()
         key = self.get_param_id(param)
-        grad = self._inactive.current(key)
-        if grad is not None and key not in self._active:
-            return grad.clone()
-        home = self._grad_home(param).to(torch.float32, copy=True)
-        was_stepped = not self._is_window_open and not self.overflow
-        return home.mul_(self._grad_scale) if was_stepped else home
+        if key in self.norm_for_param_grads:  # of this window
+            return self._grad_home(param).to(torch.float32, copy=True)
+        return self._inactive.value(key)
 
     def _refuse_to_write_grads(self, *_args: Any, **_kwargs: Any) -> None:
         raise ConfigError(

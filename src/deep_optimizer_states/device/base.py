@@ -124,6 +124,8 @@ class Device(abc.ABC):
     grads: Lane
     near: LaneCores = ANYWHERE
     """Cores next to which a device that touches host memory itself takes it."""
+    locks_pages: bool = True
+    """Whether host memory is page-locked; copies of memory that is not overlap with nothing."""
 
     @property
     def lanes(self) -> tuple[Lane, ...]:

@@ -177,8 +177,8 @@ class CudaDevice(Device):
 
     @override
     def empty_host(self, numel: int, dtype: torch.dtype) -> Tensor:
-        if numel == 0:
-            return torch.empty(0, dtype=dtype)
+        if numel == 0 or not self.locks_pages:
+            return torch.empty(numel, dtype=dtype, device="cpu")
         # Not pin_memory=True: torch rounds page-locked allocations up to powers of two. Whole pages
         # of our own, because a page cannot be locked twice for two tensors that share it.
         size = -(-numel * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE

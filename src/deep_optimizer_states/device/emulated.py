@@ -192,7 +192,7 @@ class EmulatedDevice(Device):
 
     @override
     def empty_host(self, numel: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(numel, dtype=dtype)
+        return torch.empty(numel, dtype=dtype, device="cpu")
 
     @override
     def host_home(self, source: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ class EmulatedDevice(Device):
 
     @override
     def empty_device(self, numel: int, dtype: torch.dtype) -> Tensor:
-        return torch.full((numel,), torch.nan, dtype=dtype)
+        return torch.full((numel,), torch.nan, dtype=dtype, device="cpu")
 
     @override
     def release_slot(self, tensors: Sequence[Tensor]) -> None:

@@ -48,9 +48,7 @@ def check_device_adam(
         group = {"lr": 3e-3, "betas": _BETAS, "eps": 1e-8, "weight_decay": decay}
         group["bias_correction"] = True
         powers, draw = BetaPowers(_BETAS), _Draw()
-        host = AdamTensors(
-            draw(), draw(), draw() ** 2, *(torch.zeros(_NUMEL, dtype=dtype) for dtype in dtypes)
-        )
+        host = AdamTensors(draw(), draw(), draw() ** 2, *(draw().to(dtype) for dtype in dtypes))
         away = AdamTensors(*(_copy_to(device, tensor) for tensor in vars(host).values()))
         for step in range(1, _STEPS + 1):
             host.grad.copy_(draw())
@@ -72,13 +70,15 @@ class _Draw:
     """
 
     def __init__(self) -> None:
-        self._generator = torch.Generator().manual_seed(20241)
-        powers = torch.randint(-150, 11, (_NUMEL,), generator=self._generator)
+        self._generator = torch.Generator("cpu").manual_seed(20241)
+        powers = torch.randint(-150, 11, (_NUMEL,), generator=self._generator, device="cpu")
         powers[_PIECES[1][0] :] = 0
         self._sizes = powers.double().exp2()
 
     def __call__(self) -> Tensor:
-        return (torch.randn(_NUMEL, generator=self._generator) * self._sizes).float()
+        # The caller may have set another default type or device.
+        normal = torch.empty_like(self._sizes).normal_(generator=self._generator)
+        return (normal * self._sizes).float()
 
 
 def _copy_to(device: Device, source: Tensor) -> Tensor:

@@ -38,8 +38,12 @@ def find_tail(optimizer: Any) -> Tail:
 def tail_of_op(op: Any, decoupled: bool) -> Tail:
     """The same of DeepSpeed's compiled op itself; ``decoupled`` for AdamW."""
     group = {**_GROUP, "bias_correction": True}
-    generator = torch.Generator().manual_seed(20241)
-    inputs = [torch.randn(_NUMEL, generator=generator) for _ in range(_STEPS + 1)]
+    generator = torch.Generator("cpu").manual_seed(20241)
+    # The caller may have set another default type or device.
+    inputs = [
+        torch.randn(_NUMEL, generator=generator, dtype=torch.float32, device="cpu")
+        for _ in range(_STEPS + 1)
+    ]
     expected = _run_stock(op, group, decoupled, inputs)
     for width, mode in itertools.product((16, 8, 4, _NUMEL + 1, 1), (1, 0, 2)):
         tail = Tail(width, mode)
@@ -56,7 +60,7 @@ def _run_stock(
 ) -> list[torch.Tensor]:
     # The op itself, not a second DeepSpeedCPUAdam: constructing one starts a process.
     master, *grads = inputs
-    state = [master.clone(), torch.zeros(_NUMEL), torch.zeros(_NUMEL)]
+    state = [master.clone(), torch.zeros_like(master), torch.zeros_like(master)]
     settings = (group["lr"], *group["betas"], group["eps"], group["weight_decay"])
     op.create_adam(_PROBE_ID, *settings, decoupled, False)
     try:
@@ -71,8 +75,8 @@ def _run_ours(
     tail: Tail, group: dict[str, Any], decoupled: bool, inputs: list[torch.Tensor]
 ) -> list[torch.Tensor]:
     master, *grads = inputs
-    state = [master.clone(), torch.zeros(_NUMEL), torch.zeros(_NUMEL)]
-    weights = torch.empty(_NUMEL)
+    state = [master.clone(), torch.zeros_like(master), torch.zeros_like(master)]
+    weights = torch.empty_like(master)
     powers = BetaPowers(group["betas"])
     adam = make_host_adam(tail.mode)
     for step, grad in enumerate(grads, start=1):

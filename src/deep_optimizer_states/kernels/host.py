@@ -96,7 +96,7 @@ class HostAdam:
         """
         numel = tensors.numel
         for name, tensor in vars(tensors).items():
-            if tensor.numel() != numel or not tensor.is_contiguous() or tensor.is_cuda:
+            if tensor.numel() != numel or not tensor.is_contiguous() or not tensor.is_cpu:
                 raise KernelError(
                     f"host Adam needs contiguous host tensors of {numel} elements; {name} is "
                     f"{tuple(tensor.shape)} on {tensor.device}"

@@ -90,7 +90,7 @@ def fused_multiply_add(a: Tensor, b: Tensor | float, c: Tensor | float) -> Tenso
 def _wide(value: Tensor | float) -> Tensor:
     if isinstance(value, Tensor):
         return value.double()
-    return torch.tensor(value, dtype=torch.float64)
+    return torch.tensor(value, dtype=torch.float64, device="cpu")
 
 
 def _multiply_add(a: Tensor, b: Tensor | float, c: Tensor | float, mode: int) -> Tensor:

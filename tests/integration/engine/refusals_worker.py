@@ -14,7 +14,7 @@ from pathlib import Path
 import deepspeed
 import deepspeed.ops
 import torch
-from deepspeed.utils import safe_set_full_grad
+from deepspeed.utils import safe_get_full_grad, safe_set_full_grad
 
 import deep_optimizer_states
 from deep_optimizer_states import zero3
@@ -116,6 +116,15 @@ def host_bytes(block):
         engine.destroy()
 
 
+def locks_pages(**offload):
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu", **offload}}
+    engine = make_engine(zero_optimization=zero)
+    try:
+        return engine.optimizer._lanes.locks_pages
+    finally:
+        engine.destroy()
+
+
 def muon():
     model = torch.nn.Linear(8, 8)
     for parameter in model.parameters():
@@ -199,6 +208,31 @@ def set_gradient():
         engine.destroy()
 
 
+def get_gradient_early():
+    """Asked in the middle of an accumulation window, and at its end."""
+    sizes = {"train_batch_size": 2, "train_micro_batch_size_per_gpu": 1}
+    engine = make_engine(**sizes)
+    try:
+        for _ in range(3):
+            step(engine)
+        weight = engine.module[1].weight
+        refused = answer(lambda: safe_get_full_grad(weight))
+        step(engine)
+        return [refused, answer(lambda: safe_get_full_grad(weight))]
+    finally:
+        engine.destroy()
+
+
+def hook_on_the_optimizer():
+    engine = make_engine()
+    try:
+        step(engine)
+        engine.basic_optimizer.register_step_post_hook(lambda *_: None)
+        return answer(lambda: step(engine))
+    finally:
+        answer(engine.destroy)
+
+
 def main():
     out = Path(sys.argv[1])
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
@@ -223,6 +257,7 @@ def main():
             )
         ),
         "Muon": answer(muon),
+        "locks pages": [locks_pages(), locks_pages(pin_memory=True), locks_pages(pin_memory=False)],
         "host bytes": host_bytes({"enabled": True, "policy": "all-host"}),
         "stock's host bytes": host_bytes({"enabled": False}),
         "other bits": device_with_other_bits(),
@@ -234,6 +269,8 @@ def main():
             lambda: make_engine(deep_optimizer_states={"enabled": True, "strde": 2})
         ),
         "gradient": set_gradient(),
+        "early gradient": get_gradient_early(),
+        "hook": hook_on_the_optimizer(),
         "lane": failure_in_a_lane(),
         # Last: DeepSpeed keeps autocast switched on for the rest of the process.
         "autocast fp16": answer(

@@ -33,12 +33,19 @@ def answers(tmp_path_factory):
         ("unknown key", ["ConfigError", "strde", 'did you mean "stride"']),
         ("gradient", ["ConfigError", "gradients cannot be set", "enabled"]),
         ("other bits", ["KernelError", "has not the bits", 'policy "all-host"']),
+        ("hook", ["ConfigError", "register_step_post_hook", "engine.step()"]),
         ("autocast fp16", ["ConfigError", "torch_autocast in fp16", "bfloat16"]),
     ],
 )
 def test_refusals_name_the_setting_and_the_way_out(answers, request_for, words):
     for word in words:
         assert word in answers[request_for]
+
+
+def test_a_gradient_is_refused_within_a_window_and_given_at_its_end(answers):
+    early, at_the_end = answers["early gradient"]
+    assert "ConfigError: a gradient was asked for before the last micro-batch" in early
+    assert at_the_end == "no error"
 
 
 def test_a_failing_lane_surfaces_where_the_update_is_waited_for(answers):
@@ -51,6 +58,10 @@ def test_an_update_that_went_wrong_is_found_by_repeating_a_sample_of_it(answers)
     assert "UpdateError: update 1 of tile" in answers["wrong update"]
     assert "went wrong" in answers["wrong update"]
     assert answers["wrong update, not verified"] == "no error"
+
+
+def test_pages_are_locked_unless_that_is_not_wanted(answers):
+    assert answers["locks pages"] == [True, True, False]
 
 
 def test_step_waits_for_persistent_parameters_and_for_no_others(answers):

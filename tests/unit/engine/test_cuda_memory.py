@@ -155,6 +155,16 @@ def test_pageable_memory_gives_the_same_bits(runtime, limit_pages):
     assert sizes(runtime) == []
 
 
+def test_memory_is_not_locked_where_that_is_not_wanted(runtime):
+    device = CudaDevice(TAIL.mode)
+    device.locks_pages = False
+    home = device.empty_host(100, torch.float32)
+    assert not home.is_pinned()
+    assert home.shape == (100,)
+    assert sizes(runtime) == []
+    device.close()
+
+
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core is next to everything")
 def test_memory_is_locked_from_the_cores_that_are_near(runtime):
     before = os.sched_getaffinity(0)

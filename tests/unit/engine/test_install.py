@@ -192,6 +192,17 @@ def test_a_disabled_block_leaves_the_optimizer_to_stock():
     assert configure("any", Settings(), original) == (stock, "any")
 
 
+def test_an_engine_without_an_optimizer_is_left_to_stock():
+    """For inference: Trainer takes the optimizer out of the config before it evaluates."""
+    from deepspeed.runtime.zero import stage3
+
+    def original(engine, optimizer):
+        return stage3.DeepSpeedZeroOptimizer_Stage3, optimizer
+
+    stock = stage3.DeepSpeedZeroOptimizer_Stage3
+    assert configure(None, Settings(enabled=True), original) == (stock, None)
+
+
 class OwnAdam(DeepSpeedCPUAdam):
     """May step otherwise than ours."""
 
@@ -201,12 +212,11 @@ class OwnAdam(DeepSpeedCPUAdam):
     [
         lambda: torch.optim.AdamW([torch.zeros(4)]),
         lambda: cpu_adam(OwnAdam),
-        lambda: cpu_adam(fp32_optimizer_states=False),
     ],
-    ids=["torch's", "a subclass", "16-bit states"],
+    ids=["torch's", "a subclass"],
 )
 def test_an_optimizer_that_is_not_deepspeeds_cpu_adam_is_refused(make):
-    with pytest.raises(ConfigError, match="DeepSpeedCPUAdam with fp32 states"):
+    with pytest.raises(ConfigError, match="works on DeepSpeedCPUAdam; the optimizer is"):
         configure(make(), Settings(enabled=True), lambda engine, optimizer: None)
 
 

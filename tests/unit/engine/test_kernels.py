@@ -6,7 +6,7 @@ from deepspeed.ops.op_builder import CPUAdamBuilder
 
 from deep_optimizer_states.errors import KernelError
 from deep_optimizer_states.kernels import host
-from deep_optimizer_states.kernels.calibrate_tail import find_tail
+from deep_optimizer_states.kernels.calibrate_tail import find_tail, tail_of_op
 from deep_optimizer_states.kernels.host import (
     HostAdam,
     InstructionSet,
@@ -28,6 +28,15 @@ class Op:
 @pytest.fixture(scope="module")
 def tail():
     return find_tail(Op())
+
+
+def test_the_tail_is_found_under_another_default_type(tail):
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        again = tail_of_op.__wrapped__(Op().ds_opt_adam, True)  # not what was found before
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert again == tail
 
 
 @pytest.fixture
@@ -130,6 +139,8 @@ def test_wrong_tensors_are_refused(tail):
     grad = torch.zeros(8, dtype=torch.int32)
     with pytest.raises(KernelError, match="int32"):
         step_ours(tail, good[:3], grad, good[3], scalars)
+    with pytest.raises(KernelError, match="weights is .* on meta"):
+        step_ours(tail, good[:3], torch.zeros(8), good[3].to("meta"), scalars)
 
 
 def test_missing_compiler_is_explained(tmp_path, monkeypatch):

@@ -34,6 +34,16 @@ def test_equal_bits_pass(device, decoupled, dtypes):
     check(device, decoupled, dtypes)
 
 
+def test_another_default_type_and_device_change_nothing(device):
+    torch.set_default_dtype(torch.bfloat16)
+    torch.set_default_device("meta")
+    try:
+        check(device)
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+
+
 def test_the_slow_host_kernel_is_as_good(device):
     check_device_adam(device, TorchAdam(TAIL.mode), TAIL, True, BF16)
 
@@ -88,8 +98,8 @@ def last_element_forgotten(adam):
     ("fault", "where", "dtypes"),
     [
         (unfused, "master", BF16),
-        (without_tail, "exp_avg", BF16),
-        (tail_too_early, "master", BF16),
+        (without_tail, "(master|exp_avg)", BF16),
+        (tail_too_early, "(master|exp_avg)", BF16),
         (without_subnormals, "master", BF16),
         (without_signs_of_zero, "weights", FP16),
         (weights_cut_off, "weights", BF16),

@@ -1,0 +1,43 @@
+"""What DeepSpeed's users switch on and call: bitwise equal to stock. See `docs/settings.md`."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+WORKER = Path(__file__).with_name("settings_worker.py")
+RANKS = [n for n in (1, 2) if not torch.cuda.is_available() or n <= torch.cuda.device_count()]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module", params=RANKS)
+def reports(request, tmp_path_factory):
+    """Of each rank: ``"feature | policy"`` -> what differs."""
+    folder = tmp_path_factory.mktemp(f"ranks{request.param}")
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(request.param), str(WORKER)]
+    done = subprocess.run(
+        [*command, str(folder / "report"), str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    found = sorted(Path(folder).glob("report.*.json"))
+    assert len(found) == request.param, done.stdout[-3000:] + done.stderr[-6000:]
+    return [json.loads(path.read_text()) for path in found]
+
+
+def test_every_setting_and_call_equals_stock(reports):
+    different = [{key: found for key, found in report.items() if found} for report in reports]
+    assert different == [{}] * len(reports)
+
+
+def test_nothing_was_left_out(reports):
+    """Three policies on 22 settings and calls."""
+    assert [len(report) for report in reports] == [3 * 22] * len(reports)
