@@ -1,8 +1,8 @@
 """Our ZeRO-3 optimizer: DeepSpeed's own, with the update phase and the gradient flush replaced.
 
-With ``zero3_gradients``, ``zero3_gate`` and ``install`` the only file that knows DeepSpeed's
-internals. What is not overridden (partitioning, reduction, clipping, loss scale, checkpoints) is
-stock code.
+With ``zero3_state``, ``zero3_gate``, ``zero3_gradients`` and ``install`` the only file that knows
+DeepSpeed's internals. What is not overridden (partitioning, reduction, clipping, loss scale,
+checkpoints) is stock code.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from deepspeed import comm as dist
 from deepspeed.accelerator import get_accelerator
-from deepspeed.utils import log_dist, logger
+from deepspeed.utils import log_dist
 from torch import Tensor
 
 from deep_optimizer_states.auto import settle_policy
 from deep_optimizer_states.config import Settings
-from deep_optimizer_states.cores import LaneCores, choose_cores, find_place
 from deep_optimizer_states.device.base import Device
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.device.self_check import check_device_adam
@@ -30,19 +29,12 @@ from deep_optimizer_states.kernels.calibrate_tail import find_tail
 from deep_optimizer_states.kernels.scalars import AdamScalars, BetaPowers, adam_scalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
 from deep_optimizer_states.kernels.torch_adam import make_host_adam
-from deep_optimizer_states.memory import (
-    STATE_BYTES,
-    check_host_memory,
-    explain_lock_limit,
-    free_host_bytes,
-    local_ranks,
-    lock_limit_bytes,
-)
+from deep_optimizer_states.memory import local_ranks
 from deep_optimizer_states.plan import Plan
 from deep_optimizer_states.schedule import Schedule
 from deep_optimizer_states.timeline import Recorder, Span, TimelineFile
 from deep_optimizer_states.verify import Sample, is_due
-from deep_optimizer_states.zero3_gate import GatedGathers
+from deep_optimizer_states.zero3_state import StateHomes
 
 faults_for_tests: Faults | None = None
 """What the emulated device breaks on purpose; set by tests alone."""
@@ -64,7 +56,7 @@ def open_device(tail_mode: int, recorder: Recorder | None = None) -> Device:
     raise ConfigError(f"accelerator '{name}': deep_optimizer_states runs on cuda and cpu")
 
 
-class InterleavedZeroOptimizer(GatedGathers):
+class InterleavedZeroOptimizer(StateHomes):
     """ZeRO-3 offload whose update is spread over CPU and device, with stock's bits.
 
     Host memory holds master weights and moments (fp32) and one gradient in the accumulation type,
@@ -87,7 +79,6 @@ class InterleavedZeroOptimizer(GatedGathers):
         self._beta_powers = BetaPowers(init_optimizer.defaults["betas"])
         self._closed = False
         self._num_updates = 0
-        self._masters: list[Tensor] = []
         try:
             super().__init__(lanes, module, init_optimizer, *args, **kwargs)
             if self.torch_autocast_gradscaler is not None:
@@ -124,19 +115,6 @@ class InterleavedZeroOptimizer(GatedGathers):
         )
         return executor
 
-    def _choose_cores(self) -> LaneCores:
-        """This rank's cores; every rank must ask."""
-        mine = find_place(dist.get_rank(), self._lanes.pci_address)
-        everyone = [mine]
-        for group in (self.dp_process_group, self.model_parallel_group):
-            if group is not None:
-                found: list[Any] = [None] * dist.get_world_size(group=group)
-                # torch's: at DeepSpeed's, which it does not know, its comms_logger calls exit(0).
-                torch.distributed.all_gather_object(found, everyone, group=group)
-                everyone = list({place.rank: place for part in found for place in part}.values())
-        chosen = self._settings
-        return choose_cores(mine, everyone, chosen.host_threads, chosen.bind_cores)
-
     def _open_timeline(self) -> tuple[Recorder, OnSpans] | None:
         if self._recorder is None:
             return None
@@ -165,131 +143,9 @@ class InterleavedZeroOptimizer(GatedGathers):
         )
 
     @property
-    def fp32_partitioned_groups_flat(self) -> list[Tensor]:
-        """Master weights by subgroup. Whoever looks at them sees the finished update."""
-        self._finish_update()
-        return self._masters
-
-    @fp32_partitioned_groups_flat.setter
-    def fp32_partitioned_groups_flat(self, masters: list[Tensor]) -> None:
-        self._masters = masters
-
-    @property
-    def state(self) -> Any:
-        """Moments by master weight. Whoever looks at them sees the finished update."""
-        self._finish_update()
-        return self.optimizer.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.optimizer.state = state
-
-    @property
     def last_plan(self) -> Plan:
         """What the last step did, in order."""
         return self._executor.last_plan
-
-    # ---- where the state lives ---------------------------------------------------------------
-
-    def _create_fp32_partitions(self) -> None:
-        resident = self._schedule.resident_subgroups
-        host_numel = sum(n for i, n in enumerate(self._subgroup_numels) if i not in resident)
-        staging_bytes = 2 * self._schedule.staging_numel * self.dtype.itemsize
-        # Gradients of resident subgroups too: one buffer holds them all.
-        grad_bytes = sum(self._subgroup_numels) * self.gradient_accumulation_dtype.itemsize
-        free_bytes = free_host_bytes()
-        # Or a rank that comes late counts what another has taken already.
-        dist.barrier(group=self.dp_process_group)
-        check_host_memory(host_numel, staging_bytes + grad_bytes, free_bytes, local_ranks())
-        if get_accelerator().device_name() == "cuda" and self._lanes.locks_pages:
-            warning = explain_lock_limit(host_numel * STATE_BYTES, lock_limit_bytes())
-            if warning:
-                logger.warning(warning)
-        self._cores = self._choose_cores()
-        self._lanes.near = self._cores  # all memory is taken below
-        super()._create_fp32_partitions()
-        for idx, master in enumerate(self.fp32_partitioned_groups_flat):
-            # The tensor object is the key of the optimizer's state, so only its storage moves.
-            master.data = self._home_of(idx, master.data)
-
-    def initialize_optimizer_states(self) -> None:
-        """Create the moments where they live; no fp32 gradients."""
-        for idx, master in enumerate(self.fp32_partitioned_groups_flat):
-            self.optimizer.state[master] = {
-                "step": 0,
-                "exp_avg": self._home_of(idx, torch.zeros_like(master.data)),
-                "exp_avg_sq": self._home_of(idx, torch.zeros_like(master.data)),
-            }
-            if idx in self._schedule.resident_subgroups:
-                grads = self._lanes.empty_device(master.numel(), self.gradient_accumulation_dtype)
-                self._resident_grads[idx] = grads.zero_()
-
-    def _home_of(self, subgroup: int, source: Tensor) -> Tensor:
-        if subgroup in self._schedule.resident_subgroups:
-            return self._lanes.empty_device(source.numel(), source.dtype).copy_(source)
-        return self._lanes.host_home(source)
-
-    def _rigid_load_state_dict(
-        self, state_dict: dict[str, Any], load_optimizer_states: bool = True
-    ) -> None:
-        self._finish_update()
-        homes = [dict(self.optimizer.state[p]) for p in self.fp32_partitioned_groups_flat]
-        super()._rigid_load_state_dict(state_dict, load_optimizer_states)
-        self._return_home(homes)
-
-    def load_hp_checkpoint_state_from_checkpoint_dir_stage3(self, checkpoint_dir: str) -> None:
-        """Load a universal checkpoint; what it replaced goes back to where it lives."""
-        self._finish_update()
-        homes = [dict(self.optimizer.state[p]) for p in self.fp32_partitioned_groups_flat]
-        super().load_hp_checkpoint_state_from_checkpoint_dir_stage3(checkpoint_dir)
-        self._return_home(homes)
-
-    def _return_home(self, homes: list[dict[str, Any]]) -> None:
-        """Copy loaded moments into the tensors that held them before loading.
-
-        torch's ``load_state_dict`` puts its own tensors in place of ours; a checkpoint from before
-        the first step has none.
-        """
-        for master, home in zip(self.fp32_partitioned_groups_flat, homes, strict=True):
-            loaded = self.optimizer.state.setdefault(master, {})
-            for key in ("exp_avg", "exp_avg_sq"):
-                if key not in loaded:
-                    home[key].zero_()
-                elif loaded[key] is not home[key]:
-                    home[key].copy_(loaded[key])
-                loaded[key] = home[key]
-            loaded["step"] = int(loaded.get("step", 0))
-
-    def offload_states(self, *args: Any, **kwargs: Any) -> None:
-        """Stock moves buffers that may still be in use."""
-        self._finish_update()
-        self._drain_grads()
-        super().offload_states(*args, **kwargs)
-
-    # ---- who looks at state waits for an update in flight, see gate.py -----------------------
-
-    def checkpoint_event_prologue(self) -> None:
-        """Before a checkpoint is written: everything in flight arrives."""
-        self._finish_update()
-        super().checkpoint_event_prologue()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Stock's, of finished state."""
-        self._finish_update()
-        return dict(super().state_dict())
-
-    def refresh_fp32_params(self) -> None:
-        """Stock's: master weights from the 16-bit ones."""
-        self._finish_update()
-        super().refresh_fp32_params()
-
-    def _get_fp32_opt_state_partition(
-        self, param: Any, release_swap_buffers: bool, optim_state_key: str | None = None
-    ) -> Any:
-        self._finish_update()
-        return super()._get_fp32_opt_state_partition(param, release_swap_buffers, optim_state_key)
-
-    # ---- the update phase --------------------------------------------------------------------
 
     def step(self, closure: Any = None) -> None:
         """One update; stock's own, whose loop over subgroups calls the methods below.

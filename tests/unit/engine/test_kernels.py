@@ -139,7 +139,7 @@ def test_wrong_tensors_are_refused(tail):
     grad = torch.zeros(8, dtype=torch.int32)
     with pytest.raises(KernelError, match="int32"):
         step_ours(tail, good[:3], grad, good[3], scalars)
-    with pytest.raises(KernelError, match="weights is .* on meta"):
+    with pytest.raises(KernelError, match=r"weights is .* on meta"):
         step_ours(tail, good[:3], torch.zeros(8), good[3].to("meta"), scalars)
 
 
