@@ -96,8 +96,14 @@ class InterleavedZeroOptimizer(StateHomes):
     def _build_executor(self) -> Executor:
         schedule, dtypes = self._schedule, (self.grad_partitions_flat_buffer.dtype, self.dtype)
         if schedule.slot_numel or schedule.resident_tiles:
-            decoupled = bool(self.optimizer.adam_w_mode)
-            check_device_adam(self._lanes, self._host_adam, self._tail, decoupled, dtypes)
+            check_device_adam(
+                self._lanes,
+                self._host_adam,
+                self._tail,
+                bool(self.optimizer.adam_w_mode),
+                dtypes,
+                [float(group["weight_decay"]) for group in self.optimizer.param_groups],
+            )
             if self._recorder is not None:
                 self._recorder.take()  # no part of any update
         sizes = Sizes(schedule.slot_numel, schedule.staging_numel, *dtypes)

@@ -6,6 +6,8 @@ compiler and a driver make of them. So it is seen on the machine itself, in the 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -31,8 +33,9 @@ def check_device_adam(
     tail: Tail,
     decoupled: bool,
     dtypes: tuple[torch.dtype, torch.dtype],
+    weight_decays: Iterable[float],
 ) -> None:
-    """Compare some steps of the device with the host's, with weight decay and without.
+    """Compare some steps of the device with the host's.
 
     Args:
         device: Whose Adam is looked at.
@@ -40,11 +43,12 @@ def check_device_adam(
         tail: How the last elements are rounded.
         decoupled: Whether the optimizer is AdamW.
         dtypes: Of gradients, and of the weights that the model computes with.
+        weight_decays: Of the parameter groups; without decay a compiler makes other code.
 
     Raises:
         KernelError: The device cannot step, or its bits are others; says what to do.
     """
-    for decay in (0.1, 0.0):
+    for decay in set(weight_decays):
         group = {"lr": 3e-3, "betas": _BETAS, "eps": 1e-8, "weight_decay": decay}
         group["bias_correction"] = True
         powers, draw = BetaPowers(_BETAS), _Draw()

@@ -24,8 +24,8 @@ def device():
     device.close()
 
 
-def check(device, decoupled=True, dtypes=BF16):
-    check_device_adam(device, HOST, TAIL, decoupled, dtypes)
+def check(device, decoupled=True, dtypes=BF16, weight_decays=(0.1, 0.0)):
+    check_device_adam(device, HOST, TAIL, decoupled, dtypes, weight_decays)
 
 
 @pytest.mark.parametrize("dtypes", [BF16, (torch.float32,) * 2, FP16])
@@ -45,7 +45,7 @@ def test_another_default_type_and_device_change_nothing(device):
 
 
 def test_the_slow_host_kernel_is_as_good(device):
-    check_device_adam(device, TorchAdam(TAIL.mode), TAIL, True, BF16)
+    check_device_adam(device, TorchAdam(TAIL.mode), TAIL, True, BF16, [0.1])
 
 
 def unfused(adam):
@@ -86,6 +86,13 @@ def weights_cut_off(adam):
     return step
 
 
+def without_decay_wrong(adam):
+    def step(tensors, scalars, tail):
+        adam(tensors, scalars, tail if scalars.decay else 0)
+
+    return step
+
+
 def last_element_forgotten(adam):
     def step(tensors, scalars, tail):
         numel = tensors.numel - 1
@@ -104,6 +111,7 @@ def last_element_forgotten(adam):
         (without_signs_of_zero, "weights", FP16),
         (weights_cut_off, "weights", BF16),
         (last_element_forgotten, "master", BF16),
+        (without_decay_wrong, "(master|exp_avg)", BF16),
     ],
 )
 def test_other_bits_are_refused_with_the_number_and_the_way_out(device, fault, where, dtypes):
