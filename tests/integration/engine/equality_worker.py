@@ -45,11 +45,7 @@ POLICIES = {
     "dynamic": {**SMALL_TILES, "policy": "dynamic"},
 }
 FULL = "EQUALITY_FULL" in os.environ
-FEW_POLICIES = {
-    1: ("all-host", "stride 2", "stride 2, ratio 0.7", "dynamic"),
-    2: ("stride 2", "ratio 0.5", "dynamic"),
-    4: (),
-}
+FEW_POLICIES = {1: tuple(POLICIES), 2: ("stride 2", "ratio 0.5", "dynamic"), 4: ()}
 """What every feature is run under, by number of ranks; the first case runs under all, and with
 EQUALITY_FULL set every case does."""
 FEW_RESUMES = ("stock", "stride 2", "ratio 0.5")
