@@ -66,6 +66,8 @@ clean: ## remove what was built (not results)
 	rm -rf $(VENV) build dataset/cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 ci-requirements: setup ## what CI adds: Triton, which torch's builds for CPUs lack
-	$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps -r requirements/ci.txt
+	@# One that is there was matched to its torch.
+	@$(BIN)/python -c 'import triton' 2>/dev/null || \
+	  $(BIN)/python -m pip --disable-pip-version-check install -q --no-deps -r requirements/ci.txt
 
 ci: ci-requirements test ## what CI runs

@@ -3,6 +3,10 @@
 A copy that came too late, or a slot filled too early, shows in no loss for a long time. Adam steps
 each element by itself, so any part of a tile can be repeated alone: here its first and last ones,
 which a race reaches first and last. It costs a copy of the sample before the update and one after.
+
+What is seen is the update: it started from the state that was there, went by the gradients that are
+at home when it is over, and arrived. Not seen are gradients that came wrong out of backward, and
+whoever reads weights too early: ``step()`` waits for an update that is repeated.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from deep_optimizer_states.errors import UpdateError
@@ -36,29 +41,30 @@ def is_due(update: int, every: int) -> bool:
 
 @dataclass(frozen=True)
 class _Part:
-    """Some elements of a tile: where they live, and a copy of them on the host."""
+    """Some elements of a tile, and their state before the update, on the host."""
 
     work: Work
     start: int
-    copy: AdamTensors
+    state: tuple[Tensor, Tensor, Tensor]
 
 
 class Sample:
     """What an update works on, kept from before it.
 
     Args:
-        work: Every tile; gradients have arrived and nothing is in flight.
+        work: Every tile; no update is in flight. Gradients may be: waiting for them here would hide
+            an update that does not.
     """
 
     def __init__(self, work: Sequence[Work]) -> None:
         self._parts = [
-            _Part(tile, start, _copy_to_host(tile.tensors.narrow(start, numel)))
+            _Part(tile, start, _state_on_host(tile.tensors.narrow(start, numel)))
             for tile in work
             for start, numel in _ends(tile.tensors.numel)
         ]
 
     def compare(self, host_adam: HostAdam | TorchAdam, update: int) -> None:
-        """Repeat the update, which is over, and look for differences.
+        """Repeat the update, and look for differences. It is over, and gradients have arrived.
 
         Args:
             host_adam: The CPU lane's kernel.
@@ -68,12 +74,14 @@ class Sample:
             UpdateError: A number differs; names tile, element and both values.
         """
         for part in self._parts:
-            copy, work = part.copy, part.work
-            tail_start = min(max(work.tail_start - part.start, 0), copy.numel)
-            host_adam.step(copy, work.scalars, tail_start, num_threads=1)
-            live = work.tensors.narrow(part.start, copy.numel)
+            work, numel = part.work, part.state[0].numel()
+            live = work.tensors.narrow(part.start, numel)
+            weights = torch.empty(numel, dtype=live.weights.dtype, device="cpu")
+            again = AdamTensors(*part.state, grad=live.grad.cpu(), weights=weights)
+            tail_start = min(max(work.tail_start - part.start, 0), numel)
+            host_adam.step(again, work.scalars, tail_start, num_threads=1)
             for name in ("master", "exp_avg", "exp_avg_sq", "weights"):
-                found, expected = getattr(live, name).cpu(), getattr(copy, name)
+                found, expected = getattr(live, name).cpu(), getattr(again, name)
                 differs = differing(found, expected)
                 if differs.any():
                     first = int(differs.nonzero()[0])
@@ -94,9 +102,6 @@ def _ends(numel: int) -> Iterator[tuple[int, int]]:
         yield numel - PART_NUMEL, PART_NUMEL
 
 
-def _copy_to_host(tensors: AdamTensors) -> AdamTensors:
-    return AdamTensors(*(_host_copy(tensor) for tensor in vars(tensors).values()))
-
-
-def _host_copy(tensor: Tensor) -> Tensor:
-    return tensor.to("cpu", copy=True)
+def _state_on_host(tensors: AdamTensors) -> tuple[Tensor, Tensor, Tensor]:
+    master, exp_avg, exp_avg_sq = (tensor.to("cpu", copy=True) for tensor in tensors.state)
+    return master, exp_avg, exp_avg_sq

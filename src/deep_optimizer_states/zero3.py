@@ -240,16 +240,15 @@ class InterleavedZeroOptimizer(StateHomes):
             self._learn_order()
         actions = self._schedule.actions(frozenset(widened), executor.share, self._order)
         self._num_updates += 1
-        sample = None
-        if is_due(self._num_updates, self._settings.verify_every):
-            self._drain_grads()
-            sample = Sample(work)
+        is_repeated = is_due(self._num_updates, self._settings.verify_every)
+        sample = Sample(work) if is_repeated else None
         after = executor.caller_events()
         self._update = update
         self._background.launch(update, lambda: executor.run(work, actions, after, update.issued))
         if sample is not None or not self._settings.just_in_time_forward:
             self._finish_update()
         if sample is not None:
+            self._drain_grads()
             sample.compare(self._host_adam, self._num_updates)
         self._inactive.stepped(self._keys_of_params(active=True), self._grad_scale)
 

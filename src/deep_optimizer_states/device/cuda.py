@@ -191,6 +191,7 @@ class CudaDevice(Device):
         if status == 0:
             # Also when the pages go away without close(): a later mapping may get their address.
             unlock = weakref.finalize(pages, _unlock, tensor.data_ptr())
+            unlock.atexit = False  # of a GPU that hangs, it would never end; the system unlocks
             self._locked.append(unlock)
         else:
             _forget_last_error(self._device)
@@ -256,7 +257,7 @@ class CudaDevice(Device):
             self.record_caller().synchronize()
             with _naming("the device"):
                 torch.cuda.synchronize(self._device)
-        except _TimedOutError:
+        except (_TimedOutError, KeyboardInterrupt):
             # CUDA would wait for the copy before it unlocks, without a bound.
             _given_up.extend(unlock.detach() for unlock in self._locked)
             raise

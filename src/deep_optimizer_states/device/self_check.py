@@ -25,6 +25,10 @@ _NUMEL = 2**16 + 15
 _STEPS = 3
 _BETAS = (0.9, 0.95)
 _WAY_OUT = 'use policy "all-host", which needs no Adam on the device'
+_FLUSHES = (
+    "this thread flushes subnormal numbers to zero, perhaps by a library built with -ffast-math, "
+    "and a GPU does not: call torch.set_flush_denormal(False) before deepspeed.initialize, or "
+)
 
 
 def check_device_adam(
@@ -108,5 +112,11 @@ def _compare(host: AdamTensors, away: AdamTensors) -> None:
             raise KernelError(
                 f"Adam on the device has not the bits of Adam on the host: {name} differs in "
                 f"{int(differs.sum())} of {_NUMEL} numbers, first {found[first].item()!r} "
-                f"instead of {expected[first].item()!r}; {_WAY_OUT}"
+                f"instead of {expected[first].item()!r}; {_FLUSHES if _flushes() else ''}{_WAY_OUT}"
             )
+
+
+def _flushes() -> bool:
+    """Whether this thread takes subnormal numbers for zero."""
+    smallest_normal = torch.full((1,), 2.0**-126, dtype=torch.float32, device="cpu")
+    return not bool(smallest_normal.div(2).view(torch.int32).any())

@@ -165,9 +165,9 @@ class HeldAdam(HostAdam):
         super().step(tensors, *args)
 
 
-def update_that_goes_wrong(verify_every):
-    """Slots are stepped before they are filled."""
-    zero3.faults_for_tests = Faults(jitter_s=0.01, without=frozenset({Wait.PREFETCHED}))
+def update_that_goes_wrong(verify_every, without=Wait.PREFETCHED):
+    """Slots are stepped before they are filled, say."""
+    zero3.faults_for_tests = Faults(jitter_s=0.01, without=frozenset({without}))
     engine = make_engine(deep_optimizer_states={**BLOCK, "verify_every": verify_every})
     zero3.faults_for_tests = None
     try:
@@ -262,6 +262,7 @@ def main():
         "stock's host bytes": host_bytes({"enabled": False}),
         "other bits": device_with_other_bits(),
         "wrong update": update_that_goes_wrong(1000),
+        "late gradients": update_that_goes_wrong(verify_every=1, without=Wait.GRADS_FLUSHED),
         "wrong update, not verified": update_that_goes_wrong(0),
         "timeline": timeline(out.parent / "timeline"),
         "deepcompile": answer(lambda: make_engine(compile={"deepcompile": True})),

@@ -60,6 +60,10 @@ def test_an_update_that_went_wrong_is_found_by_repeating_a_sample_of_it(answers)
     assert answers["wrong update, not verified"] == "no error"
 
 
+def test_an_update_that_did_not_wait_for_its_gradients_is_found_so(answers):
+    assert "UpdateError: update 1 of tile" in answers["late gradients"]
+
+
 def test_pages_are_locked_unless_that_is_not_wanted(answers):
     assert answers["locks pages"] == [True, True, False]
 

@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -161,6 +162,21 @@ def test_a_gpu_that_hangs_does_not_hang_close_and_keeps_its_memory(hung):
     assert runtime.page_locks.ranges == dict([range_before])
     assert runtime.page_locks.faults == []
     assert len(cuda._given_up) == 1
+
+
+def test_whoever_interrupts_close_does_not_wait_for_a_gpu_that_hangs(hung, monkeypatch):
+    device, runtime = hung
+    with monkeypatch.context() as patch:
+        interrupted = SimpleNamespace(monotonic=time.monotonic, sleep=interrupt)
+        patch.setattr(cuda, "time", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            device.close()
+    assert runtime.page_locks.faults == []
+    assert len(cuda._given_up) == 1
+
+
+def interrupt(seconds):
+    raise KeyboardInterrupt
 
 
 def test_a_caller_that_hangs_does_not_hang_close(monkeypatch):

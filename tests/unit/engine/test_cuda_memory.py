@@ -4,6 +4,8 @@ import gc
 import mmap
 import os
 import re
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -124,6 +126,26 @@ def test_close_waits_for_copies_in_flight(runtime):
     device.d2h.submit("state flush", lambda: home.copy_(source, non_blocking=True))
     device.close()
     assert torch.equal(home, torch.ones(64))
+
+
+ENDS_WITHOUT_CLOSE = """
+import threading, torch
+from cuda_memory import stand_in
+from deep_optimizer_states.device.cuda import CudaDevice
+stood_in = stand_in()
+runtime, device = stood_in.__enter__(), CudaDevice(1)
+source, home = torch.ones(64, device="cuda"), device.empty_host(64, torch.float32)
+runtime.launch(threading.Event().wait)
+home.copy_(source, non_blocking=True)
+"""
+
+
+def test_a_script_that_ends_does_not_wait_for_a_gpu_that_hangs():
+    """It has failed, and says so by ending: nobody calls close() then."""
+    command = [sys.executable, "-c", ENDS_WITHOUT_CLOSE]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_memory_that_cannot_be_locked_is_pageable_and_fails_no_later_kernel(runtime):

@@ -39,6 +39,31 @@ def test_the_tail_is_found_under_another_default_type(tail):
     assert again == tail
 
 
+class ScalarOp:
+    """An op built without vectors: every element goes through the code of the tail."""
+
+    def create_adam(self, *settings):
+        pass
+
+    def destroy_adam(self, opt_id):
+        pass
+
+    def adam_update(self, opt_id, step, *rest):
+        lr, *betas, eps, decay, _bias, master, grad, exp_avg, exp_avg_sq = rest
+        group = make_group(lr=lr, betas=betas, eps=eps, weight_decay=decay)
+        powers = BetaPowers(group["betas"])
+        for number in range(1, step + 1):
+            scalars = adam_scalars(group, powers.at(number, group["betas"]), 1.0, True)
+        everything = AdamTensors(master, exp_avg, exp_avg_sq, grad, torch.empty_like(master))
+        HostAdam(1).step(everything, scalars, 0, 1)
+
+
+def test_an_op_without_vectors_is_all_tail():
+    tail = tail_of_op(ScalarOp(), True)
+    assert tail.mode == 1
+    assert [tail.start(numel) for numel in (1, 8207, 8208, 8209, 10**9)] == [0] * 5
+
+
 @pytest.fixture
 def stock():
     """``step(opt_id, step, group, tensors)`` on the real op."""

@@ -121,6 +121,17 @@ def test_other_bits_are_refused_with_the_number_and_the_way_out(device, fault, w
         check(device, dtypes=dtypes)
 
 
+def test_a_host_that_flushes_subnormal_numbers_is_named_as_the_cause(device):
+    """The device's thread, which is older, flushes none, as a GPU flushes none."""
+    assert torch.set_flush_denormal(True)
+    try:
+        with pytest.raises(KernelError, match=r"call torch.set_flush_denormal\(False\) before"):
+            check(device)
+    finally:
+        torch.set_flush_denormal(False)
+    check(device)
+
+
 def test_a_device_that_cannot_step_is_refused_with_its_reason(device):
     def fail(*args):
         raise ImportError("No module named 'triton'")

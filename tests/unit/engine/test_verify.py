@@ -72,6 +72,17 @@ def test_state_that_was_not_updated_is_found(work):
         sample.compare(ADAM, 1)
 
 
+def test_a_gradient_that_came_too_late_is_found(work):
+    late = work[-1].tensors.grad
+    arrived = late.clone()
+    late.zero_()
+    sample = Sample(work)
+    update(work)
+    late.copy_(arrived)
+    with pytest.raises(UpdateError, match=f"of {work[-1].name} went wrong: master"):
+        sample.compare(ADAM, 1)
+
+
 def test_a_tail_within_a_part_is_a_tail_there(work):
     tile = work[-1]
     early = Work(tile.name, tile.tensors, SCALARS, tile.tensors.numel - PART_NUMEL // 2)
