@@ -20,7 +20,7 @@ from torch import Tensor
 from deep_optimizer_states.errors import UpdateError
 from deep_optimizer_states.executor import Work
 from deep_optimizer_states.kernels.host import HostAdam
-from deep_optimizer_states.kernels.tensors import AdamTensors, differing
+from deep_optimizer_states.kernels.tensors import AdamTensors, first_difference, tail_within
 from deep_optimizer_states.kernels.torch_adam import TorchAdam
 
 PART_NUMEL = 2048
@@ -78,19 +78,16 @@ class Sample:
             live = work.tensors.narrow(part.start, numel)
             weights = torch.empty(numel, dtype=live.weights.dtype, device="cpu")
             again = AdamTensors(*part.state, grad=live.grad.cpu(), weights=weights)
-            tail_start = min(max(work.tail_start - part.start, 0), numel)
+            tail_start = tail_within(work.tail_start, part.start, numel)
             host_adam.step(again, work.scalars, tail_start, num_threads=1)
-            for name in ("master", "exp_avg", "exp_avg_sq", "weights"):
-                found, expected = getattr(live, name).cpu(), getattr(again, name)
-                differs = differing(found, expected)
-                if differs.any():
-                    first = int(differs.nonzero()[0])
-                    raise UpdateError(
-                        f"update {update} of {work.name} went wrong: {name} of its element "
-                        f"{part.start + first} is {found[first].item()!r}, repeated on the CPU "
-                        f"{expected[first].item()!r}. Go back to the last checkpoint; until this "
-                        'is understood, use policy "all-host"'
-                    )
+            found = first_difference(live, again)
+            if found is not None:
+                raise UpdateError(
+                    f"update {update} since the start, {work.name}, went wrong: {found.name} of "
+                    f"its element {part.start + found.index} is {found.value!r}, repeated on the CPU "
+                    f"{found.expected!r}. Go back to the last checkpoint; until this is "
+                    'understood, use policy "all-host"'
+                )
 
 
 def _ends(numel: int) -> Iterator[tuple[int, int]]:

@@ -7,6 +7,7 @@ checkpoints) is stock code.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from deep_optimizer_states.executor import Executor, OnSpans, Sizes, Work
 from deep_optimizer_states.gate import Update
 from deep_optimizer_states.kernels.calibrate_tail import find_tail
 from deep_optimizer_states.kernels.scalars import AdamScalars, BetaPowers, adam_scalars
-from deep_optimizer_states.kernels.tensors import AdamTensors
+from deep_optimizer_states.kernels.tensors import AdamTensors, tail_within
 from deep_optimizer_states.kernels.torch_adam import make_host_adam
 from deep_optimizer_states.memory import local_ranks
 from deep_optimizer_states.plan import Plan
@@ -90,23 +91,14 @@ class InterleavedZeroOptimizer(StateHomes):
             self._executor = self._build_executor()
             self._gate_parameters()
         except BaseException:
-            self._close_lanes()
+            with contextlib.suppress(UpdateError):  # it says less than what happened first
+                self._close_lanes()
             raise
 
     def _build_executor(self) -> Executor:
-        schedule, dtypes = self._schedule, (self.grad_partitions_flat_buffer.dtype, self.dtype)
-        if schedule.slot_numel or schedule.resident_tiles:
-            check_device_adam(
-                self._lanes,
-                self._host_adam,
-                self._tail,
-                bool(self.optimizer.adam_w_mode),
-                dtypes,
-                [float(group["weight_decay"]) for group in self.optimizer.param_groups],
-            )
-            if self._recorder is not None:
-                self._recorder.take()  # no part of any update
-        sizes = Sizes(schedule.slot_numel, schedule.staging_numel, *dtypes)
+        schedule, grad_dtype = self._schedule, self.grad_partitions_flat_buffer.dtype
+        self._check_device(grad_dtype)
+        sizes = Sizes(schedule.slot_numel, schedule.staging_numel, grad_dtype, self.dtype)
         self._background.prepare(self._cores.bind_this_thread)
         executor = Executor(
             sizes, self._lanes, self._host_adam, self._cores.num_threads, self._open_timeline()
@@ -120,6 +112,23 @@ class InterleavedZeroOptimizer(StateHomes):
             ranks=[0],
         )
         return executor
+
+    def _check_device(self, grad_dtype: torch.dtype) -> None:
+        dtypes = set()
+        if self._schedule.slot_numel:
+            dtypes.add(grad_dtype)
+        if self._schedule.resident_tiles:
+            dtypes |= {grad_dtype, torch.float32}  # fp32: of parameters that took no part
+        for dtype in dtypes:
+            check_device_adam(
+                self._lanes,
+                self._host_adam,
+                self._tail,
+                bool(self.optimizer.adam_w_mode),
+                (dtype, self.dtype),
+            )
+        if self._recorder is not None:
+            self._recorder.take()  # no part of any update
 
     def _open_timeline(self) -> tuple[Recorder, OnSpans] | None:
         if self._recorder is None:
@@ -226,13 +235,13 @@ class InterleavedZeroOptimizer(StateHomes):
         scalars = [self._scalars_of(idx) for idx in range(len(self._subgroup_numels))]
         work = []
         for number, tile in enumerate(self._schedule.tiles):
-            tail_start = self._tail.start(self._subgroup_numels[tile.subgroup]) - tile.start
+            tail_start = self._tail.start(self._subgroup_numels[tile.subgroup])
             work.append(
                 Work(
                     name=f"tile {number} (subgroup {tile.subgroup})",
                     tensors=subgroups[tile.subgroup].narrow(tile.start, tile.numel),
                     scalars=scalars[tile.subgroup],
-                    tail_start=min(max(tail_start, 0), tile.numel),
+                    tail_start=tail_within(tail_start, tile.start, tile.numel),
                 )
             )
         executor, update = self._executor, Update(len(work))
@@ -243,13 +252,17 @@ class InterleavedZeroOptimizer(StateHomes):
         is_repeated = is_due(self._num_updates, self._settings.verify_every)
         sample = Sample(work) if is_repeated else None
         after = executor.caller_events()
+
+        def run() -> None:
+            executor.run(work, actions, after, update.issued)
+            if sample is not None:
+                self._drain_grads()
+                sample.compare(self._host_adam, self._num_updates)
+
         self._update = update
-        self._background.launch(update, lambda: executor.run(work, actions, after, update.issued))
-        if sample is not None or not self._settings.just_in_time_forward:
+        self._background.launch(update, run)
+        if is_repeated or not self._settings.just_in_time_forward:
             self._finish_update()
-        if sample is not None:
-            self._drain_grads()
-            sample.compare(self._host_adam, self._num_updates)
         self._inactive.stepped(self._keys_of_params(active=True), self._grad_scale)
 
     def _stand_in_for_optimizer_step(self) -> None:

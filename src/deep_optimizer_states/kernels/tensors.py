@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -39,10 +40,49 @@ class AdamTensors:
         return AdamTensors(*(tensor.narrow(0, start, numel) for tensor in vars(self).values()))
 
 
-def differing(found: Tensor, expected: Tensor) -> Tensor:
-    """Where two tensors on the host, shape (numel,), differ in value or sign; NaN equals NaN.
+class Difference(NamedTuple):
+    """A number that is not what it should be.
+
+    Attributes:
+        name: Of the tensor.
+        index: First element that differs.
+        value: What is there.
+        expected: What should be.
+        count: How many elements of the tensor differ.
+    """
+
+    name: str
+    index: int
+    value: float
+    expected: float
+    count: int
+
+
+def first_difference(found: AdamTensors, expected: AdamTensors) -> Difference | None:
+    """Where what a step writes differs in value or sign, if anywhere; NaN equals NaN.
 
     Processors agree on every bit of a number, but not on which NaN they make.
+
+    Args:
+        found: On any device.
+        expected: On the host.
     """
-    same = (found == expected) & (found.signbit() == expected.signbit())
-    return ~(same | (found.isnan() & expected.isnan()))
+    for name in ("master", "exp_avg", "exp_avg_sq", "weights"):
+        here, there = getattr(found, name).cpu(), getattr(expected, name)
+        is_same = (here == there) & (here.signbit() == there.signbit())
+        differs = ~(is_same | (here.isnan() & there.isnan()))
+        if differs.any():
+            idx = int(differs.nonzero()[0])
+            return Difference(name, idx, here[idx].item(), there[idx].item(), int(differs.sum()))
+    return None
+
+
+def tail_within(tail_start: int, first: int, numel: int) -> int:
+    """Where the tail begins in a part of a tensor, from 0 to ``numel``.
+
+    Args:
+        tail_start: Where it begins in the tensor.
+        first: First element of the part.
+        numel: Elements of the part.
+    """
+    return min(max(tail_start - first, 0), numel)

@@ -55,13 +55,13 @@ def test_a_failing_lane_surfaces_where_the_update_is_waited_for(answers):
 
 
 def test_an_update_that_went_wrong_is_found_by_repeating_a_sample_of_it(answers):
-    assert "UpdateError: update 1 of tile" in answers["wrong update"]
+    assert "UpdateError: update 1 since the start, tile" in answers["wrong update"]
     assert "went wrong" in answers["wrong update"]
     assert answers["wrong update, not verified"] == "no error"
 
 
 def test_an_update_that_did_not_wait_for_its_gradients_is_found_so(answers):
-    assert "UpdateError: update 1 of tile" in answers["late gradients"]
+    assert "UpdateError: update 1 since the start, tile" in answers["late gradients"]
 
 
 def test_pages_are_locked_unless_that_is_not_wanted(answers):

@@ -205,6 +205,6 @@ def test_an_update_repeated_on_the_host_is_the_same(name):
 def test_a_race_is_found_by_repeating_a_sample(monkeypatch, wait):
     leave_out(monkeypatch, wait)
     name, slow = CONTROLS[wait]
-    with pytest.raises(UpdateError, match=r"update 1 of tile .* went wrong"):  # noqa: PT012
+    with pytest.raises(UpdateError, match=r"update 1 since the start, tile .* went wrong"):  # noqa: PT012
         for _ in range(10):
             update_and_repeat_a_sample(SCHEDULES[name], slow)

@@ -60,7 +60,9 @@ def test_one_wrong_number_at_either_end_is_found(work, name, numel, end):
     tile = work[NUMELS.index(numel)]
     getattr(tile.tensors, name)[end] *= 1.01
     element = end % numel
-    said = f"update 7 of tile of {numel} went wrong: {name} of its element {element} is"
+    said = (
+        f"update 7 since the start, tile of {numel}, went wrong: {name} of its element {element} is"
+    )
     with pytest.raises(UpdateError, match=said):
         sample.compare(ADAM, 7)
 
@@ -79,7 +81,7 @@ def test_a_gradient_that_came_too_late_is_found(work):
     sample = Sample(work)
     update(work)
     late.copy_(arrived)
-    with pytest.raises(UpdateError, match=f"of {work[-1].name} went wrong: master"):
+    with pytest.raises(UpdateError, match=f"{work[-1].name}, went wrong: master"):
         sample.compare(ADAM, 1)
 
 
