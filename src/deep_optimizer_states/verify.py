@@ -84,8 +84,8 @@ class Sample:
             if found is not None:
                 raise UpdateError(
                     f"update {update} since the start, {work.name}, went wrong: {found.name} of "
-                    f"its element {part.start + found.index} is {found.value!r}, repeated on the CPU "
-                    f"{found.expected!r}. Go back to the last checkpoint; until this is "
+                    f"its element {part.start + found.index} is {found.value!r}, repeated on the "
+                    f"CPU {found.expected!r}. Go back to the last checkpoint; until this is "
                     'understood, use policy "all-host"'
                 )
 

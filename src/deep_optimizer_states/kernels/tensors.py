@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -40,7 +39,8 @@ class AdamTensors:
         return AdamTensors(*(tensor.narrow(0, start, numel) for tensor in vars(self).values()))
 
 
-class Difference(NamedTuple):
+@dataclass(frozen=True)
+class Difference:
     """A number that is not what it should be.
 
     Attributes:
