@@ -145,11 +145,15 @@ def timeline(folder):
     }
 
 
-def device_with_other_bits():
+def device_with_other_bits(block, grad_dtype):
     honest = EmulatedDevice.adam
-    EmulatedDevice.adam = lambda self, tensors, scalars, tail: honest(self, tensors, scalars, 0)
+
+    def adam(self, tensors, scalars, tail):
+        honest(self, tensors, scalars, 0 if tensors.grad.dtype == grad_dtype else tail)
+
+    EmulatedDevice.adam = adam
     try:
-        return answer(make_engine)
+        return answer(lambda: make_engine(deep_optimizer_states=block))
     finally:
         EmulatedDevice.adam = honest
 
@@ -260,7 +264,10 @@ def main():
         "locks pages": [locks_pages(), locks_pages(pin_memory=True), locks_pages(pin_memory=False)],
         "host bytes": host_bytes({"enabled": True, "policy": "all-host"}),
         "stock's host bytes": host_bytes({"enabled": False}),
-        "other bits": device_with_other_bits(),
+        "other bits": device_with_other_bits(BLOCK, torch.bfloat16),
+        "other bits, fp32": device_with_other_bits(
+            {"enabled": True, "policy": "ratio", "ratio": 0.5}, torch.float32
+        ),
         "wrong update": update_that_goes_wrong(1000),
         "late gradients": update_that_goes_wrong(verify_every=1, without=Wait.GRADS_FLUSHED),
         "wrong update, not verified": update_that_goes_wrong(0),

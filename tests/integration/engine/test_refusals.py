@@ -33,6 +33,7 @@ def answers(tmp_path_factory):
         ("unknown key", ["ConfigError", "strde", 'did you mean "stride"']),
         ("gradient", ["ConfigError", "gradients cannot be set", "enabled"]),
         ("other bits", ["KernelError", "has not the bits", 'policy "all-host"']),
+        ("other bits, fp32", ["KernelError", "has not the bits", 'policy "all-host"']),
         ("hook", ["ConfigError", "register_step_post_hook", "engine.step()"]),
         ("autocast fp16", ["ConfigError", "torch_autocast in fp16", "bfloat16"]),
     ],
