@@ -58,6 +58,9 @@ class Settings(BaseModel):
     next to its GPU, or ``OMP_NUM_THREADS`` where that is above 1. No result depends on it."""
     bind_cores: bool = True
     """Keep those threads on that share of the cores."""
+    keep_grads_on_device: bool = True
+    """Once two updates have shown that the GPU has memory to spare, keep 16-bit gradients there for
+    subgroups that it updates, 2 bytes a parameter. No result depends on it."""
     verify_every: int = Field(default=1000, ge=0)
     """Updates 1 and 2, and one in so many, are repeated on the CPU for a sample of every tile, and
     the bits compared; ``step()`` waits for those. 0: none. No result depends on it."""

@@ -6,6 +6,14 @@ flushed at the same time. A slot is prefetched into again only after its flush.
 
 [Note: staging] The CPU lane writes 16-bit weights into one of two host buffers, so that the next
 tile is stepped while the last one's weights are sent.
+
+[Note: ahead] A CUDA stream takes about a thousand entries before it blocks whoever adds to it,
+which here is the CPU lane's own thread. A tile is six or seven entries of its lane, so only
+``NUM_AHEAD`` tiles are given to the device at a time.
+
+[Note: lists] Tensors are gathered in lists and never in generators: a tuple that is built from a
+generator can be seen half-made by ``gc.get_objects()`` in another thread, and Python then raises
+``SystemError`` here.
 """
 
 from __future__ import annotations
@@ -33,6 +41,8 @@ OnSpans = Callable[[list[Span], float, float], None]
 """Gets the spans of an update, and when it began and ended."""
 NUM_SLOTS = 3
 NUM_STAGING_BUFFERS = 2
+NUM_AHEAD = 16
+"""Tiles that the device may have in flight under a fixed policy, see [Note: ahead]."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +54,19 @@ class Work:
         tensors: State and gradient where they live; ``weights`` on the device.
         scalars: Adam's scalars.
         tail_start: First element rounded as a tail.
+        device_grad: The gradient on the device, where it is kept there; it needs no prefetch.
     """
 
     name: str
     tensors: AdamTensors
     scalars: AdamScalars
     tail_start: int
+    device_grad: Tensor | None = None
+
+    @property
+    def grad(self) -> Tensor:
+        """The gradient that the step goes by."""
+        return self.tensors.grad if self.device_grad is None else self.device_grad
 
 
 @dataclass(frozen=True)
@@ -79,8 +96,8 @@ class _Buffers:
         self.free: Event | None = None
         self.begin: Stamp | None = None
 
-    def views(self, numel: int) -> tuple[Tensor, ...]:
-        return tuple(tensor.narrow(0, 0, numel) for tensor in self.tensors)
+    def views(self, numel: int) -> list[Tensor]:
+        return [tensor.narrow(0, 0, numel) for tensor in self.tensors]
 
 
 class Executor:
@@ -155,6 +172,27 @@ class Executor:
             self._landing.popleft()
         return sum(numel for _, numel in self._landing)
 
+    def has_room(self, wait: bool) -> bool:
+        """Whether the device may be given one more tile, see [Note: ahead].
+
+        Args:
+            wait: Block until it may.
+        """
+        while len(self._landing) >= NUM_AHEAD:
+            landed, _ = self._landing[0]
+            if not landed.reached():
+                if not wait:
+                    return False
+                landed.synchronize()
+            self._landing.popleft()
+        return True
+
+    def reset(self) -> None:
+        """Forget an update that failed; the lanes are idle and what they wrote counts no more."""
+        self._held.clear()
+        for buffers in (*self._slots, *self._staging):
+            buffers.filled = buffers.stepped = buffers.free = None
+
     def caller_events(self) -> tuple[Event, Event]:
         """What an update launched now must wait for; call it on the caller's thread.
 
@@ -194,6 +232,7 @@ class Executor:
         self._device.host_waits(grads, Wait.GRADS_FLUSHED)
         self._on_issued = on_issued
         self._is_sharing = False
+        self._landing.clear()
         self._flights.clear()
         self._host_steps.clear()
         done = []
@@ -227,8 +266,10 @@ class Executor:
             lane.wait(slot.free, Wait.SLOT_FREE)
         if self._is_sharing:
             slot.begin = lane.stamp()
-        targets = slot.views(work.tensors.numel)
-        sources = (*work.tensors.state, work.tensors.grad)
+        sources = [*work.tensors.state]
+        if work.device_grad is None:
+            sources.append(work.tensors.grad)
+        targets = slot.views(work.tensors.numel)[: len(sources)]
         lane.submit(f"prefetch of {work.name}", lambda: copy_all(targets, sources))
         slot.filled = lane.record()
 
@@ -239,6 +280,8 @@ class Executor:
             assert slot.filled is not None, tile
             lane.wait(slot.filled, Wait.PREFETCHED)
             master, exp_avg, exp_avg_sq, grad = slot.views(tensors.numel)
+            if work.device_grad is not None:
+                grad = work.device_grad
             tensors = AdamTensors(master, exp_avg, exp_avg_sq, grad, tensors.weights)
         lane.submit(
             f"step of {work.name}",

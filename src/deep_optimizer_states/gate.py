@@ -4,12 +4,19 @@
 parameter waits for that parameter's tiles alone, and whoever is about to overwrite a gradient waits
 until the update has read it. Nothing is stale and nothing is rolled back: the model computes with
 the weights that it would have had, only the waiting has moved to where they are needed.
+
+[Note: failures] An update that failed, or that was cut short while it was being launched, leaves
+optimizer state of two different steps behind. So its failure stays: every wait raises it again, and
+with it every step, save and look at the state, until the state has been loaded anew. An update is
+over when its thread says so, however often somebody who waited for it was interrupted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from deep_optimizer_states.device.base import WAIT_TIMEOUT_S, Device, Event, Wait
@@ -60,7 +67,7 @@ class Update:
 
 
 class Background:
-    """The thread on which updates run, one at a time.
+    """The thread on which updates run, one at a time. See [Note: failures].
 
     Args:
         device: What the thread works on.
@@ -71,10 +78,48 @@ class Background:
             1, "deep_optimizer_states/update", initializer=device.enter_thread
         )
         self._running: Future[None] | None = None
+        self._failure: BaseException | None = None
+        self._changing = ""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a failure is known that no loading has made good yet."""
+        return self._failure is not None
 
     def prepare(self, work: Callable[[], None]) -> None:
         """Run ``work`` on the thread, before any update."""
         self._pool.submit(work).result(WAIT_TIMEOUT_S)
+
+    @contextlib.contextmanager
+    def changing(self, what: str) -> Iterator[None]:
+        """Do something that leaves wrong state behind when it is cut short.
+
+        Args:
+            what: What it is, for the message of the failure that stays then.
+        """
+        self._changing = what
+        try:
+            yield
+        except UpdateError as error:
+            self._failure = self._failure or error
+            raise
+        except BaseException as error:
+            self._failure = self._failure or UpdateError(f"{what} was cut short by {error!r}")
+            raise
+        finally:
+            self._changing = ""
+
+    def refuse_to_save(self) -> None:
+        """Say no to a signal handler that saves in the middle of a change.
+
+        Raises:
+            UpdateError: State is being changed by the very code that this call interrupted.
+        """
+        if self._changing:
+            raise UpdateError(
+                f"state cannot be saved in the middle of {self._changing}, which a signal handler "
+                "has interrupted: let the handler set a flag, and save after engine.step()"
+            )
 
     def launch(self, update: Update, run: Callable[[], None]) -> None:
         """Start an update; the one before must have been waited for."""
@@ -85,15 +130,44 @@ class Background:
         """Block until no update is in flight.
 
         Raises:
-            UpdateError: It failed, or did not end in time.
+            UpdateError: An update failed and nothing has been loaded since, or it did not end in
+                time.
         """
-        running, self._running = self._running, None
+        self.wait_for_end()
+        self.check()
+
+    def wait_for_end(self) -> None:
+        """Block until no update is in flight, however it ended.
+
+        Raises:
+            UpdateError: It did not end in time; it counts as in flight still.
+        """
+        running = self._running
         if running is None:
             return
-        try:
-            running.result(WAIT_TIMEOUT_S)
-        except TimeoutError as error:
-            raise UpdateError(f"waited {WAIT_TIMEOUT_S:g} s for the update to end") from error
+        if not futures.wait([running], WAIT_TIMEOUT_S).done:
+            raise UpdateError(f"waited {WAIT_TIMEOUT_S:g} s for the update to end")
+        # Only now: whoever was interrupted above has not made the update end.
+        self._failure = self._failure or running.exception()
+        self._running = None
+
+    def check(self) -> None:
+        """Raise the failure that is known, without waiting.
+
+        Raises:
+            UpdateError: See :meth:`wait`.
+        """
+        if self._failure is not None:
+            raise UpdateError(
+                f"{self._failure}. The optimizer state is not to be trusted, so it is neither "
+                "trained on nor saved: go back to the last checkpoint (engine.load_checkpoint with "
+                "its optimizer states, in this process or in a new one)"
+            ) from self._failure
+
+    def forget_failure(self) -> None:
+        """The state has been loaded anew, and no update is in flight."""
+        assert self._running is None, "an update is in flight"
+        self._failure = None
 
     def close(self) -> None:
         """End the thread once what it runs has ended; a failure of that is dropped."""

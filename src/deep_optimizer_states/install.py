@@ -30,6 +30,8 @@ def install() -> None:
 
     _wrap(DeepSpeedConfig, "_initialize_params", _initialize_params)
     _wrap(DeepSpeedEngine, "_configure_zero_optimizer", _configure_zero_optimizer)
+    _wrap(DeepSpeedEngine, "step", _step)
+    _wrap(DeepSpeedEngine, "load_checkpoint", _load_checkpoint)
 
 
 def uninstall() -> None:
@@ -71,6 +73,7 @@ def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any
     from deepspeed.runtime.superoffload import superoffload_stage3  # noqa: F401
     from deepspeed.runtime.zero import stage3
 
+    from deep_optimizer_states.engine_calls import time_own_stream
     from deep_optimizer_states.zero3 import InterleavedZeroOptimizer
 
     # Its fp32_optimizer_states matters not: moments are in the type of the master weights, fp32.
@@ -83,12 +86,45 @@ def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any
     # The method imports the name from this module when it runs: swap it for the length of the call.
     stock = stage3.DeepSpeedZeroOptimizer_Stage3
     stage3.DeepSpeedZeroOptimizer_Stage3 = functools.partial(
-        InterleavedZeroOptimizer, settings=settings
+        InterleavedZeroOptimizer,
+        settings=settings,
+        is_managed=engine.managed_gradient_accumulation(),
     )
     try:
-        return original(engine, optimizer)
+        ours = original(engine, optimizer)
     finally:
         stage3.DeepSpeedZeroOptimizer_Stage3 = stock
+    if settings.just_in_time_forward:
+        time_own_stream(engine.tput_timer)
+    return ours
+
+
+def _is_ours(engine: Any) -> bool:
+    return hasattr(engine.optimizer, "overlooking_failure")
+
+
+def _step(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    """DeepSpeed's step: the update, its counters and the learning rate go together."""
+    if not _is_ours(engine):
+        return original(engine, *args, **kwargs)
+    from deep_optimizer_states.engine_calls import signals_held_back
+
+    with signals_held_back():
+        return original(engine, *args, **kwargs)
+
+
+def _load_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    """DeepSpeed's loading, which may come after an update that failed."""
+    if not _is_ours(engine):
+        return original(engine, *args, **kwargs)
+    had_failed = engine.optimizer.has_failed
+    with engine.optimizer.overlooking_failure():
+        found = original(engine, *args, **kwargs)
+    if had_failed and not engine.optimizer.has_failed:
+        # DeepSpeed does not count the micro-batch whose step failed, and the next window would end
+        # one too early.
+        engine.micro_steps += -engine.micro_steps % engine.gradient_accumulation_steps()
+    return found
 
 
 def check_supported(config: Any) -> None:

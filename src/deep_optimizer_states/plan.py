@@ -211,46 +211,6 @@ def choose_resident_subgroups(numels: Sequence[int], ratio: float) -> frozenset[
     return frozenset(chosen)
 
 
-def build_plan(
-    num_tiles: int,
-    device: Iterable[int] = (),
-    resident: Iterable[int] = (),
-    order: Sequence[int] | None = None,
-) -> Plan:
-    """Order one rank's update phase so that the device's work hides behind the CPU's.
-
-    Everything for the device is issued first: issuing takes no time, and its lanes order themselves
-    by events (a slot is prefetched again only after its flush). The CPU's steps follow, and run
-    while the device works::
-
-        H2D  |-1-|-3-|        |-5-|
-        GPU      |1|  |3|          |5|
-        D2H         |-1-| |-3-|       |-5-|
-        CPU  |---0---|---2---|---4---|
-        WTS          |0|     |2|     |4|
-
-    Args:
-        num_tiles: Tiles this rank owns.
-        device: Tiles to send through a slot.
-        resident: Tiles whose state is on the device already.
-        order: All tiles, those first that are needed first; as they are numbered if None.
-
-    Raises:
-        PlanError: A tile is out of range.
-    """
-    through_slots, staying = set(device) - set(resident), set(resident)
-    position = {tile: at for at, tile in enumerate(order or ())}
-
-    def ordered(tiles: Iterable[int]) -> list[int]:
-        return sorted(tiles, key=lambda tile: (position.get(tile, num_tiles), tile))
-
-    rest = set(range(num_tiles)) - through_slots - staying
-    actions = [Action(tile, kind) for tile in ordered(staying) for kind in RESIDENT_CHAIN]
-    actions += [Action(tile, kind) for tile in ordered(through_slots) for kind in DEVICE_CHAIN]
-    actions += [Action(tile, kind) for tile in ordered(rest) for kind in HOST_CHAIN]
-    return Plan(num_tiles, tuple(actions))
-
-
 def subgroup_offsets(numels: Sequence[int]) -> list[int]:
     """Where each subgroup begins in a flat buffer that holds them one after the other."""
     offsets = [0]

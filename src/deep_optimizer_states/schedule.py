@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from deep_optimizer_states.plan import (
+    DEVICE_CHAIN,
     HOST_CHAIN,
     RESIDENT_CHAIN,
     Action,
     Tile,
-    build_plan,
     choose_device_subgroups,
     choose_resident_subgroups,
     cut_into_tiles,
 )
-from deep_optimizer_states.split import Share
+from deep_optimizer_states.split import TINY, Chains, Share
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,12 @@ class Schedule:
         dynamic = policy == "dynamic"
         fixed = "all-host" if dynamic else policy
         chosen = choose_device_subgroups(len(numels), fixed, stride) - resident
-        through_slots = {idx for idx, tile in enumerate(tiles) if tile.subgroup in chosen}
+        movable = [tile.numel for tile in tiles if tile.subgroup not in resident]
+        # What lies below costs the device a launch each and the CPU next to nothing.
+        least = TINY * max(movable, default=0)
+        through_slots = {
+            idx for idx, tile in enumerate(tiles) if tile.subgroup in chosen and tile.numel >= least
+        }
         return cls(tiles, resident, frozenset(through_slots), dynamic)
 
     @property
@@ -72,6 +78,12 @@ class Schedule:
         return frozenset(
             idx for idx, tile in enumerate(self.tiles) if tile.subgroup in self.resident_subgroups
         )
+
+    @property
+    def slot_subgroups(self) -> list[int]:
+        """Subgroups of which tiles may pass through a slot, in order."""
+        candidates = self._movable_tiles if self.dynamic else self.device_tiles
+        return sorted({self.tiles[idx].subgroup for idx in candidates})
 
     @property
     def slot_numel(self) -> int:
@@ -108,29 +120,58 @@ class Schedule:
         self,
         host_subgroups: frozenset[int],
         share: Share,
+        has_room: Callable[[bool], bool],
         order: Sequence[int] | None = None,
     ) -> Iterator[Action]:
         """The actions of one step, in issue order.
 
+        Everything for the device is issued as early as it has room: issuing takes no time, and its
+        lanes order themselves by events. The CPU's steps run while the device works::
+
+            H2D  |-1-|-3-|        |-5-|
+            GPU      |1|  |3|          |5|
+            D2H         |-1-| |-3-|       |-5-|
+            CPU  |---0---|---2---|---4---|
+            WTS          |0|     |2|     |4|
+
         Args:
             host_subgroups: Subgroups that must be stepped where they live in this step.
             share: Splits tiles between device and CPU as they run; asked by the dynamic policy.
+            has_room: Whether the device takes one more tile now; told to wait until it does where
+                nothing else is left to do.
             order: All tiles, those first that are needed first; as they are numbered if None.
         """
         forced = {idx for idx, tile in enumerate(self.tiles) if tile.subgroup in host_subgroups}
         resident = self.resident_tiles
-        if not self.dynamic:
-            device = self.device_tiles - forced
-            yield from build_plan(len(self.tiles), device, resident, order).actions
-            return
         ordered = range(len(self.tiles)) if order is None else order
         for tile in filter(resident.__contains__, ordered):
             yield from (Action(tile, kind) for kind in RESIDENT_CHAIN)
-        for tile in filter((forced - resident).__contains__, ordered):
-            yield from (Action(tile, kind) for kind in HOST_CHAIN)
-        movable = [tile for tile in ordered if tile not in forced | resident]
-        for tile, chain in share(movable, [tile.numel for tile in self.tiles]):
+        if self.dynamic:
+            for tile in filter((forced - resident).__contains__, ordered):
+                yield from (Action(tile, kind) for kind in HOST_CHAIN)
+            movable = [tile for tile in ordered if tile not in forced | resident]
+            chains = share(movable, [tile.numel for tile in self.tiles])
+        else:
+            device = self.device_tiles - forced - resident
+            movable = [tile for tile in ordered if tile not in resident]
+            chains = _take_turns(movable, device, has_room)
+        for tile, chain in chains:
             yield from (Action(tile, kind) for kind in chain)
+
+
+def _take_turns(
+    tiles: Sequence[int], device: Collection[int], has_room: Callable[[bool], bool]
+) -> Chains:
+    """Tiles of a fixed policy: the device's while it has room, between the CPU's."""
+    through_slots = deque(tile for tile in tiles if tile in device)
+    for tile in tiles:
+        while through_slots and has_room(False):
+            yield through_slots.popleft(), DEVICE_CHAIN
+        if tile not in device:
+            yield tile, HOST_CHAIN
+    while through_slots:
+        has_room(True)
+        yield through_slots.popleft(), DEVICE_CHAIN
 
 
 def _place(tile: Tile) -> tuple[int, int]:

@@ -77,7 +77,8 @@ class Sample:
             work, numel = part.work, part.state[0].numel()
             live = work.tensors.narrow(part.start, numel)
             weights = torch.empty(numel, dtype=live.weights.dtype, device="cpu")
-            again = AdamTensors(*part.state, grad=live.grad.cpu(), weights=weights)
+            grad = work.grad.narrow(0, part.start, numel).cpu()
+            again = AdamTensors(*part.state, grad, weights)
             tail_start = tail_within(work.tail_start, part.start, numel)
             host_adam.step(again, work.scalars, tail_start, num_threads=1)
             found = first_difference(live, again)
@@ -85,8 +86,7 @@ class Sample:
                 raise UpdateError(
                     f"update {update} since the start, {work.name}, went wrong: {found.name} of "
                     f"its element {part.start + found.index} is {found.value!r}, repeated on the "
-                    f"CPU {found.expected!r}. Go back to the last checkpoint; until this is "
-                    'understood, use policy "all-host"'
+                    f'CPU {found.expected!r}; until this is understood, use policy "all-host"'
                 )
 
 
@@ -100,5 +100,5 @@ def _ends(numel: int) -> Iterator[tuple[int, int]]:
 
 
 def _state_on_host(tensors: AdamTensors) -> tuple[Tensor, Tensor, Tensor]:
-    master, exp_avg, exp_avg_sq = (tensor.to("cpu", copy=True) for tensor in tensors.state)
+    master, exp_avg, exp_avg_sq = [tensor.to("cpu", copy=True) for tensor in tensors.state]
     return master, exp_avg, exp_avg_sq

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from deepspeed import comm as dist
 from deepspeed.accelerator import get_accelerator
-from deepspeed.utils import log_dist
+from deepspeed.utils import log_dist, logger
 from torch import Tensor
 
 from deep_optimizer_states.auto import settle_policy
@@ -24,17 +24,17 @@ from deep_optimizer_states.device.base import Device
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.device.self_check import check_device_adam
 from deep_optimizer_states.errors import ConfigError, UpdateError
-from deep_optimizer_states.executor import Executor, OnSpans, Sizes, Work
+from deep_optimizer_states.executor import Executor, OnSpans, Sizes, Work, copy_all
 from deep_optimizer_states.gate import Update
 from deep_optimizer_states.kernels.calibrate_tail import find_tail
 from deep_optimizer_states.kernels.scalars import AdamScalars, BetaPowers, adam_scalars
 from deep_optimizer_states.kernels.tensors import AdamTensors, tail_within
 from deep_optimizer_states.kernels.torch_adam import make_host_adam
 from deep_optimizer_states.memory import local_ranks
-from deep_optimizer_states.plan import Plan
+from deep_optimizer_states.plan import Plan, Tile
 from deep_optimizer_states.schedule import Schedule
 from deep_optimizer_states.timeline import Recorder, Span, TimelineFile
-from deep_optimizer_states.verify import Sample, is_due
+from deep_optimizer_states.verify import FIRST_UPDATES, Sample, is_due
 from deep_optimizer_states.zero3_state import StateHomes
 
 faults_for_tests: Faults | None = None
@@ -67,10 +67,17 @@ class InterleavedZeroOptimizer(StateHomes):
     Args:
         module, init_optimizer, args, kwargs: As DeepSpeed passes them to its own class.
         settings: The checked block of the config.
+        is_managed: Whether DeepSpeed knows, in a backward, if the accumulation window ends with it.
     """
 
     def __init__(
-        self, module: Any, init_optimizer: Any, *args: Any, settings: Settings, **kwargs: Any
+        self,
+        module: Any,
+        init_optimizer: Any,
+        *args: Any,
+        settings: Settings,
+        is_managed: bool,
+        **kwargs: Any,
     ) -> None:
         self._settings = settings
         self._tail = find_tail(init_optimizer)
@@ -80,8 +87,9 @@ class InterleavedZeroOptimizer(StateHomes):
         self._beta_powers = BetaPowers(init_optimizer.defaults["betas"])
         self._closed = False
         self._num_updates = 0
+        self._change = contextlib.ExitStack()
         try:
-            super().__init__(lanes, module, init_optimizer, *args, **kwargs)
+            super().__init__(lanes, is_managed, module, init_optimizer, *args, **kwargs)
             if self.torch_autocast_gradscaler is not None:
                 raise ConfigError(
                     "torch_autocast in fp16 scales gradients by itself, which "
@@ -166,32 +174,56 @@ class InterleavedZeroOptimizer(StateHomes):
         """One update; stock's own, whose loop over subgroups calls the methods below.
 
         Raises:
-            UpdateError: A lane failed, or a parameter got gradients in this accumulation window but
-                none in its last micro-batch: stock would drop them and use an older one again.
+            UpdateError: A lane failed, in this update or in an earlier one.
         """
         self._finish_update()
         self._active = set(self.norm_for_param_grads)
-        self._refuse_lost_grads()
-        super().step(closure)
+        self._warn_of_dropped_grads()
+        if self._num_updates == FIRST_UPDATES:
+            self._use_spare_memory()
+        with contextlib.ExitStack() as self._change:
+            super().step(closure)
         self._is_window_open = False
         if self.overflow:
             self._inactive.skipped(self._keys_of_params(active=True))
 
-    def _refuse_lost_grads(self) -> None:
-        lost = [
+    def _warn_of_dropped_grads(self) -> None:
+        if self._has_warned or not self._is_managed:
+            return
+        dropped = [
             self.param_names.get(param, param.ds_id)
             for group in self.fp16_groups
             for param in group
             if param.ds_id in self._offload_boundary_param_ids
             and self.get_param_id(param) not in self._active
         ]
-        if lost:
-            raise UpdateError(
-                f"parameters {lost[:5]} ({len(lost)} in all) got gradients in this accumulation "
-                "window but none in its last micro-batch. Stock DeepSpeed would drop them and use "
-                "an older gradient again; use every parameter in the last micro-batch (the "
-                "one in whose backward is_gradient_accumulation_boundary() is true), or "
-                "gradient_accumulation_steps 1"
+        if dropped:
+            self._has_warned = True
+            logger.warning(
+                f"deep_optimizer_states: parameters {dropped[:5]} ({len(dropped)} in all) got "
+                "gradients in this accumulation window but none in its last micro-batch. As stock "
+                "DeepSpeed does, the update drops them and uses an older gradient again. Use every "
+                'parameter in the last micro-batch, or "managed_gradient_accumulation": false, '
+                "which drops nothing. Said once"
+            )
+
+    def _use_spare_memory(self) -> None:
+        """Keep gradients on the device where only its memory stands against it."""
+        if not self._settings.keep_grads_on_device:
+            return
+        candidates = self._schedule.slot_subgroups
+        chosen, spare = [], self._lanes.spare_bytes()
+        for subgroup in candidates:
+            spare -= self._host_grads(subgroup).nbytes
+            if spare >= 0:
+                chosen.append(subgroup)
+        both = chosen if self._schedule.dynamic else []
+        taken = self._keep_grads_on_device([] if both else chosen, both)
+        if candidates:
+            log_dist(
+                f"deep_optimizer_states: gradients of {len(chosen)} of {len(candidates)} subgroups "
+                f"stay on the device, {taken} bytes",
+                ranks=[0],
             )
 
     def _keys_of_params(self, active: bool) -> list[int]:
@@ -223,31 +255,18 @@ class InterleavedZeroOptimizer(StateHomes):
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def _update_all_subgroups(self) -> None:
         self._stand_in_for_optimizer_step()
+        # From here on until stock's step is over, state and counters do not go together.
+        self._change.enter_context(self._background.changing("engine.step()"))
         inactive = self._keys_of_params(active=False)
         if inactive:
             self._drain_grads()
         stale = self._inactive.collect(inactive)
-        widened = {self.grad_position[key][0] for key in stale}
-        subgroups = [
-            self._tensors_of(idx, stale if idx in widened else {})
-            for idx in range(len(self._subgroup_numels))
-        ]
-        scalars = [self._scalars_of(idx) for idx in range(len(self._subgroup_numels))]
-        work = []
-        for number, tile in enumerate(self._schedule.tiles):
-            tail_start = self._tail.start(self._subgroup_numels[tile.subgroup])
-            work.append(
-                Work(
-                    name=f"tile {number} (subgroup {tile.subgroup})",
-                    tensors=subgroups[tile.subgroup].narrow(tile.start, tile.numel),
-                    scalars=scalars[tile.subgroup],
-                    tail_start=tail_within(tail_start, tile.start, tile.numel),
-                )
-            )
+        widened = frozenset(self.grad_position[key][0] for key in stale)
+        work = self._work(stale, widened)
         executor, update = self._executor, Update(len(work))
         if self._settings.just_in_time_forward:
             self._learn_order()
-        actions = self._schedule.actions(frozenset(widened), executor.share, self._order)
+        actions = self._schedule.actions(widened, executor.share, executor.has_room, self._order)
         self._num_updates += 1
         is_repeated = is_due(self._num_updates, self._settings.verify_every)
         sample = Sample(work) if is_repeated else None
@@ -264,6 +283,48 @@ class InterleavedZeroOptimizer(StateHomes):
         if is_repeated or not self._settings.just_in_time_forward:
             self._finish_update()
         self._inactive.stepped(self._keys_of_params(active=True), self._grad_scale)
+
+    def _work(self, stale: dict[int, Tensor], widened: frozenset[int]) -> list[Work]:
+        """What each tile needs.
+
+        Args:
+            stale: fp32 gradients of parameters that took no part, by key.
+            widened: Their subgroups, which are stepped where their state lives.
+        """
+        subgroups = [
+            self._tensors_of(idx, stale if idx in widened else {})
+            for idx in range(len(self._subgroup_numels))
+        ]
+        scalars = [self._scalars_of(idx) for idx in range(len(self._subgroup_numels))]
+        work = []
+        for number, tile in enumerate(self._schedule.tiles):
+            idx = tile.subgroup
+            tail_start = self._tail.start(self._subgroup_numels[idx])
+            work.append(
+                Work(
+                    name=f"tile {number} (subgroup {idx})",
+                    tensors=subgroups[idx].narrow(tile.start, tile.numel),
+                    scalars=scalars[idx],
+                    tail_start=tail_within(tail_start, tile.start, tile.numel),
+                    device_grad=None if idx in widened else self._device_grad(number, tile),
+                )
+            )
+        return work
+
+    def _device_grad(self, number: int, tile: Tile) -> Tensor | None:
+        """A tile's gradient on the device, where it passes through a slot and does not need one."""
+        idx = tile.subgroup
+        if idx in self._copied_grads:
+            return self._copied_grads[idx].narrow(0, tile.start, tile.numel)
+        if idx not in self._device_grads or idx in self._schedule.resident_subgroups:
+            return None
+        grad = self._device_grads[idx].narrow(0, tile.start, tile.numel)
+        if number in self._schedule.device_tiles:
+            return grad
+        # Too small for the device: the CPU steps it, and reads its gradient from host memory.
+        home = self._host_grads(idx).narrow(0, tile.start, tile.numel)
+        self._lanes.grads.submit(f"gradient of tile {number}", lambda: copy_all([home], [grad]))
+        return None
 
     def _stand_in_for_optimizer_step(self) -> None:
         """What others expect of ``DeepSpeedCPUAdam.step``, which is never called.
@@ -291,9 +352,11 @@ class InterleavedZeroOptimizer(StateHomes):
     def _tensors_of(self, subgroup: int, stale: dict[int, Tensor]) -> AdamTensors:
         master = self.fp32_partitioned_groups_flat[subgroup]
         state = self.optimizer.state[master]
-        grad = self._subgroup_grads(subgroup)
+        is_resident = subgroup in self._schedule.resident_subgroups
+        grad = self._subgroup_grads(subgroup) if is_resident else self._host_grads(subgroup)
         if stale:
-            grad = grad.to(torch.float32, copy=True)
+            newest = self._subgroup_grads(subgroup)
+            grad = newest.to(master.device, torch.float32, copy=True)
             for key, gradient in stale.items():
                 owner, offset, numel = self.grad_position[key]
                 if owner == subgroup:
@@ -306,11 +369,17 @@ class InterleavedZeroOptimizer(StateHomes):
         self._unflatten_partitioned_parameters(sub_group_id)
 
     def destroy(self) -> None:
-        """End lanes, unlock host memory, free device slots. A second call changes nothing."""
+        """End lanes, unlock host memory, free device slots. A second call changes nothing.
+
+        Raises:
+            UpdateError: The update in flight failed, which nobody was told before.
+        """
+        is_known = self._closed or self._background.has_failed
         try:
-            if not self._closed:
-                self._finish_update()
-            super().destroy()
+            with self.overlooking_failure():
+                super().destroy()
+            if not is_known:
+                self._background.check()
         finally:
             self._close_lanes()
             self.__dict__.pop("_executor", None)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from deep_optimizer_states.device.base import Device, Wait
+from deep_optimizer_states.engine_calls import own_stream_alone
 from deep_optimizer_states.gate import Background, Update
 from deep_optimizer_states.plan import Tile
 from deep_optimizer_states.schedule import Schedule
@@ -33,6 +36,7 @@ class GatedGathers(GradientFlush):
     def __init__(self, lanes: Device, *args: Any, **kwargs: Any) -> None:
         self._update: Update | None = None
         self._background = Background(lanes)
+        self._overlooks_failure = False
         self._gated: list[tuple[Any, str, Any]] = []
         self._uses: dict[int, None] | None = None
         self._order: tuple[int, ...] | None = None
@@ -73,12 +77,17 @@ class GatedGathers(GradientFlush):
                     setattr(param, name, functools.partial(self._gather, param, original))
 
     def _gather(self, param: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._overlooks_failure:
+            self._background.check()
         params = args[0] if args else kwargs.get("params", kwargs.get("param_list"))
         for gathered in [param] if params is None else params:
             if self._uses is not None:
                 self._uses.setdefault(gathered.ds_id)
             self._wait_for(gathered, Wait.WEIGHTS_READY)
-        return original(*args, **kwargs)
+        if self._update is None:
+            return original(*args, **kwargs)
+        with own_stream_alone():  # DeepSpeed synchronises after a gather
+            return original(*args, **kwargs)
 
     def _wait_for(self, param: Any, why: Wait) -> None:
         tiles = self._tiles_of.get(param.ds_id)
@@ -97,10 +106,28 @@ class GatedGathers(GradientFlush):
         """Wait until all state is where it lives.
 
         Raises:
-            UpdateError: The update failed; names lane and tile.
+            UpdateError: The update failed, or one before did and nothing has been loaded since.
         """
-        self._background.wait()
+        self._background.wait_for_end()
+        if not self._overlooks_failure:
+            self._background.check()
         self._update = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the state is not to be trusted, and nothing has been loaded since; it waits."""
+        self._background.wait_for_end()
+        return self._background.has_failed
+
+    @contextlib.contextmanager
+    def overlooking_failure(self) -> Iterator[None]:
+        """Wait for the update in flight, and look at state whatever became of it: to replace it."""
+        self._background.wait_for_end()
+        before, self._overlooks_failure = self._overlooks_failure, True
+        try:
+            yield
+        finally:
+            self._overlooks_failure = before
 
     def _open_gates(self) -> None:
         """Give the parameters their own methods back, and end the update's thread."""

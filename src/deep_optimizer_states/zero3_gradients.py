@@ -1,9 +1,20 @@
-"""How gradients leave the device: our half of ZeRO-3's backward. See ``zero3`` for the rest."""
+"""How gradients leave the device: our half of ZeRO-3's backward. See ``zero3`` for the rest.
+
+[Note: two gradients] Stock keeps two: a 16-bit sum that every micro-batch of a window adds to, and
+the fp32 gradient that the last one makes of it and that the update reads. A parameter which took
+part in the window but not in its last micro-batch is updated with the fp32 gradient of an earlier
+window: its newer sum is dropped. So the sum of a window that is not over (the *partial* gradient)
+has a home apart from the *final* one, which stays what the last update went by. The newest content
+of a parameter is in one or the other. Where the caller decides when a window is over
+(``managed_gradient_accumulation`` false), every parameter of the window then gets its final
+gradient, nothing is dropped, and one home serves as both.
+"""
 
 from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -23,10 +34,12 @@ from deep_optimizer_states.plan import subgroup_offsets
 class GradientFlush(DeepSpeedZeroOptimizer_Stage3):
     """ZeRO-3 whose reduced gradients go to their home on a lane of their own, in 16 bits.
 
-    A subgroup's gradients live in host memory, or on the device when its state does.
+    A subgroup's final gradients live in host memory, or on the device when they are read there
+    alone. Of others that the device may read it can have a copy. See also [Note: two gradients].
 
     Args:
         lanes: Where the copies run.
+        is_managed: Whether DeepSpeed knows, in a backward, if the window ends with it.
         args, kwargs: As DeepSpeed passes them to its own class.
     """
 
@@ -34,10 +47,15 @@ class GradientFlush(DeepSpeedZeroOptimizer_Stage3):
     norm_for_param_grads: dict[int, Tensor]
     offload_optimizer_pin_memory: bool
 
-    def __init__(self, lanes: Device, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, lanes: Device, is_managed: bool, *args: Any, **kwargs: Any) -> None:
         self._lanes = lanes
         self._grad_events: dict[int, Event] = {}
-        self._resident_grads: dict[int, Tensor] = {}
+        self._device_grads: dict[int, Tensor] = {}
+        self._copied_grads: dict[int, Tensor] = {}
+        self._is_managed = is_managed
+        self._partial_flat: Tensor | None = None
+        self._partial: set[int] = set()
+        self._has_warned = False
         self._inactive = InactiveGradients(self._grad_home_of_key)
         self._grad_scale = 1.0
         self._active: set[int] = set()
@@ -65,6 +83,8 @@ class GradientFlush(DeepSpeedZeroOptimizer_Stage3):
             self.offload_optimizer_pin_memory = pin
         flat = self._lanes.host_home(self.grad_partitions_flat_buffer)
         self.grad_partitions_flat_buffer = flat
+        if self._holds_partial_grads:
+            self._partial_flat = self._lanes.empty_host(flat.numel(), flat.dtype).zero_()
         views = self._DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition
         start = 0
         for param in itertools.chain.from_iterable(self.fp16_groups):
@@ -74,6 +94,10 @@ class GradientFlush(DeepSpeedZeroOptimizer_Stage3):
     def _wait_for(self, param: Any, why: Wait) -> None:
         """Wait until the update in flight is done with a parameter; ``zero3`` knows how."""
 
+    @property
+    def _holds_partial_grads(self) -> bool:
+        return self._is_managed and self.gradient_accumulation_steps > 1
+
     def _grad_home(self, param: Any) -> Tensor:
         return self._grad_home_of_key(self.get_param_id(param))
 
@@ -82,10 +106,44 @@ class GradientFlush(DeepSpeedZeroOptimizer_Stage3):
         return self._subgroup_grads(subgroup).narrow(0, offset, numel)
 
     def _subgroup_grads(self, subgroup: int) -> Tensor:
-        if subgroup in self._resident_grads:
-            return self._resident_grads[subgroup]
+        if subgroup in self._device_grads:
+            return self._device_grads[subgroup]
+        return self._host_grads(subgroup)
+
+    def _host_grads(self, subgroup: int) -> Tensor:
         flat = self.grad_partitions_flat_buffer
         return flat.narrow(0, self._subgroup_starts[subgroup], self._subgroup_numels[subgroup])
+
+    def _partial_home(self, param: Any) -> Tensor:
+        flat = self.grad_partitions_flat_buffer
+        if self._partial_flat is None:  # the caller moved the end of a window of one micro-batch
+            self._partial_flat = self._lanes.empty_host(flat.numel(), flat.dtype).zero_()
+        subgroup, offset, numel = self.grad_position[self.get_param_id(param)]
+        return self._partial_flat.narrow(0, self._subgroup_starts[subgroup] + offset, numel)
+
+    def _newest_grad(self, param: Any) -> Tensor:
+        """What stock has in its 16-bit buffer, see [Note: two gradients]."""
+        is_partial = param.ds_id in self._partial
+        return self._partial_home(param) if is_partial else self._grad_home(param)
+
+    def _keep_grads_on_device(self, device_only: Iterable[int], also_host: Iterable[int]) -> int:
+        """From the next update on let the device read gradients of its own memory.
+
+        Args:
+            device_only: Subgroups whose gradients only the device reads.
+            also_host: Subgroups whose gradients the CPU may read as well.
+
+        Returns:
+            Bytes of device memory that this took.
+        """
+        self._drain_grads()
+        taken = 0
+        for subgroups, kept in ((device_only, self._device_grads), (also_host, self._copied_grads)):
+            for subgroup in subgroups:
+                home = self._host_grads(subgroup)
+                kept[subgroup] = self._lanes.empty_device(home.numel(), home.dtype).copy_(home)
+                taken += home.nbytes
+        return taken
 
     def partition_grads(self, params_to_release: list[Any], grad_partitions: list[Tensor]) -> None:
         """Flush this rank's share of reduced gradients to their home, without waiting for it.
@@ -110,27 +168,42 @@ class GradientFlush(DeepSpeedZeroOptimizer_Stage3):
         return bool(first < param.ds_numel)
 
     def _flush_grad(self, param: Any, partition: Tensor) -> None:
-        self._wait_for(param, Wait.GRAD_READ)
-        home = self._grad_home(param).narrow(0, 0, partition.numel())
+        numel = partition.numel()
+        is_final = self.is_gradient_accumulation_boundary() or not self._is_managed
+        homes = [self._grad_home(param) if is_final else self._partial_home(param)]
+        dtype = homes[0].dtype
         if self.micro_step_id == 0:
-            value = partition.to(home.dtype, copy=True)
+            value = partition.to(dtype, copy=True)
         else:
             # None: this parameter's first gradient ever comes late in a window.
             if (flushed := self._grad_events.get(param.ds_id)) is not None:
                 self._lanes.caller_waits(flushed, Wait.GRAD_HOME)
-            value = home.to(partition.device, copy=True, non_blocking=True)
-            value.add_(partition.to(home.dtype).view(value.shape))
+            newest = self._newest_grad(param).narrow(0, 0, numel)
+            value = newest.to(partition.device, copy=True, non_blocking=True)
+            value.add_(partition.to(dtype).view(value.shape))
         if self.is_gradient_accumulation_boundary():
             self._keep_norm(param, value)
+        if is_final:
+            self._partial.discard(param.ds_id)
+            self._wait_for(param, Wait.GRAD_READ)
+            homes += self._copies_of(param)
+        else:
+            self._partial.add(param.ds_id)
+        homes = [home.narrow(0, 0, numel) for home in homes]
         lane = self._lanes.grads
         lane.wait(self._lanes.record_caller(), Wait.GRAD_READY)
         lane.submit(
             f"gradient flush of parameter {param.ds_id}",
-            lambda: copy_all((home,), (value,)),
+            lambda: copy_all(homes, [value] * len(homes)),
             uses=(value,),
         )
         self._grad_events[param.ds_id] = event = lane.record()
         self._pending.add(event, value.nbytes)
+
+    def _copies_of(self, param: Any) -> list[Tensor]:
+        subgroup, offset, numel = self.grad_position[self.get_param_id(param)]
+        copies = self._copied_grads.get(subgroup)
+        return [] if copies is None else [copies.narrow(0, offset, numel)]
 
     def _keep_norm(self, param: Any, grad: Tensor) -> None:
         self.norm_for_param_grads[self.get_param_id(param)] = self._constant_buffered_norm2(grad)
@@ -191,16 +264,20 @@ class GradientFlush(DeepSpeedZeroOptimizer_Stage3):
         """
         self._drain_grads()
         flat = self.grad_partitions_flat_buffer
-        if self._norms_show_no_overflow():
-            # One look at a single number: what stock reduces over the ranks is then False.
-            self.grad_partitions_flat_buffer = flat.new_zeros(1)
-        else:
-            for idx, grads in self._resident_grads.items():
-                flat.narrow(0, self._subgroup_starts[idx], grads.numel()).copy_(grads)
+        # One look at a single number: stock reduces what it finds over the ranks.
+        seen = 0.0 if self._norms_show_no_overflow() or self._are_all_finite() else torch.inf
+        self.grad_partitions_flat_buffer = flat.new_full((1,), seen)
         try:
             return bool(super().has_overflow(partition_gradients))
         finally:
             self.grad_partitions_flat_buffer = flat
+
+    def _are_all_finite(self) -> bool:
+        if not self._partial:
+            every = [self._subgroup_grads(idx) for idx in range(len(self._subgroup_numels))]
+        else:
+            every = [self._newest_grad(param) for group in self.fp16_groups for param in group]
+        return all(bool(torch.isfinite(grads).all()) for grads in every)
 
     def _norms_show_no_overflow(self) -> bool:
         owned = [
@@ -231,13 +308,14 @@ class GradientFlush(DeepSpeedZeroOptimizer_Stage3):
         """What stock holds in fp32: after a step the scaled gradient, before it the raw one.
 
         Raises:
-            ConfigError: Asked in the middle of an accumulation window.
+            ConfigError: Asked in a window whose end the caller decides.
         """
-        if self._is_window_open and not self.is_gradient_accumulation_boundary():
+        is_over = self.is_gradient_accumulation_boundary() or not self._is_window_open
+        if not self._is_managed and not is_over:
             raise ConfigError(
-                "a gradient was asked for before the last micro-batch of its accumulation window: "
-                "stock DeepSpeed has the last step's there, which is overwritten here; ask after "
-                "the last micro-batch's backward, or after engine.step()"
+                "a gradient was asked for between backward and engine.step(): with "
+                "managed_gradient_accumulation false stock DeepSpeed has the last step's there, "
+                "which is overwritten here; ask after engine.step()"
             )
         self._drain_grads()
         key = self.get_param_id(param)

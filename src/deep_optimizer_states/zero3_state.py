@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 from deep_optimizer_states.config import Settings
 from deep_optimizer_states.cores import LaneCores, choose_cores, find_place
 from deep_optimizer_states.device.base import Device
+from deep_optimizer_states.executor import Executor
 from deep_optimizer_states.memory import (
     STATE_BYTES,
     check_host_memory,
@@ -22,6 +25,8 @@ from deep_optimizer_states.memory import (
     lock_limit_bytes,
 )
 from deep_optimizer_states.zero3_gate import GatedGathers
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class StateHomes(GatedGathers):
@@ -36,9 +41,11 @@ class StateHomes(GatedGathers):
 
     _settings: Settings
     _cores: LaneCores
+    _executor: Executor
 
     def __init__(self, lanes: Device, *args: Any, **kwargs: Any) -> None:
         self._masters: list[Tensor] = []
+        self._homes: list[dict[str, Tensor]] = []
         super().__init__(lanes, *args, **kwargs)
 
     @property
@@ -67,6 +74,7 @@ class StateHomes(GatedGathers):
         staging_bytes = 2 * self._schedule.staging_numel * self.dtype.itemsize
         # Gradients of resident subgroups too: one buffer holds them all.
         grad_bytes = sum(self._subgroup_numels) * self.gradient_accumulation_dtype.itemsize
+        grad_bytes *= 1 + self._holds_partial_grads
         free_bytes = free_host_bytes()
         # Or a rank that comes late counts what another has taken already.
         dist.barrier(group=self.dp_process_group)
@@ -85,14 +93,12 @@ class StateHomes(GatedGathers):
     def initialize_optimizer_states(self) -> None:
         """Create the moments where they live; no fp32 gradients."""
         for idx, master in enumerate(self.fp32_partitioned_groups_flat):
-            self.optimizer.state[master] = {
-                "step": 0,
-                "exp_avg": self._home_of(idx, torch.zeros_like(master.data)),
-                "exp_avg_sq": self._home_of(idx, torch.zeros_like(master.data)),
-            }
+            zeros = [self._home_of(idx, torch.zeros_like(master.data)) for _ in _MOMENTS]
+            self._homes.append(dict(zip(_MOMENTS, zeros, strict=True)))
+            self.optimizer.state[master] = {"step": 0, **self._homes[idx]}
             if idx in self._schedule.resident_subgroups:
                 grads = self._lanes.empty_device(master.numel(), self.gradient_accumulation_dtype)
-                self._resident_grads[idx] = grads.zero_()
+                self._device_grads[idx] = grads.zero_()
 
     def _home_of(self, subgroup: int, source: Tensor) -> Tensor:
         if subgroup in self._schedule.resident_subgroups:
@@ -102,27 +108,46 @@ class StateHomes(GatedGathers):
     def _rigid_load_state_dict(
         self, state_dict: dict[str, Any], load_optimizer_states: bool = True
     ) -> None:
-        self._finish_update()
-        homes = [dict(self.optimizer.state[p]) for p in self.fp32_partitioned_groups_flat]
-        super()._rigid_load_state_dict(state_dict, load_optimizer_states)
-        self._return_home(homes)
+        with self._loading(is_whole=load_optimizer_states):
+            super()._rigid_load_state_dict(state_dict, load_optimizer_states)
 
     def load_hp_checkpoint_state_from_checkpoint_dir_stage3(self, checkpoint_dir: str) -> None:
         """Load a universal checkpoint; what it replaced goes back to where it lives."""
-        self._finish_update()
-        homes = [dict(self.optimizer.state[p]) for p in self.fp32_partitioned_groups_flat]
-        super().load_hp_checkpoint_state_from_checkpoint_dir_stage3(checkpoint_dir)
-        self._return_home(homes)
+        with self._loading(is_whole=True):
+            super().load_hp_checkpoint_state_from_checkpoint_dir_stage3(checkpoint_dir)
 
-    def _return_home(self, homes: list[dict[str, Any]]) -> None:
+    @contextlib.contextmanager
+    def _loading(self, is_whole: bool) -> Iterator[None]:
+        """Replace the state, after an update that failed too.
+
+        Args:
+            is_whole: Whether moments are loaded as well, so that nothing is left of the failure.
+        """
+        with self.overlooking_failure():
+            if self._background.has_failed:
+                self._forget_update()
+            with self._background.changing("loading a checkpoint"):
+                yield
+                self._return_home()
+            if is_whole:
+                self._background.forget_failure()
+
+    def _forget_update(self) -> None:
+        """Make lanes and buffers ready again after an update that failed."""
+        self._lanes.forget_failure()
+        self._executor.reset()
+        self._grad_events.clear()
+        self._pending.clear()
+
+    def _return_home(self) -> None:
         """Copy loaded moments into the tensors that held them before loading.
 
         torch's ``load_state_dict`` puts its own tensors in place of ours; a checkpoint from before
         the first step has none.
         """
-        for master, home in zip(self.fp32_partitioned_groups_flat, homes, strict=True):
+        for master, home in zip(self.fp32_partitioned_groups_flat, self._homes, strict=True):
             loaded = self.optimizer.state.setdefault(master, {})
-            for key in ("exp_avg", "exp_avg_sq"):
+            for key in _MOMENTS:
                 if key not in loaded:
                     home[key].zero_()
                 elif loaded[key] is not home[key]:
@@ -137,12 +162,15 @@ class StateHomes(GatedGathers):
         super().offload_states(*args, **kwargs)
 
     def checkpoint_event_prologue(self) -> None:
-        """Before a checkpoint is written: everything in flight arrives."""
+        """Before a checkpoint is written or loaded: everything in flight arrives."""
+        if not self._overlooks_failure:
+            self._background.refuse_to_save()
         self._finish_update()
         super().checkpoint_event_prologue()
 
     def state_dict(self) -> dict[str, Any]:
         """Stock's, of finished state."""
+        self._background.refuse_to_save()
         self._finish_update()
         return dict(super().state_dict())
 

@@ -29,6 +29,7 @@ class Flusher(GradientFlush):
     def __init__(self, device, homes):
         self._lanes, self._grad_events = device, {}
         self._pending = PendingBytes(1 << 20)
+        self._is_managed, self._partial = False, set()
         self._homes, self.micro_step_id = homes, 0
         self.wait_for = lambda number, why: None
 
@@ -40,6 +41,9 @@ class Flusher(GradientFlush):
 
     def _grad_home(self, param):
         return self._homes[param.ds_id]
+
+    def _copies_of(self, param):
+        return []
 
     def is_gradient_accumulation_boundary(self):
         return False
@@ -94,7 +98,7 @@ def run_iterations(device, schedule, steps=2, timeline=None):
 def _launch(background, flusher, run):
     executor, device, schedule, work = run
     update, after = Update(len(work)), executor.caller_events()
-    actions = schedule.actions(frozenset(), executor.share)
+    actions = schedule.actions(frozenset(), executor.share, executor.has_room)
     background.launch(update, lambda: executor.run(work, actions, after, update.issued))
 
     def wait_for(number, why):

@@ -68,7 +68,7 @@ def first_scalars():
 
 
 def run_once(executor, schedule, work, on_issued=lambda tile, event: None):
-    actions = schedule.actions(frozenset(), executor.share)
+    actions = schedule.actions(frozenset(), executor.share, executor.has_room)
     executor.run(work, actions, executor.caller_events(), on_issued)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import collections
 import enum
+import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -105,6 +106,11 @@ class PendingBytes:
             oldest.synchronize()
             self._bytes -= size
 
+    def clear(self) -> None:
+        """Forget all copies; none is in flight."""
+        self._events.clear()
+        self._bytes = 0
+
 
 class Device(abc.ABC):
     """A device with five lanes. Host memory it hands out is page-locked where that means something.
@@ -181,6 +187,14 @@ class Device(abc.ABC):
 
     def set_clock(self) -> None:
         """Set the clock of recorded spans anew, which on a GPU loses digits as it runs."""
+        return
+
+    def spare_bytes(self) -> int:
+        """Memory of the device that no iteration so far has needed, a margin left out."""
+        return sys.maxsize
+
+    def forget_failure(self) -> None:
+        """Make lanes on which work failed do work again, once they are idle."""
         return
 
     def enter_thread(self) -> None:

@@ -25,6 +25,8 @@ from deep_optimizer_states.timeline import Recorder, Span
 if TYPE_CHECKING:
     from deep_optimizer_states.kernels.triton_adam import TritonAdam
 
+MARGIN = 0.1
+"""Share of the device's memory that is left alone: what is cut up too small, and what varies."""
 _POLL_S = 0.0005
 _CALLER = "the caller's stream"
 _given_up: list[object] = []
@@ -245,6 +247,13 @@ class CudaDevice(Device):
         if domain is None or bus is None or slot is None:
             return None
         return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
+
+    @override
+    def spare_bytes(self) -> int:
+        free, total = torch.cuda.mem_get_info(self._device)
+        held = torch.cuda.memory_reserved(self._device)
+        peak = torch.cuda.max_memory_allocated(self._device)
+        return int(free + held - peak - MARGIN * total)
 
     @override
     def enter_thread(self) -> None:

@@ -120,6 +120,12 @@ class _ThreadLane:
         self._queue.put(("", stamp.take))
         return stamp
 
+    def forget_failure(self) -> None:
+        def forget() -> None:
+            self._failure = None
+
+        self._queue.put(("", forget))
+
     def close(self) -> None:
         self._is_closed = True
         self._queue.put(None)
@@ -226,6 +232,11 @@ class EmulatedDevice(Device):
     @override
     def leaves_out(self, why: Wait) -> bool:
         return why in self._faults.without
+
+    @override
+    def forget_failure(self) -> None:
+        for lane in self._lanes:
+            lane.forget_failure()
 
     @override
     def adam(self, tensors: AdamTensors, scalars: AdamScalars, tail_start: int) -> None:

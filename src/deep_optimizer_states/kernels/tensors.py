@@ -36,7 +36,8 @@ class AdamTensors:
 
     def narrow(self, start: int, numel: int) -> AdamTensors:
         """Views of ``numel`` elements from ``start``."""
-        return AdamTensors(*(tensor.narrow(0, start, numel) for tensor in vars(self).values()))
+        # A list, not a generator: see [Note: lists] in ``executor``.
+        return AdamTensors(*[tensor.narrow(0, start, numel) for tensor in vars(self).values()])
 
 
 @dataclass(frozen=True)

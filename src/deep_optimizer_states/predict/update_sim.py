@@ -139,7 +139,7 @@ class UpdateSimulator:
         def share(tiles: Sequence[int], sizes: Sequence[int]) -> Chains:
             return split.share(tiles, sizes, state.in_flight)
 
-        return numels, schedule.actions(frozenset(), share)
+        return numels, schedule.actions(frozenset(), share, lambda wait: True)
 
     def _issue(self, action: Action, numel: int, state: _State) -> None:
         handlers = {

@@ -57,7 +57,7 @@ def weights_that_backward_reads(without, policy):
     work = [
         Work(str(t), tensors.narrow(t.start, t.numel), scalars, t.numel) for t in schedule.tiles
     ]
-    actions = schedule.actions(frozenset(), executor.share)
+    actions = schedule.actions(frozenset(), executor.share, executor.has_room)
     executor.run(work, actions, executor.caller_events(), lambda tile, event: None)
     device.caller.record().synchronize()
     device.close()

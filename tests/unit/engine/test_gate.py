@@ -1,3 +1,4 @@
+import signal
 import threading
 
 import pytest
@@ -74,9 +75,11 @@ def test_a_failure_opens_every_gate_and_surfaces(device, background):
     with pytest.raises(UpdateError, match=r"lane GPU, step of tile 1") as failed:
         update.wait([2], device, WHY)
     assert failed.value.__cause__ is failure
-    with pytest.raises(UpdateError, match=r"lane GPU, step of tile 1"):
-        background.wait()
-    background.wait()  # said once
+    for _ in range(2):  # it stays
+        with pytest.raises(UpdateError, match=r"lane GPU, step of tile 1.*load_checkpoint"):
+            background.wait()
+    background.forget_failure()
+    background.wait()
 
 
 def test_waiting_is_bounded(device, background, monkeypatch):
@@ -85,9 +88,54 @@ def test_waiting_is_bounded(device, background, monkeypatch):
     background.launch(update, lambda: release.wait(30))
     with pytest.raises(UpdateError, match=r"0\.1 s for the update to reach tile 0"):
         update.wait([0], device, WHY)
-    with pytest.raises(UpdateError, match=r"0\.1 s for the update to end"):
-        background.wait()
+    for _ in range(2):  # it is in flight still
+        with pytest.raises(UpdateError, match=r"0\.1 s for the update to end"):
+            background.wait()
     release.set()
+    monkeypatch.undo()
+    background.wait()
+
+
+def test_an_update_is_in_flight_until_it_ends_however_often_a_wait_is_interrupted(background):
+    release, ended = threading.Event(), []
+
+    def run():
+        assert release.wait(30)
+        ended.append(True)
+
+    background.launch(Update(0), run)
+    for _ in range(3):
+        main = threading.main_thread().ident
+        threading.Timer(0.05, signal.pthread_kill, [main, signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            background.wait()
+    with pytest.raises(AssertionError, match="in flight"):
+        background.launch(Update(0), run)
+    release.set()
+    background.wait()
+    assert ended == [True]
+
+
+def test_a_change_that_is_cut_short_stays_a_failure_until_it_is_made_good(background):
+    with pytest.raises(ZeroDivisionError), background.changing("loading a checkpoint"):
+        1 / 0  # noqa: B018 - it is there to fail
+    for _ in range(2):
+        with pytest.raises(UpdateError, match=r"loading a checkpoint was cut short by ZeroDivis"):
+            background.wait()
+    with background.changing("loading a checkpoint"):
+        pass
+    assert background.has_failed
+    background.forget_failure()
+    background.wait()
+
+
+def test_nothing_is_saved_in_the_middle_of_a_change(background):
+    background.refuse_to_save()
+    with background.changing("engine.step()"):
+        with pytest.raises(UpdateError, match=r"middle of engine\.step\(\)"):
+            background.refuse_to_save()
+        background.wait()
+    background.refuse_to_save()
 
 
 def test_a_wait_that_a_test_leaves_out_does_not_block():
@@ -118,7 +166,7 @@ def test_whatever_ends_an_update_opens_every_gate(device, background):
     background.launch(update, run)
     with pytest.raises(UpdateError, match="of the update's thread"):
         update.wait([0], device, WHY)
-    with pytest.raises(SystemExit):
+    with pytest.raises(UpdateError, match="of the update's thread"):
         background.wait()
 
 

@@ -3,9 +3,10 @@ import pytest
 from deep_optimizer_states.errors import PlanError
 from deep_optimizer_states.plan import (
     DEVICE_CHAIN,
+    Action,
+    Kind,
     Plan,
     Tile,
-    build_plan,
     choose_device_subgroups,
     choose_resident_subgroups,
     cut_into_tiles,
@@ -32,8 +33,21 @@ def test_wrong_policy_is_named(policy, stride):
         choose_device_subgroups(4, policy, stride)
 
 
+def always(wait):
+    return True
+
+
+def plan_of(schedule, order=None, has_room=always):
+    actions = schedule.actions(frozenset(), all_to_the_device, has_room, order)
+    return Plan(len(schedule.tiles), tuple(actions))
+
+
+def all_to_the_device(tiles, numels):
+    return ((tile, DEVICE_CHAIN) for tile in tiles)
+
+
 def test_text_form_of_a_stride_2_plan():
-    plan = build_plan(4, {1, 3})
+    plan = plan_of(Schedule.make([16] * 4, "stride", 2, 1.0, 16))
     assert str(plan) == "1H2D 1GPU 1D2H 3H2D 3GPU 3D2H 0CPU 0WTS 2CPU 2WTS"
     assert Plan.parse(str(plan)) == plan
 
@@ -57,7 +71,7 @@ def test_broken_plans_are_refused(text, complaint):
 
 
 def test_resident_tiles_are_stepped_where_they_are():
-    plan = build_plan(3, device={1}, resident={0, 1})
+    plan = plan_of(Schedule.make([16] * 3, "stride", 2, 1 / 3, 16))
     assert str(plan) == "0GPU 1GPU 2CPU 2WTS"
     assert (plan.resident_tiles, plan.device_tiles, plan.host_tiles) == ((0, 1), (), (2,))
 
@@ -85,8 +99,43 @@ def test_tiles_of_a_run_are_those_that_hold_any_of_it():
     assert list(schedule.tiles_of(Tile(2, 16, 0))) == []
 
 
-def all_to_the_device(tiles, numels):
-    return ((tile, DEVICE_CHAIN) for tile in tiles)
+class Device:
+    """Takes ``most`` tiles; one is through whenever somebody waits for room."""
+
+    def __init__(self, most):
+        self.free, self.waits = most, 0
+
+    def has_room(self, wait):
+        if not self.free and wait:
+            self.free, self.waits = 1, self.waits + 1
+        self.free -= 1
+        return self.free >= 0 or bool(setattr(self, "free", 0))
+
+
+@pytest.mark.parametrize(
+    ("most", "text", "waits"),
+    [
+        (3, "1H2D 1GPU 1D2H 3H2D 3GPU 3D2H 0CPU 0WTS 2CPU 2WTS", 0),
+        (1, "1H2D 1GPU 1D2H 0CPU 0WTS 2CPU 2WTS 3H2D 3GPU 3D2H", 1),
+        (0, "0CPU 0WTS 2CPU 2WTS 1H2D 1GPU 1D2H 3H2D 3GPU 3D2H", 2),
+    ],
+)
+def test_the_device_is_given_no_more_tiles_than_it_has_room_for(most, text, waits):
+    device = Device(most)
+    schedule = Schedule.make([16] * 4, "stride", 2, 1.0, 16)
+    assert str(plan_of(schedule, has_room=device.has_room)) == text
+    assert device.waits == waits
+
+
+def test_tiles_that_are_tiny_beside_the_largest_stay_on_the_cpu():
+    """Persistent parameters: norms and biases, thousands of launches for nothing."""
+    apart = [Tile(0, 16, 16), Tile(0, 2**16, 16)]
+    schedule = Schedule.make([2**18], "all-device", 1, 1.0, 2**17, apart)
+    tiny = [idx for idx, tile in enumerate(schedule.tiles) if tile.numel == 16]
+    plan = plan_of(schedule)
+    assert plan.host_tiles == tuple(tiny)
+    assert len(tiny) == 3
+    assert set(plan.device_tiles) == set(range(len(schedule.tiles))) - set(tiny)
 
 
 @pytest.mark.parametrize("policy", ["all-host", "all-device", "dynamic"])
@@ -94,7 +143,7 @@ def test_tiles_that_are_needed_first_are_updated_first(policy):
     schedule = Schedule.make([64, 64], policy, 1, 1.0, 32)
     order = schedule.order_of_use([Tile(1, 40, 4), Tile(0, 0, 4), Tile(1, 33, 1)])
     assert order == (3, 0, 1, 2)
-    plan = Plan(4, tuple(schedule.actions(frozenset(), all_to_the_device, order)))
+    plan = plan_of(schedule, order)
     assert plan.host_tiles + plan.device_tiles == order
 
 
@@ -129,9 +178,9 @@ def test_a_schedule_sends_the_policys_subgroups_and_sizes_buffers_by_what_uses_t
     assert make("dynamic", ratio=0.0) == ([], 0, 0)
 
 
-def test_device_tile_out_of_range_is_refused():
+def test_an_action_on_a_tile_that_is_not_there_is_refused():
     with pytest.raises(PlanError, match="5H2D"):
-        build_plan(2, {5})
+        Plan(2, (Action(5, Kind.PREFETCH),))
 
 
 def test_offsets_are_running_sums():

@@ -31,7 +31,7 @@ def of(engine="ours", **fields):
 def test_it_runs_the_plan_that_the_executor_runs(policy):
     workload = of()
     schedule = Schedule.make(EVEN, policy, workload.stride, 1.0, TILE)
-    expected = " ".join(map(str, schedule.actions(frozenset(), None)))
+    expected = " ".join(map(str, schedule.actions(frozenset(), None, lambda wait: True)))
     assert str(simulate_update(workload, MACHINE, policy).plan) == expected
 
 
