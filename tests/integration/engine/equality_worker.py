@@ -158,6 +158,12 @@ def offload_midway(engine, micro_step):
         engine.reload_states()
 
 
+def throw_away_midway(engine, micro_step):
+    """A bad batch: what its window has gathered so far is thrown away."""
+    if micro_step in (5, 9):
+        engine.optimizer.zero_grad()
+
+
 def set_weights_midway(engine, micro_step):
     if micro_step == 4:
         weight = engine.module.layers[3].weight
@@ -201,6 +207,24 @@ CASES = {
     "unused in every other window": Case(skips=lambda n: (2, 3) if n // 2 % 2 else ()),
     "first used late in a window": Case(skips=lambda n: (2,) if n == 0 else ()),
     "never used": Case(skips=lambda n: (2,)),
+    # Micro-steps 1, 3, 5, ... end a window. Layer 2 is dropped twice and comes late after it once;
+    # layer 4 is dropped before it was ever part of an update.
+    "used early in a window alone": Case(
+        skips=lambda n: {3: (2,), 4: (2,), 7: (2,), 1: (4,), 8: (2, 4), 9: (2, 4)}.get(n, ())
+    ),
+    "used early alone, fp16, overflows": Case(
+        dtype=torch.float16,
+        config={"bf16": {"enabled": False}, "fp16": FP16},
+        skips=lambda n: {3: (2,), 4: (2,), 7: (2,), 1: (4,), 15: (2,), 17: (4,)}.get(n, ()),
+        steps=12,
+    ),
+    "windows thrown away by zero_grad()": Case(
+        before=throw_away_midway, skips=lambda n: (2,) if n in (5, 9) else ()
+    ),
+    "windows that the caller ends": Case(
+        config={"managed_gradient_accumulation": False},
+        skips=lambda n: {3: (2,), 4: (2,), 7: (4,)}.get(n, ()),
+    ),
     "eval between steps": Case(before=evaluate_between),
     "16-bit weights saved between steps": Case(before=save_16bit_between),
     "offload_states and back": Case(before=offload_midway),
@@ -264,7 +288,8 @@ def train(engine, case, steps=STEPS, skip=0):
         engine.module.skipped = case.skips(micro_step)
         loss = ((engine(x) - y).float() ** 2).mean()
         engine.backward(loss)
-        engine.step()
+        if engine.managed_gradient_accumulation() or (micro_step + 1) % case.accumulation == 0:
+            engine.step()
         losses.append(loss.item())
         if (micro_step + 1) % case.accumulation == 0:
             norms.append(float(engine.get_global_grad_norm() or 0.0))
@@ -366,13 +391,17 @@ def two_engines_at_once(report):
 
 def break_rules(report):
     """Negative controls: without a wait the result must not be stock's."""
-    case = CASES[FIRST_CASE]
-    *stock, _ = run(case, None)
-    rules = (Wait.GRADS_FLUSHED, Wait.GRAD_HOME, Wait.PREFETCHED, Wait.STEPPED)
-    for wait in (*rules, Wait.WEIGHTS_READY, Wait.GRAD_READ):
+    # Where micro-batches are not summed, every gradient goes to where the last update reads it.
+    by_wait = dict.fromkeys(
+        (Wait.GRADS_FLUSHED, Wait.GRAD_HOME, Wait.PREFETCHED, Wait.STEPPED, Wait.WEIGHTS_READY),
+        CASES[FIRST_CASE],
+    )
+    by_wait[Wait.GRAD_READ] = CASES["no clipping, accumulation 1"]
+    for wait, case in by_wait.items():
         # A gradient that is overwritten too early shows only if its parameter was not waited for.
         without = {wait, Wait.WEIGHTS_READY} if wait is Wait.GRAD_READ else {wait}
         faults = Faults(jitter_s=0.01, without=frozenset(without))
+        *stock, _ = run(case, None)
         *ours, _ = run(case, POLICIES["stride 2"], faults)
         report[f"without | {wait.name}"] = differences(ours, stock)
 

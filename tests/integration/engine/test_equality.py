@@ -58,13 +58,13 @@ def test_every_feature_under_every_policy_equals_stock(reports, ranks):
 
 
 def test_nothing_was_left_out(reports):
-    """Eight policies on 27 features, two engines at once, resumes; fewer on more ranks."""
-    assert len(comparisons(reports[1][0])) == 8 + 8 * 26 + 2 + 80
+    """Eight policies on 31 features, two engines at once, resumes; fewer on more ranks."""
+    assert len(comparisons(reports[1][0])) == 8 + 8 * 30 + 2 + 80
     if 4 in RANKS and not FULL:
-        assert len(comparisons(reports[2][0])) == 8 + 3 * 25 + 2 + 8
+        assert len(comparisons(reports[2][0])) == 8 + 3 * 29 + 2 + 8
         assert len(comparisons(reports[4][0])) == 8 + 2 + 8
     if 4 in RANKS and FULL:  # one feature is beyond stock itself on more than one rank
-        assert [len(comparisons(reports[n][0])) for n in (2, 4)] == [8 + 8 * 25 + 2 + 80] * 2
+        assert [len(comparisons(reports[n][0])) for n in (2, 4)] == [8 + 8 * 29 + 2 + 80] * 2
 
 
 @pytest.mark.parametrize("wait", WAITS)
