@@ -161,7 +161,14 @@ def best_instruction_set() -> InstructionSet:
 
 @functools.cache
 def _load() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(build()))
+    path = build()
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelError(
+            f"the host Adam kernel cannot be loaded: {error}; delete {path}, or name a folder in "
+            "TORCH_EXTENSIONS_DIR from which programs may run"
+        ) from error
     library.dos_adam_step.restype = ctypes.c_double
     library.dos_adam_step.argtypes = [
         *[ctypes.c_void_p] * 5,
@@ -184,29 +191,38 @@ def build() -> Path:
         The shared library.
 
     Raises:
-        KernelError: No compiler, or it failed; holds its messages.
+        KernelError: No compiler, it failed (holds its messages), or the folder takes no files.
     """
     compiler = os.environ.get("CXX", "c++")
     target = _build_folder() / f"host_adam-{_build_key(compiler)}.so"
-    if target.is_file():
-        return target
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            fresh = Path(folder) / target.name
-            command = [compiler, *_FLAGS, str(_SOURCES[0]), "-o", str(fresh)]
-            subprocess.run(command, check=True, capture_output=True, text=True)
-            fresh.replace(target)
+        if not target.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+                fresh = Path(folder) / target.name
+                _compile(compiler, fresh)
+                fresh.replace(target)
     except OSError as error:
         raise KernelError(
-            f"cannot build the host Adam kernel with '{compiler}' into {target.parent}: {error}; "
-            "install a C++ compiler, or name one in CXX"
+            f"the host Adam kernel cannot be built in {target.parent}: {error.strerror}; make room "
+            "there, or name another folder in TORCH_EXTENSIONS_DIR"
+        ) from error
+    return target
+
+
+def _compile(compiler: str, target: Path) -> None:
+    command = [compiler, *_FLAGS, str(_SOURCES[0]), "-o", str(target)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except OSError as error:
+        raise KernelError(
+            f"the host Adam kernel cannot be built with '{compiler}': {error.strerror}; install a "
+            "C++ compiler, or name one in CXX"
         ) from error
     except subprocess.CalledProcessError as error:
         raise KernelError(
             f"'{compiler}' failed on the host Adam kernel:\n{error.stderr.strip()}"
         ) from error
-    return target
 
 
 def _build_folder() -> Path:

@@ -1,5 +1,7 @@
 """Our arithmetic against DeepSpeed's own compiled op."""
 
+import errno
+import os
 import threading
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from deep_optimizer_states.kernels.host import (
 from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
 from deep_optimizer_states.kernels.teams import LEAST_PER_THREAD
 from deep_optimizer_states.kernels.tensors import AdamTensors
+from deep_optimizer_states.kernels.torch_adam import TorchAdam, make_host_adam
 
 
 class Op:
@@ -187,6 +190,40 @@ def test_failed_build_shows_the_compilers_words(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "_SOURCES", (broken,))
     with pytest.raises(KernelError, match=r"broken\.cpp"):
         host.build()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_folder_that_takes_no_build_is_named(tmp_path, monkeypatch, number):
+    def refuse(*args, **kwargs):
+        raise OSError(number, os.strerror(number), str(tmp_path))
+
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(host.tempfile, "TemporaryDirectory", refuse)
+    with pytest.raises(KernelError, match=f"{os.strerror(number)}.*TORCH_EXTENSIONS_DIR"):
+        host.build()
+
+
+def test_a_disk_that_fills_up_while_building_keeps_nothing(tmp_path, monkeypatch):
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nulimit -f 8\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "ext"))
+    with pytest.raises(KernelError, match="failed on the host Adam kernel"):
+        host.build()
+    assert not [path for path in (tmp_path / "ext").rglob("*") if path.is_file()]
+
+
+def test_a_damaged_build_is_named_and_the_slow_kernel_steps(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    library = host.build()
+    library.write_bytes(library.read_bytes()[:100])
+    host._load.cache_clear()
+    try:
+        assert isinstance(make_host_adam(0), TorchAdam)
+    finally:
+        host._load.cache_clear()
+    assert f"delete {library}" in caplog.text
 
 
 def test_build_is_kept(tmp_path, monkeypatch):
