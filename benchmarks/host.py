@@ -1,13 +1,14 @@
 """The host's side of an update, beside stock DeepSpeed's: ``python -m benchmarks.host``.
 
-Two comparisons, for each number of threads in a process of its own:
+Three comparisons, for each number of threads in a process of its own:
 
 - passes over one subgroup's arrays: our fused kernel, a probe that reads and writes the same bytes
   with next to no arithmetic, and the passes stock makes one after the other;
-- ``engine.step()`` of real DeepSpeed engines on the CPU: stock ZeRO-3 offload and the plugin.
+- ``engine.step()`` of real DeepSpeed engines on the CPU: stock ZeRO-3 offload and the plugin;
+- series of small tiles through our kernel, with the cores as they are and taken by busy loops.
 
-Both sides start from the same bits and must end with the same bits, or there is no ratio. What is
-compared with what, and why, is in docs/benchmarks.md.
+In the first two both sides start from the same bits and must end with the same bits, or there is
+no ratio. What is compared with what, and why, is in docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Figure = dict[str, float]
 
 
 def measure(num_threads: int, given: argparse.Namespace) -> dict[str, Any]:
-    """Run both comparisons with a number of threads, in a process of its own.
+    """Run the comparisons with a number of threads, in a process of its own.
 
     Raises:
         BenchmarkError: it failed; its words are on standard error.
@@ -52,7 +53,7 @@ def measure(num_threads: int, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """Both comparisons of one number of threads as tables; no ratio where the bits differ."""
+    """The comparisons of one number of threads as tables; no ratio where the bits differ."""
     found, both = result["passes"], result["engines"]
     head = f"{result['threads']} thread(s), {found['instruction_set']}"
     title = "s per 1e9 parameters, median (quartiles)"
@@ -60,6 +61,13 @@ def as_text(result: dict[str, Any]) -> str:
     lines = [head, as_table([f"passes over {found['numel']:,} parameters", title], rows), ""]
     rows = [[name, _spread(row)] for name, row in both["seconds_per_1e9"].items()]
     lines += [as_table([f"step() of {both['numel']:,} parameters", title], rows), ""]
+    ways = list(result["tiles"][0]["ms"])
+    rows = [
+        [f"{row['tiles']} of {row['numel']:,}, cores {row['cores']}"]
+        + [_spread(row["ms"][way], 2) for way in ways]
+        for row in result["tiles"]
+    ]
+    lines += [as_table(["small tiles, ms, median (quartiles)", *ways], rows), ""]
     return "\n".join(
         [*lines, as_table(["ratio", "median (quartiles)", "goal", ""], ratios(result))]
     )
@@ -149,12 +157,14 @@ def _check(given: argparse.Namespace) -> None:
 def _work(given: argparse.Namespace) -> int:
     from benchmarks.host_engines import engines
     from benchmarks.host_passes import passes
+    from benchmarks.host_tiles import tiles
 
     (num_threads,) = given.threads
     result = {
         "threads": num_threads,
         "passes": passes(given.numel, given.repeats, num_threads),
         "engines": engines(given.width, given.layers, given.repeats),
+        "tiles": tiles(given.repeats, num_threads),
     }
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()

@@ -8,13 +8,19 @@ https://ui.perfetto.dev and Chrome's ``about:tracing`` open. Nothing here import
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from deep_optimizer_states.files import write_whole
+
+_log = logging.getLogger(__name__)
 
 WAIT = "wait: "
 """Begins the name of a span in which a lane waits for another; it is not busy then."""
@@ -118,15 +124,20 @@ def _covered(intervals: Sequence[tuple[float, float]]) -> float:
 class TimelineFile:
     """Appends spans and summaries of one rank.
 
+    A folder or disk that does not take them never ends training: the first failure is warned of,
+    and from then on nothing more is written.
+
     Args:
         folder: Made when it is not there.
         rank: Of this process.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"rank-{rank}.jsonl"
         self._updates = 0
+        self._is_on = True
+        with self._off_on_failure():
+            folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, spans: Sequence[Span], begin_s: float, end_s: float) -> str:
         """Append an update; returns its line for a log."""
@@ -143,9 +154,35 @@ class TimelineFile:
                 "share_of_limit": summary.share_of_limit,
             }
         )
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(row) + "\n" for row in rows))
+        if self._is_on:
+            with self._off_on_failure():
+                self._append("".join(json.dumps(row) + "\n" for row in rows).encode())
         return summary.text(self._updates)
+
+    def _append(self, lines: bytes) -> None:
+        # Without a buffer, which would be written out later, on closing.
+        with self._path.open("ab", buffering=0) as file:
+            whole = file.tell()
+            try:
+                while lines:
+                    lines = lines[file.write(lines) :]
+            except OSError:
+                with contextlib.suppress(OSError):
+                    file.truncate(whole)  # no half line stays
+                raise
+
+    @contextlib.contextmanager
+    def _off_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._is_on = False
+            _log.warning(
+                "deep_optimizer_states: timeline %s cannot be written (%s): training goes on, and "
+                "nothing more is written there",
+                self._path,
+                error.strerror,
+            )
 
 
 def chrome_trace(rows_of_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
@@ -187,19 +224,27 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write ``trace.json`` beside the ranks' files; returns 2 when there are none."""
+    """Write ``trace.json`` beside the ranks' files; returns 2 if none is there, or it cannot."""
     parser = argparse.ArgumentParser(
         prog="python -m deep_optimizer_states.timeline", description="Timelines to a trace."
     )
     parser.add_argument("folder", type=Path, help="what the config's timeline names")
     folder = parser.parse_args(argv).folder
-    files = sorted(folder.glob("rank-*.jsonl"))
+    names = {path: path.stem.removeprefix("rank-") for path in folder.glob("rank-*.jsonl")}
+    files = sorted((int(rank), path) for path, rank in names.items() if rank.isdecimal())
     if not files:
         sys.stderr.write(f"{folder}: no rank-N.jsonl in it\n")
         return 2
-    ranks = {int(path.stem.removeprefix("rank-")): read_rows(path) for path in files}
     target = folder / "trace.json"
-    target.write_text(json.dumps(chrome_trace(ranks)), encoding="utf-8")
+    try:
+        trace = chrome_trace({rank: read_rows(path) for rank, path in files})
+        write_whole(target, json.dumps(trace), overwrite=True)
+    except OSError as error:
+        sys.stderr.write(
+            f"{error.filename}: {error.strerror}; make room, or copy the timelines to a folder "
+            "that can be written\n"
+        )
+        return 2
     sys.stdout.write(f"{target}\n")
     return 0
 

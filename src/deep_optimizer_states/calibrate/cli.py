@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -17,6 +17,7 @@ import psutil
 from deep_optimizer_states.calibrate.findings import Findings, profile_text
 from deep_optimizer_states.cores import usable_cores
 from deep_optimizer_states.errors import DeepOptimizerStatesError
+from deep_optimizer_states.files import write_whole
 from deep_optimizer_states.memory import free_host_bytes, lock_limit_bytes
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
@@ -163,32 +164,20 @@ def _check_output(out: Path, force: bool) -> None:
         raise CalibrateError(f"{out}: is there already; give another name, or --force")
     if not out.parent.is_dir():
         raise CalibrateError(f"{out.parent}: no such folder")
-    beside = _beside(out)
     try:
-        beside.touch()
-        beside.unlink()
+        tempfile.TemporaryFile(dir=out.parent).close()
     except OSError as error:
         raise CalibrateError(f"{out}: cannot be written: {error.strerror}") from error
 
 
-def _beside(out: Path) -> Path:
-    return out.with_name(f".{out.name}.{os.getpid()}")
-
-
 def _write(out: Path, text: str, force: bool) -> None:
     """Write it whole, or not at all; a file that came up meanwhile stays."""
-    beside = _beside(out)
     try:
-        beside.write_text(text, encoding="utf-8")
-        if force:
-            beside.replace(out)
-        else:
-            try:
-                os.link(beside, out)
-            except FileExistsError:
-                raise CalibrateError(f"{out}: is there already; give another name") from None
-    finally:
-        beside.unlink(missing_ok=True)
+        write_whole(out, text, overwrite=force)
+    except FileExistsError:
+        raise CalibrateError(f"{out}: is there already; give another name") from None
+    except OSError as error:
+        raise CalibrateError(f"{out}: cannot be written: {error.strerror}") from error
 
 
 def _say(line: str) -> None:

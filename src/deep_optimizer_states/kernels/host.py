@@ -17,6 +17,7 @@ import torch
 
 from deep_optimizer_states.errors import KernelError
 from deep_optimizer_states.kernels.scalars import AdamScalars
+from deep_optimizer_states.kernels.teams import TeamSizes
 from deep_optimizer_states.kernels.tensors import AdamTensors
 
 _SOURCES = tuple(
@@ -74,6 +75,7 @@ class HostAdam:
         if self.instruction_set > best:
             raise KernelError(f"this CPU has no {self.instruction_set.name}, only {best.name}")
         self._tail_mode = tail_mode
+        self._teams = TeamSizes()
         self._function = _load().dos_adam_step
 
     def step(
@@ -89,7 +91,8 @@ class HostAdam:
             tensors: What to update.
             scalars: Adam's scalars.
             tail_start: First element rounded as a tail; ``numel`` if none is.
-            num_threads: OpenMP threads.
+            num_threads: OpenMP threads at most. Fewer step a tile that is too small for them, or
+                while other work holds their cores; see :class:`TeamSizes`.
 
         Raises:
             KernelError: A tensor has a type, device or layout that the kernel does not take.
@@ -103,10 +106,20 @@ class HostAdam:
                 )
             if tensor.dtype not in _TYPES or (tensor.dtype.itemsize < 4 and name not in _NARROW):
                 raise KernelError(f"host Adam does not take {name} in {tensor.dtype}")
-        self._call(tensors, scalars, tail_start, num_threads, probe=False)
+        if num_threads > 1:
+            team = self._teams.choose(numel, num_threads)
+            self._teams.learn(team, self._call(tensors, scalars, tail_start, team, probe=False))
+        else:
+            self._call(tensors, scalars, tail_start, 1, probe=False)
 
     def probe(self, tensors: AdamTensors, scalars: AdamScalars, num_threads: int) -> None:
-        """Read and write what :meth:`step` does, nearly without arithmetic: what memory allows."""
+        """Read and write what :meth:`step` does, nearly without arithmetic: what memory allows.
+
+        Args:
+            tensors: What to read and write; its values are spoilt.
+            scalars: Adam's scalars.
+            num_threads: OpenMP threads, exactly.
+        """
         self._call(tensors, scalars, tensors.numel, num_threads, probe=True)
 
     def _call(
@@ -116,9 +129,9 @@ class HostAdam:
         tail_start: int,
         num_threads: int,
         probe: bool,
-    ) -> None:
+    ) -> float:
         values = scalars.as_array()
-        self._function(
+        waited_s: float = self._function(
             tensors.master.data_ptr(),
             tensors.grad.data_ptr(),
             tensors.exp_avg.data_ptr(),
@@ -134,6 +147,7 @@ class HostAdam:
             self.instruction_set,
             probe,
         )
+        return waited_s
 
 
 def best_instruction_set() -> InstructionSet:
@@ -147,8 +161,15 @@ def best_instruction_set() -> InstructionSet:
 
 @functools.cache
 def _load() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(build()))
-    library.dos_adam_step.restype = None
+    path = build()
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelError(
+            f"the host Adam kernel cannot be loaded: {error}; delete {path}, or name a folder in "
+            "TORCH_EXTENSIONS_DIR from which programs may run"
+        ) from error
+    library.dos_adam_step.restype = ctypes.c_double
     library.dos_adam_step.argtypes = [
         *[ctypes.c_void_p] * 5,
         *[ctypes.c_int64] * 2,
@@ -170,29 +191,38 @@ def build() -> Path:
         The shared library.
 
     Raises:
-        KernelError: No compiler, or it failed; holds its messages.
+        KernelError: No compiler, it failed (holds its messages), or the folder takes no files.
     """
     compiler = os.environ.get("CXX", "c++")
     target = _build_folder() / f"host_adam-{_build_key(compiler)}.so"
-    if target.is_file():
-        return target
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            fresh = Path(folder) / target.name
-            command = [compiler, *_FLAGS, str(_SOURCES[0]), "-o", str(fresh)]
-            subprocess.run(command, check=True, capture_output=True, text=True)
-            fresh.replace(target)
+        if not target.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+                fresh = Path(folder) / target.name
+                _compile(compiler, fresh)
+                fresh.replace(target)
     except OSError as error:
         raise KernelError(
-            f"cannot build the host Adam kernel with '{compiler}' into {target.parent}: {error}; "
-            "install a C++ compiler, or name one in CXX"
+            f"the host Adam kernel cannot be built in {target.parent}: {error.strerror}; make room "
+            "there, or name another folder in TORCH_EXTENSIONS_DIR"
+        ) from error
+    return target
+
+
+def _compile(compiler: str, target: Path) -> None:
+    command = [compiler, *_FLAGS, str(_SOURCES[0]), "-o", str(target)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except OSError as error:
+        raise KernelError(
+            f"the host Adam kernel cannot be built with '{compiler}': {error.strerror}; install a "
+            "C++ compiler, or name one in CXX"
         ) from error
     except subprocess.CalledProcessError as error:
         raise KernelError(
             f"'{compiler}' failed on the host Adam kernel:\n{error.stderr.strip()}"
         ) from error
-    return target
 
 
 def _build_folder() -> Path:

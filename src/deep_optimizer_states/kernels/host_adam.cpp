@@ -6,6 +6,7 @@
 // DeepSpeed's CPUAdam handles the elements after the last full vector in scalar code, whose
 // contraction the compiler chooses. `tail` and `tail_mode` repeat that.
 
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -21,6 +22,8 @@ namespace {
 // Elements. Short, so that all five arrays stream side by side: with long ones the memory system
 // sees one array, then three, then one, and idles in between. Too short, and the calls cost more.
 constexpr size_t kChunk = 128;
+// Chunks that a thread takes at a time: 2^16 elements, LEAST_PER_THREAD of teams.py.
+constexpr int kBlockChunks = 512;
 
 struct Scalars {
     float grad_scale;    // multiplies the gradient, rounded on its own
@@ -94,12 +97,17 @@ Chunk choose(int set, bool is_probe) {
     return is_probe ? portable::probe_chunk : portable::step_chunk;
 }
 
-void run(const Arguments& arguments, int64_t numel, Chunk chunk, int num_threads) {
+// Returns the seconds that the calling thread waited for the others after its last element.
+double run(const Arguments& arguments, int64_t numel, Chunk chunk, int num_threads) {
+    using Clock = std::chrono::steady_clock;
     const int64_t size = static_cast<int64_t>(kChunk);
     const int64_t chunks = (numel + size - 1) / size;
+    Clock::time_point done;
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {
-#pragma omp for schedule(static) nowait
+        // Each thread takes another block when it is ready. One that loses its core then delays the
+        // others by a block, not by its whole share.
+#pragma omp for schedule(dynamic, kBlockChunks) nowait
         for (int64_t i = 0; i < chunks; ++i) {
             const int64_t begin = i * size;
             chunk(arguments, begin, begin + size < numel ? begin + size : numel);
@@ -107,7 +115,10 @@ void run(const Arguments& arguments, int64_t numel, Chunk chunk, int num_threads
 #ifdef DOS_HAS_STREAMING_STORES
         _mm_sfence();  // the weights are in memory before anyone is told that they are
 #endif
+#pragma omp master
+        done = Clock::now();
     }
+    return std::chrono::duration<double>(Clock::now() - done).count();
 }
 
 }  // namespace
@@ -118,11 +129,12 @@ extern "C" int dos_best_set() { return best_set(); }
 // p, m, v: numel floats, updated in place. gradient: numel of grad_type, read only. weights: numel
 // of weight_type, written. tail: first element that DeepSpeed handles in scalar code, numel if none.
 // set: as dos_best_set, -1 for the best. probe: touch the same bytes without Adam's arithmetic.
-extern "C" void dos_adam_step(float* p, const void* gradient, float* m, float* v, void* weights,
-                              int64_t numel, int64_t tail, int grad_type, int weight_type,
-                              int tail_mode, const float* scalars, int num_threads, int set,
-                              int probe) {
+// Returns the seconds that the calling thread waited for the other num_threads - 1 at the end.
+extern "C" double dos_adam_step(float* p, const void* gradient, float* m, float* v, void* weights,
+                                int64_t numel, int64_t tail, int grad_type, int weight_type,
+                                int tail_mode, const float* scalars, int num_threads, int set,
+                                int probe) {
     Arguments arguments{p, gradient, m, v, weights, tail, grad_type, weight_type, tail_mode, {}};
     std::memcpy(&arguments.scalars, scalars, sizeof arguments.scalars);
-    run(arguments, numel, choose(set, probe != 0), num_threads);
+    return run(arguments, numel, choose(set, probe != 0), num_threads);
 }

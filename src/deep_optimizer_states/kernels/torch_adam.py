@@ -9,6 +9,7 @@ memory: for machines without a C++ compiler, not for speed.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 
@@ -58,12 +59,17 @@ def make_host_adam(tail_mode: int) -> HostAdam | TorchAdam:
     try:
         return HostAdam(tail_mode)
     except KernelError as error:
-        _log.warning(
-            "deep_optimizer_states: %s. Until then updates on the host go through torch: the same "
-            "bits, about a hundred times slower",
-            error,
-        )
+        _warn_once(str(error))
         return TorchAdam(tail_mode)
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    _log.warning(
+        "deep_optimizer_states: %s. Until then updates on the host go through torch: the same "
+        "bits, about a hundred times slower",
+        reason,
+    )
 
 
 def fused_multiply_add(a: Tensor, b: Tensor | float, c: Tensor | float) -> Tensor:

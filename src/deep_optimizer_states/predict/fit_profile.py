@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from deep_optimizer_states.errors import DeepOptimizerStatesError
+from deep_optimizer_states.files import write_whole
 from deep_optimizer_states.predict.fit import (
     COLUMNS,
     FIELD_COLUMNS,
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.out is not None:
             if given.out.exists():
                 raise FitError(f"{given.out} is there already; give another name")
-            given.out.write_text(profile_text(machine), encoding="utf-8")
+            write_whole(given.out, profile_text(machine))
     except (DeepOptimizerStatesError, OSError) as error:
         sys.stderr.write(f"fit_profile: {error}\n")
         return 2

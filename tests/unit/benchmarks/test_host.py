@@ -1,10 +1,13 @@
 """The host benchmark's sums, ratios and command line; nothing is timed here."""
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks import host
 from benchmarks.host_engines import summary
 from benchmarks.host_passes import compare
+from benchmarks.host_tiles import busy_cores
 from benchmarks.timing import Times
 
 PASSES = {
@@ -21,10 +24,12 @@ PASSES = {
 def result(equal=True):
     found = compare({name: Times(seconds) for name, seconds in PASSES.items()}, 10**9)
     engines = {"stock": Times((2.0, 2.0)), "all-host": Times((1.0, 4.0))}
+    ms = {"one thread": Times((3.0, 5.0)).as_json(), "threads allowed": Times((2.0,)).as_json()}
     return {
         "threads": 1,
         "passes": {"numel": 10**9, "instruction_set": "AVX2", "equal": equal, **found},
         "engines": summary(engines, {"all-host": equal}, 10**9),
+        "tiles": [{"cores": "taken", "tiles": 256, "numel": 4096, "ms": ms}],
     }
 
 
@@ -53,6 +58,20 @@ def test_no_ratio_where_the_bits_differ():
     assert {row[1] for row in rows} == {"withheld: the bits differ"}
     assert "3.00" not in host.as_text(result(equal=False)).partition("goal")[2]
     assert not host.all_equal([result(), result(equal=False)])
+
+
+def test_small_tiles_have_a_row_for_each_state_of_the_cores():
+    row = next(line for line in host.as_text(result()).splitlines() if "256 of 4,096" in line)
+    assert row.split("  ")[0] == "256 of 4,096, cores taken"
+    assert "4.00 (3.00 to 5.00)" in row
+    assert row.endswith("2.00 (2.00 to 2.00)")
+
+
+def test_busy_loops_run_until_they_are_ended():
+    with busy_cores() as loops:
+        assert all(Path(f"/proc/{pid}").exists() for pid in loops)
+    assert loops
+    assert not any(Path(f"/proc/{pid}").exists() for pid in loops)
 
 
 @pytest.mark.parametrize(

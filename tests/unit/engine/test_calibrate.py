@@ -1,7 +1,9 @@
 """Rates: how they are worked out, and the profile that holds them."""
 
+import errno
 import time
 import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -288,6 +290,19 @@ def test_a_file_that_came_up_meanwhile_stays(tmp_path, monkeypatch, capsys):
     assert "is there already" in capsys.readouterr().err
     assert path.read_text() == "other"
     assert [file.name for file in tmp_path.iterdir()] == ["m.toml"]
+
+
+def test_a_disk_that_is_full_by_then_is_said_in_a_line(measured, tmp_path, monkeypatch, capsys):
+    def full(*_args, **_options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "m.toml"
+    path.write_text("old")
+    monkeypatch.setattr(Path, "write_text", full)
+    assert cli.main(["-o", str(path), "--force"]) == 2
+    error = f"calibrate: error: {path}: cannot be written: No space left on device\n"
+    assert error == capsys.readouterr().err
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
 
 
 def test_after_ctrl_c_nothing_is_written(tmp_path, monkeypatch, capsys):

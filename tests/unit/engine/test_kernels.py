@@ -1,5 +1,10 @@
 """Our arithmetic against DeepSpeed's own compiled op."""
 
+import errno
+import os
+import threading
+from pathlib import Path
+
 import pytest
 import torch
 from deepspeed.ops.op_builder import CPUAdamBuilder
@@ -14,7 +19,9 @@ from deep_optimizer_states.kernels.host import (
     best_instruction_set,
 )
 from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
+from deep_optimizer_states.kernels.teams import LEAST_PER_THREAD
 from deep_optimizer_states.kernels.tensors import AdamTensors
+from deep_optimizer_states.kernels.torch_adam import TorchAdam, make_host_adam
 
 
 class Op:
@@ -185,6 +192,40 @@ def test_failed_build_shows_the_compilers_words(tmp_path, monkeypatch):
         host.build()
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_folder_that_takes_no_build_is_named(tmp_path, monkeypatch, number):
+    def refuse(*args, **kwargs):
+        raise OSError(number, os.strerror(number), str(tmp_path))
+
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(host.tempfile, "TemporaryDirectory", refuse)
+    with pytest.raises(KernelError, match=f"{os.strerror(number)}.*TORCH_EXTENSIONS_DIR"):
+        host.build()
+
+
+def test_a_disk_that_fills_up_while_building_keeps_nothing(tmp_path, monkeypatch):
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nulimit -f 8\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "ext"))
+    with pytest.raises(KernelError, match="failed on the host Adam kernel"):
+        host.build()
+    assert not [path for path in (tmp_path / "ext").rglob("*") if path.is_file()]
+
+
+def test_a_damaged_build_is_named_and_the_slow_kernel_steps(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    library = host.build()
+    library.write_bytes(library.read_bytes()[:100])
+    host._load.cache_clear()
+    try:
+        assert isinstance(make_host_adam(0), TorchAdam)
+    finally:
+        host._load.cache_clear()
+    assert f"delete {library}" in caplog.text
+
+
 def test_build_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     first = host.build()
@@ -236,3 +277,60 @@ def test_tiles_give_the_bits_of_the_whole(tail, tile_numel):
         tail_start = min(max(tail.start(numel) - start, 0), tile.numel)
         HostAdam(tail.mode).step(tile, scalars, tail_start, num_threads=1)
     assert all(map(torch.equal, tiled, whole))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_team_has_the_ops_bits(stock, tail, dtype):
+    numel = 3 * LEAST_PER_THREAD + 1003
+    group, generator = make_group(), torch.Generator().manual_seed(5)
+    master = torch.randn(numel, generator=generator)
+    theirs = [master, torch.zeros(numel), torch.zeros(numel)]
+    ours = [tensor.clone() for tensor in theirs]
+    grad = torch.randn(numel, generator=generator).to(dtype)
+    weights = torch.empty(numel, dtype=torch.bfloat16)
+    stock(group, True, 1, [theirs[0], grad.float(), *theirs[1:]])
+    scalars = adam_scalars(group, BetaPowers(group["betas"]).at(1, group["betas"]), 1.0, True)
+    step_ours(tail, ours, grad, weights, scalars, num_threads=3)
+    assert all(map(torch.equal, ours, theirs))
+    assert torch.equal(weights, theirs[0].bfloat16())
+
+
+def test_a_small_tile_forms_no_team_and_a_large_one_does(tail):
+    """Threads are counted as the system sees them; OpenMP has a team for each calling thread."""
+    group = make_group()
+    scalars = adam_scalars(group, BetaPowers(group["betas"]).at(1, group["betas"]), 1.0, True)
+    numel, adam, new = 4 * LEAST_PER_THREAD, HostAdam(tail.mode), []
+    large = AdamTensors(*(torch.zeros(numel) for _ in range(5)))
+    tiles = [large.narrow(4096 * tile, 4096) for tile in range(numel // 4096)]
+
+    def threads():
+        return {int(task.name) for task in Path("/proc/self/task").iterdir()}
+
+    def run():
+        before = threads()
+        for tile in tiles:
+            adam.step(tile, scalars, 4096, num_threads=4)
+        new.append(len(threads() - before))
+        adam.step(large, scalars, numel, num_threads=4)
+        new.append(len(threads() - before))
+
+    caller = threading.Thread(target=run)
+    caller.start()
+    caller.join()
+    assert new == [0, 3]
+
+
+def test_the_kernels_wait_decides_the_next_team(tail):
+    group = make_group()
+    scalars = adam_scalars(group, BetaPowers(group["betas"]).at(1, group["betas"]), 1.0, True)
+    numel, adam, asked = 4 * LEAST_PER_THREAD, HostAdam(tail.mode), []
+    tile = AdamTensors(*(torch.zeros(numel) for _ in range(5)))
+
+    def busy_cores(*arguments):
+        asked.append(arguments[11])
+        return 0.010 if arguments[11] > 1 else 0.0
+
+    adam._function = busy_cores
+    for most in (2, 2, 2, 1):
+        adam.step(tile, scalars, numel, num_threads=most)
+    assert asked == [2, 1, 1, 1]

@@ -1,6 +1,8 @@
 import json
+import shutil
 
 import pytest
+from full_disk import files_of_at_most
 
 from deep_optimizer_states import timeline
 from deep_optimizer_states.timeline import (
@@ -77,3 +79,58 @@ def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path):
 def test_a_folder_without_timelines_is_said(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     assert "no rank-N.jsonl" in capsys.readouterr().err
+
+
+def test_a_folder_that_vanishes_is_warned_of_once(tmp_path, caplog):
+    folder = tmp_path / "t"
+    file = TimelineFile(folder, 0)
+    file.write(SPANS, 1.0, 2.0)
+    shutil.rmtree(folder)
+    assert file.write(SPANS, 3.0, 4.0).startswith("update 2:")
+    folder.mkdir()
+    assert file.write(SPANS, 5.0, 6.0).startswith("update 3:")
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert str(folder / "rank-0.jsonl") in record.getMessage()
+    assert "No such file or directory" in record.getMessage()
+    assert not list(folder.iterdir())  # off is off
+
+
+def test_an_update_that_did_not_fit_leaves_no_half_line(tmp_path, caplog):
+    path, file = tmp_path / "rank-0.jsonl", TimelineFile(tmp_path, 0)
+    file.write(SPANS, 1.0, 2.0)
+    whole = path.read_bytes()
+    with files_of_at_most(len(whole) + 20):
+        file.write(SPANS, 3.0, 4.0)
+        file.write(SPANS, 5.0, 6.0)
+    assert path.read_bytes() == whole
+    assert [str(path) in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_folder_that_cannot_be_made_is_warned_of_once(tmp_path, caplog):
+    (tmp_path / "taken").touch()
+    file = TimelineFile(tmp_path / "taken" / "t", 0)
+    assert file.write(SPANS, 1.0, 2.0).startswith("update 1:")
+    assert len(caplog.records) == 1
+    assert "Not a directory" in caplog.text
+
+
+def test_a_trace_that_cannot_be_written_is_said_and_leaves_the_old_one(tmp_path, capsys):
+    TimelineFile(tmp_path, 0).write(SPANS, 1.0, 2.0)
+    assert main([str(tmp_path)]) == 0
+    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    capsys.readouterr()
+    with files_of_at_most(100):
+        assert main([str(tmp_path)]) == 2
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files
+    told = capsys.readouterr()
+    assert "File too large" in told.err
+    assert str(tmp_path / "trace.json") in told.err
+    assert told.err.count("\n") == 1
+    assert not told.out
+
+
+def test_files_of_other_names_are_no_ranks(tmp_path):
+    TimelineFile(tmp_path, 0).write(SPANS, 1.0, 2.0)
+    (tmp_path / "rank-0 (copy).jsonl").write_text("")
+    assert main([str(tmp_path)]) == 0
