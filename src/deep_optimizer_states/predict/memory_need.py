@@ -10,16 +10,17 @@ import dataclasses
 from dataclasses import dataclass
 
 from deep_optimizer_states.predict.machine import Machine
-from deep_optimizer_states.predict.phases import REDUCE_BUCKET_NUMEL
 from deep_optimizer_states.predict.rank import STATE_BYTES, num_nodes, rank_of
-from deep_optimizer_states.predict.update_sim import SLOTS, STAGING_BUFFERS, resident_subgroups
-from deep_optimizer_states.predict.workload import Workload
-from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.predict.workload import Workload, resident_subgroups, schedule_of
 
 GIB = 2**30
 FP32 = 4
 LIVE_NUMEL = 1_000_000_000
 """Parameters DeepSpeed keeps gathered at most (``stage3_max_live_parameters``)."""
+REDUCE_BUCKET_NUMEL = 500_000_000
+"""DeepSpeed's default ``reduce_bucket_size``; the last one is flushed when backward is over."""
+SLOTS, STAGING_BUFFERS = 3, 2
+"""As the executor has them."""
 BUCKETS = 3
 """Of gradients on the device: one that fills, its flat copy, and one on its way."""
 CUDA_PROCESS_BYTES = 5 * GIB
@@ -35,6 +36,8 @@ CONTEXT_BYTES = 1.5 * GIB
 LOGIT_BYTES = 6
 HEADROOM = 0.97
 """Share of a memory that may be taken."""
+GRADS_HEADROOM = 0.9
+"""The same where gradients are kept on the device, which is never needed."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,14 @@ class Memory:
         device_bytes: Peak of what torch allocates on its GPU; 0 without one.
         host_bytes: Of its process.
         page_locked_bytes: Part of it that is page-locked; 0 without a GPU.
+        device_grads_bytes: Part of ``device_bytes`` that holds gradients which the update then need
+            not fetch; 0 where they are not kept.
     """
 
     device_bytes: float
     host_bytes: float
     page_locked_bytes: float
+    device_grads_bytes: float = 0.0
 
 
 def memory_of(workload: Workload, machine: Machine, policy: str) -> Memory:
@@ -81,7 +87,12 @@ def memory_of(workload: Workload, machine: Machine, policy: str) -> Memory:
     device = _device_bytes(workload) + slots
     device += (STATE_BYTES + FP32) * (numel - sum(host_numels))
     if machine.gpus:
-        return Memory(device + WORKSPACE_BYTES, locked + pageable + CUDA_PROCESS_BYTES, locked)
+        device += WORKSPACE_BYTES
+        grads = _device_grads_bytes(workload, policy)
+        assert machine.device_memory_bytes is not None
+        if device + grads + CONTEXT_BYTES > GRADS_HEADROOM * machine.device_memory_bytes:
+            grads = 0.0
+        return Memory(device + grads, locked + pageable + CUDA_PROCESS_BYTES, locked, grads)
     state = STATE_BYTES * sum(host_numels) + gradients
     if workload.engine != "ours":
         state += FP32 * sum(host_numels)
@@ -89,14 +100,27 @@ def memory_of(workload: Workload, machine: Machine, policy: str) -> Memory:
     return Memory(0.0, state + device + lanes + CPU_PROCESS_BYTES, 0.0)
 
 
+def _device_grads_bytes(workload: Workload, policy: str) -> float:
+    """Gradients of all that may pass through a slot, which stay there if there is room.
+
+    Those of resident subgroups are there anyway.
+    """
+    if workload.engine != "ours" or not workload.keeps_device_grads:
+        return 0.0
+    schedule = schedule_of(workload, policy)
+    if schedule.dynamic:  # which tiles it will be is not known in backward
+        resident = sum(workload.subgroups[idx] for idx in schedule.resident_subgroups)
+        return float(workload.weight_bytes * (sum(workload.subgroups) - resident))
+    through = sum(schedule.tiles[idx].numel for idx in schedule.device_tiles)
+    return float(workload.weight_bytes * through)
+
+
 def _placement(workload: Workload, policy: str) -> tuple[frozenset[int], float, int]:
     """Resident subgroups, bytes of device slots, and elements of a staging buffer."""
     if workload.engine != "ours":
         slot = max(workload.subgroups, default=0) if workload.engine == "paper" else 0
         return resident_subgroups(workload), float((STATE_BYTES + FP32) * slot), 0
-    schedule = Schedule.make(
-        workload.subgroups, policy, workload.stride, workload.offload_ratio, workload.tile_numel
-    )
+    schedule = schedule_of(workload, policy)
     slot_bytes = (STATE_BYTES + workload.weight_bytes) * schedule.slot_numel * SLOTS
     return schedule.resident_subgroups, float(slot_bytes), schedule.staging_numel
 
