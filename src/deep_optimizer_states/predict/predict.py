@@ -81,7 +81,9 @@ class AllResident:
 
 
 def all_resident(workload: Workload, machine: Machine) -> AllResident | None:
-    """What the same engine does at ratio 0; None where that does not fit, or is what runs anyway.
+    """What the same software does at ratio 0; None where that does not fit, or runs anyway.
+
+    The paper's hybrid engine has nothing to share out there, so its baseline stands for it.
 
     Raises:
         MachineError: The profile lacks a rate; says what measures it.
@@ -89,7 +91,8 @@ def all_resident(workload: Workload, machine: Machine) -> AllResident | None:
     """
     if not machine.gpus or not workload.offload_ratio:
         return None
-    resident = dataclasses.replace(workload, policy="ratio", offload_ratio=0.0)
+    engine = "zero3-0.13" if workload.engine == "paper" else workload.engine
+    resident = dataclasses.replace(workload, engine=engine, policy="ratio", offload_ratio=0.0)
     memory = memory_of(resident, machine, resident.policy)
     if shortages(resident, machine, memory):
         return None
