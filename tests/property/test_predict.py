@@ -50,6 +50,8 @@ def workloads(draw, engines=("zero3-0.13", "async-0.13", "paper", "zero3", "ours
         stride=draw(st.integers(2 if engine == "paper" else 1, 8)),
         offload_ratio=draw(st.sampled_from([1.0, 1.0, 0.75, 0.5, 0.0])),
         tile_numel=draw(st.sampled_from([2**16, 2**18, 2**20])),
+        issues_all_first=draw(st.booleans()),
+        keeps_device_grads=draw(st.booleans()),
         subgroup_numels=numels,
     )
 

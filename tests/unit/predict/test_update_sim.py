@@ -6,7 +6,7 @@ import pytest
 
 from deep_optimizer_states import split
 from deep_optimizer_states.plan import Kind
-from deep_optimizer_states.predict import update_sim
+from deep_optimizer_states.predict import lanes, update_sim
 from deep_optimizer_states.predict.closed_form import bound_update_s, estimate_update
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.model import load_model
@@ -210,3 +210,72 @@ def test_the_closed_form_gives_way_where_sent_weights_slow_the_paper_s_prefetch(
     )
     assert not estimate_update(of("paper", subgroup_numels=(TILE, TILE)), slow).applies
     assert estimate_update(of("paper", subgroup_numels=(TILE, TILE), stride=6), slow).applies
+
+
+MANY = EVEN * 10  # 480 tiles, of which 240 go through a slot with stride 2: 1,200 entries
+
+
+def most_queued(run, lane):
+    """Entries in a lane's queue at its fullest; what ends leaves before what comes."""
+    changes = [
+        change
+        for job in run.jobs
+        if job.lane == lane
+        for change in ((job.submit_s, 1, job.entries), (job.end_s, 0, -job.entries))
+    ]
+    held = most = 0
+    for _, _, entries in sorted(changes):
+        held += entries
+        most = max(most, held)
+    return most
+
+
+@pytest.mark.parametrize(("limit", "stalls"), [(lanes.QUEUE_ENTRIES, True), (10**6, False)])
+def test_a_full_queue_keeps_the_cpu_from_its_first_step(monkeypatch, limit, stalls):
+    """Without a limit, the negative control, issuing takes no time."""
+    monkeypatch.setattr(lanes, "QUEUE_ENTRIES", limit)
+    run = simulate_update(of(subgroup_numels=MANY, issues_all_first=True), MACHINE, "stride")
+    first = min(job.begin_s for job in run.jobs if job.lane == "CPU")
+    assert (first > 0) is stalls
+    most = most_queued(run, "H2D")
+    assert (most == 240 * 5) is not stalls
+    assert most <= limit
+
+
+def test_few_tiles_keep_nobody_waiting():
+    run = simulate_update(of(issues_all_first=True), MACHINE, "stride")
+    assert min(job.begin_s for job in run.jobs if job.lane == "CPU") == 0
+
+
+def test_all_work_of_the_device_may_be_issued_before_the_first_step_of_the_cpu():
+    run = simulate_update(of(issues_all_first=True, offload_ratio=0.75), MACHINE, "stride")
+    kinds = [action.kind for action in run.plan.actions]
+    first = kinds.index(Kind.HOST_STEP)
+    assert set(kinds[first:]) == {Kind.HOST_STEP, Kind.WEIGHTS}
+    assert kinds.count(Kind.HOST_STEP) + first + kinds.count(Kind.WEIGHTS) == len(kinds)
+
+
+@pytest.mark.parametrize("policy", ["stride", "all-device", "dynamic"])
+def test_gradients_on_the_device_are_not_prefetched(policy):
+    for keeps, num_bytes in ((True, 12), (False, 14)):
+        workload = of(keeps_device_grads=keeps)
+        run, rank = simulate_update(workload, MACHINE, policy), rank_of(workload, MACHINE)
+        numel = TILE * len(run.plan.device_tiles)
+        alone = numel * num_bytes / rank.h2d_bytes_per_s
+        assert run.busy_s("H2D") >= alone * (1 - 1e-9)
+        prefetches = [job for job in run.jobs if job.lane == "H2D"]
+        assert all(job.draws["h2d"] == num_bytes for job in prefetches)
+        assert {job.entries for job in prefetches} == {3 + (num_bytes == 14) + 2}
+
+
+def test_a_device_without_room_keeps_no_gradients():
+    full = dataclasses.replace(MACHINE, device_memory_bytes=1e9)
+    with_room, without = (simulate_update(of(), m, "all-device") for m in (MACHINE, full))
+    never = simulate_update(of(keeps_device_grads=False), MACHINE, "all-device")
+    assert with_room.seconds < without.seconds == never.seconds
+
+
+def test_the_bound_counts_gradients_on_the_device():
+    slow = with_rates(host_fused_parameters_per_s=((24, 0.5e9),))
+    kept, fetched = (bound_update_s(of(keeps_device_grads=on), slow) for on in (True, False))
+    assert kept < fetched
