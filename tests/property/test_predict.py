@@ -32,7 +32,9 @@ def machines(draw):
         host_stream_bytes_per_s=((24, 200e9), (96, draw(st.floats(200e9, 3000e9)))),
         device_adam_parameters_per_s=draw(st.floats(5e9, 200e9)),
     )
-    return dataclasses.replace(BASE, rates=rates)
+    # Room for all gradients, or for some, or for none.
+    device_memory = draw(st.sampled_from([BASE.device_memory_bytes, 3e9, 2.6e9, 2e9]))
+    return dataclasses.replace(BASE, rates=rates, device_memory_bytes=device_memory)
 
 
 @st.composite

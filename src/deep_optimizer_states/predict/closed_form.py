@@ -7,12 +7,13 @@ and the copies at full rate at once, and where there are enough tiles for their 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass, field
 
 from deep_optimizer_states.predict.lanes import QUEUE_ENTRIES
 from deep_optimizer_states.predict.machine import Machine
-from deep_optimizer_states.predict.memory_need import memory_of
+from deep_optimizer_states.predict.memory_need import kept_subgroups
 from deep_optimizer_states.predict.rank import STATE_BYTES, Rank, rank_of
 from deep_optimizer_states.predict.update_sim import FP32_BYTES, STATE_COPIES, WAIT_AND_RECORD
 from deep_optimizer_states.predict.workload import Workload, resident_subgroups, schedule_of
@@ -70,9 +71,18 @@ def estimate_update(workload: Workload, machine: Machine, policy: str = "all-hos
         return _paper(workload, rank)
     if workload.engine != "ours":
         return _stock(workload, rank)
-    kept = memory_of(workload, machine, policy).device_grads_bytes
-    grad = 0 if kept else workload.weight_bytes
-    return _ours(workload, rank, schedule_of(workload, policy), grad)
+    schedule = schedule_of(workload, policy)
+    kept, moved = kept_subgroups(workload, machine, policy), schedule.device_tiles
+    if schedule.dynamic:
+        moved = frozenset(range(len(schedule.tiles))) - schedule.resident_tiles
+    numels = [
+        (tile.numel, tile.subgroup in kept) for tile in map(schedule.tiles.__getitem__, moved)
+    ]
+    through = sum(numel for numel, _ in numels)
+    fetched = sum(numel for numel, is_kept in numels if not is_kept)
+    grad = workload.weight_bytes * fetched / max(1, through)
+    estimate = _ours(workload, rank, schedule, grad)
+    return estimate if fetched in (0, through) else dataclasses.replace(estimate, applies=False)
 
 
 def _stock(workload: Workload, rank: Rank) -> Estimate:
@@ -125,8 +135,8 @@ def _paper(workload: Workload, rank: Rank) -> Estimate:
     return Estimate(seconds, lanes, even and calm and roomy and not device)
 
 
-def _ours(workload: Workload, rank: Rank, schedule: Schedule, grad: int) -> Estimate:
-    """This package's engine; ``grad`` bytes of gradient a parameter are prefetched."""
+def _ours(workload: Workload, rank: Rank, schedule: Schedule, grad: float) -> Estimate:
+    """This package's engine, which prefetches ``grad`` bytes of gradient a parameter."""
     shares, weight = _shares(schedule), workload.weight_bytes
     host_each, link_each = 1.0 / _host_rate(rank), weight / rank.h2d_bytes_per_s
     both = rank.h2d_both_bytes_per_s

@@ -7,6 +7,7 @@ page-locked allocation up to a power of two; this package does not, since it loc
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 
 from deep_optimizer_states.predict.machine import Machine
@@ -67,7 +68,7 @@ def memory_of(workload: Workload, machine: Machine, policy: str) -> Memory:
         policy: Of this package's engine.
     """
     numel = sum(workload.subgroups)
-    resident, slots, staging = _placement(workload, policy)
+    resident, _, staging = _placement(workload, policy)
     host_numels = [n for idx, n in enumerate(workload.subgroups) if idx not in resident]
     gradients = float(workload.weight_bytes * numel)
     locked = float(STATE_BYTES * sum(host_numels))
@@ -84,35 +85,44 @@ def memory_of(workload: Workload, machine: Machine, policy: str) -> Memory:
         pageable = float(FP32 * sum(host_numels))
         if workload.engine == "paper":
             locked += rounded
-    device = _device_bytes(workload) + slots
-    device += (STATE_BYTES + FP32) * (numel - sum(host_numels))
+    device = _needed_device_bytes(workload, policy)
     if machine.gpus:
-        device += WORKSPACE_BYTES
-        grads = _device_grads_bytes(workload, policy)
-        assert machine.device_memory_bytes is not None
-        if device + grads + CONTEXT_BYTES > GRADS_HEADROOM * machine.device_memory_bytes:
-            grads = 0.0
+        kept = kept_subgroups(workload, machine, policy)
+        grads = float(workload.weight_bytes * sum(workload.subgroups[idx] for idx in kept))
         return Memory(device + grads, locked + pageable + CUDA_PROCESS_BYTES, locked, grads)
     state = STATE_BYTES * sum(host_numels) + gradients
     if workload.engine != "ours":
         state += FP32 * sum(host_numels)
     lanes = CPU_LANES_BYTES if workload.engine == "ours" else 0
-    return Memory(0.0, state + device + lanes + CPU_PROCESS_BYTES, 0.0)
+    return Memory(0.0, state + device - WORKSPACE_BYTES + lanes + CPU_PROCESS_BYTES, 0.0)
 
 
-def _device_grads_bytes(workload: Workload, policy: str) -> float:
-    """Gradients of all that may pass through a slot, which stay there if there is room.
+def kept_subgroups(workload: Workload, machine: Machine, policy: str) -> frozenset[int]:
+    """Subgroups whose gradients stay on the device: as many of the first as it has room for.
 
-    Those of resident subgroups are there anyway.
+    Only those count of which tiles may pass through a slot; gradients of resident ones are there
+    anyway.
     """
-    if workload.engine != "ours" or not workload.keeps_device_grads:
-        return 0.0
-    schedule = schedule_of(workload, policy)
+    if workload.engine != "ours" or not workload.keeps_device_grads or not machine.gpus:
+        return frozenset()
+    schedule, numels = schedule_of(workload, policy), workload.subgroups
     if schedule.dynamic:  # which tiles it will be is not known in backward
-        resident = sum(workload.subgroups[idx] for idx in schedule.resident_subgroups)
-        return float(workload.weight_bytes * (sum(workload.subgroups) - resident))
-    through = sum(schedule.tiles[idx].numel for idx in schedule.device_tiles)
-    return float(workload.weight_bytes * through)
+        candidates = set(range(len(numels))) - schedule.resident_subgroups
+    else:
+        candidates = {schedule.tiles[idx].subgroup for idx in schedule.device_tiles}
+    assert machine.device_memory_bytes is not None
+    room = GRADS_HEADROOM * machine.device_memory_bytes - CONTEXT_BYTES
+    room -= _needed_device_bytes(workload, policy)
+    ordered = sorted(candidates)
+    ends = itertools.accumulate(workload.weight_bytes * numels[idx] for idx in ordered)
+    return frozenset(idx for idx, end in zip(ordered, ends, strict=True) if end <= room)
+
+
+def _needed_device_bytes(workload: Workload, policy: str) -> float:
+    """Device memory without gradients that are kept there."""
+    resident, slots, _ = _placement(workload, policy)
+    staying = sum(workload.subgroups[idx] for idx in resident)
+    return _device_bytes(workload) + slots + (STATE_BYTES + FP32) * staying + WORKSPACE_BYTES
 
 
 def _placement(workload: Workload, policy: str) -> tuple[frozenset[int], float, int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from deep_optimizer_states.plan import DEVICE_CHAIN, HOST_CHAIN, RESIDENT_CHAIN, Action, Kind, Plan
 from deep_optimizer_states.predict.lanes import Job, Lanes
 from deep_optimizer_states.predict.machine import Machine
-from deep_optimizer_states.predict.memory_need import SLOTS, STAGING_BUFFERS, memory_of
+from deep_optimizer_states.predict.memory_need import SLOTS, STAGING_BUFFERS, kept_subgroups
 from deep_optimizer_states.predict.rank import STATE_BYTES, Rank, rank_of
 from deep_optimizer_states.predict.workload import Workload, resident_subgroups, schedule_of
 from deep_optimizer_states.split import Chains, Flight, HostStep, RunTimeSplit
@@ -65,6 +65,7 @@ class _State:
     upcoming: list[_Slot]
     staging: itertools.cycle[_Slot]
     held: dict[int, _Slot] = field(default_factory=dict)
+    kept: frozenset[int] = frozenset()  # tiles whose gradients are on the device
     ready: dict[int, Job] = field(default_factory=dict)
     flights: list[tuple[Job, Job]] = field(default_factory=list)
     landed: int = 0
@@ -96,7 +97,6 @@ class UpdateSimulator:
         self._rank = rank_of(workload, machine)
         self._is_ours = workload.engine == "ours"
         self._weight_bytes = workload.weight_bytes
-        self._prefetched_grad_bytes = 0
 
     def run(self, policy: str) -> UpdateRun:
         """Simulate.
@@ -104,9 +104,6 @@ class UpdateSimulator:
         Args:
             policy: For this package's engine; the others have their own.
         """
-        if self._is_ours:
-            kept = memory_of(self._workload, self._machine, policy).device_grads_bytes
-            self._prefetched_grad_bytes = 0 if kept else self._weight_bytes
         split = RunTimeSplit()
         for _ in range(LEARNING_UPDATES if self._is_ours and policy == "dynamic" else 0):
             self._run(policy, split)
@@ -118,6 +115,10 @@ class UpdateSimulator:
         staging = itertools.cycle([_Slot() for _ in range(STAGING_BUFFERS)])
         state = _State(lanes, [_Slot() for _ in range(slots)], staging)
         numels, actions = self._work(policy, state, split)
+        if self._is_ours:
+            kept = kept_subgroups(self._workload, self._machine, policy)
+            tiles = schedule_of(self._workload, policy).tiles
+            state.kept = frozenset(i for i, tile in enumerate(tiles) if tile.subgroup in kept)
         done = []
         for action in actions:
             self._issue(action, numels[action.tile], state)
@@ -163,7 +164,8 @@ class UpdateSimulator:
         slot = state.upcoming.pop(0)
         state.upcoming.append(slot)
         state.held[tile] = slot
-        num_bytes = STATE_BYTES + self._prefetched_grad_bytes
+        fetches_grad = self._is_ours and tile not in state.kept
+        num_bytes = STATE_BYTES + (self._weight_bytes if fetches_grad else 0)
         slot.filled = self._copy("H2D", f"prefetch {tile}", numel, num_bytes, state, slot.free)
 
     def _device_step(self, tile: int, numel: int, state: _State) -> None:

@@ -11,6 +11,7 @@ from deep_optimizer_states.predict.memory_need import (
     CONTEXT_BYTES,
     GIB,
     GRADS_HEADROOM,
+    kept_subgroups,
     memory_of,
 )
 from deep_optimizer_states.predict.model import load_model
@@ -316,16 +317,32 @@ def test_kept_gradients_take_two_bytes_of_the_device_for_all_that_may_pass_throu
     assert memory_of(half, H100, "dynamic").device_grads_bytes == 2 * moving
 
 
-@pytest.mark.parametrize(("spare", "kept"), [(1e6, True), (-1e6, False)])
-def test_gradients_are_kept_only_where_a_tenth_of_the_device_stays_free(spare, kept):
-    need = memory_of(of(policy="stride"), H100, "stride").device_bytes + CONTEXT_BYTES
-    machine = dataclasses.replace(H100, device_memory_bytes=(need + spare) / GRADS_HEADROOM)
-    got = predict(of(policy="stride"), machine)
-    assert (got.memory.device_grads_bytes > 0) is kept
-    assert got.fits
-    never = predict(of(policy="stride", keeps_device_grads=False), machine)
-    assert (got.update_s < never.update_s) is kept
-    assert (got.backward_s < never.backward_s) is kept
+def with_room_for(workload, num_bytes):
+    """A machine of which a tenth and so much more is free; and what the workload needs of it."""
+    without = dataclasses.replace(workload, keeps_device_grads=False)
+    need = memory_of(without, H100, workload.policy).device_bytes + CONTEXT_BYTES
+    return dataclasses.replace(H100, device_memory_bytes=(need + num_bytes) / GRADS_HEADROOM)
+
+
+@pytest.mark.parametrize("policy", ["stride", "all-device", "dynamic"])
+def test_gradients_are_kept_as_far_as_a_tenth_of_the_device_stays_free(policy):
+    workload = of(policy=policy)
+    never = predict(dataclasses.replace(workload, keeps_device_grads=False), H100)
+    whole = predict(workload, H100)
+    numels = [workload.subgroups[idx] for idx in sorted(kept_subgroups(workload, H100, policy))]
+    two = 2 * sum(numels[:2])
+    updates = []
+    for room, kept in (
+        (-1, 0),
+        (2 * numels[0] - 1e3, 0),
+        (two + 1e3, two),
+        (1e11, 2 * sum(numels)),
+    ):
+        got = predict(workload, with_room_for(workload, room))
+        assert got.memory.device_grads_bytes == kept
+        updates.append(got.update_s)
+    assert updates[0] == updates[1] == never.update_s
+    assert updates[3] == whole.update_s < updates[2] < updates[0]
 
 
 def test_backward_flushes_what_the_cpu_will_surely_update():

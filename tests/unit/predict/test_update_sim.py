@@ -279,3 +279,26 @@ def test_the_bound_counts_gradients_on_the_device():
     slow = with_rates(host_fused_parameters_per_s=((24, 0.5e9),))
     kept, fetched = (bound_update_s(of(keeps_device_grads=on), slow) for on in (True, False))
     assert kept < fetched
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_closed_form_prefetches_gradients_only_where_they_are_not_kept(keeps):
+    workload = of(subgroup_numels=EVEN * 3, keeps_device_grads=keeps)
+    roomy = with_rates(host_stream_bytes_per_s=((24, 900e9), (96, 3600e9)))
+    estimate = estimate_update(workload, roomy, "all-device")
+    assert estimate.applies
+    simulated = simulate_update(workload, roomy, "all-device").seconds
+    assert estimate.seconds == pytest.approx(simulated, rel=0.02)
+
+
+def test_the_closed_form_gives_way_where_a_full_queue_stalls_the_cpu():
+    roomy = with_rates(
+        host_stream_bytes_per_s=((24, 900e9), (96, 3600e9)),
+        host_fused_parameters_per_s=((24, 1.5e9),),
+    )
+    for tiles, applies in ((MANY, False), (EVEN * 4, True)):
+        workload = of(subgroup_numels=tiles, issues_all_first=True)
+        estimate = estimate_update(workload, roomy, "stride")
+        assert estimate.applies is applies
+        seconds = simulate_update(workload, roomy, "stride").seconds
+        assert (seconds < 1.02 * estimate.seconds) is applies
