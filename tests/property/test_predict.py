@@ -33,7 +33,7 @@ def machines(draw):
         device_adam_parameters_per_s=draw(st.floats(5e9, 200e9)),
     )
     # Room for all gradients, or for some, or for none.
-    device_memory = draw(st.sampled_from([BASE.device_memory_bytes, 3e9, 2.6e9, 2e9]))
+    device_memory = draw(st.sampled_from([BASE.device_memory_bytes, 4.8e9, 5e9, 5.3e9, 2e9]))
     return dataclasses.replace(BASE, rates=rates, device_memory_bytes=device_memory)
 
 
