@@ -8,7 +8,7 @@ give, each is slowed in the same proportion. Between two events every job runs a
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -66,7 +66,7 @@ class Lanes:
     def __init__(self, capacity: Capacity) -> None:
         self._capacity = capacity
         self._queues: dict[str, deque[Job]] = {}
-        self._entries: Counter[str] = Counter()
+        self._entries: defaultdict[str, int] = defaultdict(int)
         self.now_s = 0.0
         self.done: list[Job] = []
 

@@ -65,7 +65,6 @@ class _State:
     upcoming: list[_Slot]
     staging: itertools.cycle[_Slot]
     held: dict[int, _Slot] = field(default_factory=dict)
-    kept: frozenset[int] = frozenset()  # tiles whose gradients are on the device
     ready: dict[int, Job] = field(default_factory=dict)
     flights: list[tuple[Job, Job]] = field(default_factory=list)
     landed: int = 0
@@ -97,6 +96,7 @@ class UpdateSimulator:
         self._rank = rank_of(workload, machine)
         self._is_ours = workload.engine == "ours"
         self._weight_bytes = workload.weight_bytes
+        self._kept_tiles: frozenset[int] = frozenset()
 
     def run(self, policy: str) -> UpdateRun:
         """Simulate.
@@ -104,6 +104,10 @@ class UpdateSimulator:
         Args:
             policy: For this package's engine; the others have their own.
         """
+        if self._is_ours:
+            kept = kept_subgroups(self._workload, self._machine, policy)
+            tiles = enumerate(schedule_of(self._workload, policy).tiles)
+            self._kept_tiles = frozenset(idx for idx, tile in tiles if tile.subgroup in kept)
         split = RunTimeSplit()
         for _ in range(LEARNING_UPDATES if self._is_ours and policy == "dynamic" else 0):
             self._run(policy, split)
@@ -115,10 +119,6 @@ class UpdateSimulator:
         staging = itertools.cycle([_Slot() for _ in range(STAGING_BUFFERS)])
         state = _State(lanes, [_Slot() for _ in range(slots)], staging)
         numels, actions = self._work(policy, state, split)
-        if self._is_ours:
-            kept = kept_subgroups(self._workload, self._machine, policy)
-            tiles = schedule_of(self._workload, policy).tiles
-            state.kept = frozenset(i for i, tile in enumerate(tiles) if tile.subgroup in kept)
         done = []
         for action in actions:
             self._issue(action, numels[action.tile], state)
@@ -164,7 +164,7 @@ class UpdateSimulator:
         slot = state.upcoming.pop(0)
         state.upcoming.append(slot)
         state.held[tile] = slot
-        fetches_grad = self._is_ours and tile not in state.kept
+        fetches_grad = self._is_ours and tile not in self._kept_tiles
         num_bytes = STATE_BYTES + (self._weight_bytes if fetches_grad else 0)
         slot.filled = self._copy("H2D", f"prefetch {tile}", numel, num_bytes, state, slot.free)
 
