@@ -46,7 +46,8 @@ def predict(point: Point, on_gpu: bool) -> Need:
     host = memory.host_bytes
     if point.grad_accum_dtype == "fp32":
         host += (4 - workload.weight_bytes) * sum(workload.subgroups)
-    device = memory.device_bytes + CONTEXT_BYTES if on_gpu else 0
+    # Gradients are kept on the device only where there is room for them.
+    device = memory.device_bytes - memory.device_grads_bytes + CONTEXT_BYTES if on_gpu else 0
     return Need(int(MARGIN * host * point.num_ranks), int(MARGIN * device))
 
 

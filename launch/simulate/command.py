@@ -24,7 +24,12 @@ from deep_optimizer_states.predict.machine import (
     load_machine,
     machine_names,
 )
-from deep_optimizer_states.predict.predict import Prediction, predict
+from deep_optimizer_states.predict.predict import (
+    AllResident,
+    Prediction,
+    all_resident,
+    predict,
+)
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch import cli
 from launch.records.run_folder import sweep_dir
@@ -106,15 +111,16 @@ class Simulation:
             self.results_dir / f"simulated-{name}{'' if own else f'-{self.when.value}'}", sweep
         )
 
-    def predict(self, point: Point) -> Prediction:
-        """Predict a point.
+    def predict(self, point: Point) -> tuple[Prediction, AllResident | None]:
+        """Predict a point, and the same with all optimizer state on the GPU where it fits.
 
         Raises:
             ConfigError: The profile lacks a rate.
             WorkloadError: The point cannot run on such a machine.
         """
+        workload = workload_of(point, self.when)
         try:
-            return predict(workload_of(point, self.when), self.profile)
+            return predict(workload, self.profile), all_resident(workload, self.profile)
         except MachineError as error:
             raise ConfigError(str(error)) from None
 
@@ -151,15 +157,15 @@ def simulate_sweep(
     for number, point in enumerate(points, start=1):
         head = f"[{number}/{len(points)}] {point.name}"
         try:
-            found = simulation.predict(point)
+            found, resident = simulation.predict(point)
         except WorkloadError as error:
             impossible[point.name] = str(error)
             cli.say(f"{head}: left out: {error}")
             continue
-        cli.say(f"{head}: {_line(found)}")
+        cli.say(f"{head}: {_line(found, resident)}")
         if dry_run:
             continue
-        values = predicted_values(point, found, simulation.about)
+        values = predicted_values(point, found, resident, simulation.about)
         written.add(point, SIMULATED, values, memory_lack(found))
         if point.name in published:
             written.add(point, PUBLISHED, published_values(point, published[point.name]))
@@ -193,20 +199,25 @@ def largest_that_fits(simulation: Simulation, points_of: Callable[[str], Sequenc
     """
     for name in reversed(model_names()):
         try:
-            if not any(memory_lack(simulation.predict(point)) for point in points_of(name)):
+            if not any(memory_lack(simulation.predict(point)[0]) for point in points_of(name)):
                 return name
         except DeepOptimizerStatesError:
             continue
     raise ConfigError(f"machine '{simulation.profile.name}': no shipped model fits it")
 
 
-def _line(found: Prediction) -> str:
+def _line(found: Prediction, resident: AllResident | None) -> str:
+    beside = (
+        f"; all optimizer state fits on the GPU: {1000 * resident.iteration_s:.0f} ms at ratio 0"
+        if resident
+        else ""
+    )
     lack = memory_lack(found)
     if lack:
-        return f"simulated: does not fit: {lack}"
+        return f"simulated: does not fit: {lack}{beside}"
     phases = (found.forward_s, found.backward_s, found.update_s)
     parts = " + ".join(f"{1000 * seconds:.0f}" for seconds in phases)
     return (
         f"simulated {1000 * found.iteration_s:.0f} ms (forward + backward + update {parts}), "
-        f"bound by {found.binding}"
+        f"bound by {found.binding}{beside}"
     )

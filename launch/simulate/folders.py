@@ -11,7 +11,7 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.schema import Point
-from deep_optimizer_states.predict.predict import Prediction
+from deep_optimizer_states.predict.predict import AllResident, Prediction
 from launch.records.identity import settings_key
 from launch.records.run_folder import SCHEMA_VERSION
 from launch.trainer.log import flops_per_iteration
@@ -99,12 +99,15 @@ class SimulatedSweep:
             raise _unwritable(self.folder, error) from None
 
 
-def predicted_values(point: Point, found: Prediction, about: Mapping[str, Any]) -> dict[str, Any]:
+def predicted_values(
+    point: Point, found: Prediction, resident: AllResident | None, about: Mapping[str, Any]
+) -> dict[str, Any]:
     """What ``values.json`` says of a prediction.
 
     Args:
         point: What was predicted.
         found: The prediction.
+        resident: That of ratio 0; None where not all optimizer state fits on the device.
         about: Machine and software.
     """
     tflops = flops_per_iteration(point) / (found.iteration_s * point.num_ranks * 1e12)
@@ -117,6 +120,7 @@ def predicted_values(point: Point, found: Prediction, about: Mapping[str, Any]) 
         "backward_ms": 1000.0 * found.backward_s,
         "update_ms": 1000.0 * found.update_s,
         "bound_ms": 1000.0 * found.bound_s,
+        "all_resident_iteration_ms": 1000.0 * resident.iteration_s if resident else None,
         "tflops": tflops,
         "host_memory_bytes": found.memory.host_bytes,
         "device_memory_bytes": found.memory.device_bytes,

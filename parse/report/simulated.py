@@ -120,6 +120,7 @@ def _point_row(run: Run, values: Mapping[str, Any], ratio: Any) -> dict[str, Any
         "label": run.label,
         "times": [_ms(run.log, phase) for phase in TIMED_PHASES],
         "bound": _text(values.get("bound_ms")),
+        "resident": _text(values.get("all_resident_iteration_ms")),
         "ratio": f"{ratio.ratio:.2f}" if ratio else "",
         "binding": str(values.get("binding") or ""),
         "policy": str(values.get("policy") or ""),

@@ -7,10 +7,6 @@ flushed at the same time. A slot is prefetched into again only after its flush.
 [Note: staging] The CPU lane writes 16-bit weights into one of two host buffers, so that the next
 tile is stepped while the last one's weights are sent.
 
-[Note: ahead] A CUDA stream takes about a thousand entries before it blocks whoever adds to it,
-which here is the CPU lane's own thread. A tile is six or seven entries of its lane, so only
-``NUM_AHEAD`` tiles are given to the device at a time.
-
 [Note: lists] Tensors are gathered in lists and never in generators: a tuple that is built from a
 generator can be seen half-made by ``gc.get_objects()`` in another thread, and Python then raises
 ``SystemError`` here.
@@ -34,6 +30,7 @@ from deep_optimizer_states.kernels.scalars import AdamScalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
 from deep_optimizer_states.kernels.torch_adam import TorchAdam
 from deep_optimizer_states.plan import Action, Kind, Plan
+from deep_optimizer_states.schedule import NUM_AHEAD
 from deep_optimizer_states.split import Chains, Flight, HostStep, RunTimeSplit
 from deep_optimizer_states.timeline import Recorder, Span
 
@@ -41,8 +38,6 @@ OnSpans = Callable[[list[Span], float, float], None]
 """Gets the spans of an update, and when it began and ended."""
 NUM_SLOTS = 3
 NUM_STAGING_BUFFERS = 2
-NUM_AHEAD = 16
-"""Tiles that the device may have in flight under a fixed policy, see [Note: ahead]."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +168,7 @@ class Executor:
         return sum(numel for _, numel in self._landing)
 
     def has_room(self, wait: bool) -> bool:
-        """Whether the device may be given one more tile, see [Note: ahead].
+        """Whether the device may be given one more tile, see ``schedule.NUM_AHEAD``.
 
         Args:
             wait: Block until it may.

@@ -19,6 +19,11 @@ from deep_optimizer_states.plan import (
 )
 from deep_optimizer_states.split import TINY, Chains, Share
 
+NUM_AHEAD = 16
+"""Tiles that the device may have in flight under a fixed policy. A CUDA stream takes about a
+thousand entries before it blocks whoever adds to it, which is the CPU lane's own thread, and a tile
+is six or seven entries of a lane."""
+
 
 @dataclass(frozen=True)
 class Schedule:

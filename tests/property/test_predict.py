@@ -32,7 +32,9 @@ def machines(draw):
         host_stream_bytes_per_s=((24, 200e9), (96, draw(st.floats(200e9, 3000e9)))),
         device_adam_parameters_per_s=draw(st.floats(5e9, 200e9)),
     )
-    return dataclasses.replace(BASE, rates=rates)
+    # Room for all gradients, or for some, or for none.
+    device_memory = draw(st.sampled_from([BASE.device_memory_bytes, 4.8e9, 5e9, 5.3e9, 2e9]))
+    return dataclasses.replace(BASE, rates=rates, device_memory_bytes=device_memory)
 
 
 @st.composite
@@ -50,6 +52,8 @@ def workloads(draw, engines=("zero3-0.13", "async-0.13", "paper", "zero3", "ours
         stride=draw(st.integers(2 if engine == "paper" else 1, 8)),
         offload_ratio=draw(st.sampled_from([1.0, 1.0, 0.75, 0.5, 0.0])),
         tile_numel=draw(st.sampled_from([2**16, 2**18, 2**20])),
+        issues_all_first=draw(st.booleans()),
+        keeps_device_grads=draw(st.booleans()),
         subgroup_numels=numels,
     )
 

@@ -19,7 +19,12 @@ from deep_optimizer_states.predict.machine import (
     machine_names,
 )
 from deep_optimizer_states.predict.model import load_model
-from deep_optimizer_states.predict.predict import Prediction, predict
+from deep_optimizer_states.predict.predict import (
+    AllResident,
+    Prediction,
+    all_resident,
+    predict,
+)
 from deep_optimizer_states.predict.rank import num_nodes
 from deep_optimizer_states.predict.workload import ENGINES, POLICIES, Workload, WorkloadError
 
@@ -58,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         machine = load_machine(given.machine)
         workload = workload_from(given, machine)
         prediction = predict(workload, machine, with_advice=True)
+        resident = all_resident(workload, machine)
     except KeyboardInterrupt:
         sys.stderr.write("plan: interrupted\n")
         return INTERRUPTED
@@ -68,9 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"plan: {error}\n")
         return 2
     if given.json:
-        out = json.dumps(as_json(workload, machine, prediction), indent=2)
+        out = json.dumps(as_json(workload, machine, prediction, resident), indent=2)
     else:
-        out = as_text(workload, machine, prediction)
+        out = as_text(workload, machine, prediction, resident)
     sys.stdout.write(out + "\n")
     return 0
 
@@ -135,6 +141,21 @@ def _parser() -> argparse.ArgumentParser:
         help="engine ours: largest tile, in elements (default: %(default)s)",
     )
     add("--no-just-in-time", action="store_true", help="engine ours: end the update before forward")
+    add(
+        "--timer-synchronizes",
+        action="store_true",
+        help="engine ours: DeepSpeed's throughput timer waits for the whole device in each step",
+    )
+    add(
+        "--issue-all-first",
+        action="store_true",
+        help="engine ours: issue all work of the GPU before the first step of the CPU",
+    )
+    add(
+        "--no-device-grads",
+        action="store_true",
+        help="engine ours: gradients of what the GPU updates go to the host and come back",
+    )
     add("--no-checkpointing", action="store_true", help="keep activations instead of recomputing")
     add("--flash-attention", action="store_true", help="attention scores are not written out")
     add(
@@ -203,6 +224,9 @@ def workload_from(given: argparse.Namespace, machine: Machine) -> Workload:
         stride=2 if given.stride is None else given.stride,
         policy=policy,
         just_in_time_forward=not given.no_just_in_time,
+        timer_synchronizes=given.timer_synchronizes,
+        issues_all_first=given.issue_all_first,
+        keeps_device_grads=not given.no_device_grads,
         subgroup_numel=given.subgroup,
         tile_numel=given.tile,
         activation_checkpointing=not given.no_checkpointing,
@@ -247,8 +271,10 @@ def _check_tiles(workload: Workload) -> None:
         )
 
 
-def as_json(workload: Workload, machine: Machine, prediction: Prediction) -> dict[str, Any]:
-    """The prediction as plain data."""
+def as_json(
+    workload: Workload, machine: Machine, prediction: Prediction, resident: AllResident | None
+) -> dict[str, Any]:
+    """The prediction as plain data, beside that of ratio 0 where all state fits on the device."""
     times = ("iteration_s", "forward_s", "backward_s", "update_s", "outside_s", "hidden_s")
     settings = {
         item.name: getattr(workload, item.name)
@@ -269,6 +295,7 @@ def as_json(workload: Workload, machine: Machine, prediction: Prediction) -> dic
         "memory": dataclasses.asdict(prediction.memory),
         "fits": prediction.fits,
         "shortages": prediction.shortages,
+        "all_resident": dataclasses.asdict(resident) if resident else None,
         "binding": prediction.binding,
         "bound_s": prediction.bound_s,
         "policy": prediction.policy,
@@ -286,8 +313,10 @@ def as_json(workload: Workload, machine: Machine, prediction: Prediction) -> dic
     }
 
 
-def as_text(workload: Workload, machine: Machine, prediction: Prediction) -> str:
-    """The prediction for a person."""
+def as_text(
+    workload: Workload, machine: Machine, prediction: Prediction, resident: AllResident | None
+) -> str:
+    """The prediction for a person, and first of all that of ratio 0 where all state fits."""
     times = [
         ("forward", prediction.forward_s),
         ("backward", prediction.backward_s),
@@ -296,7 +325,8 @@ def as_text(workload: Workload, machine: Machine, prediction: Prediction) -> str
         ("hidden behind forward", -prediction.hidden_s),
     ]
     memory = prediction.memory
-    lines = [
+    lines = [] if resident is None else [_resident_line(resident, prediction), ""]
+    lines += [
         f"{workload.model.name} ({parameters(workload) / 1e9:.2f}e9 parameters) with engine "
         f"{workload.engine} on {machine.name}: dp {workload.dp}, tp {workload.tp}, micro-batch "
         f"{workload.micro_batch_size}, accumulation {workload.accumulation}, "
@@ -308,7 +338,7 @@ def as_text(workload: Workload, machine: Machine, prediction: Prediction) -> str
     ]
     lines += [f"    {name:22s} {seconds:7.3f} s" for name, seconds in times if seconds]
     lines += [
-        f"  no schedule is faster than {prediction.bound_s:.3f} s",
+        f"  no schedule is faster than {prediction.bound_s:.3f} s at this ratio",
         f"  update bound by {prediction.binding}",
         f"  {prediction.policy}",
         "",
@@ -326,6 +356,19 @@ def as_text(workload: Workload, machine: Machine, prediction: Prediction) -> str
     lines += [f"  {sentence}" for sentence in prediction.advice]
     residuals = summary_lines(machine.residuals)
     return "\n".join([*lines, *([""] if residuals else []), *residuals])
+
+
+def _resident_line(resident: AllResident, prediction: Prediction) -> str:
+    """That there is room for all state on the device, and how much offloading it costs."""
+    faster = ""
+    if prediction.fits:
+        times = prediction.iteration_s / resident.iteration_s
+        faster = f" ({times:.1f} times faster than the {prediction.iteration_s:.3f} s below)"
+    return (
+        f"all optimizer state fits on the GPU: ratio 0 takes {resident.iteration_s:.3f} s an "
+        f"iteration{faster}, {resident.device_bytes / GIB:.1f} of {resident.room_bytes / GIB:.1f} "
+        "GiB; predicted, not run"
+    )
 
 
 def parameters(workload: Workload) -> int:

@@ -7,13 +7,16 @@ and the copies at full rate at once, and where there are enough tiles for their 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass, field
 
+from deep_optimizer_states.predict.lanes import QUEUE_ENTRIES
 from deep_optimizer_states.predict.machine import Machine
+from deep_optimizer_states.predict.memory_need import kept_subgroups
 from deep_optimizer_states.predict.rank import STATE_BYTES, Rank, rank_of
-from deep_optimizer_states.predict.update_sim import FP32_BYTES, resident_subgroups
-from deep_optimizer_states.predict.workload import Workload
+from deep_optimizer_states.predict.update_sim import FP32_BYTES, STATE_COPIES, WAIT_AND_RECORD
+from deep_optimizer_states.predict.workload import Workload, resident_subgroups, schedule_of
 from deep_optimizer_states.schedule import Schedule
 
 ENOUGH_TILES = 100
@@ -68,10 +71,18 @@ def estimate_update(workload: Workload, machine: Machine, policy: str = "all-hos
         return _paper(workload, rank)
     if workload.engine != "ours":
         return _stock(workload, rank)
-    schedule = Schedule.make(
-        workload.subgroups, policy, workload.stride, workload.offload_ratio, workload.tile_numel
-    )
-    return _ours(workload, rank, schedule)
+    schedule = schedule_of(workload, policy)
+    kept, moved = kept_subgroups(workload, machine, policy), schedule.device_tiles
+    if schedule.dynamic:
+        moved = frozenset(range(len(schedule.tiles))) - schedule.resident_tiles
+    numels = [
+        (tile.numel, tile.subgroup in kept) for tile in map(schedule.tiles.__getitem__, moved)
+    ]
+    through = sum(numel for numel, _ in numels)
+    fetched = sum(numel for numel, is_kept in numels if not is_kept)
+    grad = workload.weight_bytes * fetched / max(1, through)
+    estimate = _ours(workload, rank, schedule, grad)
+    return estimate if fetched in (0, through) else dataclasses.replace(estimate, applies=False)
 
 
 def _stock(workload: Workload, rank: Rank) -> Estimate:
@@ -124,13 +135,14 @@ def _paper(workload: Workload, rank: Rank) -> Estimate:
     return Estimate(seconds, lanes, even and calm and roomy and not device)
 
 
-def _ours(workload: Workload, rank: Rank, schedule: Schedule) -> Estimate:
+def _ours(workload: Workload, rank: Rank, schedule: Schedule, grad: float) -> Estimate:
+    """This package's engine, which prefetches ``grad`` bytes of gradient a parameter."""
     shares, weight = _shares(schedule), workload.weight_bytes
     host_each, link_each = 1.0 / _host_rate(rank), weight / rank.h2d_bytes_per_s
     both = rank.h2d_both_bytes_per_s
     if schedule.dynamic:
         both = max(both - weight / host_each, both / 2)  # sent weights take their part of the link
-    prefetch, flush = (STATE_BYTES + weight) / both, STATE_BYTES / rank.d2h_both_bytes_per_s
+    prefetch, flush = (STATE_BYTES + grad) / both, STATE_BYTES / rank.d2h_both_bytes_per_s
     adam = 1.0 / rank.device_parameters_per_s
     chain = prefetch + adam + flush
     device_each = max(prefetch, adam, flush)  # with three slots all three run at once
@@ -146,16 +158,17 @@ def _ours(workload: Workload, rank: Rank, schedule: Schedule) -> Estimate:
     lanes = {
         "host Adam": host * host_each + _staging_s(shares.host_tiles, host_each, link_each),
         "link to and from the GPU": device * device_each + fill,
-        "link to the GPU": device * (STATE_BYTES + weight) / rank.h2d_both_bytes_per_s
+        "link to the GPU": device * (STATE_BYTES + grad) / rank.h2d_both_bytes_per_s
         + host * link_each,
         "device Adam": (device + shares.resident) * adam,
-        "host memory": (host * (rank.host_bytes + weight) + device * (2 * STATE_BYTES + weight))
+        "host memory": (host * (rank.host_bytes + weight) + device * (2 * STATE_BYTES + grad))
         / rank.host_bytes_per_s,
     }
     longest = max(lanes.values())
     demand = rank.host_bytes / host_each + rank.h2d_bytes_per_s
     demand += rank.d2h_both_bytes_per_s if device else 0.0
     lonely = not schedule.dynamic and (not device or not host)
+    entries = len(schedule.device_tiles) * (STATE_COPIES + bool(grad) + WAIT_AND_RECORD)
     assumed = [
         demand <= rank.host_bytes_per_s,
         host_each >= 2 * link_each,
@@ -163,6 +176,9 @@ def _ours(workload: Workload, rank: Rank, schedule: Schedule) -> Estimate:
         (lonely and not device) or shares.host + shares.device >= ENOUGH_TILES * shares.tile,
         # Sent weights share the link with prefetches: only one with room to spare lets both run.
         lonely or lanes["link to the GPU"] < 0.9 * longest,
+        lonely
+        or not workload.issues_all_first
+        or entries <= QUEUE_ENTRIES,  # a full queue may keep the CPU lane from its steps
     ]
     if schedule.dynamic:
         stalls = lanes["host Adam"] - host * host_each
@@ -202,17 +218,19 @@ def _host_rate(rank: Rank) -> float:
 def bound_update_s(workload: Workload, machine: Machine) -> float:
     """No schedule of this package's kernels updates faster on this machine.
 
-    The device's share is chosen freely, and nothing but the resources themselves costs time.
+    The device's share is chosen freely, nothing but the resources themselves costs time, and
+    gradients of that share are on the device already if the workload lets them stay there.
     """
     rank = rank_of(workload, machine)
     numel, weight = sum(workload.subgroups) * workload.offload_ratio, workload.weight_bytes
+    grad = 0 if machine.gpus and workload.keeps_device_grads else weight
 
     def seconds(share: float) -> float:
         host = rank.host_bytes_per_s / rank.host_bytes
         adam = min(rank.host_parameters_per_s, host)
         return numel * max(
             (1 - share) / adam,
-            (weight + STATE_BYTES * share) / rank.h2d_bytes_per_s,
+            (weight * (1 - share) + (STATE_BYTES + grad) * share) / rank.h2d_bytes_per_s,
             STATE_BYTES * share / rank.d2h_bytes_per_s,
             share / rank.device_parameters_per_s,
             (2 * STATE_BYTES * share + rank.host_bytes * (1 - share)) / rank.host_bytes_per_s,

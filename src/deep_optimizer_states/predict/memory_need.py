@@ -7,19 +7,21 @@ page-locked allocation up to a power of two; this package does not, since it loc
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 
 from deep_optimizer_states.predict.machine import Machine
-from deep_optimizer_states.predict.phases import REDUCE_BUCKET_NUMEL
 from deep_optimizer_states.predict.rank import STATE_BYTES, num_nodes, rank_of
-from deep_optimizer_states.predict.update_sim import SLOTS, STAGING_BUFFERS, resident_subgroups
-from deep_optimizer_states.predict.workload import Workload
-from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.predict.workload import Workload, resident_subgroups, schedule_of
 
 GIB = 2**30
 FP32 = 4
 LIVE_NUMEL = 1_000_000_000
 """Parameters DeepSpeed keeps gathered at most (``stage3_max_live_parameters``)."""
+REDUCE_BUCKET_NUMEL = 500_000_000
+"""DeepSpeed's default ``reduce_bucket_size``; the last one is flushed when backward is over."""
+SLOTS, STAGING_BUFFERS = 3, 2
+"""As the executor has them."""
 BUCKETS = 3
 """Of gradients on the device: one that fills, its flat copy, and one on its way."""
 CUDA_PROCESS_BYTES = 5 * GIB
@@ -35,6 +37,8 @@ CONTEXT_BYTES = 1.5 * GIB
 LOGIT_BYTES = 6
 HEADROOM = 0.97
 """Share of a memory that may be taken."""
+GRADS_HEADROOM = 0.9
+"""The same where gradients are kept on the device, which is never needed."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,14 @@ class Memory:
         device_bytes: Peak of what torch allocates on its GPU; 0 without one.
         host_bytes: Of its process.
         page_locked_bytes: Part of it that is page-locked; 0 without a GPU.
+        device_grads_bytes: Part of ``device_bytes`` that holds gradients which the update then need
+            not fetch; 0 where they are not kept.
     """
 
     device_bytes: float
     host_bytes: float
     page_locked_bytes: float
+    device_grads_bytes: float = 0.0
 
 
 def memory_of(workload: Workload, machine: Machine, policy: str) -> Memory:
@@ -61,9 +68,11 @@ def memory_of(workload: Workload, machine: Machine, policy: str) -> Memory:
         policy: Of this package's engine.
     """
     numel = sum(workload.subgroups)
-    resident, slots, staging = _placement(workload, policy)
+    resident, _, staging = _placement(workload, policy)
     host_numels = [n for idx, n in enumerate(workload.subgroups) if idx not in resident]
     gradients = float(workload.weight_bytes * numel)
+    if workload.engine == "ours" and workload.accumulation > 1:
+        gradients *= 2  # the sum of a window that is not over has a home of its own
     locked = float(STATE_BYTES * sum(host_numels))
     pageable = 0.0
     if workload.engine == "ours":
@@ -78,15 +87,44 @@ def memory_of(workload: Workload, machine: Machine, policy: str) -> Memory:
         pageable = float(FP32 * sum(host_numels))
         if workload.engine == "paper":
             locked += rounded
-    device = _device_bytes(workload) + slots
-    device += (STATE_BYTES + FP32) * (numel - sum(host_numels))
+    device = _needed_device_bytes(workload, policy)
     if machine.gpus:
-        return Memory(device + WORKSPACE_BYTES, locked + pageable + CUDA_PROCESS_BYTES, locked)
+        kept = kept_subgroups(workload, machine, policy)
+        grads = float(workload.weight_bytes * sum(workload.subgroups[idx] for idx in kept))
+        return Memory(device + grads, locked + pageable + CUDA_PROCESS_BYTES, locked, grads)
     state = STATE_BYTES * sum(host_numels) + gradients
     if workload.engine != "ours":
         state += FP32 * sum(host_numels)
     lanes = CPU_LANES_BYTES if workload.engine == "ours" else 0
-    return Memory(0.0, state + device + lanes + CPU_PROCESS_BYTES, 0.0)
+    return Memory(0.0, state + device - WORKSPACE_BYTES + lanes + CPU_PROCESS_BYTES, 0.0)
+
+
+def kept_subgroups(workload: Workload, machine: Machine, policy: str) -> frozenset[int]:
+    """Subgroups whose gradients stay on the device: as many of the first as it has room for.
+
+    Only those count of which tiles may pass through a slot; gradients of resident ones are there
+    anyway.
+    """
+    if workload.engine != "ours" or not workload.keeps_device_grads or not machine.gpus:
+        return frozenset()
+    schedule, numels = schedule_of(workload, policy), workload.subgroups
+    if schedule.dynamic:  # which tiles it will be is not known in backward
+        candidates = set(range(len(numels))) - schedule.resident_subgroups
+    else:
+        candidates = {schedule.tiles[idx].subgroup for idx in schedule.device_tiles}
+    assert machine.device_memory_bytes is not None
+    room = GRADS_HEADROOM * machine.device_memory_bytes - CONTEXT_BYTES
+    room -= _needed_device_bytes(workload, policy)
+    ordered = sorted(candidates)
+    ends = itertools.accumulate(workload.weight_bytes * numels[idx] for idx in ordered)
+    return frozenset(idx for idx, end in zip(ordered, ends, strict=True) if end <= room)
+
+
+def _needed_device_bytes(workload: Workload, policy: str) -> float:
+    """Device memory without gradients that are kept there."""
+    resident, slots, _ = _placement(workload, policy)
+    staying = sum(workload.subgroups[idx] for idx in resident)
+    return _device_bytes(workload) + slots + (STATE_BYTES + FP32) * staying + WORKSPACE_BYTES
 
 
 def _placement(workload: Workload, policy: str) -> tuple[frozenset[int], float, int]:
@@ -94,9 +132,7 @@ def _placement(workload: Workload, policy: str) -> tuple[frozenset[int], float, 
     if workload.engine != "ours":
         slot = max(workload.subgroups, default=0) if workload.engine == "paper" else 0
         return resident_subgroups(workload), float((STATE_BYTES + FP32) * slot), 0
-    schedule = Schedule.make(
-        workload.subgroups, policy, workload.stride, workload.offload_ratio, workload.tile_numel
-    )
+    schedule = schedule_of(workload, policy)
     slot_bytes = (STATE_BYTES + workload.weight_bytes) * schedule.slot_numel * SLOTS
     return schedule.resident_subgroups, float(slot_bytes), schedule.staging_numel
 

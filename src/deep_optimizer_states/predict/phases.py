@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deep_optimizer_states.predict.machine import Machine
+from deep_optimizer_states.predict.memory_need import REDUCE_BUCKET_NUMEL, memory_of
 from deep_optimizer_states.predict.rank import num_nodes
 from deep_optimizer_states.predict.workload import Workload, WorkloadError
 
@@ -22,8 +23,6 @@ SCORE_PASSES = 4
 """Over its attention scores where they are materialised: written, softmax, read."""
 LOGIT_BYTES = 16
 """A logit: fp32 copy, softmax and loss."""
-REDUCE_BUCKET_NUMEL = 500_000_000
-"""DeepSpeed's default ``reduce_bucket_size``; the last one is flushed when backward is over."""
 LEGACY_FLUSH_BYTES = 4
 """The paper's DeepSpeed sends gradients as fp32."""
 STOCK_FLUSH_BYTES = 6
@@ -57,6 +56,7 @@ class Phases:
         computed_s: Computing alone, of all forwards and backwards.
         layer_s: One layer's forward, of one micro-batch.
         head_s: The output layer's.
+        flush_s: Part of ``backward_s`` that gradients on their way to host memory add.
         outside_s: Outside all phases.
     """
 
@@ -65,6 +65,7 @@ class Phases:
     computed_s: float
     layer_s: float
     head_s: float
+    flush_s: float
     outside_s: float
 
 
@@ -135,6 +136,7 @@ def phases_of(workload: Workload, machine: Machine) -> Phases:
         workload.accumulation * (computed + back),
         compute.layer_s,
         compute.head_s,
+        flush,
         outside,
     )
 
@@ -153,5 +155,9 @@ def _flush_s(workload: Workload, machine: Machine, back_s: float) -> float:
         "ours": workload.weight_bytes,
     }[workload.engine]
     flush = numel * num_bytes / machine.rate("d2h_bytes_per_s")
+    if numel and workload.policy in ("stride", "all-device"):
+        # What the device is sure to update stays there; a dynamic split is not known in backward.
+        kept = memory_of(workload, machine, workload.policy).device_grads_bytes
+        flush *= max(0.0, 1 - kept / (workload.weight_bytes * numel))
     last = min(1.0, REDUCE_BUCKET_NUMEL / (workload.dp * numel)) if numel else 0.0
     return max(flush - back_s, flush * last)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from deep_optimizer_states.predict.closed_form import estimate_update
 from deep_optimizer_states.predict.hidden import hidden_s
 from deep_optimizer_states.predict.machine import Machine, MachineError
+from deep_optimizer_states.predict.memory_need import CONTEXT_BYTES, GIB, HEADROOM, memory_of
 from deep_optimizer_states.predict.model import ModelShape
-from deep_optimizer_states.predict.phases import Phases
+from deep_optimizer_states.predict.phases import phases_of
 from deep_optimizer_states.predict.update_sim import UpdateRun, UpdateSimulator
 from deep_optimizer_states.predict.workload import Workload
 
@@ -24,7 +25,8 @@ CANDIDATES = (
 )
 """Policies and strides that are weighed."""
 _NO_SHAPE = ModelShape("unknown", 1, 1, 1, 1, 1)
-"""An optimizer knows its subgroups and not the model's shape, which no update depends on."""
+"""An optimizer knows its subgroups and not the model's shape. An update depends on that only by the
+activations that leave no room for gradients on the device."""
 WORTH = 0.03
 """A policy that gains less than this over one named before it is not worth its device slots."""
 
@@ -50,18 +52,19 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Timed:
-    """A candidate: its update, what of it is hidden, and what binds it."""
+    """A candidate: its update, what of it is hidden, what gradients add, and what binds it."""
 
     policy: str
     stride: int
     update_s: float
     hidden_s: float
+    flush_s: float
     binding: str
 
     @property
     def shown_s(self) -> float:
-        """What the update adds to an iteration."""
-        return self.update_s - self.hidden_s
+        """What the update and the flush of gradients add to an iteration."""
+        return self.update_s - self.hidden_s + self.flush_s
 
     @property
     def label(self) -> str:
@@ -98,11 +101,32 @@ def choose_policy(
         just_in_time_forward=False,
         subgroup_numels=tuple(numels),
     )
-    return _choose(workload, machine, None)
+    choice = _choose(workload, machine, knows_model=False)
+    note = _all_resident_note(workload, machine, choice.seconds)
+    return dataclasses.replace(choice, explanation=note + choice.explanation)
 
 
-def _choose(workload: Workload, machine: Machine, phases: Phases | None) -> Choice:
-    """The candidate of which least shows; without ``phases`` nothing is known to be hidden."""
+def _all_resident_note(workload: Workload, machine: Machine, update_s: float) -> str:
+    """That no state need leave the device, where it has room for all of it; else empty."""
+    if not machine.gpus or not workload.offload_ratio:
+        return ""
+    resident = dataclasses.replace(workload, policy="ratio", offload_ratio=0.0)
+    assert machine.device_memory_bytes is not None
+    need = memory_of(resident, machine, resident.policy).device_bytes + CONTEXT_BYTES
+    left = HEADROOM * machine.device_memory_bytes - need
+    if left <= 0:
+        return ""
+    seconds, _ = update_seconds(resident, machine, resident.policy)
+    return (
+        f"all optimizer state fits on the GPU if activations, gathered parameters and gradient "
+        f'buckets take less than {left / GIB:.0f} GiB: "ratio": 0 is predicted to update in '
+        f"{seconds:.3f} s, {update_s / seconds:.1f} times faster; at ratio "
+        f"{workload.offload_ratio:g}, "
+    )
+
+
+def _choose(workload: Workload, machine: Machine, knows_model: bool) -> Choice:
+    """The candidate of which least shows; without the model nothing is known to be hidden."""
     if not machine.gpus:
         seconds, _ = update_seconds(workload, machine, "all-host")
         why = f"policy auto: all-host, predicted {seconds:.3f} s an update; there is no GPU"
@@ -110,14 +134,16 @@ def _choose(workload: Workload, machine: Machine, phases: Phases | None) -> Choi
     timed = []
     for name, stride in CANDIDATES:
         candidate = dataclasses.replace(workload, policy=name, stride=stride)
-        timed.append(_time(candidate, machine, phases))
+        timed.append(_time(candidate, machine, knows_model))
     best = timed[0]
     for item in timed[1:]:
         if item.shown_s < best.shown_s * (1 - WORTH):
             best = item
     others = ", ".join(f"{item.label} {item.shown_s:.3f} s" for item in timed if item is not best)
-    hides = phases is not None and workload.just_in_time_forward
-    shown, word = (f", of which {best.shown_s:.3f} s shows,", "showing: ") if hides else ("", "")
+    shown, word = "", ""
+    if knows_model:
+        shown = f", of which with the gradients' flush {best.shown_s:.3f} s shows,"
+        word = "showing: "
     why = (
         f"policy auto: {best.label}, predicted {best.update_s:.3f} s an update{shown} on "
         f"'{machine.name}', bound by {best.binding} ({word}{others})"
@@ -127,18 +153,20 @@ def _choose(workload: Workload, machine: Machine, phases: Phases | None) -> Choi
     return Choice(best.policy, best.stride, best.update_s, why, best.hidden_s)
 
 
-def _time(workload: Workload, machine: Machine, phases: Phases | None) -> _Timed:
+def _time(workload: Workload, machine: Machine, knows_model: bool) -> _Timed:
     """Time a workload whose policy is settled."""
-    policy = workload.policy
+    policy, stride = workload.policy, workload.stride
+    phases = phases_of(workload, machine) if knows_model else None
+    flush = phases.flush_s if phases else 0.0
     if phases is None or not workload.just_in_time_forward or not machine.gpus:
         # Without a GPU the forward needs the very cores that the update is on.
         seconds, binding = update_seconds(workload, machine, policy)
-        return _Timed(policy, workload.stride, seconds, 0.0, binding)
+        return _Timed(policy, stride, seconds, 0.0, flush, binding)
     estimate = estimate_update(workload, machine, policy)
     run = simulate(workload, machine, policy)
     seconds = estimate.seconds if estimate.applies else run.seconds
     hidden = min(seconds, hidden_s(workload, phases, run))
-    return _Timed(policy, workload.stride, seconds, hidden, estimate.binding)
+    return _Timed(policy, stride, seconds, hidden, flush, estimate.binding)
 
 
 def update_seconds(workload: Workload, machine: Machine, policy: str) -> tuple[float, str]:
@@ -154,22 +182,21 @@ def simulate(workload: Workload, machine: Machine, policy: str) -> UpdateRun:
     return UpdateSimulator(workload, machine).run(policy)
 
 
-def best_policy(workload: Workload, machine: Machine, phases: Phases) -> tuple[Workload, Choice]:
+def best_policy(workload: Workload, machine: Machine) -> tuple[Workload, Choice]:
     """The workload with its policy settled: its own, or for ``auto`` that of the least iteration.
 
     Args:
         workload: What runs.
         machine: Where.
-        phases: Of the workload: what the forward can hide.
 
     Raises:
         MachineError: A rate that is needed was not measured.
     """
     if workload.policy != "auto":
-        got = _time(workload, machine, phases)
+        got = _time(workload, machine, knows_model=True)
         why = f"{got.label}, as given; bound by {got.binding}"
         return workload, Choice(got.policy, got.stride, got.update_s, why, got.hidden_s)
-    choice = _choose(workload, machine, phases)
+    choice = _choose(workload, machine, knows_model=True)
     chosen = dataclasses.replace(workload, policy=choice.policy, stride=choice.stride)
     return chosen, choice
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 from deep_optimizer_states.predict.advice import advise
 from deep_optimizer_states.predict.closed_form import bound_update_s, estimate_update
 from deep_optimizer_states.predict.machine import Machine
-from deep_optimizer_states.predict.memory_need import Memory, memory_of, shortages
+from deep_optimizer_states.predict.memory_need import CONTEXT_BYTES, Memory, memory_of, shortages
 from deep_optimizer_states.predict.phases import phases_of
 from deep_optimizer_states.predict.policy import best_policy, simulate
 from deep_optimizer_states.predict.workload import Workload
 
-__all__ = ["Memory", "Prediction", "predict"]
+__all__ = ["AllResident", "Memory", "Prediction", "all_resident", "predict"]
 
 _ENGINE_POLICIES = {
     "zero3-0.13": "every subgroup on the CPU, gradients flushed one after the other",
@@ -64,6 +65,43 @@ class Prediction:
     advice: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class AllResident:
+    """One iteration with all optimizer state on the device.
+
+    Attributes:
+        iteration_s: How long it takes.
+        device_bytes: Of one GPU, with CUDA's context.
+        room_bytes: What a GPU has for it.
+    """
+
+    iteration_s: float
+    device_bytes: float
+    room_bytes: float
+
+
+def all_resident(workload: Workload, machine: Machine) -> AllResident | None:
+    """What the same software does at ratio 0; None where that does not fit, or runs anyway.
+
+    The paper's hybrid engine has nothing to share out there, so its baseline stands for it.
+
+    Raises:
+        MachineError: The profile lacks a rate; says what measures it.
+        WorkloadError: The machine cannot run it at all.
+    """
+    if not machine.gpus or not workload.offload_ratio:
+        return None
+    engine = "zero3-0.13" if workload.engine == "paper" else workload.engine
+    resident = dataclasses.replace(workload, engine=engine, policy="ratio", offload_ratio=0.0)
+    memory = memory_of(resident, machine, resident.policy)
+    if shortages(resident, machine, memory):
+        return None
+    assert machine.device_memory_bytes is not None
+    need = memory.device_bytes + CONTEXT_BYTES
+    seconds = predict(resident, machine).iteration_s
+    return AllResident(seconds, need, machine.device_memory_bytes)
+
+
 def predict(workload: Workload, machine: Machine, with_advice: bool = False) -> Prediction:
     """Predict one iteration of ``workload`` on ``machine``.
 
@@ -76,16 +114,16 @@ def predict(workload: Workload, machine: Machine, with_advice: bool = False) -> 
         MachineError: The profile lacks a rate; says what measures it.
         WorkloadError: The machine cannot run it at all.
     """
-    phases = phases_of(workload, machine)
     hidden, words = 0.0, _ENGINE_POLICIES.get(workload.engine, "")
     if workload.engine == "ours":
-        workload, choice = best_policy(workload, machine, phases)
+        workload, choice = best_policy(workload, machine)
         update, hidden, words = choice.seconds, choice.hidden_s, choice.explanation
     else:
         update = simulate(workload, machine, "all-host").seconds
         if workload.engine == "paper":
             where = "on the GPU" if machine.gpus else "in the device's place, in host memory"
             words = f"one subgroup in {workload.stride} {where}, through one slot"
+    phases = phases_of(workload, machine)
     memory = memory_of(workload, machine, workload.policy)
     lacks = shortages(workload, machine, memory)
     total = phases.forward_s + phases.backward_s + update - hidden + phases.outside_s

@@ -14,17 +14,20 @@ from dataclasses import dataclass, field
 from deep_optimizer_states.plan import DEVICE_CHAIN, HOST_CHAIN, RESIDENT_CHAIN, Action, Kind, Plan
 from deep_optimizer_states.predict.lanes import Job, Lanes
 from deep_optimizer_states.predict.machine import Machine
+from deep_optimizer_states.predict.memory_need import SLOTS, STAGING_BUFFERS, kept_subgroups
 from deep_optimizer_states.predict.rank import STATE_BYTES, Rank, rank_of
-from deep_optimizer_states.predict.workload import Workload
-from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.predict.workload import Workload, resident_subgroups, schedule_of
+from deep_optimizer_states.schedule import NUM_AHEAD
 from deep_optimizer_states.split import Chains, Flight, HostStep, RunTimeSplit
 
-SLOTS, STAGING_BUFFERS = 3, 2
-"""As the executor has them."""
 PAPER_SLOTS = 1
 LEARNING_UPDATES = 4
 """Updates after which the dynamic split knows its lanes."""
 FP32_BYTES = 4
+STATE_COPIES = 3
+"""Of a tile's master weights and moments; its gradient is one more."""
+WAIT_AND_RECORD = 2
+"""Entries of a stream's queue beside a tile's copies, or its kernel."""
 LANES = ("CPU", "H2D", "GPU", "D2H", "weights")
 _LINKS = {"H2D": "h2d", "weights": "h2d", "D2H": "d2h"}
 
@@ -73,6 +76,14 @@ class _State:
             self.landed += 1
         return int(sum(flush.work for _, flush in self.flights[self.landed :]))
 
+    def has_room(self, wait: bool) -> bool:
+        """Whether the device may be given one more tile, as the executor decides it."""
+        while self.in_flight() and len(self.flights) - self.landed >= NUM_AHEAD:
+            if not wait:
+                return False
+            self.lanes.run_until(self.flights[self.landed][1])
+        return True
+
     def teach(self, split: RunTimeSplit) -> None:
         """Tell the split what this update did."""
         steps = [HostStep(int(j.work), wait, j.end_s - j.begin_s) for wait, j in self.host_steps]
@@ -90,9 +101,11 @@ class UpdateSimulator:
 
     def __init__(self, workload: Workload, machine: Machine) -> None:
         self._workload = workload
+        self._machine = machine
         self._rank = rank_of(workload, machine)
         self._is_ours = workload.engine == "ours"
-        self._grad_bytes = workload.weight_bytes
+        self._weight_bytes = workload.weight_bytes
+        self._kept_tiles: frozenset[int] = frozenset()
 
     def run(self, policy: str) -> UpdateRun:
         """Simulate.
@@ -100,6 +113,10 @@ class UpdateSimulator:
         Args:
             policy: For this package's engine; the others have their own.
         """
+        if self._is_ours:
+            kept = kept_subgroups(self._workload, self._machine, policy)
+            tiles = enumerate(schedule_of(self._workload, policy).tiles)
+            self._kept_tiles = frozenset(idx for idx, tile in tiles if tile.subgroup in kept)
         split = RunTimeSplit()
         for _ in range(LEARNING_UPDATES if self._is_ours and policy == "dynamic" else 0):
             self._run(policy, split)
@@ -131,15 +148,14 @@ class UpdateSimulator:
         work = self._workload
         if not self._is_ours:
             return list(work.subgroups), paper_actions(work)
-        schedule = Schedule.make(
-            work.subgroups, policy, work.stride, work.offload_ratio, work.tile_numel
-        )
+        schedule = schedule_of(work, policy)
         numels = [tile.numel for tile in schedule.tiles]
 
         def share(tiles: Sequence[int], sizes: Sequence[int]) -> Chains:
             return split.share(tiles, sizes, state.in_flight)
 
-        return numels, schedule.actions(frozenset(), share, lambda wait: True)
+        has_room = (lambda wait: True) if work.issues_all_first else state.has_room
+        return numels, schedule.actions(frozenset(), share, has_room)
 
     def _issue(self, action: Action, numel: int, state: _State) -> None:
         handlers = {
@@ -155,7 +171,8 @@ class UpdateSimulator:
         slot = state.upcoming.pop(0)
         state.upcoming.append(slot)
         state.held[tile] = slot
-        num_bytes = STATE_BYTES + (self._grad_bytes if self._is_ours else 0)
+        fetches_grad = self._is_ours and tile not in self._kept_tiles
+        num_bytes = STATE_BYTES + (self._weight_bytes if fetches_grad else 0)
         slot.filled = self._copy("H2D", f"prefetch {tile}", numel, num_bytes, state, slot.free)
 
     def _device_step(self, tile: int, numel: int, state: _State) -> None:
@@ -168,6 +185,7 @@ class UpdateSimulator:
             state.lanes.run_until(gradient)
         job = Job("GPU", f"step {tile}", numel, self._rank.device_parameters_per_s)
         job.after = (filled,) if filled else ()
+        job.entries = 1 + WAIT_AND_RECORD
         state.ready[tile] = state.lanes.submit(job)
         if slot is not None:
             slot.stepped = job
@@ -198,7 +216,7 @@ class UpdateSimulator:
             job = self._blocking(f"weights {tile}", numel, alone, state)
             state.lanes.run_until(job)
         else:
-            job = self._copy("weights", f"weights {tile}", numel, self._grad_bytes, state)
+            job = self._copy("weights", f"weights {tile}", numel, self._weight_bytes, state)
         staging.free = state.ready[tile] = job
 
     def _copy(
@@ -214,7 +232,10 @@ class UpdateSimulator:
         link = _LINKS[lane]
         rate = getattr(self._rank, f"{link}_bytes_per_s") / num_bytes
         draws = {link: float(num_bytes), "host": float(num_bytes)}
-        return state.lanes.submit(Job(lane, what, numel, rate, draws, (after,) if after else ()))
+        job = Job(lane, what, numel, rate, draws, (after,) if after else ())
+        copies = 1 if lane == "weights" else STATE_COPIES + (num_bytes > STATE_BYTES)
+        job.entries = copies + WAIT_AND_RECORD
+        return state.lanes.submit(job)
 
     def _blocking(self, what: str, numel: int, bytes_per_s: float, state: _State) -> Job:
         """Queue a copy of fp32 values that the host's thread makes itself."""
@@ -228,17 +249,6 @@ def _capacity(rank: Rank, resource: str, active: Iterable[Job]) -> float:
     busy = {_LINKS.get(job.lane) for job in active}
     both = {"h2d", "d2h"} <= busy
     return float(getattr(rank, f"{resource}{'_both' if both else ''}_bytes_per_s"))
-
-
-def resident_subgroups(workload: Workload) -> frozenset[int]:
-    """Subgroups that an engine of DeepSpeed keeps on the device (TwinFlow).
-
-    The paper's fork keeps the last ones, today's DeepSpeed the first ones.
-    """
-    count = len(workload.subgroups)
-    if workload.engine == "zero3":
-        return frozenset(range(int((1 - workload.offload_ratio) * count)))
-    return frozenset(range(int(workload.offload_ratio * count), count))
 
 
 def paper_actions(workload: Workload) -> list[Action]:

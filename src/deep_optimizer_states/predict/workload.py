@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -9,6 +10,7 @@ from functools import cached_property
 
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.model import ModelShape
+from deep_optimizer_states.schedule import Schedule
 
 ENGINES = ("zero3-0.13", "async-0.13", "paper", "zero3", "ours")
 """The paper's baseline, its asynchronous gradients, its hybrid update; today's stock DeepSpeed;
@@ -41,6 +43,13 @@ class Workload:
             ``stride``).
         policy: For ``ours``; ``auto`` chooses.
         just_in_time_forward: For ``ours``: the forward runs while the update ends.
+        timer_synchronizes: For ``ours``: DeepSpeed's throughput timer waits for the whole device at
+            the end of ``step()`` and at the start of the next forward, as it does unless
+            ``timers.throughput.synchronized`` is false.
+        issues_all_first: For ``ours`` with a fixed policy: everything for the device is issued
+            before the first step of the CPU.
+        keeps_device_grads: For ``ours``: 16-bit gradients of what the device updates stay there,
+            if its memory has room for them.
         subgroup_numel: DeepSpeed's ``sub_group_size``, in elements.
         tile_numel: For ``ours``: largest piece updated at once, in elements.
         activation_checkpointing: Whether layers are recomputed in backward.
@@ -63,6 +72,9 @@ class Workload:
     stride: int = 2
     policy: str = "auto"
     just_in_time_forward: bool = True
+    timer_synchronizes: bool = False
+    issues_all_first: bool = False
+    keeps_device_grads: bool = True
     subgroup_numel: int = 100_000_000
     tile_numel: int = 2**25
     activation_checkpointing: bool = True
@@ -165,6 +177,29 @@ class Workload:
         return self.subgroup_numels or cut_into_subgroups(
             self.model.tensors(self.tp), self.dp, self.subgroup_numel
         )
+
+
+@functools.lru_cache(maxsize=64)
+def schedule_of(workload: Workload, policy: str) -> Schedule:
+    """Tiles of one rank under a policy of this package's engine.
+
+    Raises:
+        PlanError: The policy is not one that a schedule can be made for, as ``auto``.
+    """
+    return Schedule.make(
+        workload.subgroups, policy, workload.stride, workload.offload_ratio, workload.tile_numel
+    )
+
+
+def resident_subgroups(workload: Workload) -> frozenset[int]:
+    """Subgroups that an engine of DeepSpeed keeps on the device (TwinFlow).
+
+    The paper's fork keeps the last ones, today's DeepSpeed the first ones.
+    """
+    count = len(workload.subgroups)
+    if workload.engine == "zero3":
+        return frozenset(range(int((1 - workload.offload_ratio) * count)))
+    return frozenset(range(int(workload.offload_ratio * count), count))
 
 
 def cut_into_subgroups(tensors: list[int], dp: int, subgroup_numel: int) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ def test_a_profile_decides():
     assert "h100x4" in why
 
 
-def write_profile(folder, link, fused):
+def write_profile(folder, link, fused, device_memory=8e10):
     path = folder / "machine.toml"
     path.write_text(
         f"""
@@ -45,7 +45,7 @@ source = "a test"
 gpus = 1
 cores = 8
 host_memory_bytes = 5e11
-device_memory_bytes = 8e10
+device_memory_bytes = {device_memory}
 [rates]
 h2d_bytes_per_s = {link}
 d2h_bytes_per_s = {link}
@@ -78,3 +78,17 @@ def test_a_slow_host_leaves_the_update_to_the_gpu(tmp_path):
 def test_an_unknown_profile_is_refused():
     with pytest.raises(DeepOptimizerStatesError, match="h100x4"):
         settle(Settings(enabled=True, policy="auto", machine="h100x5"))
+
+
+@pytest.mark.parametrize(("device_memory", "has_room"), [(8e10, True), (3e10, False)])
+def test_a_gpu_with_room_for_all_state_is_said_first(tmp_path, device_memory, has_room):
+    settings, why = settle(write_profile(tmp_path, 1e10, 1e9, device_memory))
+    assert why.startswith("all optimizer state fits on the GPU if activations") is has_room
+    assert ('"ratio": 0 is predicted to update in' in why) is has_room
+    assert f"policy auto: {settings.policy}" in why
+    assert settings.ratio == 1.0  # where the state lives is the user's to choose
+
+
+def test_state_that_is_on_the_gpu_already_is_not_advised(tmp_path):
+    given = write_profile(tmp_path, 1e10, 1e9).model_copy(update={"ratio": 0.0})
+    assert settle(given)[1].startswith("policy auto: ")

@@ -226,6 +226,29 @@ def test_a_point_that_does_not_fit_has_no_time(simulate, tmp_path, capsys):
     assert "does not fit: GPU memory: " in capsys.readouterr().out
 
 
+def test_points_of_a_machine_with_room_for_all_state_say_so(simulate, tmp_path, capsys):
+    """The paper's baseline and hybrid engine share out nothing then: one figure for both."""
+    simulate("--sweep", "models", "--only", "7B")
+    said = [line for line in capsys.readouterr().out.splitlines() if "] 7B " in line]
+    folder = tmp_path / "r" / "simulated-h100x4" / "models"
+    runs = [entry for entry in index_of(folder)["runs"] if "simulated-" in entry["run_dir"]]
+    values = [values_of(folder, entry) for entry in runs]
+    assert len(said) == len(values) == 3
+    (resident,) = {own["all_resident_iteration_ms"] for own in values}
+    assert resident < min(own["iteration_ms"] for own in values)
+    words = f"; all optimizer state fits on the GPU: {resident:.0f} ms at ratio 0"
+    assert all(line.endswith(words) for line in said)
+
+
+def test_points_of_a_machine_without_that_room_do_not(simulate, tmp_path, capsys):
+    simulate("--sweep", "basic", "--model", "20B", machine="h200x1")
+    assert "all optimizer state fits" not in capsys.readouterr().out
+    folder = tmp_path / "r" / "simulated-h200x1" / "basic"
+    values = [values_of(folder, entry) for entry in index_of(folder)["runs"]]
+    assert values
+    assert all(own["all_resident_iteration_ms"] is None for own in values)
+
+
 def test_todays_software_goes_to_a_folder_of_its_own(simulate, tmp_path):
     simulate("--sweep", "models", "--only", "7B", "--as-of", "today")
     folder = tmp_path / "r" / "simulated-h100x4-today" / "models"

@@ -48,7 +48,8 @@ def simulated(tmp_path):
     for engine, factor in ENGINES.items():
         times = {name: factor * ms for name, ms in TIMES.items()}
         add(engine, "simulated", **times, about="profile h|100", bound_ms=90.0,
-            binding="host Adam", device_memory_bytes=2**31)  # fmt: skip
+            all_resident_iteration_ms=80.0, binding="host Adam",
+            device_memory_bytes=2**31)  # fmt: skip
     write.add = add
     return write
 
@@ -160,8 +161,8 @@ def test_the_report_is_headed_simulated_and_gives_no_verdict(whole, capsys):
 def test_the_report_shows_predictions_beside_published_values(whole):
     report.main([str(whole)])
     text = (whole / "report.md").read_text()
-    assert "| vanilla | 650 | 100 | 200 | 300 | 90 |  | host Adam |  | 2.0 |  | yes |" in text
-    assert "| hybrid (stride 2) | 325 | 50 | 100 | 150 | 90 | 2.00 | host Adam |" in text
+    assert "| vanilla | 650 | 100 | 200 | 300 | 90 |  | 80 | host Adam |  | 2.0 |  | yes |" in text
+    assert "| hybrid (stride 2) | 325 | 50 | 100 | 150 | 90 | 2.00 | 80 | host Adam |" in text
     assert "| vanilla | update | 300 | 200 | +50% | a DOI |" in text
     assert "- update: off by 50% in the median and 50% at worst over 1 published value" in text
     assert "| fitted rates | a\\_rate |" in text
@@ -178,7 +179,7 @@ def test_a_point_that_does_not_fit_says_why(simulated):
     folder = simulated()
     assert report.main([str(folder)]) == 0
     text = (folder / "report.md").read_text()
-    assert "|  |  |  |  |  |  |  |  |  |  | too big |" in text
+    assert "|  |  |  |  |  |  |  |  |  |  |  | too big |" in text
     assert "## Simulated beside published" not in text
 
 

@@ -24,7 +24,12 @@ def test_json_holds_what_is_promised(capsys):
     expected = predict(Workload(load_model("13B")[0], "zero3-0.13", dp=4), load_machine("h100x4"))
     for name in ("iteration_s", "forward_s", "backward_s", "update_s"):
         assert got["predicted"][name] == getattr(expected, name)
-    assert set(got["memory"]) == {"device_bytes", "host_bytes", "page_locked_bytes"}
+    assert set(got["memory"]) == {
+        "device_bytes",
+        "host_bytes",
+        "page_locked_bytes",
+        "device_grads_bytes",
+    }
     assert got["fits"] is True
     assert got["binding"] == "host Adam"
     assert 0 < got["bound_s"] < got["predicted"]["iteration_s"]
@@ -41,6 +46,32 @@ def test_text_can_be_read(capsys):
     assert "fit: " in out  # how far the profile can be trusted
 
 
+def test_it_says_first_what_a_gpu_with_room_for_all_state_does(capsys):
+    assert plan("--model", "7B", "--machine", "h200x1") == 0
+    first, empty, *rest = capsys.readouterr().out.splitlines()
+    assert plan("--model", "7B", "--machine", "h200x1", "--json") == 0
+    got = json.loads(capsys.readouterr().out)
+    seconds, whole = got["all_resident"]["iteration_s"], got["predicted"]["iteration_s"]
+    assert first.startswith("all optimizer state fits on the GPU: ratio 0 takes ")
+    assert f"takes {seconds:.3f} s an iteration ({whole / seconds:.1f} times faster than" in first
+    assert first.endswith("of 139.7 GiB; predicted, not run")
+    assert empty == ""
+    assert f"{whole:.3f} s   predicted, not run" in "\n".join(rest)
+    assert plan("--model", "7B", "--machine", "h200x1", "--ratio", "0") == 0
+    assert "all optimizer state fits" not in capsys.readouterr().out
+    assert plan("--model", "20B", "--machine", "h200x1", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["all_resident"] is None
+
+
+def test_nothing_is_faster_than_a_run_that_does_not_fit(capsys):
+    # More host memory than there is, while the GPU has room for all.
+    assert plan("--model", "7B", "--machine", "h200x1", "--engine", "zero3-0.13") == 0
+    out = capsys.readouterr().out
+    assert "DOES NOT FIT" in out
+    assert "all optimizer state fits on the GPU: ratio 0 takes" in out
+    assert "times faster than" not in out.splitlines()[0]
+
+
 def test_every_option_reaches_the_workload(capsys):
     options = {
         "--dp": 2, "--tp": 2, "--micro-batch": 3, "--accumulation": 5, "--ratio": 0.5,
@@ -48,12 +79,14 @@ def test_every_option_reaches_the_workload(capsys):
         "--hog-share": 0.25, "--global-batch": 30, "--dtype": "fp16",
     }  # fmt: skip
     words = [str(word) for pair in options.items() for word in pair]
-    flags = ["--no-just-in-time", "--no-checkpointing", "--flash-attention", "--json"]
+    flags = ["--no-just-in-time", "--no-checkpointing", "--flash-attention", "--json",
+             "--timer-synchronizes", "--issue-all-first", "--no-device-grads"]  # fmt: skip
     assert plan("--model", "7B", "--machine", "h100x4", *words, *flags) == 0
     assert json.loads(capsys.readouterr().out)["workload"] == {
         "engine": "ours", "dp": 2, "tp": 2, "micro_batch_size": 3, "accumulation": 5,
         "global_batch_size": 30, "sequence_length": 1024, "offload_ratio": 0.5, "stride": 3,
-        "policy": "stride", "just_in_time_forward": False, "subgroup_numel": 10**7,
+        "policy": "stride", "just_in_time_forward": False, "timer_synchronizes": True,
+        "issues_all_first": True, "keeps_device_grads": False, "subgroup_numel": 10**7,
         "tile_numel": 2**20, "activation_checkpointing": False, "materialized_attention": False,
         "hog_share": 0.25, "dtype": "fp16",
     }  # fmt: skip

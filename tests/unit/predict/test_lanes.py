@@ -2,6 +2,7 @@
 
 import pytest
 
+from deep_optimizer_states.predict import lanes as lanes_module
 from deep_optimizer_states.predict.lanes import Job, Lanes
 
 
@@ -65,3 +66,31 @@ def test_lanes_that_wait_for_each_other_are_an_error():
     clock.submit(Job("a", "stuck", 1, 1, after=(never,)))
     with pytest.raises(AssertionError, match="wait for each other"):
         clock.run_until(None)
+
+
+@pytest.mark.parametrize(("limit", "waited_s"), [(1000, 10.0), (1200, 0.0)])
+def test_whoever_issues_waits_for_room_in_a_full_queue(monkeypatch, limit, waited_s):
+    """With room for all three, the negative control, nobody waits."""
+    monkeypatch.setattr(lanes_module, "QUEUE_ENTRIES", limit)
+    clock = lanes()
+    jobs = [clock.submit(Job("a", "", 10, 1, entries=400)) for _ in range(3)]
+    assert [job.submit_s for job in jobs] == [0.0, 0.0, waited_s]
+    assert jobs[0].is_done is (waited_s > 0)
+    clock.run_until(None)
+    assert jobs[2].end_s == 30.0
+
+
+def test_a_full_queue_of_one_lane_and_a_host_thread_keep_nobody_waiting():
+    clock = lanes()
+    clock.submit(Job("a", "", 10, 1, entries=lanes_module.QUEUE_ENTRIES))
+    clock.submit(Job("b", "", 10, 1, entries=lanes_module.QUEUE_ENTRIES))
+    for _ in range(2 * lanes_module.QUEUE_ENTRIES):
+        clock.submit(Job("thread", "", 0, 1))
+    assert clock.now_s == 0.0
+
+
+def test_a_job_larger_than_the_queue_is_taken_when_its_lane_is_idle():
+    clock = lanes()
+    job = clock.submit(Job("a", "", 10, 1, entries=2 * lanes_module.QUEUE_ENTRIES))
+    clock.run_until(None)
+    assert job.end_s == 10.0

@@ -6,14 +6,14 @@ import pytest
 
 from deep_optimizer_states import split
 from deep_optimizer_states.plan import Kind
-from deep_optimizer_states.predict import update_sim
+from deep_optimizer_states.predict import lanes, update_sim
 from deep_optimizer_states.predict.closed_form import bound_update_s, estimate_update
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.model import load_model
 from deep_optimizer_states.predict.rank import rank_of
 from deep_optimizer_states.predict.update_sim import simulate_update
 from deep_optimizer_states.predict.workload import Workload
-from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.schedule import NUM_AHEAD, Schedule
 from deep_optimizer_states.split import RunTimeSplit
 
 MACHINE = load_machine("h100x4")
@@ -32,6 +32,7 @@ def test_it_runs_the_plan_that_the_executor_runs(policy):
     workload = of()
     schedule = Schedule.make(EVEN, policy, workload.stride, 1.0, TILE)
     expected = " ".join(map(str, schedule.actions(frozenset(), None, lambda wait: True)))
+    workload = dataclasses.replace(workload, issues_all_first=True)
     assert str(simulate_update(workload, MACHINE, policy).plan) == expected
 
 
@@ -210,3 +211,106 @@ def test_the_closed_form_gives_way_where_sent_weights_slow_the_paper_s_prefetch(
     )
     assert not estimate_update(of("paper", subgroup_numels=(TILE, TILE)), slow).applies
     assert estimate_update(of("paper", subgroup_numels=(TILE, TILE), stride=6), slow).applies
+
+
+MANY = EVEN * 10  # 480 tiles, of which 240 go through a slot with stride 2: 1,200 entries
+
+
+def most_queued(run, lane):
+    """Entries in a lane's queue at its fullest; what ends leaves before what comes."""
+    changes = [
+        change
+        for job in run.jobs
+        if job.lane == lane
+        for change in ((job.submit_s, 1, job.entries), (job.end_s, 0, -job.entries))
+    ]
+    held = most = 0
+    for _, _, entries in sorted(changes):
+        held += entries
+        most = max(most, held)
+    return most
+
+
+@pytest.mark.parametrize(("limit", "stalls"), [(lanes.QUEUE_ENTRIES, True), (10**6, False)])
+def test_a_full_queue_keeps_the_cpu_from_its_first_step(monkeypatch, limit, stalls):
+    """Without a limit, the negative control, issuing takes no time."""
+    monkeypatch.setattr(lanes, "QUEUE_ENTRIES", limit)
+    run = simulate_update(of(subgroup_numels=MANY, issues_all_first=True), MACHINE, "stride")
+    first = min(job.begin_s for job in run.jobs if job.lane == "CPU")
+    assert (first > 0) is stalls
+    most = most_queued(run, "H2D")
+    assert (most == 240 * 5) is not stalls
+    assert most <= limit
+
+
+@pytest.mark.parametrize("policy", ["stride", "all-device"])
+def test_the_device_gets_few_tiles_ahead_and_the_cpu_never_waits_for_its_queue(policy):
+    run = simulate_update(of(subgroup_numels=MANY), MACHINE, policy)
+    assert most_queued(run, "H2D") == NUM_AHEAD * 5
+    steps = [job for job in run.jobs if job.lane == "CPU"]
+    assert steps[0].begin_s == 0 if policy == "stride" else not steps
+    first = simulate_update(of(subgroup_numels=MANY, issues_all_first=True), MACHINE, policy)
+    assert run.seconds <= first.seconds * (1 + 1e-9)
+    assert most_queued(first, "H2D") == lanes.QUEUE_ENTRIES
+
+
+def test_few_tiles_keep_nobody_waiting():
+    run = simulate_update(of(issues_all_first=True), MACHINE, "stride")
+    assert min(job.begin_s for job in run.jobs if job.lane == "CPU") == 0
+
+
+def test_all_work_of_the_device_may_be_issued_before_the_first_step_of_the_cpu():
+    run = simulate_update(of(issues_all_first=True, offload_ratio=0.75), MACHINE, "stride")
+    kinds = [action.kind for action in run.plan.actions]
+    first = kinds.index(Kind.HOST_STEP)
+    assert set(kinds[first:]) == {Kind.HOST_STEP, Kind.WEIGHTS}
+    assert kinds.count(Kind.HOST_STEP) + first + kinds.count(Kind.WEIGHTS) == len(kinds)
+
+
+@pytest.mark.parametrize("policy", ["stride", "all-device", "dynamic"])
+def test_gradients_on_the_device_are_not_prefetched(policy):
+    for keeps, num_bytes in ((True, 12), (False, 14)):
+        workload = of(keeps_device_grads=keeps)
+        run, rank = simulate_update(workload, MACHINE, policy), rank_of(workload, MACHINE)
+        numel = TILE * len(run.plan.device_tiles)
+        alone = numel * num_bytes / rank.h2d_bytes_per_s
+        assert run.busy_s("H2D") >= alone * (1 - 1e-9)
+        prefetches = [job for job in run.jobs if job.lane == "H2D"]
+        assert all(job.draws["h2d"] == num_bytes for job in prefetches)
+        assert {job.entries for job in prefetches} == {3 + (num_bytes == 14) + 2}
+
+
+def test_a_device_without_room_keeps_no_gradients():
+    full = dataclasses.replace(MACHINE, device_memory_bytes=1e9)
+    with_room, without = (simulate_update(of(), m, "all-device") for m in (MACHINE, full))
+    never = simulate_update(of(keeps_device_grads=False), MACHINE, "all-device")
+    assert with_room.seconds < without.seconds == never.seconds
+
+
+def test_the_bound_counts_gradients_on_the_device():
+    slow = with_rates(host_fused_parameters_per_s=((24, 0.5e9),))
+    kept, fetched = (bound_update_s(of(keeps_device_grads=on), slow) for on in (True, False))
+    assert kept < fetched
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_closed_form_prefetches_gradients_only_where_they_are_not_kept(keeps):
+    workload = of(subgroup_numels=EVEN * 3, keeps_device_grads=keeps)
+    roomy = with_rates(host_stream_bytes_per_s=((24, 900e9), (96, 3600e9)))
+    estimate = estimate_update(workload, roomy, "all-device")
+    assert estimate.applies
+    simulated = simulate_update(workload, roomy, "all-device").seconds
+    assert estimate.seconds == pytest.approx(simulated, rel=0.02)
+
+
+def test_the_closed_form_gives_way_where_a_full_queue_stalls_the_cpu():
+    roomy = with_rates(
+        host_stream_bytes_per_s=((24, 900e9), (96, 3600e9)),
+        host_fused_parameters_per_s=((24, 1.5e9),),
+    )
+    for tiles, applies in ((MANY, False), (EVEN * 4, True)):
+        workload = of(subgroup_numels=tiles, issues_all_first=True)
+        estimate = estimate_update(workload, roomy, "stride")
+        assert estimate.applies is applies
+        seconds = simulate_update(workload, roomy, "stride").seconds
+        assert (seconds < 1.02 * estimate.seconds) is applies
