@@ -148,32 +148,6 @@ def test_where_binding_is_forbidden_memory_is_taken_all_the_same(monkeypatch):
             pass
 
 
-def test_host_memory_is_page_locked_next_to_the_lanes_cores(monkeypatch):
-    core = min(os.sched_getaffinity(0))
-    before, seen = os.sched_getaffinity(0), []
-
-    def lock(address, size, flags):
-        seen.append(os.sched_getaffinity(0))
-        return 0
-
-    monkeypatch.setattr(cuda, "_cudart", lambda: SimpleNamespace(cudaHostRegister=lock))
-    monkeypatch.setattr(cuda, "_unlock", lambda address: None)
-    device = cuda.CudaDevice.__new__(cuda.CudaDevice)  # its streams need a GPU
-    device._locked = []
-    device.empty_host(8, torch.float32)
-    device.near = LaneCores(1, (core,))
-    device.empty_host(8, torch.float32)
-    assert seen == [before, {core}]
-    assert os.sched_getaffinity(0) == before
-
-
-def test_a_thread_that_was_held_is_let_go_after_an_error():
-    before = os.sched_getaffinity(0)
-    with pytest.raises(RuntimeError), LaneCores(1, (min(before),)).hold_this_thread():
-        raise RuntimeError
-    assert os.sched_getaffinity(0) == before
-
-
 def test_the_lane_says_where_it_runs():
     assert str(LaneCores(5, (0, 1, 2, 7, 9, 10))) == "5 threads on cores 0-2,7,9-10"
     assert str(LaneCores(5, ())) == "5 threads not bound to cores"
