@@ -54,7 +54,7 @@ def take_pages(num_bytes: int, near: LaneCores) -> Pages:
 
 def _touch(pages: Pages, near: LaneCores) -> None:
     """Write to one byte of each page; threads end afterwards, so they can be bound to cores."""
-    view = np.frombuffer(pages, dtype=np.uint8)
+    view = np.frombuffer(memoryview(pages), dtype=np.uint8)
 
     def touch(first: int) -> None:
         view[first : first + PIECE_BYTES : mmap.PAGESIZE] = 0
