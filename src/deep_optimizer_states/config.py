@@ -54,13 +54,17 @@ class Settings(BaseModel):
     tile_numel: int = Field(default=DEFAULT_TILE_NUMEL, ge=16, multiple_of=16)
     """Largest piece of a subgroup that is updated at once, in elements. No result depends on it."""
     host_threads: int = Field(default=0, ge=0)
-    """Threads that update on the CPU; 0: one for each physical core of this rank's share of those
-    next to its GPU, or ``OMP_NUM_THREADS`` where that is above 1. No result depends on it."""
+    """Threads that update on the CPU; 0: one for each physical core (on a virtual machine: each
+    CPU) of this rank's share of those next to its GPU, or ``OMP_NUM_THREADS`` where that is above
+    1. No result depends on it."""
     bind_cores: bool = True
     """Keep those threads on that share of the cores."""
     keep_grads_on_device: bool = True
     """Once two updates have shown that the GPU has memory to spare, keep 16-bit gradients there for
     subgroups that it updates, 2 bytes a parameter. No result depends on it."""
+    host_memory_bytes: int = Field(default=0, ge=0)
+    """Host memory that all ranks of a machine may take together, in bytes, for a machine that has
+    more than it shows; 0: what the system says is free. State that needs more is refused."""
     verify_every: int = Field(default=1000, ge=0)
     """Updates 1 and 2, and one in so many, are repeated on the CPU for a sample of every tile, and
     the bits compared; ``step()`` waits for those. 0: none. No result depends on it."""

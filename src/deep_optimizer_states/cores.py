@@ -3,23 +3,31 @@
 Adam on the host is bound by memory: a second thread on a core's other half brings nothing, and
 memory behind another socket is slow. Launchers do not see to it: torchrun sets ``OMP_NUM_THREADS``
 to 1 where a machine has several ranks.
+
+A virtual machine shows whatever halves of cores its owner configured, and each may well be a core.
+There the lane runs on all of them: a thread too many costs little where they are halves, but a
+thread too few leaves a core idle where they are not.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import math
 import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 SPARE_FROM = 8
 """From this share on one core is left to the thread that launches the model's own work."""
 _OWN_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 _SYSFS = Path("/sys")
 _QUOTA = Path("fs/cgroup/cpu.max")
+_CPUINFO = Path("/proc/cpuinfo")
+_Core = TypeVar("_Core")
 
 
 @dataclass(frozen=True)
@@ -29,12 +37,13 @@ class Place:
     Attributes:
         host: Name of its machine.
         rank: Its rank, which orders those of a machine.
-        cores: One logical CPU for each physical core that it may use, ascending.
+        cores: The logical CPUs that the lane may use of each core, in ascending order: one, or on
+            a virtual machine all that the core has.
     """
 
     host: str
     rank: int
-    cores: tuple[int, ...]
+    cores: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,7 @@ class LaneCores:
 
     Attributes:
         num_threads: Threads of the kernel.
-        cores: Cores that they may run on; empty: wherever the system puts them.
+        cores: Logical CPUs that they may run on; empty: wherever the system puts them.
     """
 
     num_threads: int
@@ -54,32 +63,28 @@ class LaneCores:
         return f"{self.num_threads} threads {where}"
 
     def bind_this_thread(self) -> None:
-        """Keep the calling thread, and the threads that it starts, on the cores."""
-        if self.cores:
-            os.sched_setaffinity(0, self.cores)
+        """Keep the calling thread, and the threads that it starts, on the cores.
 
-    @contextlib.contextmanager
-    def hold_this_thread(self) -> Iterator[None]:
-        """Keep the calling thread on the cores for a while.
-
-        Linux gives a page from the memory next to the core that first touches it. Nothing in here
-        may start threads: they would stay.
+        No result depends on it: where a sandbox forbids it, a warning says so once.
         """
-        before = os.sched_getaffinity(0)
-        bound = False
-        with contextlib.suppress(OSError):  # a sandbox may forbid it; then pages lie anywhere
-            self.bind_this_thread()
-            bound = bool(self.cores)
-        try:
-            yield
-        finally:
-            if bound:
-                with contextlib.suppress(OSError):
-                    os.sched_setaffinity(0, before)
+        if self.cores:
+            try:
+                os.sched_setaffinity(0, self.cores)
+            except OSError as error:
+                _warn_not_bound(str(error))
 
 
 ANYWHERE = LaneCores(1, ())
 """No core is nearer than another."""
+
+
+@functools.cache
+def _warn_not_bound(reason: str) -> None:
+    warnings.warn(
+        f"threads of the CPU lane could not be kept on their cores ({reason}), and run wherever "
+        'the system puts them; "deep_optimizer_states.bind_cores": false does not try',
+        stacklevel=3,
+    )
 
 
 def find_place(rank: int, pci_address: str | None, sysfs: Path = _SYSFS) -> Place:
@@ -92,15 +97,26 @@ def find_place(rank: int, pci_address: str | None, sysfs: Path = _SYSFS) -> Plac
     """
     allowed = os.sched_getaffinity(0)
     cpus = sysfs / "devices/system/cpu"
-    physical = {
-        min(read_cpu_list(cpus / f"cpu{cpu}/topology/thread_siblings_list") & allowed, default=cpu)
-        for cpu in allowed
-    }
+    most = None if _is_virtual_machine() else 1
+    cores = set()
+    for cpu in allowed:
+        siblings = read_cpu_list(cpus / f"cpu{cpu}/topology/thread_siblings_list") & allowed
+        cores.add(tuple(sorted(siblings or {cpu})[:most]))
     near: set[int] = set()
     if pci_address is not None:
         near = read_cpu_list(sysfs / "bus/pci/devices" / pci_address / "local_cpulist")
     # A launcher may have put the process elsewhere on purpose.
-    return Place(socket.gethostname(), rank, tuple(sorted(physical & near or physical)))
+    chosen = {core for core in cores if core[0] in near} or cores
+    return Place(socket.gethostname(), rank, tuple(sorted(chosen)))
+
+
+def _is_virtual_machine() -> bool:
+    """Whether this CPU says that a hypervisor is below; without such a flag it is taken as real."""
+    try:
+        lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(line.startswith("flags") and "hypervisor" in line.split() for line in lines)
 
 
 def choose_cores(
@@ -112,7 +128,7 @@ def choose_cores(
         mine: The calling rank's place, one of ``everyone``.
         everyone: Places of all ranks.
         num_threads: Threads asked for; 0: ``OMP_NUM_THREADS`` where that is above 1 (1 is what
-            launchers set by themselves), and else one for each core of the share.
+            launchers set by themselves), and else one for each logical CPU of the share.
         bind: Whether to keep the threads on the share; not done where the environment already says
             how OpenMP binds its threads.
     """
@@ -121,13 +137,14 @@ def choose_cores(
     share = deal(mine.cores, peers.index(mine.rank), len(peers))
     if len(share) >= SPARE_FROM:
         share = share[1:]
+    cpus = tuple(sorted(cpu for core in share for cpu in core))
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     threads = num_threads or (int(asked) if asked.isdigit() and int(asked) > 1 else 0)
     if not threads:
         # A container may see all cores and yet have the time of a few.
-        threads = max(1, min(len(share), usable_cores() // len(neighbours)))
+        threads = max(1, min(len(cpus), usable_cores() // len(neighbours)))
     bind = bind and not any(name in os.environ for name in _OWN_BINDING)
-    return LaneCores(threads, share if bind else ())
+    return LaneCores(threads, cpus if bind else ())
 
 
 def usable_cores(sysfs: Path = _SYSFS) -> int:
@@ -142,7 +159,7 @@ def usable_cores(sysfs: Path = _SYSFS) -> int:
     return max(1, min(cores, math.ceil(int(quota) / int(period))))
 
 
-def deal(cores: Sequence[int], position: int, num_ranks: int) -> tuple[int, ...]:
+def deal(cores: Sequence[_Core], position: int, num_ranks: int) -> tuple[_Core, ...]:
     """One rank's neighbouring cores; ranks share a core only where there are more of them."""
     if num_ranks > len(cores):
         return (cores[position % len(cores)],)

@@ -7,7 +7,6 @@ pages are touched. So the need is compared with what is free first, and said in 
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,7 +68,7 @@ def check_host_memory(host_numel: int, buffer_bytes: int, free_bytes: int, num_r
     Args:
         host_numel: Elements of this rank whose state lives in host memory.
         buffer_bytes: Gradients and staging buffers of this rank beside it, in bytes.
-        free_bytes: Free host memory before any rank took its share.
+        free_bytes: Free host memory before any rank took its share, in bytes.
         num_ranks: Ranks of this machine, which share it.
 
     Raises:
@@ -81,25 +80,10 @@ def check_host_memory(host_numel: int, buffer_bytes: int, free_bytes: int, num_r
             f"the optimizer state needs {needed / GIB:.1f} GiB of host memory "
             f"({host_numel:,} parameters x {STATE_BYTES} bytes x {num_ranks} ranks of this "
             f"machine, and gradients); {free_bytes / GIB:.1f} GiB are free. Use more machines, a "
-            'smaller model, or "deep_optimizer_states.ratio" below 1 to keep a share on the device'
+            'smaller model, or "deep_optimizer_states.ratio" below 1 to keep a share on the '
+            "device. If this machine has more than it shows (the memory of some virtual machines "
+            'grows as it is used), give its bytes in "deep_optimizer_states.host_memory_bytes"'
         )
-
-
-def lock_limit_bytes() -> int | None:
-    """What a process may lock (``ulimit -l``), in bytes; None without a limit."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return None if soft == resource.RLIM_INFINITY else soft
-
-
-def explain_lock_limit(num_bytes: int, limit_bytes: int | None) -> str | None:
-    """A warning when state of ``num_bytes`` may not be page-locked; None when it may."""
-    if limit_bytes is None or num_bytes <= limit_bytes:
-        return None
-    return (
-        f"`ulimit -l` lets a process lock {limit_bytes / GIB:.1f} GiB and this rank's optimizer "
-        f"state has {num_bytes / GIB:.1f} GiB; what cannot be locked is kept pageable, and its "
-        "copies will not overlap with anything. Raise the limit (ulimit -l unlimited)"
-    )
 
 
 def local_ranks() -> int:

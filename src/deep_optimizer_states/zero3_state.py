@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 from deepspeed import comm as dist
-from deepspeed.accelerator import get_accelerator
-from deepspeed.utils import logger
 from torch import Tensor
 
 from deep_optimizer_states.config import Settings
@@ -17,12 +15,9 @@ from deep_optimizer_states.cores import LaneCores, choose_cores, find_place
 from deep_optimizer_states.device.base import Device
 from deep_optimizer_states.executor import Executor
 from deep_optimizer_states.memory import (
-    STATE_BYTES,
     check_host_memory,
-    explain_lock_limit,
     free_host_bytes,
     local_ranks,
-    lock_limit_bytes,
 )
 from deep_optimizer_states.zero3_gate import GatedGathers
 
@@ -75,14 +70,10 @@ class StateHomes(GatedGathers):
         # Gradients of resident subgroups too: one buffer holds them all.
         grad_bytes = sum(self._subgroup_numels) * self.gradient_accumulation_dtype.itemsize
         grad_bytes *= 1 + self._holds_partial_grads
-        free_bytes = free_host_bytes()
+        free_bytes = self._settings.host_memory_bytes or free_host_bytes()
         # Or a rank that comes late counts what another has taken already.
         dist.barrier(group=self.dp_process_group)
         check_host_memory(host_numel, staging_bytes + grad_bytes, free_bytes, local_ranks())
-        if get_accelerator().device_name() == "cuda" and self._lanes.locks_pages:
-            warning = explain_lock_limit(host_numel * STATE_BYTES, lock_limit_bytes())
-            if warning:
-                logger.warning(warning)
         self._cores = self._choose_cores()
         self._lanes.near = self._cores  # all memory is taken below
         super()._create_fp32_partitions()

@@ -1,5 +1,7 @@
 """Page-locked memory of the CUDA device."""
 
+import os
+
 import pytest
 import torch
 
@@ -17,6 +19,27 @@ def test_host_memory_is_page_locked_in_its_exact_size():
     del home
     assert view.is_pinned()  # the pages live as long as anything looks at them
     assert view.cuda().sum().item() == 30.0
+    device.close()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forks beside other threads
+def test_after_a_fork_gpu_and_process_still_see_the_same_pages():
+    device = cuda.CudaDevice(0)
+    home = device.empty_host(2**20, torch.float32).fill_(1.0)
+    copied = home.cuda()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write)
+        os.read(read, 1)  # lives as long as the parent writes
+        os._exit(0)
+    home.fill_(2.0)  # gets copies of the pages, were they shared with the child
+    copied.copy_(home, non_blocking=True)
+    torch.cuda.synchronize()
+    os.close(write)
+    os.waitpid(child, 0)
+    os.close(read)
+    assert copied.eq(2.0).all()
     device.close()
 
 

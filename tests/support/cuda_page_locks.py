@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import enum
 import mmap
-import os
 
 
 class Status(enum.IntEnum):
@@ -25,14 +24,13 @@ class PageLocks:
     Attributes:
         ranges: End of each locked range by its beginning, in whole pages.
         limit_bytes: What may be locked in all.
-        cores: The caller's cores at each call that locked something.
         faults: What CUDA could not survive or would not notice.
     """
 
     def __init__(self, runtime):
         self._runtime = runtime
         self._flying = []
-        self.ranges, self.cores, self.faults = {}, [], []
+        self.ranges, self.faults = {}, []
         self.limit_bytes = 1 << 40
 
     def cudaHostRegister(self, ptr, size, flags):
@@ -45,7 +43,6 @@ class PageLocks:
         if locked + end - begin > self.limit_bytes:
             return self._refuse(Status.MEMORY_ALLOCATION)
         self.ranges[begin] = end
-        self.cores.append(os.sched_getaffinity(0))
         return Status.SUCCESS
 
     def cudaHostUnregister(self, ptr):

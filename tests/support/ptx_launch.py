@@ -36,12 +36,12 @@ class PtxKernel:
 
     Args:
         function: What ``triton.jit`` returned.
+        launches: Gets what Triton compiled, one a launch.
     """
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Any, launches: list[Any] | None = None) -> None:
         self._function = function
-        self.launches: list[Any] = []
-        """What Triton compiled, one a launch."""
+        self.launches: list[Any] = [] if launches is None else launches
 
     def __getitem__(self, grid: tuple[int]) -> functools.partial[None]:
         return functools.partial(self._launch, grid)

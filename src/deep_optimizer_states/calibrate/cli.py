@@ -12,17 +12,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from deep_optimizer_states.calibrate.findings import Findings, profile_text
-from deep_optimizer_states.cores import usable_cores
+from deep_optimizer_states.cores import find_place, usable_cores
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.files import write_whole
-from deep_optimizer_states.memory import free_host_bytes, lock_limit_bytes
+from deep_optimizer_states.memory import free_host_bytes
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 _LEAST_NUMEL = 2**20
-_MLOCK_NOTE = "mlock: CUDA's own registration comes on top"
 
 
 class CalibrateError(DeepOptimizerStatesError, ValueError):
@@ -99,16 +96,15 @@ def measure(
     source = f"measured by calibrate, {_described(str(gpus.pop('names', '')))}"
     return {
         "source": source,
-        "cores": min(usable_cores(), psutil.cpu_count(logical=False) or usable_cores()),
+        "cores": min(usable_cores(), sum(map(len, find_place(0, None).cores))),
         "host_memory_bytes": host_bytes,
-        "lock_limit_bytes": lock_limit_bytes(),
         **gpus,
     }
 
 
 def _gpu_fields(found: Findings, reason: str) -> dict[str, Any]:
     """Measure the GPUs, or say why not; number and memory of them."""
-    from deep_optimizer_states.calibrate import host, processors
+    from deep_optimizer_states.calibrate import processors
 
     if not reason:
         import torch
@@ -120,10 +116,6 @@ def _gpu_fields(found: Findings, reason: str) -> dict[str, Any]:
         return {"gpus": gpus, "device_memory_bytes": memory, "names": names}
     found.lack("GPU", processors.GPU_RATES, reason)
     processors.measure_cpu_as_device(found)
-    (lock,) = processors.LOCK_RATES
-    found.attempt("page-locking", (lock,), lambda: {lock: host.mlock_rate(lock_limit_bytes())})
-    if lock in found.rates:
-        found.kinds[lock], found.notes[lock] = "assumed", _MLOCK_NOTE
     return {"gpus": 0}
 
 

@@ -63,7 +63,7 @@ def copy_rates(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float]:
     numel = num_bytes // 4
     source, target = (device.empty_host(numel, torch.float32).zero_() for _ in range(2))
     if torch.cuda.is_available() and not source.is_pinned():
-        raise RuntimeError("host memory could not be page-locked; see `ulimit -l`")
+        raise RuntimeError("host memory could not be page-locked; see how much is free")
     inside, outside = (device.empty_device(numel, torch.float32) for _ in range(2))
     down = (device.h2d, _copy(inside, source))
     up = (device.d2h, _copy(target, outside))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deep_optimizer_states.predict.machine import CURVE_NAMES, RATE_NAMES, Kind, machine_from_table
+from deep_optimizer_states.predict.machine import CURVE_NAMES, RATE_NAMES, machine_from_table
 
 _HEAD = """\
 # Rates of this machine, read by `python -m deep_optimizer_states plan --machine FILE`.
@@ -23,14 +23,12 @@ class Findings:
     Attributes:
         say: Gets a line of progress.
         rates: What was measured: a number, or for the host ``[(threads, rate), ...]``.
-        kinds: Rates that stand for the profile's without being it.
         missing: Why a rate was not measured.
         notes: A remark on a rate.
     """
 
     say: Callable[[str], None]
     rates: dict[str, Any] = field(default_factory=dict)
-    kinds: dict[str, Kind] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
 
@@ -74,8 +72,6 @@ def profile_text(fields: Mapping[str, Any], found: Findings) -> str:
             lines.append(_line(name, found.rates[name]) + note)
         elif name in found.missing:
             lines.append(f"# {name}: not measured: {' '.join(found.missing[name].split())}")
-    if found.kinds:
-        lines += ["", "[kinds]", *(_line(*item) for item in found.kinds.items())]
     text = "\n".join(lines) + "\n"
     machine_from_table(tomllib.loads(text), source="the profile")
     return text

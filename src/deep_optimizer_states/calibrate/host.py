@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
-import mmap
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +39,6 @@ _MOST_TURNS, _TURNS_S = 9, 1.5
 _NOISE = 0.1
 """Share by which a rate differs from run to run."""
 _OP_ID = -20242  # DeepSpeed numbers its optimizers from 0
-_LOCKED_BYTES = 2**28
 Passes = dict[str, tuple[Callable[[int], object], float]]
 """Rate to what runs it with a number of threads, and to what it moves in a run."""
 
@@ -180,30 +178,3 @@ def _openmp_runtimes(maps: str) -> list[str]:
 def fitting_numel(free_bytes: int) -> int:
     """Elements of arrays that take a quarter of the free memory at most, a multiple of 16."""
     return min(NUMEL, free_bytes // (4 * _BYTES_A_PARAMETER) // 16 * 16)
-
-
-def mlock_rate(limit_bytes: int | None) -> float:
-    """Bytes a second that the kernel faults in and locks.
-
-    Args:
-        limit_bytes: What this process may lock; None without a limit.
-
-    Raises:
-        OSError: It may not lock anything worth measuring.
-    """
-    size = _LOCKED_BYTES if limit_bytes is None else min(_LOCKED_BYTES, limit_bytes // 2)
-    size -= size % mmap.PAGESIZE
-    if size < 16 * mmap.PAGESIZE:
-        raise OSError(f"`ulimit -l` is {limit_bytes} bytes; raise it")
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mlock.argtypes = libc.munlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    seconds = []
-    for _ in range(7):
-        with mmap.mmap(-1, size) as pages:
-            address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
-            begin = time.perf_counter()
-            if libc.mlock(address, size):
-                raise OSError(ctypes.get_errno(), "mlock was refused")
-            seconds.append(time.perf_counter() - begin)
-            libc.munlock(address, size)
-    return size / median(seconds)

@@ -20,6 +20,7 @@ from deep_optimizer_states.calibrate.device import (
     stream_rate,
 )
 from deep_optimizer_states.calibrate.findings import Findings
+from deep_optimizer_states.cores import choose_cores, find_place
 from deep_optimizer_states.device.base import Device
 from deep_optimizer_states.device.emulated import EmulatedDevice
 from deep_optimizer_states.kernels.torch_adam import make_host_adam
@@ -35,9 +36,9 @@ PAGEABLE_RATES = ("pageable_h2d_bytes_per_s", "pageable_d2h_bytes_per_s")
 COMPUTE_RATES = ("device_flops_per_s", "device_stream_bytes_per_s")
 """Of what computes forward and backward: a GPU, or else the CPU."""
 ADAM_RATES, GATHER_RATES = ("device_adam_parameters_per_s",), ("gather_bytes_per_s",)
-GPU_RATES = (*LINK_RATES, *PAGEABLE_RATES, *ADAM_RATES, *GATHER_RATES)
-"""What there is on a GPU alone."""
 LOCK_RATES = ("page_lock_bytes_per_s",)
+GPU_RATES = (*LINK_RATES, *PAGEABLE_RATES, *ADAM_RATES, *GATHER_RATES, *LOCK_RATES)
+"""What there is on a GPU alone."""
 _LOCK_BYTES = 2**29
 _GATHER_BYTES = 2**26
 _REPEATS = 5
@@ -56,6 +57,8 @@ def measure_cuda(found: Findings) -> None:
 
     recorder = Recorder()
     device = CudaDevice(tail_mode=1, recorder=recorder)
+    place = find_place(0, device.pci_address)
+    device.near = choose_cores(place, [place])  # as a rank that has the machine to itself
     bench = Bench(device, recorder)
     try:
         found.attempt("page-locked copies", LINK_RATES, lambda: copy_rates(bench))
@@ -104,7 +107,7 @@ def lock_rate(device: Device) -> dict[str, float]:
         tensor = device.empty_host(_LOCK_BYTES // 4, torch.float32)
         seconds.append(time.perf_counter() - begin)
         if not tensor.is_pinned():
-            raise RuntimeError("host memory could not be page-locked; see `ulimit -l`")
+            raise RuntimeError("host memory could not be page-locked; see how much is free")
         del tensor
     return {"page_lock_bytes_per_s": _LOCK_BYTES / median(seconds)}
 

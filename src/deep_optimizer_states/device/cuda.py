@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
-import mmap
 import time
 import warnings
 import weakref
@@ -17,6 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from deep_optimizer_states.device.base import WAIT_TIMEOUT_S, Device, Event, Stamp, Wait
+from deep_optimizer_states.device.host_pages import take_pages
 from deep_optimizer_states.errors import UpdateError
 from deep_optimizer_states.kernels.scalars import AdamScalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
@@ -183,25 +182,21 @@ class CudaDevice(Device):
             return torch.empty(numel, dtype=dtype, device="cpu")
         # Not pin_memory=True: torch rounds page-locked allocations up to powers of two. Whole pages
         # of our own, because a page cannot be locked twice for two tensors that share it.
-        size = -(-numel * dtype.itemsize // mmap.PAGESIZE) * mmap.PAGESIZE
-        # An array around the mapping: a mapping is gone before its own weak references are called,
-        # and its pages must be unlocked while they are there.
-        pages = (ctypes.c_char * size).from_buffer(mmap.mmap(-1, size))
+        pages = take_pages(numel * dtype.itemsize, self.near)
         tensor = torch.frombuffer(pages, dtype=dtype, count=numel)
-        with self.near.hold_this_thread():  # locking touches the pages
-            status = int(_cudart().cudaHostRegister(tensor.data_ptr(), len(pages), 0))
-        if status == 0:
-            # Also when the pages go away without close(): a later mapping may get their address.
-            unlock = weakref.finalize(pages, _unlock, tensor.data_ptr())
-            unlock.atexit = False  # of a GPU that hangs, it would never end; the system unlocks
-            self._locked.append(unlock)
-        else:
-            _forget_last_error(self._device)
+        status = int(_cudart().cudaHostRegister(tensor.data_ptr(), len(pages), 0))
+        if status != 0:
+            _forget_last_error(self._device)  # before anything else: a warning may be an error
             warnings.warn(
                 f"CUDA could not page-lock {len(pages)} bytes of host memory (error {status}); "
-                "copies of it will not overlap with anything. See `ulimit -l` and the free memory",
+                "copies of it will not overlap with anything. See how much memory is free",
                 stacklevel=2,
             )
+            return tensor
+        # Also when the pages go away without close(): a later mapping may get their address.
+        unlock = weakref.finalize(pages, _unlock, tensor.data_ptr())
+        unlock.atexit = False  # of a GPU that hangs, it would never end; the system unlocks
+        self._locked.append(unlock)
         return tensor
 
     @override
@@ -277,9 +272,13 @@ class CudaDevice(Device):
 
 
 def _forget_last_error(device: torch.device) -> None:
-    """CUDA keeps a failed call's error for its thread, and torch raises it at a later kernel."""
+    """Clear the error that CUDA keeps for this thread after a call of ours was refused.
+
+    torch would raise it at the thread's next kernel, as if that had failed. torch does not offer
+    ``cudaGetLastError``, so a kernel of no use takes the error: checking its launch clears it.
+    """
     with contextlib.suppress(RuntimeError):
-        torch.ones(1, device=device)  # this kernel's check reads the error, which clears it
+        torch.ones(1, device=device)
 
 
 @functools.cache

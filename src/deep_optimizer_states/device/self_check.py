@@ -17,8 +17,9 @@ from deep_optimizer_states.kernels.tensors import AdamTensors, first_difference,
 from deep_optimizer_states.kernels.torch_adam import TorchAdam
 
 _PIECES = ((0, 2**16), (2**16, 15))
-"""First element and length of what is stepped at once: compilers make other code for multiples of
-16 than for the rest. The last holds the tail of every vector width up to 16."""
+"""First element and length of what is stepped at once: a multiple of 16 and the rest take different
+kernels of the device, see [Note: variants]. All that updates launch are compiled here, and not in
+the first update. The last piece holds the tail of every vector width up to 16."""
 _NUMEL = 2**16 + 15
 _STEPS = 3
 _BETAS = (0.9, 0.95)

@@ -3,6 +3,12 @@
 Every operation is one whose rounding IEEE 754 fixes: products, explicit fused multiply-adds,
 round-to-nearest square root and division. No addition stands alone beside a product, so there is
 nothing for a compiler to contract.
+
+[Note: variants] Triton compiles a kernel anew for every combination of arguments that are 1, that
+are multiples of 16 or that are aligned addresses, unless it is told not to look. Here it is told:
+one kernel takes only what is all aligned, with wide accesses, and the other takes the rest. Each
+has one variant for each set of types and constants, so the self-check can compile all that updates
+will launch before training starts.
 """
 
 from __future__ import annotations
@@ -17,10 +23,11 @@ from deep_optimizer_states.kernels.tensors import AdamTensors
 
 BLOCK = 1024
 """Elements a program instance handles."""
+ALIGNMENT = 16
+"""Of addresses, in bytes, and of the number of elements: Triton knows no other."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def adam_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN201, PLR0913 - Triton reads the names
+def _adam(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913 - Triton reads the names
     master,  # noqa: ANN001
     grad,  # noqa: ANN001
     exp_avg,  # noqa: ANN001
@@ -70,6 +77,16 @@ def adam_kernel(  # type: ignore[no-untyped-def]  # noqa: ANN201, PLR0913 - Trit
     tl.store(weights + at, p.to(weights.dtype.element_ty), mask=inside)
 
 
+_POINTERS = ("master", "grad", "exp_avg", "exp_avg_sq", "weights")
+# See [Note: variants].
+aligned_kernel = triton.jit(_adam, do_not_specialize=["tail"])
+any_kernel = triton.jit(
+    _adam,
+    do_not_specialize=["numel", "tail"],
+    do_not_specialize_on_alignment=_POINTERS,
+)
+
+
 class TritonAdam:
     """Adam on CUDA tensors.
 
@@ -100,10 +117,12 @@ class TritonAdam:
         if numel == 0:
             return
         values = [float(value) for value in scalars.as_array()]
-        state = (tensors.exp_avg, tensors.exp_avg_sq)
+        pointers = [getattr(tensors, name) for name in _POINTERS]
+        extents = (numel, *(pointer.data_ptr() for pointer in pointers))
+        kernel = any_kernel if any(extent % ALIGNMENT for extent in extents) else aligned_kernel
         with torch.cuda.device(tensors.master.device):
-            adam_kernel[(triton.cdiv(numel, BLOCK),)](
-                *(tensors.master, tensors.grad, *state, tensors.weights),
+            kernel[(triton.cdiv(numel, BLOCK),)](
+                *pointers,
                 *(numel, tail_start),
                 *values[:9],
                 HAS_DECAY=values[8] != 0.0,

@@ -112,7 +112,7 @@ def _pinned(workload: Workload, machine: Machine) -> str:
         return ""
     rates, memory = machine.rates, memory_of(workload, machine, workload.policy)
     locked = memory.page_locked_bytes
-    words = f"pinned memory: lock {locked / GIB:.1f} GiB a rank (`ulimit -l unlimited`)"
+    words = f"pinned memory: lock {locked / GIB:.1f} GiB a rank"
     pageable, pinned = rates.pageable_d2h_bytes_per_s, rates.d2h_bytes_per_s
     if pageable is not None and pinned is not None:
         words += (

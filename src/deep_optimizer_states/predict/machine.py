@@ -5,11 +5,10 @@ A profile is a TOML file::
     name = "h100x4"                     # printed beside every figure predicted from it
     source = "where the figures come from, in a sentence"
     gpus = 4                            # of one node; 0 for none
-    cores = 96                          # physical cores of one node
+    cores = 96                          # physical cores of one node, or CPUs of a virtual one
     rank_threads = 46                   # optional: most threads a rank's host lane uses
     host_memory_bytes = 540e9           # of one node
     device_memory_bytes = 85e9          # of one GPU; leave out without GPUs
-    lock_limit_bytes = 64e9             # optional: `ulimit -l`; left out = no limit
 
     [rates]                             # a rate that is left out was not measured
     h2d_bytes_per_s = 50e9              # page-locked copies of one GPU, one way at a time
@@ -115,11 +114,10 @@ class Machine:
         name: Printed beside every figure.
         source: Where the figures come from.
         gpus: GPUs of one node; 0 for none.
-        cores: Physical cores of one node.
+        cores: Physical cores of one node, or all CPUs of a virtual machine.
         rank_threads: Most threads the host lane of a rank uses; None for its share of the cores.
         host_memory_bytes: Of one node.
         device_memory_bytes: Of one GPU; None without one.
-        lock_limit_bytes: What a process may page-lock; None without a limit.
         rates: What was measured.
         kinds: How each rate came about; those not named were measured.
         costs: Times that no rate explains.
@@ -133,7 +131,6 @@ class Machine:
     host_memory_bytes: float
     device_memory_bytes: float | None = None
     rank_threads: int | None = None
-    lock_limit_bytes: float | None = None
     rates: Rates = Rates()
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     costs: Costs = Costs()
@@ -223,6 +220,7 @@ def machine_from_table(table: Mapping[str, Any], source: str = "machine") -> Mac
     """
     try:
         fields = dict(table)
+        fields.pop("lock_limit_bytes", None)  # of older profiles; it does not bind CUDA
         rates = fields.pop("rates", {})
         _only_known(rates, RATE_NAMES, "rates")
         kinds = fields.pop("kinds", {})
@@ -257,7 +255,7 @@ def _checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         value = fields.get(key)
         if value is not None and (type(value) is not int or value < least):
             raise MachineError(f"{key} = {value!r}: give a whole number of at least {least}")
-    for key in ("host_memory_bytes", "device_memory_bytes", "lock_limit_bytes"):
+    for key in ("host_memory_bytes", "device_memory_bytes"):
         if fields.get(key) is not None:
             checked[key] = _positive(key, fields[key])
     if fields["gpus"] and fields.get("device_memory_bytes") is None:

@@ -175,12 +175,6 @@ def shortages(workload: Workload, machine: Machine, memory: Memory) -> list[str]
                 f"{machine.device_memory_bytes / GIB:.1f}; use more ranks (dp), a smaller "
                 "micro-batch (with more accumulation), or a larger offload ratio"
             )
-    limit = machine.lock_limit_bytes
-    if limit is not None and memory.page_locked_bytes > limit:
-        found.append(
-            f"page-locked memory: {memory.page_locked_bytes / GIB:.1f} GiB a rank, `ulimit -l` "
-            f"allows {limit / GIB:.1f}; raise it (ulimit -l unlimited)"
-        )
     return found
 
 

@@ -17,7 +17,7 @@ import torch
 from deepspeed.utils import safe_get_full_grad, safe_set_full_grad
 
 import deep_optimizer_states
-from deep_optimizer_states import zero3
+from deep_optimizer_states import zero3, zero3_state
 from deep_optimizer_states.device.base import Wait
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.errors import UpdateError
@@ -124,6 +124,26 @@ def locks_pages(**offload):
         return engine.optimizer._lanes.locks_pages
     finally:
         engine.destroy()
+
+
+def with_little_memory(**block):
+    """What an engine says on a machine that shows 1 KiB of free memory."""
+    real, zero3_state.free_host_bytes = zero3_state.free_host_bytes, lambda: 1024
+    try:
+        return answer(lambda: make_engine(deep_optimizer_states=BLOCK | block).destroy())
+    finally:
+        zero3_state.free_host_bytes = real
+
+
+def where_affinity_is_forbidden():
+    def forbid(pid, cores):
+        raise PermissionError(1, "Operation not permitted")
+
+    real, os.sched_setaffinity = os.sched_setaffinity, forbid
+    try:
+        return answer(lambda: make_engine().destroy())
+    finally:
+        os.sched_setaffinity = real
 
 
 def muon():
@@ -278,6 +298,12 @@ def main():
         "late gradients": update_that_goes_wrong(verify_every=1, without=Wait.GRADS_FLUSHED),
         "wrong update, not verified": update_that_goes_wrong(0),
         "timeline": timeline(out.parent / "timeline"),
+        "little memory": with_little_memory(),
+        "more than it shows": with_little_memory(host_memory_bytes=2**20),
+        "less than it shows": answer(
+            lambda: make_engine(deep_optimizer_states=BLOCK | {"host_memory_bytes": 100})
+        ),
+        "affinity": where_affinity_is_forbidden(),
         "deepcompile": answer(lambda: make_engine(compile={"deepcompile": True})),
         "unknown key": answer(
             lambda: make_engine(deep_optimizer_states={"enabled": True, "strde": 2})

@@ -35,6 +35,10 @@ def answers(tmp_path_factory):
         ("other bits", ["KernelError", "has not the bits", 'policy "all-host"']),
         ("other bits, fp32", ["KernelError", "has not the bits", 'policy "all-host"']),
         ("hook", ["ConfigError", "register_step_post_hook", "engine.step()"]),
+        ("little memory", ["HostMemoryError", "0.0 GiB are free", "host_memory_bytes"]),
+        ("more than it shows", ["no error"]),
+        ("less than it shows", ["HostMemoryError", "host_memory_bytes"]),
+        ("affinity", ["no error"]),
         ("autocast fp16", ["ConfigError", "torch_autocast in fp16", "bfloat16"]),
     ],
 )

@@ -10,6 +10,7 @@ import torch
 
 from deep_optimizer_states.calibrate import cli, device, host, processors
 from deep_optimizer_states.calibrate.findings import Findings, profile_text
+from deep_optimizer_states.cores import choose_cores, find_place
 from deep_optimizer_states.device.emulated import EmulatedDevice
 from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.predict.machine import (
@@ -23,7 +24,6 @@ from deep_optimizer_states.timeline import Recorder, Span
 
 FIELDS = {
     "name": "m", "source": "a test", "gpus": 0, "cores": 2, "host_memory_bytes": 2**34,
-    "lock_limit_bytes": None,
 }  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def small(monkeypatch):
 
 
 def test_every_rate_of_a_profile_is_measured_somewhere():
-    of_gpu = (*processors.GPU_RATES, *processors.COMPUTE_RATES, *processors.LOCK_RATES)
+    of_gpu = (*processors.GPU_RATES, *processors.COMPUTE_RATES)
     assert {*of_gpu, *host.HOST_RATES} == set(RATE_NAMES)
     assert set(host.HOST_RATES) == set(CURVE_NAMES)
 
@@ -83,7 +83,7 @@ def test_all_rates_of_a_device_come_from_its_own_lanes(bench):
         **device.stream_rate(bench, 2**20),
     }
     names = {*processors.GPU_RATES, *processors.COMPUTE_RATES}
-    assert set(rates) == names - {*processors.GATHER_RATES}
+    assert set(rates) == names - {*processors.GATHER_RATES, *processors.LOCK_RATES}
     assert all(rate > 0 for rate in rates.values())
 
 
@@ -127,9 +127,13 @@ def test_more_threads_that_are_slower_are_warned_of(monkeypatch):
 
 
 def test_a_gpu_that_failed_costs_only_its_rates(found, monkeypatch):
+    made = []
+
     class Broken:
+        pci_address = None
+
         def __init__(self, **_):
-            pass
+            made.append(self)
 
         def __getattr__(self, name):
             raise RuntimeError("CUDA error: an illegal memory access")
@@ -137,8 +141,9 @@ def test_a_gpu_that_failed_costs_only_its_rates(found, monkeypatch):
     monkeypatch.setattr("deep_optimizer_states.device.cuda.CudaDevice", Broken)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     processors.measure_cuda(found)
-    assert set(found.missing) == {*processors.GPU_RATES, *processors.COMPUTE_RATES,
-                                  *processors.LOCK_RATES}  # fmt: skip
+    assert set(found.missing) == {*processors.GPU_RATES, *processors.COMPUTE_RATES}
+    place = find_place(0, None)
+    assert made[0].near == choose_cores(place, [place]), "memory is taken as the engine takes it"
 
 
 def test_every_openmp_runtime_of_the_process_is_found():
@@ -168,29 +173,22 @@ def test_a_rate_that_fails_costs_no_other(found):
 def test_a_profile_says_what_was_measured_and_what_not(found):
     found.rates = {"h2d_bytes_per_s": 5.12345e10, "host_cast_parameters_per_s": [(1, 1e9), (2, 3)]}
     found.lack("copies", ("d2h_bytes_per_s",), "no CUDA\n[rates]")
-    found.kinds["h2d_bytes_per_s"] = "assumed"
     found.notes["h2d_bytes_per_s"] = "a stand-in"
-    text = profile_text({**FIELDS, "name": 'a "b" \\ \u00e9\t'}, found)
+    text = profile_text({**FIELDS, "name": 'a "b" \\ \u00e9\t', "device_memory_bytes": None}, found)
     machine = machine_from_table(tomllib.loads(text))
     assert machine.name == 'a "b" \\ \u00e9\t'
     assert machine.rates.h2d_bytes_per_s == 5.123e10
-    assert machine.kind("h2d_bytes_per_s") == "assumed"
     assert machine.rates.host_cast_parameters_per_s == ((1, 1e9), (2, 3.0))
     assert machine.rates.d2h_bytes_per_s is None
     assert "# d2h_bytes_per_s: not measured: no CUDA [rates]\n" in text
     assert "# a stand-in\n" in text
-    assert "lock_limit" not in text
+    assert "device_memory_bytes" not in text
 
 
 def test_a_profile_that_no_reader_takes_is_not_written(found):
     found.rates = {"h2d_bytes_per_s": float("inf")}
     with pytest.raises(MachineError, match="h2d_bytes_per_s"):
         profile_text(FIELDS, found)
-
-
-def test_locking_needs_a_limit_worth_measuring():
-    with pytest.raises(OSError, match="ulimit -l"):
-        host.mlock_rate(0)
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6])])
@@ -217,8 +215,6 @@ def test_without_a_gpu_the_host_is_measured_and_the_rest_named(tmp_path, small, 
     for name in processors.COMPUTE_RATES:
         assert getattr(machine.rates, name) > 0
     assert "# of the CPU, which is the device here\n" in path.read_text()
-    locked = machine.rates.page_lock_bytes_per_s is not None
-    assert (machine.kind("page_lock_bytes_per_s") == "assumed") is locked
     out, err = capsys.readouterr()
     assert out == ""
     assert "GPU: not measured: " in err

@@ -37,6 +37,7 @@ def test_block_is_read():
         ({"enabled": True, "ratio": -0.1}, r'"deep_optimizer_states.ratio" = -0.1'),
         ({"enabled": True, "tile_numel": 0}, r'"deep_optimizer_states.tile_numel" = 0'),
         ({"enabled": True, "tile_numel": 100}, r'"deep_optimizer_states.tile_numel" = 100'),
+        ({"enabled": True, "host_memory_bytes": -1}, r"host_memory_bytes\" = -1: .*equal to 0"),
         (True, "give a table"),
     ],
 )

@@ -1,9 +1,8 @@
 import os
 import threading
-from types import SimpleNamespace
+import warnings
 
 import pytest
-import torch
 from hypothesis import given, strategies as st
 
 from deep_optimizer_states import cores
@@ -16,7 +15,6 @@ from deep_optimizer_states.cores import (
     read_cpu_list,
     usable_cores,
 )
-from deep_optimizer_states.device import cuda
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +27,8 @@ def no_settings_of_openmp(monkeypatch):
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """Two sockets of four cores, two threads a core: CPU n and n + 8 share core n."""
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu sse avx512f\n\n")
+    monkeypatch.setattr(cores, "_CPUINFO", tmp_path / "cpuinfo")
     for cpu in range(16):
         folder = tmp_path / f"devices/system/cpu/cpu{cpu}/topology"
         folder.mkdir(parents=True)
@@ -41,21 +41,58 @@ def machine(tmp_path, monkeypatch):
     return tmp_path
 
 
+def singles(*cpus):
+    """Cores of one CPU each."""
+    return tuple((cpu,) for cpu in cpus)
+
+
 def test_a_rank_uses_one_thread_a_core_of_the_socket_of_its_gpu(machine):
-    assert find_place(0, "0000:1a:00.0", machine).cores == (4, 5, 6, 7)
-    assert find_place(0, None, machine).cores == tuple(range(8))
-    assert find_place(0, "ffff:00:00.0", machine).cores == tuple(range(8))
+    assert find_place(0, "0000:1a:00.0", machine).cores == singles(4, 5, 6, 7)
+    assert find_place(0, None, machine).cores == singles(*range(8))
+    assert find_place(0, "ffff:00:00.0", machine).cores == singles(*range(8))
 
 
 def test_a_launchers_binding_is_kept(machine, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 13, 14})
-    assert find_place(0, "0000:1a:00.0", machine).cores == (5, 14)
-    assert find_place(0, "0000:0a:00.0", machine).cores == (5, 14)  # elsewhere on purpose
+    assert find_place(0, "0000:1a:00.0", machine).cores == singles(5, 14)
+    assert find_place(0, "0000:0a:00.0", machine).cores == singles(5, 14)  # elsewhere on purpose
 
 
 def test_without_a_description_every_cpu_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3})
-    assert find_place(0, None, tmp_path).cores == (0, 3)
+    assert find_place(0, None, tmp_path).cores == singles(0, 3)
+
+
+@pytest.fixture
+def virtual_machine(machine):
+    flags = "flags\t\t: fpu hypervisor avx512f"
+    (machine / "cpuinfo").write_text(f"processor\t: 0\n{flags}\nvmx flags\t: x\n")
+    return machine
+
+
+def test_a_virtual_machines_cpus_all_count(virtual_machine, monkeypatch):
+    """Its hypervisor may call two cores halves of one; half of the machine would stay idle."""
+    near = find_place(0, "0000:1a:00.0", virtual_machine)
+    assert near.cores == ((4, 12), (5, 13), (6, 14), (7, 15))
+    assert choose_cores(near, [near]) == LaneCores(8, (4, 5, 6, 7, 12, 13, 14, 15))
+    whole = find_place(0, None, virtual_machine)
+    assert choose_cores(whole, [whole]) == LaneCores(14, (*range(1, 8), *range(9, 16)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 13, 14})
+    assert find_place(0, None, virtual_machine).cores == ((5, 13), (14,))
+
+
+def test_ranks_of_a_virtual_machine_share_no_core(virtual_machine):
+    places = [find_place(rank, None, virtual_machine) for rank in range(3)]
+    shares = [choose_cores(place, places).cores for place in places]
+    assert shares == [(0, 1, 8, 9), (2, 3, 4, 10, 11, 12), (5, 6, 7, 13, 14, 15)]
+
+
+@pytest.mark.parametrize("text", ["", "Features\t: fp hypervisor\n", "model name: hypervisor\n"])
+def test_a_machine_is_real_unless_its_cpu_says_otherwise(machine, text):
+    (machine / "cpuinfo").write_text(text)
+    assert find_place(0, None, machine).cores == singles(*range(8))
+    (machine / "cpuinfo").unlink()
+    assert find_place(0, None, machine).cores == singles(*range(8))
 
 
 @pytest.mark.parametrize(
@@ -78,24 +115,24 @@ def test_cores_are_dealt_evenly_and_once(own, num_ranks):
 
 
 def test_ranks_of_one_machine_share_its_cores():
-    ranks = [Place("a", 0, (0, 1, 2, 3)), Place("b", 1, (0, 1, 2, 3)), Place("a", 2, (0, 1, 2, 3))]
+    ranks = [Place(host, rank, singles(0, 1, 2, 3)) for rank, host in enumerate("aba")]
     assert [choose_cores(rank, ranks).cores for rank in ranks] == [(0, 1), (0, 1, 2, 3), (2, 3)]
 
 
 def test_ranks_on_other_cores_are_no_peers():
-    ranks = [Place("a", 0, (0, 1)), Place("a", 1, (2, 3))]
+    ranks = [Place("a", 0, singles(0, 1)), Place("a", 1, singles(2, 3))]
     assert [choose_cores(rank, ranks).cores for rank in ranks] == [(0, 1), (2, 3)]
 
 
 def test_of_many_cores_one_is_left_to_the_model():
-    place = Place("a", 0, tuple(range(8)))
+    place = Place("a", 0, singles(*range(8)))
     assert choose_cores(place, [place]) == LaneCores(7, tuple(range(1, 8)))
 
 
 @pytest.mark.parametrize(("said", "threads"), [("1", 4), ("3", 3), ("3,1", 3), ("many", 4)])
 def test_a_launchers_one_thread_is_not_taken_for_a_wish(monkeypatch, said, threads):
     monkeypatch.setenv("OMP_NUM_THREADS", said)
-    place = Place("a", 0, (0, 1, 2, 3))
+    place = Place("a", 0, singles(0, 1, 2, 3))
     assert choose_cores(place, [place]).num_threads == threads
     assert choose_cores(place, [place], num_threads=2).num_threads == 2
 
@@ -109,12 +146,12 @@ def test_a_container_with_the_time_of_few_cores_gets_few_threads(monkeypatch, tm
     quota.write_text("max 100000\n")
     assert usable_cores(tmp_path) == 8
     monkeypatch.setattr(cores, "usable_cores", lambda: 3)
-    ranks = [Place("a", rank, tuple(range(8))) for rank in range(2)]
+    ranks = [Place("a", rank, singles(*range(8))) for rank in range(2)]
     assert choose_cores(ranks[0], ranks) == LaneCores(1, (0, 1, 2, 3))
 
 
 def test_binding_can_be_left_to_others(monkeypatch):
-    place = Place("a", 0, (0, 1))
+    place = Place("a", 0, singles(0, 1))
     assert choose_cores(place, [place], bind=False) == LaneCores(2, ())
     monkeypatch.setenv("OMP_PROC_BIND", "close")
     assert choose_cores(place, [place]) == LaneCores(2, ())
@@ -138,40 +175,21 @@ def test_threads_that_a_bound_thread_starts_stay_on_its_cores():
     assert os.sched_getaffinity(0) == before
 
 
-def test_where_binding_is_forbidden_memory_is_taken_all_the_same(monkeypatch):
+def test_where_binding_is_forbidden_a_warning_says_so_once(monkeypatch):
     def forbid(pid, cores):
         raise PermissionError(1, "Operation not permitted")
 
+    cores._warn_not_bound.cache_clear()
     monkeypatch.setattr(os, "sched_setaffinity", forbid)
-    for lane in (LaneCores(1, ()), LaneCores(1, (0,))):
-        with lane.hold_this_thread():
-            pass
-
-
-def test_host_memory_is_page_locked_next_to_the_lanes_cores(monkeypatch):
-    core = min(os.sched_getaffinity(0))
-    before, seen = os.sched_getaffinity(0), []
-
-    def lock(address, size, flags):
-        seen.append(os.sched_getaffinity(0))
-        return 0
-
-    monkeypatch.setattr(cuda, "_cudart", lambda: SimpleNamespace(cudaHostRegister=lock))
-    monkeypatch.setattr(cuda, "_unlock", lambda address: None)
-    device = cuda.CudaDevice.__new__(cuda.CudaDevice)  # its streams need a GPU
-    device._locked = []
-    device.empty_host(8, torch.float32)
-    device.near = LaneCores(1, (core,))
-    device.empty_host(8, torch.float32)
-    assert seen == [before, {core}]
-    assert os.sched_getaffinity(0) == before
-
-
-def test_a_thread_that_was_held_is_let_go_after_an_error():
-    before = os.sched_getaffinity(0)
-    with pytest.raises(RuntimeError), LaneCores(1, (min(before),)).hold_this_thread():
-        raise RuntimeError
-    assert os.sched_getaffinity(0) == before
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for lane in (LaneCores(1, ()), LaneCores(1, (0,)), LaneCores(2, (0, 1))):
+            lane.bind_this_thread()
+    (warning,) = warned
+    assert "(Operation not permitted)" in str(warning.message).replace("[Errno 1] ", "")
+    assert "bind_cores" in str(warning.message)
+    assert warning.filename == __file__
+    cores._warn_not_bound.cache_clear()
 
 
 def test_the_lane_says_where_it_runs():

@@ -1,5 +1,6 @@
 """Page-locked memory of the CUDA device, and where the device is: on the stand-in for CUDA."""
 
+import ctypes
 import gc
 import mmap
 import os
@@ -152,7 +153,7 @@ def test_memory_that_cannot_be_locked_is_pageable_and_fails_no_later_kernel(runt
     runtime.page_locks.limit_bytes = 2 * PAGE
     device = CudaDevice(TAIL.mode)
     locked = device.empty_host(PAGE // 2, torch.float32)
-    words = r"could not page-lock 4096 bytes .*\(error 2\).*`ulimit -l`".replace("4096", str(PAGE))
+    words = rf"could not page-lock {PAGE} bytes .*\(error 2\).*how much memory is free"
     with pytest.warns(UserWarning, match=words) as warned:
         pageable = device.empty_host(1, torch.float32)
     assert [re.search("test_cuda_memory", w.filename) is not None for w in warned] == [True]
@@ -161,6 +162,32 @@ def test_memory_that_cannot_be_locked_is_pageable_and_fails_no_later_kernel(runt
     assert torch.ones(4, device="cuda").sum().item() == 4.0, "the refusal's error is taken back"
     device.close()
     assert sizes(runtime) == []
+
+
+def test_a_refusal_fails_no_kernel_where_warnings_are_errors(runtime):
+    runtime.page_locks.limit_bytes = 0
+    device = CudaDevice(TAIL.mode)
+    with pytest.raises(UserWarning, match="could not page-lock"):
+        device.empty_host(1, torch.float32)
+    assert torch.ones(4, device="cuda").sum().item() == 4.0
+    device.close()
+
+
+def test_a_refusal_on_another_thread_is_taken_back_there(runtime):
+    runtime.page_locks.limit_bytes = 0
+    device, sums = CudaDevice(TAIL.mode), []
+
+    def work():
+        with pytest.warns(UserWarning, match="could not page-lock"):
+            device.empty_host(1, torch.float32)
+        sums.append(torch.ones(4, device="cuda").sum().item())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert sums == [4.0]
+    assert torch.ones(4, device="cuda").sum().item() == 4.0
+    device.close()
 
 
 @pytest.mark.filterwarnings("ignore:CUDA could not page-lock")
@@ -187,15 +214,25 @@ def test_memory_is_not_locked_where_that_is_not_wanted(runtime):
     device.close()
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core is next to everything")
-def test_memory_is_locked_from_the_cores_that_are_near(runtime):
-    before = os.sched_getaffinity(0)
-    device = CudaDevice(TAIL.mode)
-    device.empty_host(10, torch.float32)
-    device.near = LaneCores(1, (max(before),))
-    device.empty_host(10, torch.float32)
-    assert runtime.page_locks.cores == [before, {max(before)}]
-    assert os.sched_getaffinity(0) == before
+def test_pages_are_in_place_before_they_are_locked(runtime, monkeypatch):
+    """By threads on the cores that are near; locking them itself is left to the caller."""
+    device, near, seen = CudaDevice(TAIL.mode), [], []
+    register = runtime.page_locks.cudaHostRegister
+
+    class Near(LaneCores):
+        def bind_this_thread(self):
+            near.append(threading.get_ident())
+
+    def watch(address, size, flags):
+        in_place = (ctypes.c_ubyte * (size // PAGE))()
+        ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), in_place)
+        seen.append((bytes(in_place), threading.get_ident(), len(near)))
+        return register(address, size, flags)
+
+    monkeypatch.setattr(runtime.page_locks, "cudaHostRegister", watch)
+    device.near = Near(2, ())
+    device.empty_host(3 * PAGE // 4 + 1, torch.float32)
+    assert seen == [(bytes([1] * 4), threading.get_ident(), 1)]
     device.close()
 
 

@@ -25,24 +25,8 @@ def test_state_that_does_not_fit_is_refused_with_figures_and_a_way_out():
     assert "2,000,000,000 parameters x 12 bytes x 2 ranks" in message
     assert "40.0 GiB are free" in message
     assert '"deep_optimizer_states.ratio"' in message
+    assert '"deep_optimizer_states.host_memory_bytes"' in message
     assert isinstance(refused.value, MemoryError)
-
-
-def test_a_lock_limit_below_the_state_is_explained():
-    assert memory.explain_lock_limit(5 * GIB, None) is None
-    assert memory.explain_lock_limit(5 * GIB, 5 * GIB) is None
-    warning = memory.explain_lock_limit(6 * GIB, 2**16)
-    assert "ulimit -l" in warning
-    assert "6.0 GiB" in warning
-
-
-def test_the_lock_limit_is_the_process_own(monkeypatch):
-    limits = {memory.resource.RLIMIT_MEMLOCK: (65536, 131072)}
-    monkeypatch.setattr(memory.resource, "getrlimit", limits.get)
-    assert memory.lock_limit_bytes() == 65536
-    unlimited = (memory.resource.RLIM_INFINITY,) * 2
-    monkeypatch.setattr(memory.resource, "getrlimit", lambda which: unlimited)
-    assert memory.lock_limit_bytes() is None
 
 
 @pytest.fixture

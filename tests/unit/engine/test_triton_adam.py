@@ -14,12 +14,16 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from deep_optimizer_states.device.emulated import EmulatedDevice
+from deep_optimizer_states.device.self_check import check_device_adam
 from deep_optimizer_states.kernels.host import HostAdam, Tail
 from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
 
 triton = pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch")
 
+from engine_iterations import run_iterations  # noqa: E402
+from engine_updates import ADAM, SCHEDULES, TAIL  # noqa: E402
 from ptx import PtxError  # noqa: E402
 from ptx_launch import PtxKernel, use_target  # noqa: E402
 
@@ -46,13 +50,15 @@ HARD = torch.cat([HARD, -HARD])
 @pytest.fixture
 def launch(monkeypatch):
     """Make launches run on the CPU; returns what starts them for a compute capability."""
-    kernel = PtxKernel(triton_adam.adam_kernel)
+    launches = []
 
     def start(capability):
         use_target(monkeypatch, capability)
-        monkeypatch.setattr(triton_adam, "adam_kernel", kernel)
+        for name in ("aligned_kernel", "any_kernel"):
+            kernel = PtxKernel(getattr(triton_adam, name), launches)
+            monkeypatch.setattr(triton_adam, name, kernel)
         monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
-        return kernel
+        return launches
 
     return start
 
@@ -173,7 +179,7 @@ def test_zeros_subnormal_huge_and_infinite_numbers_too(launch, case, eps):
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_thirty_steps_in_a_row(launch, capability):
-    compiled = launch(capability).launches
+    compiled = launch(capability)
     generator = torch.Generator().manual_seed(2)
     device = tile(1025, torch.bfloat16, torch.bfloat16, 0, normal(generator))
     gradients = [torch.randn(1025, generator=generator) for _ in range(STEPS)]
@@ -215,7 +221,7 @@ def test_an_element_past_the_end_is_not_touched(launch, name):
 @pytest.mark.parametrize("decoupled", [True, False])
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_every_float_operation_rounds_to_nearest(launch, capability, decoupled, tail):
-    compiled = launch(capability).launches
+    compiled = launch(capability)
     device = tile(64, torch.bfloat16, torch.bfloat16, 0, torch.randn)
     decay = "decoupled" if decoupled else "l2"
     TritonAdam(int(tail)).step(device, scalars_at(1, decay), 64)
@@ -226,3 +232,50 @@ def test_every_float_operation_rounds_to_nearest(launch, capability, decoupled, 
         if not op.startswith(("ld.", "st.", "mov.", "cvt.", "selp."))
     }
     assert arithmetic == {"fma.rn.f32", "mul.rn.f32", "sqrt.rn.f32", "div.rn.f32"}
+
+
+def variants(launches):
+    return {id(one) for one in launches}
+
+
+def test_two_variants_do_for_tiles_of_every_size_and_place(launch):
+    """Triton would compile one for each set of sizes that are 1 or multiples of 16."""
+    launches = launch(90)
+    dtypes = (torch.bfloat16, torch.bfloat16)
+    for numel, offset in itertools.product((1, 15, 16, 17, 1024), (0, 1, 4, 8, 16)):
+        for tail in (0, 1, 16, numel):
+            TritonAdam(1).step(tile(numel, *dtypes, offset, torch.zeros), scalars_at(1), tail)
+    assert len(launches) == 100
+    assert len(variants(launches)) == 2
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_aligned_tiles_are_loaded_and_stored_by_16_bytes(launch, capability):
+    launches = launch(capability)
+    for numel in (1024, 1023):
+        tensors = tile(numel, torch.bfloat16, torch.bfloat16, 0, torch.zeros)
+        TritonAdam(1).step(tensors, scalars_at(1), numel)
+    wide, narrow = (
+        re.findall(r"(?:ld|st)\.global\S*\.v4\.b32", one.asm["ptx"]) for one in launches
+    )
+    assert wide
+    assert not narrow
+
+
+def test_updates_compile_nothing_that_the_self_check_has_not(launch):
+    launches = launch(90)
+    adam, device = TritonAdam(TAIL.mode), EmulatedDevice(ADAM)
+    device.adam, grad_dtypes = adam.step, (torch.bfloat16, torch.float32)
+    try:
+        for dtype in grad_dtypes:  # fp32: resident gradients of parameters that took no part
+            check_device_adam(device, ADAM, TAIL, True, (dtype, torch.bfloat16))
+        compiled = variants(launches)
+        for name in ("stride and ratio", "stride 2, tiles"):
+            run_iterations(device, SCHEDULES[name])
+    finally:
+        device.close()
+    for numel, dtype, decay in itertools.product((1, 16, 33), grad_dtypes, ("decoupled", "none")):
+        tensors = tile(numel, dtype, torch.bfloat16, 1, torch.zeros)
+        adam.step(tensors, scalars_at(1, decay), numel)
+    assert len(compiled) == 8, "two kernels, two types, with weight decay and without"
+    assert variants(launches) == compiled

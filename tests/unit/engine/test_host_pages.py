@@ -1,0 +1,166 @@
+"""Memory that is about to be page-locked: how it is mapped, who touches it, and what forks do."""
+
+import ctypes
+import errno
+import gc
+import mmap
+import os
+import re
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from deep_optimizer_states.cores import ANYWHERE, LaneCores
+from deep_optimizer_states.device import host_pages
+from deep_optimizer_states.device.host_pages import PIECE_BYTES, take_pages
+
+PAGE = mmap.PAGESIZE
+
+
+@dataclass(frozen=True)
+class WatchedCores(LaneCores):
+    """Remembers the threads that were bound, and to what."""
+
+    bound: dict = field(default_factory=dict)
+
+    def bind_this_thread(self):
+        super().bind_this_thread()
+        self.bound[threading.get_ident()] = os.sched_getaffinity(0)
+
+
+def mapping_of(address):
+    """Permissions and flags of the mapping around an address, as the kernel says them."""
+    for entry in re.split(r"\n(?=[0-9a-f]+-)", Path("/proc/self/smaps").read_text()):
+        first, last = (int(end, 16) for end in entry.split(maxsplit=1)[0].split("-"))
+        if first <= address < last:
+            flags = re.search(r"^VmFlags: (.*)$", entry, re.MULTILINE)
+            return entry.split()[1], flags[1].split()
+    raise AssertionError(f"{address:#x} is not mapped")
+
+
+def pages_in_place(pages):
+    found = (ctypes.c_ubyte * (len(pages) // PAGE))()
+    where = ctypes.c_void_p(ctypes.addressof(pages)), ctypes.c_size_t(len(pages))
+    assert ctypes.CDLL(None).mincore(*where, found) == 0
+    return sum(page & 1 for page in found)
+
+
+@pytest.mark.parametrize(("num_bytes", "size"), [(1, PAGE), (PAGE, PAGE), (PAGE + 1, 2 * PAGE)])
+def test_whole_pages_of_zeros(num_bytes, size):
+    pages = take_pages(num_bytes, ANYWHERE)
+    assert ctypes.addressof(pages) % PAGE == 0
+    assert bytes(pages) == bytes(size)
+
+
+def test_pages_are_private_huge_and_not_forked():
+    pages = take_pages(2**22, ANYWHERE)
+    permissions, flags = mapping_of(ctypes.addressof(pages))
+    assert permissions == "rw-p"
+    assert "dc" in flags, "MADV_DONTFORK"
+    assert "hg" in flags or not Path("/sys/kernel/mm/transparent_hugepage").exists()
+
+
+@pytest.mark.parametrize("num_bytes", [1, PAGE, 5 * PAGE, PIECE_BYTES, 2 * PIECE_BYTES + PAGE + 1])
+@pytest.mark.parametrize("advised", [True, False])
+def test_every_page_is_in_place(num_bytes, advised, monkeypatch):
+    if not advised:  # or one touch brings the whole of a huge page
+        monkeypatch.setattr(host_pages.mmap, "MADV_HUGEPAGE", mmap.MADV_NORMAL)
+    pages = take_pages(num_bytes, LaneCores(2, ()))
+    assert pages_in_place(pages) == len(pages) // PAGE
+
+
+def test_a_kernel_without_huge_pages_does_without(monkeypatch):
+    class Refuses(mmap.mmap):
+        def madvise(self, option, *span):
+            if option == mmap.MADV_HUGEPAGE:
+                raise OSError(errno.EINVAL, "Invalid argument")
+            super().madvise(option, *span)
+
+    monkeypatch.setattr(host_pages.mmap, "mmap", Refuses)
+    pages = take_pages(2**22, ANYWHERE)
+    assert pages_in_place(pages) == len(pages) // PAGE
+    assert "hg" not in mapping_of(ctypes.addressof(pages))[1]
+
+
+@pytest.mark.parametrize(("num_threads", "pieces", "most"), [(3, 8, 3), (1, 2, 1), (8, 2, 2)])
+def test_no_more_threads_touch_than_the_lane_has_and_each_stays_on_its_cores(
+    num_threads, pieces, most
+):
+    core, before = max(os.sched_getaffinity(0)), os.sched_getaffinity(0)
+    near = WatchedCores(num_threads, (core,))
+    alive = threading.active_count()
+    take_pages(pieces * PIECE_BYTES, near)
+    assert 1 <= len(near.bound) <= most
+    assert set(map(frozenset, near.bound.values())) == {frozenset({core})}
+    assert threading.get_ident() not in near.bound
+    assert os.sched_getaffinity(0) == before
+    assert threading.active_count() == alive
+
+
+def test_several_threads_do_touch():
+    """Each thread waits for the other: one alone would never get past its first piece."""
+    both = threading.Barrier(2, timeout=60)
+
+    class Meets(LaneCores):
+        def bind_this_thread(self):
+            both.wait()
+
+    take_pages(2 * PIECE_BYTES, Meets(2, ()))
+
+
+def test_memory_goes_back_when_nothing_looks_at_it():
+    pages = take_pages(2**22, ANYWHERE)
+    address = ctypes.addressof(pages)
+    del pages
+    gc.collect()
+    with pytest.raises(AssertionError, match="not mapped"):
+        mapping_of(address)
+
+
+FORKS = """
+import ctypes, gc, mmap, os, torch
+from deep_optimizer_states.cores import ANYWHERE
+from deep_optimizer_states.device.host_pages import take_pages
+
+size = 2**22
+pages = take_pages(size, ANYWHERE)
+address = ctypes.addressof(pages)
+tensor = torch.frombuffer(pages, dtype=torch.float32).fill_(3.0)
+del pages
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+child = os.fork()
+if child == 0:
+    here = libc.mmap(
+        address, size, mmap.PROT_READ | mmap.PROT_WRITE,
+        mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000, -1, 0,  # MAP_FIXED_NOREPLACE
+    )
+    assert here == address, "the child has the parent's pages"
+    ctypes.memset(here, 7, size)
+    del tensor
+    gc.collect()
+    os._exit(0 if ctypes.string_at(here, size) == b"\\7" * size else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert tensor.eq(3.0).all()
+"""
+
+
+def test_a_forked_child_has_none_of_it_and_unmaps_none_of_its_own_memory_later():
+    command = [sys.executable, "-W", "ignore", "-c", FORKS]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_a_thread_that_touches_raises_is_raised(monkeypatch):
+    def fail(array, dtype):
+        return None
+
+    monkeypatch.setattr(host_pages.np, "frombuffer", fail)
+    with pytest.raises(TypeError):
+        take_pages(1, ANYWHERE)
