@@ -79,10 +79,29 @@ def test_all_rates_of_a_device_come_from_its_own_lanes(bench):
         **device.adam_rate(bench, 2**16),
         **device.matrix_rate(bench, 64),
         **device.stream_rate(bench, 2**20),
+        **device.busy_memory_rate(bench, lambda: time.sleep(0.002), 1e6, 2**22),
     }
     names = {*processors.GPU_RATES, *processors.COMPUTE_RATES}
     assert set(rates) == names - {*processors.GATHER_RATES}
     assert all(rate > 0 for rate in rates.values())
+
+
+def test_memory_is_probed_while_both_ways_copy(bench, monkeypatch):
+    monkeypatch.setattr(device, "_PROBES", 3)
+    spans = {}
+
+    def rate_beside(all_spans, lane, amount):
+        spans[lane] = [span for span in all_spans if span.lane == lane]
+        return amount
+
+    monkeypatch.setattr(device, "rate_beside", rate_beside)
+    found = device.busy_memory_rate(bench, lambda: time.sleep(0.002), 5.0, 2**22)
+    assert found == {"busy_memory_bytes_per_s": 2 * 2**22 + 5.0}
+    assert set(spans) == {"H2D", "D2H", "CPU"}
+    assert len(spans["CPU"]) == 3
+    for way in ("H2D", "D2H"):
+        assert spans[way][0].begin_s < spans["CPU"][-1].end_s
+        assert spans[way][-1].end_s > spans["CPU"][0].begin_s
 
 
 def test_a_bench_leaves_the_first_turn_out(bench):
@@ -135,6 +154,7 @@ def test_a_gpu_that_failed_costs_only_its_rates(found, monkeypatch):
     monkeypatch.setattr("deep_optimizer_states.device.cuda.CudaDevice", Broken)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     processors.measure_cuda(found)
+    processors.measure_busy_memory(found, lambda: None, 1.0)
     assert set(found.missing) == {*processors.GPU_RATES, *processors.COMPUTE_RATES,
                                   *processors.LOCK_RATES}  # fmt: skip
 
