@@ -127,7 +127,8 @@ class Run:
             outcome.left_out = "no time" if number == 0 else f"no time for round {number + 1}"
             _say(f"round {number + 1}, {row.title}: left out, {self.budget.left_s:.0f} s are left")
             return
-        refusal = self._too_large(row, point)
+        numel = point.model.num_parameters()
+        refusal = too_large(row, numel, self._start.device_bytes)
         if refusal:
             outcome.failed = refusal
             _say(f"{row.title}: not started, {refusal}")
@@ -148,20 +149,26 @@ class Run:
             outcome.rounds[number] = result
         _say(f"round {number + 1}, {row.title}: {_told(result)} ({seconds:.0f} s)")
 
-    def _too_large(self, row: Row, point: Point) -> str:
-        """Why a row cannot fit; starting it would take the machine's memory until one is killed."""
-        numel, on_device = point.model.num_parameters(), self._start.device_bytes
-        places = [("host", row.host_bytes, free_host_bytes())]
-        if row.device_bytes and on_device is not None:
-            places.append(("device", row.device_bytes, on_device - DEVICE_SPARE_BYTES))
-        for place, num_bytes, free in places:
-            needed = num_bytes * numel
-            if needed > free:
-                return (
-                    f"out of memory: {num_bytes} {place} bytes a parameter are "
-                    f"{needed / GIB:.1f} GiB, {free / GIB:.1f} GiB are free"
-                )
-        return ""
+
+def too_large(row: Row, parameters: int, device_bytes: int | None) -> str:
+    """Why a row cannot fit, else nothing; to try would take memory until a process is killed.
+
+    Args:
+        row: Which.
+        parameters: Of the model.
+        device_bytes: Free memory of the device; None without one of its own.
+    """
+    places = [("host", row.host_bytes, free_host_bytes())]
+    if row.device_bytes and device_bytes is not None:
+        places.append(("device", row.device_bytes, device_bytes - DEVICE_SPARE_BYTES))
+    for place, num_bytes, free in places:
+        needed = num_bytes * parameters
+        if needed > free:
+            return (
+                f"out of memory: {num_bytes} {place} bytes a parameter are "
+                f"{needed / GIB:.1f} GiB, {free / GIB:.1f} GiB are free"
+            )
+    return ""
 
 
 def chosen_rows(names: Sequence[str] | None) -> list[Row]:
