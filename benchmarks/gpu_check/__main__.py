@@ -36,6 +36,8 @@ def main(argv: list[str] | None = None) -> int:
             )
         if not given.seconds > 0:
             raise ValueError(f"--seconds {given.seconds}: give a number above 0")
+        if given.memory < 0:
+            raise ValueError(f"--memory {given.memory}: give a whole number of GiB, 0 for none")
         folder = given.folder.absolute()
         check = Check(folder, given.device, given.wheels, given.seconds, given.memory)
     except (ValueError, FolderError) as error:

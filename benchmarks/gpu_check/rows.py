@@ -120,22 +120,22 @@ def run_rows(given: argparse.Namespace) -> int:
         lines = told(found[name], None if "error" in stock else stock)
         _say(f"{name}: " + "\n* ".join(lines))
         (given.folder / "rows.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
-    return 1 if _ours_that_failed(found, by_name) else 0
+    failed = ours_that_failed(found)
+    if failed:
+        _say(f"FAILED OR DIFFERENT: {', '.join(failed)}")
+    return 1 if failed else 0
 
 
-def _ours_that_failed(
-    found: Mapping[str, Mapping[str, Any]], by_name: Mapping[str, Row]
-) -> list[str]:
-    """Rows of ours that ended in an error or differ from the others of ours or from stock."""
-    ours = {name: row for name, row in found.items() if by_name[name].block is not None}
-    trained = {name: row for name, row in ours.items() if "error" not in row}
-    others = [found.get(STOCK, {"error": ""}), *trained.values()]
-    first = next((row for row in others if "error" not in row), None)
-    failed = [name for name, row in ours.items() if "error" in row]
-    differ = [name for name, row in trained.items() if compare(row, first).equal is False]
-    if differ:
-        _say(f"DIFFERS: {', '.join(differ)}")
-    return [*failed, *differ]
+def ours_that_failed(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Rows of ours that ended in an error, or differ from stock, or from our first without it."""
+    ours = {row.name for row in ROWS if row.block is not None} & found.keys()
+    trained = {name: row for name, row in found.items() if "error" not in row}
+    first = trained.get(STOCK) or next((trained[name] for name in found if name in trained), None)
+    return [
+        name
+        for name in found
+        if name in ours and (name not in trained or compare(trained[name], first).equal is False)
+    ]
 
 
 def _say(line: str) -> None:
