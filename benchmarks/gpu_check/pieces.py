@@ -136,9 +136,9 @@ PIECES: tuple[Piece, ...] = (
     Piece(
         "build",
         "DeepSpeed's CPUAdam and our kernel compile here and have the same bits",
-        240,
+        300,
         20,
-        lambda setting: ("-m", "deep_optimizer_states.build"),
+        lambda setting: _module("build"),
         needs=("facts", "install"),
         shows=r"equal to DeepSpeedCPUAdam",
     ),
