@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_report
+from benchmarks import gpu, gpu_pace, gpu_report
 from benchmarks.bound import Limits
 from benchmarks.gpu_model import choose_parameters, make_point, stock_config
-from benchmarks.gpu_pace import read_pace
 from benchmarks.gpu_report import Outcome
 from benchmarks.gpu_rows import ROWS, STOCK, config_of
 from benchmarks.gpu_worker import explain
@@ -121,50 +120,49 @@ def profile(path, **changes):
     return path
 
 
-def pace(tmp_path, **changes):
+@pytest.fixture
+def pace(tmp_path, monkeypatch):
+    """Makes the pace of a machine whose every rate is known, of sha256 too."""
+    monkeypatch.setattr(gpu_pace, "_hash_bytes_per_s", lambda: 1e9)
     point = make_point(3_000_000, 2048, 7, "cuda")
-    return read_pace(profile(tmp_path / "machine.toml", **changes), 12.0, point)
+    path = tmp_path / "machine.toml"
+    return lambda **changes: gpu_pace.read_pace(profile(path, **changes), 12.0, point)
 
 
-def test_a_row_takes_what_the_measured_rates_say(tmp_path):
-    fast = pace(tmp_path).row_time(4_000_000_000)
+def test_a_row_takes_what_the_measured_rates_say(pace):
+    fast = pace().row_time(4_000_000_000)
     assert fast.start_s == 12.0
     assert fast.lock_s == pytest.approx(18 * 4e9 / 2e9, rel=0.05)
     # Stock's CPUAdam alone takes a second an iteration; its other passes come on top.
     assert 7 * 1.0 < fast.iterations_s < 7 * 4.0
-    slow = pace(tmp_path, host_adam_parameters_per_s=[[16, 0.4e9]]).row_time(4_000_000_000)
+    slow = pace(host_adam_parameters_per_s=[[16, 0.4e9]]).row_time(4_000_000_000)
     assert slow.iterations_s > fast.iterations_s + 7 * 0.85 * 4e9 / 0.4e9
     assert slow.lock_s == fast.lock_s
-    locked = pace(tmp_path, page_lock_bytes_per_s=8e9).row_time(4_000_000_000)
+    locked = pace(page_lock_bytes_per_s=8e9).row_time(4_000_000_000)
     assert locked.lock_s == pytest.approx(fast.lock_s / 4)
 
 
-def test_a_faster_machine_gets_a_larger_model(tmp_path):
+def test_a_faster_machine_gets_a_larger_model(pace):
     sizes = [
-        choose_parameters(
-            10**13, 10**13, 40, lambda numel, pace=pace: pace.row_time(numel).seconds
-        )[0]
-        for pace in (
-            pace(tmp_path, page_lock_bytes_per_s=1e9),
-            pace(tmp_path),
-            pace(tmp_path, page_lock_bytes_per_s=8e9),
-        )
+        choose_parameters(10**13, 10**13, 40, lambda numel, at=at: at.row_time(numel).seconds)[0]
+        for at in (pace(page_lock_bytes_per_s=1e9), pace(), pace(page_lock_bytes_per_s=8e9))
     ]
     assert sizes == sorted(set(sizes))
-    assert pace(tmp_path).row_time(sizes[1]).seconds == pytest.approx(40, abs=2)
+    assert pace().row_time(sizes[1]).seconds == pytest.approx(40, abs=2)
 
 
-def test_the_sentence_names_the_rates(tmp_path):
-    told = pace(tmp_path).explain(1_000_000_000)
+def test_the_sentence_names_the_rates(pace):
+    told = pace().explain(1_000_000_000)
     assert "12 s to start" in told
     assert "page-lock at 2 GB/s" in told
     assert "CPUAdam 4e9 parameters/s, link 50 GB/s" in told
     assert "7 iterations of stock" in told
+    assert "to hash at 16 GB/s" in told
 
 
-def test_a_rate_that_lacks_is_named(tmp_path):
+def test_a_rate_that_lacks_is_named(pace):
     with pytest.raises(BenchmarkError, match="host_adam_parameters_per_s"):
-        pace(tmp_path, host_adam_parameters_per_s=None)
+        pace(host_adam_parameters_per_s=None)
 
 
 def test_the_model_follows_from_the_calibration_that_ran_first(monkeypatch, capsys):
