@@ -95,6 +95,7 @@ class Check:
             self.records = {
                 name: Record(**{**found, "lines": tuple(found["lines"])})
                 for name, found in table.items()
+                if found["status"] != LEFT_OUT  # its reason may be gone by now
             }
         elif folder.exists() and any(folder.iterdir()):
             raise FolderError(f"--folder {folder}: holds other files; give a new or empty folder")

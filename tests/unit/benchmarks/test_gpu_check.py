@@ -172,6 +172,8 @@ def test_without_time_for_it_a_piece_is_left_out(tmp_path):
     assert statuses(check) == {"facts": "ok", "long": "left-out", "short": "ok"}
     assert "it needs 500 s" in check.records["long"].reason
     assert check.failed == []
+    # A later call does not repeat a reason that may be gone.
+    assert statuses(run(tmp_path, facts(), piece("short"))) == {"facts": "ok", "short": "ok"}
 
 
 def test_a_piece_is_never_given_more_than_what_is_left(tmp_path):
