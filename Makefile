@@ -9,7 +9,7 @@ export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 SOURCES := src configs launch parse plots dataset benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-fast fmt golden equality smoke bench-host bench-gpu plan dataset dataset-oscar third-party clean ci-requirements ci
+.PHONY: help setup test test-fast fmt golden equality smoke bench-host bench-gpu gpu-check wheelhouse plan dataset dataset-oscar third-party clean ci-requirements ci
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,13 @@ bench-host: setup ## our host pass and update beside stock's, on this CPU (3 min
 
 bench-gpu: setup ## whole iterations beside stock's, on one GPU (8 minutes)
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+# Needs no set-up: its own pieces install and build what lacks.
+gpu-check: ## what to run first on a machine with a GPU, piece by piece (docs/gpu-check.md)
+	@env -u TORCH_EXTENSIONS_DIR $(if $(wildcard $(STAMP)),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_check $(ARGS)
+
+wheelhouse: ## wheels for a machine without a network: make wheelhouse ARGS="DIR --python 3.12"
+	@PYTHON="$(PYTHON)" bash requirements/wheelhouse.sh $(ARGS)
 
 plan: setup ## predict a run: make plan ARGS="--model 20B --machine h100x4"
 	$(BIN)/python -m deep_optimizer_states plan $(ARGS)

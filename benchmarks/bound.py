@@ -6,7 +6,9 @@ working without a pause, none waiting for another (docs/benchmarks.md)::
     iteration  max{ computing, N(2+10x)/link each way, 28(1-x)N/lane, N[24x + 32(1-x)]/host }
     update     max{ N(2+10x)/H2D, 12xN/D2H, 28(1-x)N/lane, N[24x + 30(1-x)]/host }
 
-The bound is the least over x. Nothing here imports torch.
+The bound is the least over x. A link is slower while the other way is busy, so the bytes of both
+ways count for each (:func:`_link_s`). *host* is what the memory gives the cores and both links
+together, which is more than the cores alone can take. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -28,11 +30,13 @@ class Limits:
     """Measured rates of one rank's resources; None where there is no such thing.
 
     Attributes:
-        h2d_bytes_per_s: Link to the device while the other way is busy.
+        h2d_bytes_per_s: Link to the device while the other way is idle.
         d2h_bytes_per_s: Link from the device, likewise.
         lane_bytes_per_s: What the CPU lane's cores move in a probe of the same pattern.
-        host_bytes_per_s: Of host memory, for CPU lane and link together.
+        host_bytes_per_s: Of host memory, for CPU lane and links together.
         device_parameters_per_s: Adam on the device.
+        h2d_both_bytes_per_s: Link to the device while the other way is busy too; None: as alone.
+        d2h_both_bytes_per_s: Link from the device, likewise.
     """
 
     h2d_bytes_per_s: float | None
@@ -40,6 +44,8 @@ class Limits:
     lane_bytes_per_s: float
     host_bytes_per_s: float
     device_parameters_per_s: float | None
+    h2d_both_bytes_per_s: float | None = None
+    d2h_both_bytes_per_s: float | None = None
 
     @property
     def has_device(self) -> bool:
@@ -73,9 +79,11 @@ def read_limits(path: Path) -> Limits:
     if not curve:
         raise ValueError("the machine's profile has no host_stream_bytes_per_s")
     best = max(float(rate) for _, rate in curve)
-    h2d = rates.get("h2d_both_bytes_per_s", rates.get("h2d_bytes_per_s"))
-    d2h = rates.get("d2h_both_bytes_per_s", rates.get("d2h_bytes_per_s"))
-    return Limits(h2d, d2h, best, best, rates.get("device_adam_parameters_per_s"))
+    links = [f"{way}_{which}" for which in ("", "both_") for way in ("h2d", "d2h")]
+    h2d, d2h, *both = (rates.get(f"{link}bytes_per_s") for link in links)
+    # Cores and links together can take more from the memory than the cores alone.
+    host = max(best, float(rates.get("busy_memory_bytes_per_s", 0.0)))
+    return Limits(h2d, d2h, best, host, rates.get("device_adam_parameters_per_s"), *both)
 
 
 def iteration_bound(parameters: int, limits: Limits, compute_s: float) -> Bound:
@@ -129,11 +137,28 @@ def _lanes(
         "host memory": host / limits.host_bytes_per_s,
     }
     if limits.h2d_bytes_per_s is not None and limits.d2h_bytes_per_s is not None:
-        seconds["link to the device"] = down / limits.h2d_bytes_per_s
-        seconds["link from the device"] = up / limits.d2h_bytes_per_s
+        h2d = limits.h2d_bytes_per_s, limits.h2d_both_bytes_per_s or limits.h2d_bytes_per_s
+        d2h = limits.d2h_bytes_per_s, limits.d2h_both_bytes_per_s or limits.d2h_bytes_per_s
+        seconds["link to the device"] = _link_s(down, *h2d, up / d2h[1])
+        seconds["link from the device"] = _link_s(up, *d2h, down / h2d[1])
     if limits.device_parameters_per_s:
         seconds["Adam on the device"] = x * parameters / limits.device_parameters_per_s
     return seconds
+
+
+def _link_s(num_bytes: float, alone: float, both: float, other_s: float) -> float:
+    """Seconds that one way of the link works.
+
+    It moves ``both`` a second while the other way works, and ``alone`` for the rest of its time.
+
+    Args:
+        num_bytes: To be moved.
+        alone: Bytes a second while the other way is idle.
+        both: Bytes a second while it is busy.
+        other_s: How long the other way is busy, at its own rate beside this one.
+    """
+    alone = max(alone, both)
+    return min(num_bytes / both, (num_bytes + (alone - both) * other_s) / alone)
 
 
 def _least(busy: Callable[[float], Mapping[str, float]]) -> Bound:

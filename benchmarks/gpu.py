@@ -13,14 +13,25 @@ import math
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import gpu_report
 from benchmarks.bound import Bound, Limits, read_limits
 from benchmarks.budget import Budget
-from benchmarks.gpu_model import GIB, choose_parameters, make_point, stock_config
+from benchmarks.gpu_model import (
+    DEVICE_SPARE_BYTES,
+    GIB,
+    LEAST_PARAMETERS,
+    ROUNDS,
+    choose_parameters,
+    make_point,
+    stock_config,
+)
+from benchmarks.gpu_pace import Pace, read_pace
 from benchmarks.gpu_report import Outcome
 from benchmarks.gpu_rows import ROWS, STOCK, Row, config_of
 from benchmarks.process import run_calibration, run_worker
@@ -49,8 +60,47 @@ class Run:
         self.why_no_limits = ""
         self._given = given
         self._folder = folder
+        self._start = Start(0.0, None)
 
-    def measure_limits(self) -> None:
+    def choose_point(self) -> tuple[Point, str]:
+        """Measure this machine's rates; returns the model, and sentences on why it is this one."""
+        given = self._given
+        if given.device != "cpu" or not (given.parameters or given.small):
+            self._start = measure_start(given.device)
+        self._measure_limits()
+        iterations = given.warm_up + given.iterations
+        seq_length = SMALL_SEQ_LENGTH if given.small else given.seq_length
+        told = ""
+        if given.parameters:
+            parameters, why = given.parameters, "asked for"
+        elif given.small:
+            parameters, why = SMALL_PARAMETERS, "the small form"
+        else:
+            pace = self._pace(make_point(LEAST_PARAMETERS, seq_length, iterations, given.device))
+            row_limit_s = min(self.budget.left_s / len(self.outcomes) / ROUNDS, given.row_timeout)
+            row_s = (lambda numel: pace.row_time(numel).seconds) if pace else None
+            memory = free_host_bytes(), self._start.device_bytes
+            parameters, name = choose_parameters(*memory, row_limit_s, row_s)
+            why = f"limited by {name}"
+            if pace:
+                told = f"\n{row_limit_s:.0f} s are there for a row; {pace.explain(parameters)}"
+        point = make_point(parameters, seq_length, iterations, given.device)
+        model = point.model
+        return point, (
+            f"model: {model.num_parameters():,} parameters ({why}), {model.layers} layers of width "
+            f"{model.hidden}, {model.seq_length} tokens an iteration{told}"
+        )
+
+    def _pace(self, point: Point) -> Pace | None:
+        if self.limits is None:
+            return None
+        try:
+            return read_pace(self._folder / "machine.toml", self._start.seconds, point)
+        except BenchmarkError as error:
+            _say(f"  how long rows take cannot be predicted: {error}")
+            return None
+
+    def _measure_limits(self) -> None:
         """Rates of link, host memory and CPU lane, by the engine's own calibration."""
         profile = self._folder / "machine.toml"
         _say("rates of this machine ...")
@@ -77,7 +127,8 @@ class Run:
             outcome.left_out = "no time" if number == 0 else f"no time for round {number + 1}"
             _say(f"round {number + 1}, {row.title}: left out, {self.budget.left_s:.0f} s are left")
             return
-        refusal = self._too_large(row, point)
+        numel = point.model.num_parameters()
+        refusal = too_large(row, numel, self._start.device_bytes)
         if refusal:
             outcome.failed = refusal
             _say(f"{row.title}: not started, {refusal}")
@@ -98,15 +149,26 @@ class Run:
             outcome.rounds[number] = result
         _say(f"round {number + 1}, {row.title}: {_told(result)} ({seconds:.0f} s)")
 
-    def _too_large(self, row: Row, point: Point) -> str:
-        """Why a row cannot fit; starting it would take the machine's memory until one is killed."""
-        needed, free = row.host_bytes * point.model.num_parameters(), free_host_bytes()
-        if needed <= free:
-            return ""
-        return (
-            f"out of memory: {row.host_bytes} host bytes a parameter are {needed / GIB:.1f} GiB, "
-            f"{free / GIB:.1f} GiB are free"
-        )
+
+def too_large(row: Row, parameters: int, device_bytes: int | None) -> str:
+    """Why a row cannot fit, else nothing; to try would take memory until a process is killed.
+
+    Args:
+        row: Which.
+        parameters: Of the model.
+        device_bytes: Free memory of the device; None without one of its own.
+    """
+    places = [("host", row.host_bytes, free_host_bytes())]
+    if row.device_bytes and device_bytes is not None:
+        places.append(("device", row.device_bytes, device_bytes - DEVICE_SPARE_BYTES))
+    for place, num_bytes, free in places:
+        needed = num_bytes * parameters
+        if needed > free:
+            return (
+                f"out of memory: {num_bytes} {place} bytes a parameter are "
+                f"{needed / GIB:.1f} GiB, {free / GIB:.1f} GiB are free"
+            )
+    return ""
 
 
 def chosen_rows(names: Sequence[str] | None) -> list[Row]:
@@ -129,49 +191,42 @@ def free_host_bytes() -> int:
     return free()
 
 
-def free_device_bytes(device: str) -> int | None:
-    """Free memory of the first GPU; None on the CPU.
+@dataclass(frozen=True)
+class Start:
+    """What the first process of a device showed.
+
+    Attributes:
+        seconds: It took to start and to import what a row needs.
+        device_bytes: Free memory of the first GPU; None on the CPU.
+    """
+
+    seconds: float
+    device_bytes: int | None
+
+
+def measure_start(device: str) -> Start:
+    """Start a process as a row does.
 
     Raises:
-        BenchmarkError: There is no GPU.
+        BenchmarkError: There is no GPU, or a package is missing.
     """
-    if device == "cpu":
-        return None
     # Asked in a process that ends: a CUDA context takes memory of the GPU, and in exclusive mode
     # keeps everybody else from it.
+    answer = "0" if device == "cpu" else "torch.cuda.mem_get_info()[0]"
+    command = f"import torch; free = {answer}; import deepspeed, megatron.core; print(free)"
+    begin = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", "import torch; print(torch.cuda.mem_get_info()[0])"],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-W", "ignore", "-c", command], capture_output=True, text=True, check=False
     )
+    seconds = time.monotonic() - begin
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise BenchmarkError(
             f"no CUDA device can be used ({reason}); --device cpu --small runs a small form"
+            if device != "cpu"
+            else f"a row cannot start: {reason}"
         )
-    return int(done.stdout.split()[-1])
-
-
-def choose_point(given: argparse.Namespace) -> tuple[Point, str]:
-    """The model, and a sentence on why it is this one."""
-    iterations = given.warm_up + given.iterations
-    device_bytes = free_device_bytes(given.device)
-    seq_length = SMALL_SEQ_LENGTH if given.small else given.seq_length
-    if given.parameters:
-        parameters, why = given.parameters, "asked for"
-    elif given.small:
-        parameters, why = SMALL_PARAMETERS, "the small form"
-    else:
-        num_rows, host_bytes = len(chosen_rows(given.rows)), free_host_bytes()
-        found = choose_parameters(host_bytes, device_bytes, 60 * given.minutes, num_rows)
-        parameters, why = found[0], f"limited by {found[1]}"
-    point = make_point(parameters, seq_length, iterations, given.device)
-    model = point.model
-    return point, (
-        f"model: {model.num_parameters():,} parameters ({why}), {model.layers} layers of width "
-        f"{model.hidden}, {model.seq_length} tokens an iteration"
-    )
+    return Start(seconds, None if device == "cpu" else int(done.stdout.split()[-1]))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -190,15 +245,14 @@ def main(argv: list[str] | None = None) -> int:
 def _measure_all(given: argparse.Namespace) -> int:
     check_output(given.json)
     _check(given)
-    point, sentence = choose_point(given)
     facts = machine_facts()
     _say(f"{facts['processor']}, {facts['cores']} cores, device {given.device}")
-    _say(sentence)
     status = 0
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
         run = Run(given, Path(folder))
+        point, sentence = run.choose_point()
+        _say(sentence)
         try:
-            run.measure_limits()
             run.rounds(point)
         except KeyboardInterrupt:
             _say("interrupted; what there is:")
@@ -212,6 +266,7 @@ def _measure_all(given: argparse.Namespace) -> int:
             "machine": facts,
             "point": point.model_dump(mode="json"),
             "parameters": point.model.num_parameters(),
+            "why": sentence,
             "limits": vars(run.limits) if run.limits else None,
             "why_no_limits": run.why_no_limits,
             "bounds": [vars(bound) for bound in least or ()],
@@ -243,6 +298,8 @@ def _check(given: argparse.Namespace) -> None:
         if not 0 <= getattr(given, name) < math.inf:
             flag = name.replace("_", "-")
             raise BenchmarkError(f"--{flag} {getattr(given, name)}: give 0 or more")
+    if given.parameters:
+        make_point(given.parameters, given.seq_length, 1, given.device)
 
 
 def _told(result: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.gpu_rows import STOCK_HOST_BYTES
@@ -20,8 +20,11 @@ DEVICE_BYTES = 5
 DEVICE_SPARE_BYTES = 8 * GIB
 """On the device beside that: activations, buckets, device slots."""
 SHARE_OF_FREE = 0.85
-START_S, SECONDS_PER_1E9 = 15.0, 15.0
-"""Guess of what one process of a row takes, to choose a model that all rows have time for."""
+ROUNDS = 1.5
+"""Every row is to have time once, and the first half of them again."""
+UNMEASURED_PARAMETERS = 1_000_000_000
+"""Trained where no rates are known, unless memory allows less."""
+_HALVINGS = 24
 _SHAPES = (  # up to this many parameters: hidden, inner size, heads, vocabulary
     (20e6, 256, 688, 4, 512),
     (200e6, 768, 2048, 12, 8192),
@@ -32,25 +35,36 @@ _SHAPES = (  # up to this many parameters: hidden, inner size, heads, vocabulary
 
 
 def choose_parameters(
-    host_bytes: int, device_bytes: int | None, seconds: float, num_rows: int
+    host_bytes: int,
+    device_bytes: int | None,
+    row_limit_s: float,
+    row_s: Callable[[int], float] | None,
 ) -> tuple[int, str]:
     """How many parameters to train, and what limits them.
 
     Args:
         host_bytes: Free host memory.
         device_bytes: Free device memory; None without a device of its own.
-        seconds: For all rows.
-        num_rows: Rows that are to have two rounds.
+        row_limit_s: What one row may take.
+        row_s: Seconds that a row takes with so many parameters, rising; None where no rates of
+            this machine are known.
     """
-    each_s = seconds / (2 * num_rows) - START_S
-    limits = {
-        "host memory": (SHARE_OF_FREE * host_bytes - HOST_SPARE_BYTES) / HOST_BYTES,
-        "time": each_s / SECONDS_PER_1E9 * 1e9,
-    }
+    limits = {"host memory": (SHARE_OF_FREE * host_bytes - HOST_SPARE_BYTES) / HOST_BYTES}
     if device_bytes is not None:
         limits["device memory"] = (SHARE_OF_FREE * device_bytes - DEVICE_SPARE_BYTES) / DEVICE_BYTES
     name = min(limits, key=lambda limit: limits[limit])
-    return max(LEAST_PARAMETERS, int(limits[name])), name
+    most = max(LEAST_PARAMETERS, int(limits[name]))
+    if row_s is None:
+        if most <= UNMEASURED_PARAMETERS:
+            return most, name
+        return UNMEASURED_PARAMETERS, "rates of this machine that could not be measured"
+    if row_s(most) <= row_limit_s:
+        return most, name
+    least = LEAST_PARAMETERS
+    for _ in range(_HALVINGS):
+        middle = (least + most) // 2
+        least, most = (middle, most) if row_s(middle) <= row_limit_s else (least, middle)
+    return least, "time"
 
 
 def make_point(parameters: int, seq_length: int, iterations: int, device: str) -> Point:

@@ -89,11 +89,11 @@ def _figures_of(
         found["parameters_per_s"] = parameters / update["median"]
         found["parameters_per_s_a_core"] = parameters / update["median"] / cores
     least = bounds([stock], limits)
-    if least and not found["withheld"]:
+    if least and row.on_host and not found["withheld"]:
         found["share_of_iteration_bound"] = least[0].seconds / iteration["median"]
         found["share_of_update_bound"] = least[1].seconds / update["median"] if update else None
     share = 0.0 if row.name == STOCK else rounds[-1].get("device_share")
-    if limits and share is not None:
+    if limits and row.on_host and share is not None:
         seconds = (update or iteration)["median"]
         work = update_work(parameters, limits, share)
         found["device_share"] = share

@@ -53,19 +53,40 @@ def run_calibration(profile: Path, device: str, limit_s: float) -> str:
 
 
 def run_python(arguments: Sequence[str], log_path: Path, limit_s: float) -> int | None:
-    """Run this Python; returns its status, None when the time ran out.
-
-    What it started ends with it, however it ends.
-    """
+    """Run this Python as :func:`run` does, with this checkout's packages."""
     path = [str(SOURCE_FOLDER), str(SOURCE_FOLDER / "src"), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    return run([sys.executable, "-W", "ignore", *arguments], log_path, limit_s, environment)
+
+
+def run(
+    command: Sequence[str],
+    log_path: Path,
+    limit_s: float,
+    environment: Mapping[str, str],
+    grace_s: float = 0.0,
+    folder: Path | None = None,
+) -> int | None:
+    """Run a command; returns its status, None when the time ran out.
+
+    All processes that it started end with it, however it ends.
+
+    Args:
+        command: Program and arguments.
+        log_path: Gets what the command writes.
+        limit_s: Seconds after which it is ended.
+        environment: All of its environment.
+        grace_s: Seconds between the interrupt that asks it to end and the signal that makes it.
+        folder: Where it starts; None for this process's own.
+    """
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", *arguments],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,
+            cwd=folder,
             start_new_session=True,
         )
         try:
@@ -73,9 +94,50 @@ def run_python(arguments: Sequence[str], log_path: Path, limit_s: float) -> int 
         except subprocess.TimeoutExpired:
             return None
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _end(process, grace_s)
+
+
+def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """End a process, its group, and what it started in groups of their own."""
+    # Once a parent is gone nothing tells whose child a process was.
+    started = _descendants(process.pid)
+    try:
+        if grace_s and process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(timeout=grace_s)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:  # whoever is impatient and presses Ctrl-C again gets here at once
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for pid, begin in started.items():
+            # The number may be another process's by now.
+            if _processes().get(pid, (0, ""))[1] == begin:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def _descendants(pid: int) -> dict[int, str]:
+    """Processes that ``pid`` started, directly or not, each with when it began."""
+    everything, parents = _processes(), {pid}
+    found: dict[int, str] = {}
+    while parents:
+        children = {child for child, (parent, _) in everything.items() if parent in parents}
+        parents = children - found.keys()
+        found.update({child: everything[child][1] for child in parents})
+    return found
+
+
+def _processes() -> dict[int, tuple[int, str]]:
+    """Every process of this machine: its parent, and when it began in ticks of the kernel."""
+    found: dict[int, tuple[int, str]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # The name stands in brackets and may hold anything.
+            fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            found[int(path.parent.name)] = int(fields[1]), fields[19]
+    return found
 
 
 def explain_status(status: int | None, limit_s: float, log_path: Path) -> str:

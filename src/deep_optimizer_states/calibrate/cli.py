@@ -93,6 +93,11 @@ def measure(
     passes = host.host_passes(arrays, found.lack)
     found.say(f"the host, {numel / 1e6:.0f}M parameters ...")
     found.rates |= host.host_rates(passes, threads, found.say)
+    stream = host.HOST_RATES[0]
+    if not reason and stream in passes:
+        probe, probe_bytes = passes[stream]
+        best, _ = max(found.rates[stream], key=lambda pair: pair[1])
+        processors.measure_busy_memory(found, lambda: probe(best), probe_bytes)
     source = f"measured by calibrate, {_described(str(gpus.pop('names', '')))}"
     return {
         "source": source,

@@ -6,6 +6,7 @@ emulated device as well.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
@@ -25,6 +26,8 @@ CPU_MATRIX_SIDE = 1024
 """Where the CPU is the device."""
 _COUNT = 12
 """Pieces of work that are timed, after one that is not."""
+_PROBES = 8
+"""Passes of the host's probe beside copies of both ways."""
 
 
 class Bench:
@@ -39,16 +42,33 @@ class Bench:
         self.device = device
         self._recorder = recorder
 
-    def spans(self, *work: tuple[Lane, Callable[[], None]], count: int = _COUNT) -> list[Span]:
-        """Spans of ``count`` turns, each lane's work submitted in every turn."""
-        self._run(work, 1)
-        self.device.set_clock()
-        return self._run(work, count)
+    def spans(
+        self,
+        *work: tuple[Lane, Callable[[], None]],
+        count: int = _COUNT,
+        beside: Callable[[], object] = lambda: None,
+    ) -> list[Span]:
+        """Spans of ``count`` turns, each lane's work submitted in every turn.
 
-    def _run(self, work: Sequence[tuple[Lane, Callable[[], None]]], count: int) -> list[Span]:
+        Args:
+            work: Lanes and what each does in a turn.
+            count: Turns.
+            beside: Called once while the lanes work.
+        """
+        self._run(work, 1, lambda: None)
+        self.device.set_clock()
+        return self._run(work, count, beside)
+
+    def _run(
+        self,
+        work: Sequence[tuple[Lane, Callable[[], None]]],
+        count: int,
+        beside: Callable[[], object],
+    ) -> list[Span]:
         for _ in range(count):
             for lane, piece in work:
                 lane.submit("calibration", piece)
+        beside()
         self.device.synchronize()
         return self._recorder.take()
 
@@ -60,13 +80,7 @@ def copy_rates(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float]:
         RuntimeError: The host memory could not be page-locked.
     """
     device = bench.device
-    numel = num_bytes // 4
-    source, target = (device.empty_host(numel, torch.float32).zero_() for _ in range(2))
-    if torch.cuda.is_available() and not source.is_pinned():
-        raise RuntimeError("host memory could not be page-locked; see how much is free")
-    inside, outside = (device.empty_device(numel, torch.float32) for _ in range(2))
-    down = (device.h2d, _copy(inside, source))
-    up = (device.d2h, _copy(target, outside))
+    down, up = _copies_both_ways(device, num_bytes)
     both = bench.spans(down, up)
     return {
         "h2d_bytes_per_s": _rate(bench.spans(down), num_bytes),
@@ -74,6 +88,47 @@ def copy_rates(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float]:
         "h2d_both_bytes_per_s": rate_beside(both, device.h2d.name, num_bytes),
         "d2h_both_bytes_per_s": rate_beside(both, device.d2h.name, num_bytes),
     }
+
+
+def busy_memory_rate(
+    bench: Bench, probe: Callable[[], object], probe_bytes: float, num_bytes: int = COPY_BYTES
+) -> dict[str, float]:
+    """Bytes a second that host memory gives the cores and both ways of the link together.
+
+    Args:
+        bench: Whose device copies.
+        probe: Streams through host memory on the cores.
+        probe_bytes: What one call of it reads and writes.
+        num_bytes: Of one copy.
+
+    Raises:
+        RuntimeError: The host memory could not be page-locked, or nothing worked side by side.
+    """
+    device, probes = bench.device, []
+
+    def run_probes() -> None:
+        for _ in range(_PROBES):
+            begin_s = time.perf_counter()
+            probe()
+            probes.append(Span("CPU", "probe", begin_s, time.perf_counter()))
+
+    # Copies enough to last as long as the probes do on a machine with slow memory.
+    copies = bench.spans(*_copies_both_ways(device, num_bytes), count=4 * _COUNT, beside=run_probes)
+    amounts = {device.h2d.name: num_bytes, device.d2h.name: num_bytes, "CPU": probe_bytes}
+    total = sum(rate_beside([*copies, *probes], *moved) for moved in amounts.items())
+    return {"busy_memory_bytes_per_s": total}
+
+
+def _copies_both_ways(
+    device: Device, num_bytes: int
+) -> tuple[tuple[Lane, Callable[[], None]], tuple[Lane, Callable[[], None]]]:
+    """A page-locked copy to the device and one from it, each with its lane."""
+    numel = num_bytes // 4
+    source, target = (device.empty_host(numel, torch.float32).zero_() for _ in range(2))
+    if torch.cuda.is_available() and not source.is_pinned():
+        raise RuntimeError("host memory could not be page-locked; see how much is free")
+    inside, outside = (device.empty_device(numel, torch.float32) for _ in range(2))
+    return (device.h2d, _copy(inside, source)), (device.d2h, _copy(target, outside))
 
 
 def pageable_rates(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float]:

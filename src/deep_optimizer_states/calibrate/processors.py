@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
@@ -14,6 +14,7 @@ from deep_optimizer_states.calibrate.device import (
     CPU_MATRIX_SIDE,
     Bench,
     adam_rate,
+    busy_memory_rate,
     copy_rates,
     matrix_rate,
     pageable_rates,
@@ -36,8 +37,12 @@ PAGEABLE_RATES = ("pageable_h2d_bytes_per_s", "pageable_d2h_bytes_per_s")
 COMPUTE_RATES = ("device_flops_per_s", "device_stream_bytes_per_s")
 """Of what computes forward and backward: a GPU, or else the CPU."""
 ADAM_RATES, GATHER_RATES = ("device_adam_parameters_per_s",), ("gather_bytes_per_s",)
+BUSY_RATES = ("busy_memory_bytes_per_s",)
 LOCK_RATES = ("page_lock_bytes_per_s",)
-GPU_RATES = (*LINK_RATES, *PAGEABLE_RATES, *ADAM_RATES, *GATHER_RATES, *LOCK_RATES)
+GPU_RATES = (
+    *(*LINK_RATES, *PAGEABLE_RATES, *ADAM_RATES, *GATHER_RATES),
+    *(*LOCK_RATES, *BUSY_RATES),
+)
 """What there is on a GPU alone."""
 _LOCK_BYTES = 2**29
 _GATHER_BYTES = 2**26
@@ -76,6 +81,22 @@ def measure_cuda(found: Findings) -> None:
         found.attempt("gathering between GPUs", GATHER_RATES, lambda: gather_rate(gpus))
     else:
         found.lack("gathering", GATHER_RATES, "one GPU has nothing to gather from")
+
+
+def measure_busy_memory(found: Findings, probe: Callable[[], object], probe_bytes: float) -> None:
+    """Measure host memory while ``probe``, which moves ``probe_bytes``, and both links use it."""
+    from deep_optimizer_states.device.cuda import CudaDevice
+
+    def measure() -> Mapping[str, float]:
+        recorder = Recorder()
+        device = CudaDevice(tail_mode=1, recorder=recorder)
+        try:
+            return busy_memory_rate(Bench(device, recorder), probe, probe_bytes)
+        finally:
+            with contextlib.suppress(RuntimeError):
+                device.close()
+
+    found.attempt("host memory beside copies of both ways", BUSY_RATES, measure)
 
 
 def measure_cpu_as_device(found: Findings) -> None:

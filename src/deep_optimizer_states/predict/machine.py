@@ -22,6 +22,7 @@ A profile is a TOML file::
     device_adam_parameters_per_s = 90e9
     gather_bytes_per_s = 200e9          # per GPU, in all-gathers and reduce-scatters
     page_lock_bytes_per_s = 3e9
+    busy_memory_bytes_per_s = 340e9     # host memory, while cores and links of both ways use it
     # Rates of the host are of ONE process by its threads: [[threads, rate], ...], rising.
     host_stream_bytes_per_s = [[1, 12e9], [8, 90e9], [96, 300e9]]
     host_adam_parameters_per_s = [[1, 0.3e9], [96, 8e9]]        # DeepSpeedCPUAdam.step alone
@@ -78,6 +79,7 @@ class Rates:
     device_adam_parameters_per_s: float | None = None
     gather_bytes_per_s: float | None = None
     page_lock_bytes_per_s: float | None = None
+    busy_memory_bytes_per_s: float | None = None
     host_stream_bytes_per_s: Curve | None = None
     host_adam_parameters_per_s: Curve | None = None
     host_fused_parameters_per_s: Curve | None = None

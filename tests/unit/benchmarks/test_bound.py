@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from benchmarks.bound import Limits, iteration_bound, read_limits, update_bound
+from benchmarks.bound import Limits, iteration_bound, read_limits, update_bound, update_work
 
 GPU = Limits(
     h2d_bytes_per_s=50e9,
@@ -65,6 +65,62 @@ def test_without_a_device_nothing_overlaps():
     assert iteration_bound(N, CPU, compute_s=2.0).seconds == pytest.approx(3.0)
 
 
+BOTH_WAYS = dataclasses.replace(GPU, h2d_both_bytes_per_s=40e9, d2h_both_bytes_per_s=30e9)
+
+
+def test_a_link_is_slowed_only_while_the_other_way_is_busy():
+    # x = 0: 2 bytes go down and none comes up, so nothing slows the link.
+    alone = update_work(N, BOTH_WAYS, 0.0)
+    assert alone["link to the device"] == pytest.approx(2 / 50)
+    # x = 1: 12 bytes each way. The slower way, up, takes 12 / 40 of a second beside the other at
+    # 30e9, the rest at 50e9: (12 - 30 * 12 / 40) / 50 + 12 / 40.
+    both = update_work(N, BOTH_WAYS, 1.0)
+    assert both["link from the device"] == pytest.approx(0.3 + 3 / 50)
+    assert both["link to the device"] == pytest.approx(12 / 40)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_no_update_is_shorter_than_the_bound(share, narrow):
+    """A machine that works without a pause reaches the bound at best."""
+    limits = dataclasses.replace(BOTH_WAYS, host_bytes_per_s=170e9 if narrow else 190e9)
+    reached_s = simulated_update_s(N, limits, share) * (1 + 1e-9)  # sums of many small steps
+    assert update_bound(N, limits).seconds <= reached_s
+    assert max(update_work(N, limits, share).values()) <= reached_s
+
+
+def simulated_update_s(parameters, limits, share, step_s=1e-4):
+    """Time of an update in which both links and the CPU lane work side by side, in small steps.
+
+    Memory that gives cores and links less than they ask for slows all of them alike.
+    """
+    left = {
+        "down": parameters * (2 + 10 * share),
+        "up": parameters * 12 * share,
+        "lane": parameters * 28 * (1 - share),
+    }
+    seconds = 0.0
+    while any(left.values()):
+        rates = {
+            "down": limits.h2d_both_bytes_per_s if left["up"] else limits.h2d_bytes_per_s,
+            "up": limits.d2h_both_bytes_per_s if left["down"] else limits.d2h_bytes_per_s,
+            "lane": limits.lane_bytes_per_s,
+        }
+        rates = {name: rate for name, rate in rates.items() if left[name]}
+        slowed = min(1.0, limits.host_bytes_per_s / sum(rates.values()))
+        for name, rate in rates.items():
+            left[name] = max(0.0, left[name] - rate * slowed * step_s)
+        seconds += step_s
+    return seconds
+
+
+def test_the_cores_alone_are_no_limit_of_what_links_and_cores_reach_together():
+    """The fault this guards against: a host rate probed with idle links, passed by an update."""
+    reached_s = simulated_update_s(N, dataclasses.replace(BOTH_WAYS, host_bytes_per_s=170e9), 0.4)
+    by_cores_alone = dataclasses.replace(BOTH_WAYS, host_bytes_per_s=BOTH_WAYS.lane_bytes_per_s)
+    assert max(update_work(N, by_cores_alone, 0.4).values()) > reached_s
+
+
 def test_limits_come_from_a_calibrated_profile(tmp_path):
     profile = tmp_path / "machine.toml"
     profile.write_text(
@@ -72,7 +128,11 @@ def test_limits_come_from_a_calibrated_profile(tmp_path):
         "host_stream_bytes_per_s = [[1, 12e9], [8, 90e9]]\n"
     )
     limits = read_limits(profile)
-    assert limits == Limits(40e9, 30e9, 90e9, 90e9, None)
+    assert limits == Limits(50e9, 30e9, 90e9, 90e9, None, h2d_both_bytes_per_s=40e9)
+    with profile.open("a") as file:
+        file.write("busy_memory_bytes_per_s = 150e9\n")
+    busy = read_limits(profile)
+    assert (busy.lane_bytes_per_s, busy.host_bytes_per_s) == (90e9, 150e9)
 
 
 def test_a_profile_without_host_memory_is_refused(tmp_path):

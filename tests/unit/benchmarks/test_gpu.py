@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_report
+from benchmarks import gpu, gpu_pace, gpu_report
 from benchmarks.bound import Limits
 from benchmarks.gpu_model import choose_parameters, make_point, stock_config
 from benchmarks.gpu_report import Outcome
@@ -42,7 +42,8 @@ def test_rows_change_nothing_but_their_own_keys():
         config = config_of(row, stock)
         assert stock == untouched
         assert config_of(BY_NAME[STOCK], stock) == untouched
-        config.pop("deep_optimizer_states", None)
+        for key in ("deep_optimizer_states", *row.config):
+            config.pop(key, None)
         zero = config["zero_optimization"]
         zero.pop("zenflow", None)
         for key in row.offload:
@@ -76,12 +77,154 @@ def test_too_small_a_model_is_refused():
 
 def test_the_scarcest_resource_limits_the_model():
     plenty = 10**15
-    assert choose_parameters(64 * GIB, plenty, 1e9, 8)[1] == "host memory"
-    assert choose_parameters(plenty, 24 * GIB, 1e9, 8)[1] == "device memory"
-    assert choose_parameters(plenty, None, 480, 8)[1] == "time"
-    few, many = (choose_parameters(plenty, None, 480, rows)[0] for rows in (2, 8))
-    assert few > many
-    assert choose_parameters(0, 0, 1, 8)[0] > 0
+
+    def row_s(numel):
+        return 10 + 8e-9 * numel
+
+    assert choose_parameters(64 * GIB, plenty, 1e9, row_s)[1] == "host memory"
+    assert choose_parameters(plenty, 24 * GIB, 1e9, row_s)[1] == "device memory"
+    chosen, limit = choose_parameters(plenty, None, 34, row_s)
+    assert limit == "time"
+    assert chosen == pytest.approx(3e9, rel=1e-3)
+    assert choose_parameters(0, 0, 1, row_s)[0] > 0
+
+
+def test_without_rates_the_model_is_of_a_fixed_size_and_says_so():
+    chosen, why = choose_parameters(10**15, None, 60, None)
+    assert chosen == 10**9
+    assert "could not be measured" in why
+    assert choose_parameters(16 * GIB, None, 60, None) == choose_parameters(
+        16 * GIB, None, 1e9, lambda numel: 0.0
+    )
+
+
+def profile(path, **changes):
+    """A profile whose rates are round, with some of them changed or (None) left out."""
+    rates = {
+        "h2d_bytes_per_s": 50e9,
+        "d2h_bytes_per_s": 50e9,
+        "device_flops_per_s": 400e12,
+        "device_stream_bytes_per_s": 3e12,
+        "device_adam_parameters_per_s": 100e9,
+        "page_lock_bytes_per_s": 2e9,
+        "host_stream_bytes_per_s": [[1, 10e9], [16, 160e9]],
+        "host_adam_parameters_per_s": [[1, 0.3e9], [16, 4e9]],
+        "host_fused_parameters_per_s": [[1, 0.3e9], [16, 5e9]],
+        "host_cast_parameters_per_s": [[1, 1e9], [16, 14e9]],
+        **changes,
+    }
+    lines = ['name = "made up"', 'source = "made up"', "gpus = 1", "cores = 16"]
+    lines += ["host_memory_bytes = 137e9", "device_memory_bytes = 150e9", "[rates]"]
+    lines += [f"{name} = {rate}" for name, rate in rates.items() if rate is not None]
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture
+def pace(tmp_path, monkeypatch):
+    """Makes the pace of a machine whose every rate is known, of sha256 too."""
+    monkeypatch.setattr(gpu_pace, "_hash_bytes_per_s", lambda: 1e9)
+    point = make_point(3_000_000, 2048, 7, "cuda")
+    path = tmp_path / "machine.toml"
+    return lambda **changes: gpu_pace.read_pace(profile(path, **changes), 12.0, point)
+
+
+def test_a_row_takes_what_the_measured_rates_say(pace):
+    fast = pace().row_time(4_000_000_000)
+    assert fast.start_s == 12.0
+    assert fast.lock_s == pytest.approx(18 * 4e9 / 2e9, rel=0.05)
+    # Stock's CPUAdam alone takes a second an iteration; its other passes come on top.
+    assert 7 * 1.0 < fast.iterations_s < 7 * 4.0
+    slow = pace(host_adam_parameters_per_s=[[16, 0.4e9]]).row_time(4_000_000_000)
+    assert slow.iterations_s > fast.iterations_s + 7 * 0.85 * 4e9 / 0.4e9
+    assert slow.lock_s == fast.lock_s
+    locked = pace(page_lock_bytes_per_s=8e9).row_time(4_000_000_000)
+    assert locked.lock_s == pytest.approx(fast.lock_s / 4)
+
+
+def test_a_faster_machine_gets_a_larger_model(pace):
+    sizes = [
+        choose_parameters(10**13, 10**13, 40, lambda numel, at=at: at.row_time(numel).seconds)[0]
+        for at in (pace(page_lock_bytes_per_s=1e9), pace(), pace(page_lock_bytes_per_s=8e9))
+    ]
+    assert sizes == sorted(set(sizes))
+    assert pace().row_time(sizes[1]).seconds == pytest.approx(40, abs=2)
+
+
+def test_the_sentence_names_the_rates(pace):
+    told = pace().explain(1_000_000_000)
+    assert "12 s to start" in told
+    assert "page-lock at 2 GB/s" in told
+    assert "CPUAdam 4e9 parameters/s, link 50 GB/s" in told
+    assert "7 iterations of stock" in told
+    assert "to hash at 16 GB/s" in told
+
+
+def test_a_rate_that_lacks_is_named(pace):
+    with pytest.raises(BenchmarkError, match="host_adam_parameters_per_s"):
+        pace(host_adam_parameters_per_s=None)
+
+
+def test_the_model_follows_from_the_calibration_that_ran_first(monkeypatch, capsys):
+    order = []
+
+    def calibrate(path, device, limit_s):
+        order.append("calibrate")
+        profile(path)
+        return ""
+
+    def worker(job, prefix, limit_s):
+        order.append(prefix.name)
+        return 1.0, found([1.0], [0.5])
+
+    monkeypatch.setattr(gpu, "measure_start", lambda device: gpu.Start(5.0, None))
+    monkeypatch.setattr(gpu, "run_calibration", calibrate)
+    monkeypatch.setattr(gpu, "run_worker", worker)
+    monkeypatch.setattr(gpu, "free_host_bytes", lambda: 2**40)
+    flags = ["--device", "cpu", "--rounds", "1", "--rows", "all-host", "--minutes", "4"]
+    assert gpu.main(flags) == 0
+    assert order == ["calibrate", "stock-0", "all-host-0"]
+    told = capsys.readouterr().err
+    assert "limited by time" in told
+    assert "s are there for a row; a row is predicted to take" in told
+
+
+def test_state_that_does_not_fit_the_device_is_not_started(monkeypatch, capsys):
+    started = []
+
+    def worker(job, prefix, limit_s):
+        started.append(prefix.name)
+        return 1.0, found([1.0], [0.5])
+
+    monkeypatch.setattr(gpu, "measure_start", lambda device: gpu.Start(5.0, 30 * GIB))
+    monkeypatch.setattr(gpu, "run_calibration", lambda *_: "left out here")
+    monkeypatch.setattr(gpu, "run_worker", worker)
+    monkeypatch.setattr(gpu, "free_host_bytes", lambda: 2**40)
+    flags = ["--rounds", "1", "--rows", "all-resident", "--parameters"]
+    # 18 device bytes a parameter beside 8 GiB kept free: 1.2e9 parameters fit, 1.6e9 do not.
+    assert gpu.main([*flags, "1.2e9"]) == 0
+    assert gpu.main([*flags, "1.6e9"]) == 0
+    assert started == ["stock-0", "all-resident-0", "stock-0"]
+    assert "18 device bytes a parameter" in capsys.readouterr().out
+
+
+def test_state_on_the_device_has_no_share_of_a_bound_that_assumes_the_host():
+    limits = Limits(50e9, 50e9, 100e9, 100e9, None)
+    rows = [outcome(STOCK, found([2.0], [1.0]))]
+    rows.append(outcome("all-resident", found([0.6], [0.05], device_share=1.0)))
+    resident = gpu_report.figures(rows, limits, cores=2)[1]
+    assert resident["iteration_s_stock_over"] == pytest.approx(2.0 / 0.6)
+    assert "share_of_iteration_bound" not in resident
+    assert "share_of_limits" not in resident
+
+
+def test_one_row_synchronises_deepspeeds_timer_and_one_leaves_it_to_the_plugin():
+    stock = stock_config(POINT, 1.0)
+    shipped, timed = (
+        config_of(BY_NAME[name], stock) for name in ("just-in-time", "just-in-time-timer")
+    )
+    assert timed.pop("timers") == {"throughput": {"synchronized": True}}
+    assert timed == shipped
 
 
 def test_speed_ups_are_medians_over_common_rounds():
@@ -152,7 +295,7 @@ def test_wrong_values_are_said_in_a_line(flags, said, monkeypatch, capsys):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 def test_without_a_gpu_the_small_form_is_named():
     with pytest.raises(BenchmarkError, match=r"no CUDA device can be used \(.+\); --device cpu"):
-        gpu.free_device_bytes("cuda")
+        gpu.measure_start("cuda")
 
 
 def test_memory_that_ran_out_is_called_that():

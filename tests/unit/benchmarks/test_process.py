@@ -1,11 +1,13 @@
 """Processes end in time, with all they started, and say why."""
 
+import os
+import sys
 import time
 
 import psutil
 import pytest
 
-from benchmarks.process import explain_status, run_python
+from benchmarks.process import explain_status, run, run_python
 
 
 def test_status_comes_back(tmp_path):
@@ -41,6 +43,32 @@ def test_what_a_process_started_ends_with_it(tmp_path, seconds, status):
     assert run_python(command, tmp_path / "log", 1.5) == status
     assert time.monotonic() - begin < 10
     assert is_gone(int(pid_path.read_text()))
+
+
+STARTS_A_SESSION = STARTS_A_CHILD.replace('"])', '"], start_new_session=True)')
+
+
+def test_a_child_with_a_session_of_its_own_ends_too(tmp_path):
+    pid_path = tmp_path / "child pid"
+    command = ["-c", STARTS_A_SESSION, str(pid_path), "60"]
+    assert run_python(command, tmp_path / "log", 1.5) is None
+    assert is_gone(int(pid_path.read_text()))
+
+
+SAYS_WHEN_INTERRUPTED = """
+import time
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("what there is", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_process_may_say_what_there_is_before_it_is_ended(tmp_path):
+    command = [sys.executable, "-c", SAYS_WHEN_INTERRUPTED]
+    assert run(command, tmp_path / "log", 2.0, os.environ, grace_s=2.0) is None
+    assert (tmp_path / "log").read_text() == "what there is\n"
 
 
 def test_reasons(tmp_path):

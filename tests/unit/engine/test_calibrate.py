@@ -1,9 +1,9 @@
 """Rates: how they are worked out, and the profile that holds them."""
 
 import errno
-import time
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -83,8 +83,46 @@ def test_all_rates_of_a_device_come_from_its_own_lanes(bench):
         **device.stream_rate(bench, 2**20),
     }
     names = {*processors.GPU_RATES, *processors.COMPUTE_RATES}
-    assert set(rates) == names - {*processors.GATHER_RATES, *processors.LOCK_RATES}
+    assert set(rates) == names - {
+        *(*processors.GATHER_RATES, *processors.LOCK_RATES, *processors.BUSY_RATES)
+    }
     assert all(rate > 0 for rate in rates.values())
+
+
+def test_memory_is_probed_while_both_ways_copy(bench, monkeypatch):
+    events, real = [], bench.device.synchronize
+
+    def synchronize():
+        events.append("all copies are waited for")
+        real()
+
+    monkeypatch.setattr(bench.device, "synchronize", synchronize)
+    monkeypatch.setattr(device, "rate_beside", lambda spans, lane, amount: amount)
+    monkeypatch.setattr(device, "_PROBES", 3)
+    found = device.busy_memory_rate(bench, lambda: events.append("probe"), 5.0, 2**16)
+    assert found == {"busy_memory_bytes_per_s": 2 * 2**16 + 5.0}
+    # Copies to warm up, then the probes between the copies' submission and their end.
+    waited = "all copies are waited for"
+    assert events == [waited, *["probe"] * 3, waited]
+
+
+def test_memory_that_is_busy_counts_cores_and_both_ways(monkeypatch):
+    class Busy:
+        device = None
+
+        def spans(self, *work, count, beside):
+            beside()
+            return [Span("H2D", "c", 0.0, 4.0), Span("D2H", "c", 1.0, 3.0)]
+
+    lanes = [type("Lane", (), {"name": name}) for name in ("H2D", "D2H")]
+    Busy.device = type("Device", (), {"h2d": lanes[0], "d2h": lanes[1]})
+    monkeypatch.setattr(device, "_copies_both_ways", lambda *_: ())
+    monkeypatch.setattr(device, "_PROBES", 1)
+    times = iter([0.5, 2.5])
+    monkeypatch.setattr(device, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    found = device.busy_memory_rate(Busy(), lambda: None, 8.0, 16)
+    # All three work from 1 to 2.5 s: 16 / 4, 16 / 2 and 8 / 2 bytes a second.
+    assert found["busy_memory_bytes_per_s"] == pytest.approx(4 + 8 + 4)
 
 
 def test_a_bench_leaves_the_first_turn_out(bench):
@@ -94,30 +132,63 @@ def test_a_bench_leaves_the_first_turn_out(bench):
     assert [span.lane for span in spans] == ["GPU"] * 3
 
 
-def test_host_rates_are_amounts_over_medians_for_each_number_of_threads(monkeypatch):
-    monkeypatch.setattr(host, "_TURNS_S", 0.0)
-    before = torch.get_num_threads()
+class Clock:
+    """Time that passes while the passes of a test run, and only then."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def perf_counter(self):
+        return self.now_s
+
+    def takes(self, seconds):
+        """A pass by the seconds it takes with a number of threads."""
+
+        def run(threads):
+            self.now_s += seconds(threads)
+
+        return run
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(host, "time", clock)
+    monkeypatch.setattr(host, "set_threads", lambda threads: None)
+    return clock
+
+
+def test_host_rates_are_amounts_over_medians_for_each_number_of_threads(clock):
     passes = {
-        "host_cast_parameters_per_s": (lambda threads: time.sleep(0.004 / threads), 8.0),
-        "host_stream_bytes_per_s": (lambda threads: time.sleep(0.008 / threads), 8.0),
+        "host_cast_parameters_per_s": (clock.takes(lambda threads: 0.004 / threads), 8.0),
+        "host_stream_bytes_per_s": (clock.takes(lambda threads: 0.008 / threads), 8.0),
     }
     lines = []
+    curves = host.host_rates(passes, [1, 2], lines.append)
+    cast, stream = ([rate for _, rate in curves[name]] for name in passes)
+    assert cast == pytest.approx([2000, 4000])
+    assert stream == pytest.approx([1000, 2000])
+    assert [threads for threads, _ in curves["host_stream_bytes_per_s"]] == [1, 2]
+    assert lines[0].startswith("  1 thread(s): cast ")
+    assert len(lines) == 2
+
+
+def test_rates_are_measured_with_as_many_threads_of_torch(monkeypatch):
+    before, seen = torch.get_num_threads(), []
+    monkeypatch.setattr(host, "_TURNS_S", 0.0)
+    passes = {
+        "host_cast_parameters_per_s": (lambda threads: seen.append(torch.get_num_threads()), 8.0)
+    }
     try:
-        curves = host.host_rates(passes, [1, 2], lines.append)
-        assert torch.get_num_threads() == 2
+        host.host_rates(passes, [1, 2], lambda line: None)
     finally:
         host.set_threads(before)
-    (_, one), (_, two) = curves["host_cast_parameters_per_s"]
-    assert 200 < one < 8 / 0.004
-    assert one < two < 8 / 0.002
-    assert curves["host_stream_bytes_per_s"][0][1] < one
-    assert lines[0].startswith("  1 thread(s): cast ")
+    assert set(seen) == {1, 2}
+    assert seen == sorted(seen)
 
 
-def test_more_threads_that_are_slower_are_warned_of(monkeypatch):
-    monkeypatch.setattr(host, "_TURNS_S", 0.0)
-    monkeypatch.setattr(host, "set_threads", lambda threads: None)
-    passes = {"host_stream_bytes_per_s": (lambda threads: time.sleep(0.002 * threads), 8.0)}
+def test_more_threads_that_are_slower_are_warned_of(clock):
+    passes = {"host_stream_bytes_per_s": (clock.takes(lambda threads: 0.002 * threads), 8.0)}
     lines = []
     host.host_rates(passes, [1, 2], lines.append)
     (warning,) = lines[2:]
@@ -141,6 +212,7 @@ def test_a_gpu_that_failed_costs_only_its_rates(found, monkeypatch):
     monkeypatch.setattr("deep_optimizer_states.device.cuda.CudaDevice", Broken)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     processors.measure_cuda(found)
+    processors.measure_busy_memory(found, lambda: None, 1.0)
     assert set(found.missing) == {*processors.GPU_RATES, *processors.COMPUTE_RATES}
     place = find_place(0, None)
     assert made[0].near == choose_cores(place, [place]), "memory is taken as the engine takes it"

@@ -1,0 +1,186 @@
+"""What single pieces of `make gpu-check` make of what they find."""
+
+import ctypes
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.gpu_check import build, equality, facts, install, mappings, memory, rows, sanitizer
+from benchmarks.gpu_check.pieces import LEFT_OUT_STATUS
+
+
+def test_only_packages_that_lack_are_installed(tmp_path):
+    for name in ("pytest-1.0-py3-none-any.whl", "typing_extensions-1.0-py3-none-any.whl"):
+        (tmp_path / name).touch()
+    lacking = tmp_path / "not_here_yet-1.0-py3-none-any.whl"
+    lacking.touch()
+    assert install.wheels_that_lack(tmp_path) == [lacking]
+
+
+def test_a_package_that_lacks_is_named_with_what_to_do(monkeypatch):
+    monkeypatch.setattr(install, "NEEDED", ("pytest", "not-here"))
+    with pytest.raises(SystemExit, match=r"not installed: not-here\. Run `make setup`.*--wheels"):
+        install.report()
+
+
+def test_locks_of_a_build_that_was_ended_are_removed(tmp_path):
+    (tmp_path / "cpu_adam").mkdir()
+    for name in ("lock", "cpu_adam.so"):
+        (tmp_path / "cpu_adam" / name).touch()
+    build.remove_locks(tmp_path)
+    assert [path.name for path in (tmp_path / "cpu_adam").iterdir()] == ["cpu_adam.so"]
+
+
+def test_facts_name_the_machine_and_what_results_depend_on(tmp_path, capsys):
+    assert facts.main([str(tmp_path / "facts.json")]) == 0
+    found = json.loads((tmp_path / "facts.json").read_text())
+    assert sys.version.split()[0] in found["key"]
+    assert found["memory"]["MemTotal"] > 0
+    assert found["packages"]["pytest"] != "not installed"
+    assert "* machine: " in capsys.readouterr().out
+
+
+def test_a_tool_that_is_not_there_is_no_failure(monkeypatch, capsys):
+    monkeypatch.setattr(sanitizer.shutil, "which", lambda name: None)
+    assert sanitizer.main(["10"]) == LEFT_OUT_STATUS
+    assert "not installed here" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("codes", "status", "said"),
+    [
+        ([0, 0], 0, ["memcheck: found nothing", "initcheck: found nothing"]),
+        ([9, 0], 1, ["memcheck: FOUND ERRORS", "initcheck: found nothing"]),
+        ([0, 2], 1, ["memcheck: found nothing", "initcheck: ended with status 2"]),
+        ([0, None], 1, ["memcheck: found nothing", "initcheck: not done after 5 s"]),
+    ],
+)
+def test_the_sanitizers_verdicts(monkeypatch, capsys, codes, status, said):
+    left = list(codes)
+
+    def run(command, check, timeout):
+        code = left.pop(0)
+        if code is None:
+            raise subprocess.TimeoutExpired(command, timeout)
+        return subprocess.CompletedProcess(command, code)
+
+    monkeypatch.setattr(sanitizer.shutil, "which", lambda name: "/bin/compute-sanitizer")
+    monkeypatch.setattr(sanitizer.subprocess, "run", run)
+    assert sanitizer.main(["10"]) == status
+    assert capsys.readouterr().out.splitlines() == [f"* {line}" for line in said]
+
+
+class Locks:
+    """Notes what is locked, and refuses when it is told to."""
+
+    def __init__(self, status=0):
+        self.status, self.locked = status, []
+
+    def lock(self, address, num_bytes):
+        assert ctypes.string_at(address, 1) == b"\0"  # mapped, or this process ends here
+        self.locked.append((address, num_bytes))
+        return self.status
+
+    def unlock(self, address, num_bytes):
+        self.locked.remove((address, num_bytes))
+
+
+@pytest.mark.parametrize("mapping", mappings.MAPPINGS, ids=lambda mapping: mapping.name)
+def test_each_mapping_is_locked_and_unlocked_from_a_huge_pages_begin(mapping):
+    locks = Locks()
+    told = mappings.measure(mapping, 2**22, locks, cuda=False)
+    assert told.startswith(f"{mapping.name}: registered at ")
+    assert locks.locked == []
+    refused = Locks(status=2)
+    assert "refused with status 2" in mappings.measure(mapping, 2**22, refused, cuda=False)
+    assert refused.locked[0][0] % 2**21 == 0
+
+
+def test_memory_is_touched_up_to_what_is_asked_for(monkeypatch, capsys):
+    taken = []
+    monkeypatch.setattr(memory, "_take", lambda idx: taken.append(idx))
+    monkeypatch.setattr(memory, "gib_of", lambda name: 100.0)
+    assert memory.main(["6"]) == 0
+    assert len(taken) == 6
+    taken.clear()
+    monkeypatch.setattr(memory, "gib_of", lambda name: 5.0)
+    assert memory.main(["6"]) == 0
+    assert taken == []
+    assert "touched 0 GiB" in capsys.readouterr().out
+
+
+def test_the_last_update_of_a_timeline_is_told_by_lane(tmp_path):
+    updates = [
+        {"update": 1, "begin_s": 0.0, "end_s": 9.0, "busy_s": {}, "bound_by": ""},
+        {"update": 2, "begin_s": 1.0, "end_s": 1.5, "busy_s": {"CPU": 0.4}, "bound_by": "CPU"},
+    ]
+    (tmp_path / "rank-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in updates))
+    found = {
+        "iteration_s": [2.0, 3.0, 4.0],
+        "update_s": [0.5],
+        "set_up_s": 7.0,
+        "resident_bytes": 2**30,
+        "device_bytes": None,
+        "losses": ["0x1p+0"],
+        "digests": {"weights": "a"},
+        "last_update": rows.last_update(tmp_path),
+    }
+    first, second = rows.told(found, {**found, "losses": ["0x1p+1"]})
+    assert first.startswith("iteration 3.000 s, update 0.500, set-up 7 s, resident 1.0 GiB")
+    assert first.endswith("differs: losses from iteration 1")
+    assert second == "  last update 0.500 s, busy: CPU 0.400"
+    assert rows.last_update(tmp_path / "nowhere") is None
+
+
+def row(**more):
+    return {"losses": ["0x1p+0"], "digests": {"weights": "a"}, "process_s": 3.0, **more}
+
+
+@pytest.mark.parametrize(
+    ("found", "status"),
+    [
+        ({"stock": row(), "dynamic": row()}, 0),
+        ({"stock": row(), "dynamic": row(losses=["0x1p+1"])}, 1),
+        ({"stock": {"error": "out of memory"}, "dynamic": row(), "all-host": row()}, 0),
+        ({"dynamic": row(), "all-host": row(digests={"weights": "b"})}, 1),
+        ({"stock": row(), "dynamic": {"error": "broken"}}, 1),
+    ],
+    ids=["equal", "differs", "stock does not fit", "ours differ among themselves", "ours fails"],
+)
+def test_rows_of_ours_have_to_train_what_stock_does(found, status):
+    assert bool(rows.ours_that_failed(found)) == bool(status)
+
+
+class Worker:
+    """Stands for the tests' worker: a result is the policy's name, and one of them is wrong."""
+
+    def run(self, case, block):
+        if block == "raises":
+            raise RuntimeError("no room")
+        return block, "state", "class"
+
+    def differences(self, ours, stock):
+        return ["losses"] if ours[0] == "wrong" else []
+
+
+def test_a_policy_that_differs_or_fails_stops_no_other(tmp_path, capsys):
+    out = tmp_path / "found.json"
+    comparison = equality.Comparison(Worker(), out)
+    comparison.compare("case", None, {"a": "wrong", "b": "raises", "c": "right"})
+    found = {"case | a": ["losses"], "case | b": ["RuntimeError: no room"], "case | c": []}
+    assert comparison.found == found
+    assert json.loads(out.read_text()) == found
+    assert "DIFFERS ['losses']" in capsys.readouterr().out
+
+
+def test_the_few_policies_begin_with_just_in_time_and_cover_every_policy():
+    host = {"enabled": True, "policy": "all-host"}
+    ratio = {"enabled": True, "policy": "ratio", "ratio": 0.5}
+    blocks = equality.few_policies({"all-host": host, "ratio 0.5": ratio})
+    assert len(blocks) == 6
+    first = next(iter(blocks.values()))
+    assert first.get("just_in_time_forward", True)
+    policies = {block["policy"] for block in blocks.values()}
+    assert policies == {"stride", "dynamic", "all-host", "all-device", "ratio"}
