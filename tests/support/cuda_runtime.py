@@ -150,6 +150,7 @@ class CudaRuntime:
         self.here = threading.local()
         self.failure, self.has_ended, self.age_s = None, False, 0.0
         self.streams = []
+        self.memory = {"free": 30, "total": 100, "reserved": 60, "peak": 50}
         self.page_locks = PageLocks(self)
         self._default = [self.Stream(index) for index in range(2)]
         self.allocator = self.Stream(0)  # frees what other streams have used
@@ -203,6 +204,15 @@ class CudaRuntime:
     def get_device_properties(self, device=None):
         bus = 0x3B + self._index(device)
         return SimpleNamespace(pci_domain_id=0, pci_bus_id=bus, pci_device_id=2)
+
+    def mem_get_info(self, device=None):
+        return self.memory["free"], self.memory["total"]
+
+    def memory_reserved(self, device=None):
+        return self.memory["reserved"]
+
+    def max_memory_allocated(self, device=None):
+        return self.memory["peak"]
 
     def launch(self, kernel, device=None):
         """Queue a kernel on the current stream, which it may not hold a device tensor alive on."""

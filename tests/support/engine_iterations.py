@@ -4,6 +4,7 @@ The caller's own work (backward) is queued where the device queues it: it makes 
 that it overwrites right after, and reads the weights until the update may write them.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
@@ -64,17 +65,26 @@ def place(device, schedule, subgroups):
     return placed
 
 
-def run_iterations(device, schedule, steps=2, timeline=None):
+def run_iterations(device, schedule, steps=2, timeline=None, keeps_grads=False):
     """What forward and backward read, and every tensor at the end, in one.
 
-    Each update runs on a thread of its own while the next forward and backward begin.
+    Each update runs on a thread of its own while the next forward and backward begin. With
+    ``keeps_grads`` gradients of a fixed policy's device share are flushed to the device.
     """
     placed, background = place(device, schedule, make_subgroups()), Background(device)
     executor = make_executor(schedule, device, timeline)
     powers, generator = BetaPowers(GROUP["betas"]), torch.Generator().manual_seed(9)
     noise = [torch.randn(tensors.numel, generator=generator) for tensors in placed]
     noise = [device.empty_device(n.numel(), n.dtype).copy_(n) for n in noise]
-    flusher, read = Flusher(device, [tensors.grad for tensors in placed]), []
+    homes = [tensors.grad for tensors in placed]
+    if keeps_grads:
+        homes = [
+            device.empty_device(home.numel(), home.dtype)
+            if idx in schedule.slot_subgroups
+            else home
+            for idx, home in enumerate(homes)
+        ]
+    flusher, read = Flusher(device, homes), []
     for step in range(1, steps + 1):
         for number, tensors in enumerate(placed):
             flusher.wait_for(number, Wait.WEIGHTS_READY)
@@ -87,10 +97,12 @@ def run_iterations(device, schedule, steps=2, timeline=None):
                 bucket.fill_(torch.nan)  # the next reduction overwrites it
         read += [tensors.weights.clone() for tensors in placed]
         background.wait()
-        work = make_work(schedule, placed, make_scalars(step, powers))
+        scalars = make_scalars(step, powers)
+        work = make_work(schedule, placed, scalars, homes if keeps_grads else None)
         _launch(background, flusher, (executor, device, schedule, work))
     background.wait()
     background.close()
+    placed = [replace(t, grad=home) for t, home in zip(placed, homes, strict=True)]
     found = [tensor for tensors in placed for tensor in vars(tensors).values()]
     return torch.cat([tensor.cpu().float() for tensor in (*found, *read)])
 

@@ -42,7 +42,7 @@ def make_executor(schedule, device, timeline=None):
     return Executor(sizes, device, ADAM, 2, timeline)
 
 
-def make_work(schedule, subgroups, scalars):
+def make_work(schedule, subgroups, scalars, device_grads=None):
     work = []
     for number, tile in enumerate(schedule.tiles):
         tensors = subgroups[tile.subgroup]
@@ -53,6 +53,9 @@ def make_work(schedule, subgroups, scalars):
                 tensors.narrow(tile.start, tile.numel),
                 scalars,
                 min(max(tail_start, 0), tile.numel),
+                device_grads[tile.subgroup].narrow(0, tile.start, tile.numel)
+                if device_grads and number in schedule.device_tiles
+                else None,
             )
         )
     return work

@@ -40,22 +40,22 @@ def expected():
     return result
 
 
-def race(schedule, seed=0, jitter_s=0.0, slow=None):
+def race(schedule, seed=0, jitter_s=0.0, slow=None, keeps_grads=False):
     """Iterations on the stand-in, one of whose streams may be slow."""
     with stand_in(seed, jitter_s) as runtime:
         device = CudaDevice(TAIL.mode)
         if slow is not None:
             stream = runtime.current_stream() if slow == "caller" else getattr(device, slow)._stream
             stream.jitter_s = SLOW_S
-        result = run_iterations(device, schedule)
+        result = run_iterations(device, schedule, keeps_grads=keeps_grads)
         device.close()
         assert runtime.page_locks.ranges == {}
         return result, runtime.page_locks.faults
 
 
-def is_ever_wrong(expected, schedule, slow):
+def is_ever_wrong(expected, schedule, slow, keeps_grads=False):
     """On a busy machine a race is now and then won: several seeds, until the first that is lost."""
-    races = (race(schedule, seed, slow=slow) for seed in range(10))
+    races = (race(schedule, seed, slow=slow, keeps_grads=keeps_grads) for seed in range(10))
     return any(faults or not torch.equal(result, expected) for result, faults in races)
 
 
@@ -70,6 +70,14 @@ def test_a_slow_stream_changes_nothing(expected, name, slow):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_any_schedule_gives_the_all_host_result(expected, name):
     result, faults = race(SCHEDULES[name], jitter_s=0.0004)
+    assert torch.equal(result, expected)
+    assert faults == []
+
+
+@pytest.mark.parametrize("slow", [None, "caller", "compute", "grads"])
+@pytest.mark.parametrize("name", ["stride 3", "all-device", "stride 2, tiles"])
+def test_gradients_that_stay_on_the_device_change_nothing(expected, name, slow):
+    result, faults = race(SCHEDULES[name], 1, 0.0004, slow, keeps_grads=True)
     assert torch.equal(result, expected)
     assert faults == []
 
@@ -121,6 +129,11 @@ def test_without_a_wait_the_result_differs(expected, monkeypatch, wait):
     leave_out(monkeypatch, wait)
     name, slow = CONTROLS[wait]
     assert is_ever_wrong(expected, SCHEDULES[name], slow)
+
+
+def test_without_a_wait_gradients_that_stay_on_the_device_come_too_late(expected, monkeypatch):
+    leave_out(monkeypatch, Wait.GRADS_FLUSHED)
+    assert is_ever_wrong(expected, SCHEDULES["all-device"], "grads", keeps_grads=True)
 
 
 def test_without_record_stream_memory_is_reused_too_early(expected, monkeypatch):

@@ -58,6 +58,18 @@ def test_host_memory_is_page_locked_in_its_exact_size(runtime, numel, dtype, loc
     assert home.eq(3.0).all(), "the memory stays, only the lock goes"
 
 
+@pytest.mark.parametrize(
+    ("changes", "spare"),
+    [({}, 30), ({"free": 0}, 0), ({"peak": 90}, -10), ({"total": 300}, 10)],
+)
+def test_memory_is_spare_that_no_iteration_has_needed_with_a_margin(runtime, changes, spare):
+    """What the allocator holds beyond the peak is spare; a tenth of the device is left alone."""
+    runtime.memory |= changes
+    device = CudaDevice(TAIL.mode)
+    assert device.spare_bytes() == spare
+    device.close()
+
+
 def test_no_memory_is_nothing_to_lock(runtime):
     device = CudaDevice(TAIL.mode)
     assert device.empty_host(0, torch.float32).numel() == 0

@@ -1,0 +1,75 @@
+"""Hundreds of updates take no more memory, objects or threads than a few."""
+
+import gc
+import sys
+import threading
+
+import pytest
+from engine_updates import (
+    ADAM,
+    SCHEDULES,
+    first_scalars,
+    make_executor,
+    make_subgroups,
+    make_work,
+    run_once,
+)
+
+from deep_optimizer_states.device.emulated import EmulatedDevice
+
+UPDATES = 500
+
+
+@pytest.fixture
+def device():
+    device = EmulatedDevice(ADAM)
+    yield device
+    device.close()
+
+
+def things_held(executor):
+    """Objects that Python's collector knows, threads, and allocated blocks."""
+    gc.collect()
+    return len(gc.get_objects()), threading.active_count(), sys.getallocatedblocks()
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_five_hundred_updates_keep_nothing_that_fifty_do_not(device, name):
+    schedule = SCHEDULES[name]
+    executor = make_executor(schedule, device)
+    work = make_work(schedule, make_subgroups(), first_scalars())
+    for _ in range(UPDATES // 10):
+        run_once(executor, schedule, work)
+    objects, threads, blocks = things_held(executor)
+    for _ in range(UPDATES):
+        run_once(executor, schedule, work)
+    now = things_held(executor)
+    # One event kept for each device tile would be thousands of objects.
+    assert now[0] - objects < UPDATES / 2
+    assert now[1] == threads
+    assert now[2] - blocks < UPDATES
+
+
+@pytest.mark.parametrize("name", ["stride 2, tiles", "dynamic, tiles"])
+def test_whoever_asks_for_all_objects_does_not_end_an_update(device, name):
+    """A tuple that is seen while it is made of a generator makes Python raise ``SystemError``."""
+    schedule, is_over = SCHEDULES[name], threading.Event()
+    executor = make_executor(schedule, device)
+    work = make_work(schedule, make_subgroups(), first_scalars())
+
+    def look():
+        while not is_over.is_set():
+            held = gc.get_objects()
+            del held
+
+    thread = threading.Thread(target=look)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # or threads take turns too seldom for any of it to be seen
+    thread.start()
+    try:
+        for _ in range(30):
+            run_once(executor, schedule, work)
+    finally:
+        is_over.set()
+        thread.join()
+        sys.setswitchinterval(interval)
