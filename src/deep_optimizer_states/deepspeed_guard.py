@@ -58,6 +58,10 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
         "_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads": "84d08310e73d",
         "_DeepSpeedZeroOptimizer_Stage3__add_grad_to_ipg_bucket": "37f91bb25aa2",
     },
+    "deepspeed.runtime.zero.partition_parameters:Init": {
+        "_ensure_availability_of_partitioned_params": "18f20b15122b",
+        "_all_gather": "22cb12fc7bf2",
+    },
     "deepspeed.runtime.engine:DeepSpeedEngine": {
         "_configure_zero_optimizer": "bfb60fb6e6da",
     },

@@ -5,8 +5,11 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+from deepspeed.runtime.zero.partition_parameters import Init
 
 from deep_optimizer_states.device.base import Device, Wait
 from deep_optimizer_states.engine_calls import own_stream_alone
@@ -37,7 +40,6 @@ class GatedGathers(GradientFlush):
         self._update: Update | None = None
         self._background = Background(lanes)
         self._overlooks_failure = False
-        self._gated: list[tuple[Any, str, Any]] = []
         self._uses: dict[int, None] | None = None
         self._order: tuple[int, ...] | None = None
         super().__init__(lanes, *args, **kwargs)
@@ -69,25 +71,18 @@ class GatedGathers(GradientFlush):
     def _gate_parameters(self) -> None:
         """Make every gather of a parameter wait for its own tiles."""
         self._tiles_of = {ds_id: self._schedule.tiles_of(run) for ds_id, run in self._runs.items()}
-        for param in self.module.parameters():
-            for name in ("all_gather", "all_gather_coalesced"):
-                original = getattr(param, name, None)
-                if original is not None:
-                    self._gated.append((param, name, original))
-                    setattr(param, name, functools.partial(self._gather, param, original))
+        _gate_all_gathers()
+        _gated.add(self)
 
-    def _gather(self, param: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._overlooks_failure:
+    def _before_gather(self, params: Iterable[Any]) -> None:
+        """Wait for tiles of ``params``, some of which may belong to other engines."""
+        own = [param for param in params if param.ds_id in self._tiles_of]
+        if own and not self._overlooks_failure:
             self._background.check()
-        params = args[0] if args else kwargs.get("params", kwargs.get("param_list"))
-        for gathered in [param] if params is None else params:
+        for param in own:
             if self._uses is not None:
-                self._uses.setdefault(gathered.ds_id)
-            self._wait_for(gathered, Wait.WEIGHTS_READY)
-        if self._update is None:
-            return original(*args, **kwargs)
-        with own_stream_alone():  # DeepSpeed synchronises after a gather
-            return original(*args, **kwargs)
+                self._uses.setdefault(param.ds_id)
+            self._wait_for(param, Wait.WEIGHTS_READY)
 
     def _wait_for(self, param: Any, why: Wait) -> None:
         tiles = self._tiles_of.get(param.ds_id)
@@ -130,8 +125,36 @@ class GatedGathers(GradientFlush):
             self._overlooks_failure = before
 
     def _open_gates(self) -> None:
-        """Give the parameters their own methods back, and end the update's thread."""
-        for param, name, original in self._gated:
-            setattr(param, name, original)
-        self._gated.clear()
+        """Let gathers through, and end the update's thread."""
+        _gated.discard(self)
         self._background.close()
+
+
+_gated: weakref.WeakSet[GatedGathers] = weakref.WeakSet()
+"""Whose tiles gathers wait for."""
+
+
+@functools.cache
+def _gate_all_gathers() -> None:
+    """Put the gates below DeepSpeed's own gathers, where every way to gather comes past.
+
+    A parameter's own method would be too high: one gather may name parameters of several models,
+    and goes through the method of the first.
+    """
+    find, gather = Init._ensure_availability_of_partitioned_params, Init._all_gather
+
+    @functools.wraps(find)
+    def find_after_update(init: Any, params: list[Any]) -> Any:
+        for optimizer in list(_gated):
+            optimizer._before_gather(params)
+        return find(init, params)
+
+    @functools.wraps(gather)
+    def gather_beside_update(init: Any, *args: Any, **kwargs: Any) -> Any:
+        if all(optimizer._update is None for optimizer in _gated):
+            return gather(init, *args, **kwargs)
+        with own_stream_alone():  # DeepSpeed synchronises after a gather
+            return gather(init, *args, **kwargs)
+
+    Init._ensure_availability_of_partitioned_params = find_after_update
+    Init._all_gather = gather_beside_update
