@@ -1,7 +1,7 @@
 """Rates: how they are worked out, and the profile that holds them."""
 
-import time
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -92,12 +92,24 @@ def test_a_bench_leaves_the_first_turn_out(bench):
     assert [span.lane for span in spans] == ["GPU"] * 3
 
 
-def test_host_rates_are_amounts_over_medians_for_each_number_of_threads(monkeypatch):
-    monkeypatch.setattr(host, "_TURNS_S", 0.0)
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that passes do not look at but put forward: ``clock.pass_by(seconds)``."""
+    now_s = [0.0]
+
+    def pass_by(seconds):
+        now_s[0] += seconds
+
+    clock = SimpleNamespace(perf_counter=lambda: now_s[0], pass_by=pass_by)
+    monkeypatch.setattr(host, "time", clock)
+    return clock
+
+
+def test_host_rates_are_amounts_over_medians_for_each_number_of_threads(clock):
     before = torch.get_num_threads()
     passes = {
-        "host_cast_parameters_per_s": (lambda threads: time.sleep(0.004 / threads), 8.0),
-        "host_stream_bytes_per_s": (lambda threads: time.sleep(0.008 / threads), 8.0),
+        "host_cast_parameters_per_s": (lambda threads: clock.pass_by(0.004 / threads), 8.0),
+        "host_stream_bytes_per_s": (lambda threads: clock.pass_by(0.008 / threads), 8.0),
     }
     lines = []
     try:
@@ -105,17 +117,14 @@ def test_host_rates_are_amounts_over_medians_for_each_number_of_threads(monkeypa
         assert torch.get_num_threads() == 2
     finally:
         host.set_threads(before)
-    (_, one), (_, two) = curves["host_cast_parameters_per_s"]
-    assert 200 < one < 8 / 0.004
-    assert one < two < 8 / 0.002
-    assert curves["host_stream_bytes_per_s"][0][1] < one
+    for name, rate in (("host_cast_parameters_per_s", 2000), ("host_stream_bytes_per_s", 1000)):
+        assert curves[name] == [(1, pytest.approx(rate)), (2, pytest.approx(2 * rate))]
     assert lines[0].startswith("  1 thread(s): cast ")
 
 
-def test_more_threads_that_are_slower_are_warned_of(monkeypatch):
-    monkeypatch.setattr(host, "_TURNS_S", 0.0)
+def test_more_threads_that_are_slower_are_warned_of(monkeypatch, clock):
     monkeypatch.setattr(host, "set_threads", lambda threads: None)
-    passes = {"host_stream_bytes_per_s": (lambda threads: time.sleep(0.002 * threads), 8.0)}
+    passes = {"host_stream_bytes_per_s": (lambda threads: clock.pass_by(0.002 * threads), 8.0)}
     lines = []
     host.host_rates(passes, [1, 2], lines.append)
     (warning,) = lines[2:]
