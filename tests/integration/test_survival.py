@@ -160,7 +160,8 @@ def start_slowly(how, results, *arguments):
     """Start, and stop the launcher's clock until a rank has written its iterations."""
     process = start(how, results, *arguments)
     launcher = psutil.Process(process.pid)
-    wait_for(launcher.children)
+    # Children that come before the log are what asks for facts of the machine.
+    wait_for(lambda: [*results.glob("single/*/run-001/log-*.log")] and launcher.children())
     launcher.suspend()  # a launcher that is stopped itself counts no silence
     wait_for(lambda: any(p.read_text() for p in results.glob("single/*/run-001/metrics.jsonl")))
     launcher.resume()
@@ -169,10 +170,10 @@ def start_slowly(how, results, *arguments):
 
 def test_a_hanging_rank_shows_where(tmp_path, sleeper):
     results = tmp_path / "r"
-    code, _, _ = finish(start_slowly("stuck", results, "--hang-timeout", "3"))
+    code, _, _ = finish(start_slowly("stuck", results, "--hang-timeout", "10"))
     record = status(results)
     assert (code, record["status"]) == (124, "hang")
-    assert "(limit 3 s) after iteration 2" in record["cause"]
+    assert "(limit 10 s) after iteration 2" in record["cause"]
     assert "in _wait_for_ever" in log_text(results)
     assert "(rank 0): state S (sleeping)" in log_text(results)
     assert (run_dir(results) / "metrics.jsonl").read_text().count("iteration_ms") == 2
@@ -180,7 +181,7 @@ def test_a_hanging_rank_shows_where(tmp_path, sleeper):
 
 def test_a_stopped_rank_of_two(tmp_path, sleeper):
     results = tmp_path / "r"
-    code, _, _ = finish(start_slowly("stopped", results, "--dp", "2", "--hang-timeout", "6"))
+    code, _, _ = finish(start_slowly("stopped", results, "--dp", "2", "--hang-timeout", "10"))
     assert (code, status(results)["status"]) == (124, "hang")
     text = log_text(results)
     assert "(rank 0): state T (stopped)" in text

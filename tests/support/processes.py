@@ -44,14 +44,22 @@ def pytest_configure():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_unconfigure():
+    """What an interrupted test leaves ends here, after the teardown of its fixtures."""
+    _end_all_but(set())
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol():
     before = _descendants()
-    try:
-        return (yield)
-    finally:
-        while left := _descendants() - before:
-            _kill(left)
+    result = yield
+    _end_all_but(before)
+    return result
+
+
+def _end_all_but(kept):
+    while left := _descendants() - kept:
+        _kill(left)
 
 
 def _descendants():

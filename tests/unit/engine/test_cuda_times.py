@@ -135,7 +135,8 @@ def test_the_clocks_are_read_at_the_same_moment(runtime, take_long):
     recorder = Recorder()
     device = CudaDevice(TAIL.mode, recorder)
     with torch.cuda.stream(device._clock._own_stream):
-        runtime.launch(take_long)  # the GPU comes late to the event that is timed
+        # The GPU comes late to the event that is timed.
+        runtime.launch(lambda: time.sleep(0.1) or take_long())
     device.set_clock()
     before = time.perf_counter()
     device.h2d.submit("a copy", lambda: torch.ones(1, device="cuda"))
