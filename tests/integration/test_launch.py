@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from processes import is_alive, wait_for
 
 from launch.process.oom_kills import OomKills
 
@@ -50,7 +50,7 @@ def start(how, results, *arguments, point="tiny"):
 
 
 def finish(process):
-    out, err = process.communicate(timeout=50)
+    out, err = process.communicate()
     return process.returncode, out, err
 
 
@@ -65,25 +65,13 @@ def status(results):
 
 def pids(results, count):
     """Ids of the ranks and of their children, once all are there."""
-    deadline = time.monotonic() + 40
-    while time.monotonic() < deadline:
+
+    def look():
         files = list(results.glob("single/log-*/run-001/pids-*"))
         found = [int(pid) for file in files for pid in file.read_text().split()]
-        if len(found) == count:
-            return found
-        time.sleep(0.05)
-    raise AssertionError("the ranks did not start")
+        return found if len(found) == count else None
 
-
-def living(numbers):
-    alive = []
-    for pid in numbers:
-        try:
-            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                alive.append(pid)
-        except psutil.NoSuchProcess:
-            continue
-    return alive
+    return wait_for(look)
 
 
 def test_a_good_run_leaves_its_whole_record(results):
@@ -142,7 +130,7 @@ def test_a_signal_ends_every_process_of_the_run_and_no_other(tmp_path, sleeper, 
     assert status(results)["status"] == "running"
     process.send_signal(number)
     assert finish(process)[0] == 128 + number
-    assert living(numbers) == []
+    assert not any(map(is_alive, numbers))
     assert sleeper.poll() is None
     assert status(results)["status"] == "interrupted"
 
@@ -154,7 +142,7 @@ def test_ranks_whose_launcher_was_killed_are_ended_too(tmp_path, sleeper):
     (torchrun,) = psutil.Process(process.pid).children()
     torchrun.kill()
     assert finish(process)[0] == 137
-    assert living(numbers) == []
+    assert not any(map(is_alive, numbers))
     assert sleeper.poll() is None
     assert status(results)["status"] == KILLED
 
@@ -187,7 +175,7 @@ def test_a_results_folder_that_cannot_be_written_is_one_line(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("point", ["tiny", "tiny-async-gradients", "tiny-hybrid"])
 def test_the_real_trainer_trains(tmp_path, point):
     command = [sys.executable, "-m", "launch.run", point, "--results-dir", str(tmp_path)]

@@ -6,10 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from processes import wait_for
 
 from launch.sweep import build_parser
 
@@ -65,7 +65,7 @@ def test_signals_reach_the_main_job_itself(checkout):
     process = subprocess.Popen(
         ["bash", str(checkout / "master-script.sh")], stdout=subprocess.PIPE, text=True
     )
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate()
     assert out == f"{process.pid}\n"  # the script has become the main job
 
 
@@ -118,12 +118,9 @@ def test_ctrl_c_of_the_main_job_keeps_what_is_done(tmp_path):
         stdout=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 40
-    while not list(tmp_path.glob("r/mine/*/run-001/pids-0")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: list(tmp_path.glob("r/mine/*/run-001/pids-0")))
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=40)
+    out, _ = process.communicate()
     assert process.returncode == 130
     assert "3 runs: 1 ok, 1 interrupted" in out
     assert "--resume goes on" in out

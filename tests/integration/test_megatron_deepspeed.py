@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHECKOUT = os.environ.get("MEGATRON_DEEPSPEED_DIR", "")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(not CHECKOUT, reason="MEGATRON_DEEPSPEED_DIR names no checkout"),
 ]
 ENGINES = {"vanilla": [], "hybrid": ["--engine", "hybrid", "--stride", "2"]}

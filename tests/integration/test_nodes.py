@@ -80,7 +80,7 @@ def result(results):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_two_hosts_train_as_one_machine_does(tmp_path, hosts):
     addresses, known = hosts
     far = ["--hostfile", hostfile(tmp_path, addresses)]
@@ -155,7 +155,7 @@ def test_nodes_that_are_started_by_hand_find_each_other(tmp_path, empty_data):
         )
         for node in (1, 0)
     ]
-    said = [node.communicate(timeout=50)[0] for node in nodes]
+    said = [node.communicate()[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
     folder = run_dir(tmp_path / "shared")
     assert json.loads((folder / "status.json").read_text())["status"] == "ok"

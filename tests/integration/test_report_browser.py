@@ -7,11 +7,11 @@ import json
 import re
 import shutil
 import subprocess
-import time
 import urllib.error
 import urllib.request
 
 import pytest
+from processes import wait_for
 
 from parse.report.__main__ import main
 
@@ -54,7 +54,7 @@ class Chromium:
         request.add_header("Content-Type", "application/json")
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=30) as answer:
+            with opener.open(request) as answer:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as error:
             with error:
@@ -101,17 +101,12 @@ def chromium(tmp_path):
                 browser.leave()
         finally:
             process.terminate()
-            process.wait(timeout=20)
+            process.wait()
 
 
 def _port(log):
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        found = re.search(r"started successfully on port (\d+)", log.read_text())
-        if found:
-            return int(found[1])
-        time.sleep(0.05)
-    raise AssertionError(log.read_text())
+    words = r"started successfully on port (\d+)"
+    return int(wait_for(lambda: re.search(words, log.read_text()))[1])
 
 
 @pytest.fixture
@@ -179,7 +174,7 @@ GROUND = "return getComputedStyle(document.body).backgroundColor"
 WHITE, BLACK = "rgb(255, 255, 255)", "rgb(20, 24, 28)"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_the_report_in_chromium(chromium, report):
     chromium.log("performance")
     chromium.cdp("Emulation.setEmulatedMedia", features=_scheme("light"))

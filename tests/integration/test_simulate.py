@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 def test_a_sweep_is_simulated_and_shown(tmp_path):
     results = tmp_path / "my results"
     command = [sys.executable, "-m", "launch.sweep", "--simulate", "--machine", "h100x4"]

@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from processes import is_alive, wait_for
 
 from launch.process.members import end_leftovers
 from launch.process.oom_kills import OomKills
@@ -62,6 +62,8 @@ def small_memory():
             pytest.skip("no memory controller")
         yield group
     finally:
+        for pid in (group / "cgroup.procs").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)  # a test that fails leaves them
         wait_for(lambda: not (group / "cgroup.procs").read_text())
         group.rmdir()
 
@@ -97,7 +99,7 @@ def enter(group):
 
 
 def finish(process):
-    out, err = process.communicate(timeout=50)
+    out, err = process.communicate()
     return process.returncode, out, err
 
 
@@ -115,14 +117,6 @@ def log_text(results):
     return log.read_text()
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 40
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
-    return found
-
-
 def rank_and_child(results):
     """Ids of the only rank and of its child, once both are there."""
 
@@ -134,11 +128,7 @@ def rank_and_child(results):
 
 
 def living(pids):
-    return [
-        pid
-        for pid in pids
-        if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    ]
+    return [pid for pid in pids if is_alive(pid)]
 
 
 @needs_a_counter
@@ -166,12 +156,24 @@ def test_a_killed_driver_leaves_a_run_that_can_be_ended(tmp_path, sleeper):
     assert living(pids) == []
 
 
+def start_slowly(how, results, *arguments):
+    """Start, and stop the launcher's clock until a rank has written its iterations."""
+    process = start(how, results, *arguments)
+    launcher = psutil.Process(process.pid)
+    # Children that come before the log are what asks for facts of the machine.
+    wait_for(lambda: [*results.glob("single/*/run-001/log-*.log")] and launcher.children())
+    launcher.suspend()  # a launcher that is stopped itself counts no silence
+    wait_for(lambda: any(p.read_text() for p in results.glob("single/*/run-001/metrics.jsonl")))
+    launcher.resume()
+    return process
+
+
 def test_a_hanging_rank_shows_where(tmp_path, sleeper):
     results = tmp_path / "r"
-    code, _, _ = finish(start("stuck", results, "--hang-timeout", "1.5"))
+    code, _, _ = finish(start_slowly("stuck", results, "--hang-timeout", "10"))
     record = status(results)
     assert (code, record["status"]) == (124, "hang")
-    assert "(limit 2 s) after iteration 2" in record["cause"]
+    assert "(limit 10 s) after iteration 2" in record["cause"]
     assert "in _wait_for_ever" in log_text(results)
     assert "(rank 0): state S (sleeping)" in log_text(results)
     assert (run_dir(results) / "metrics.jsonl").read_text().count("iteration_ms") == 2
@@ -179,7 +181,7 @@ def test_a_hanging_rank_shows_where(tmp_path, sleeper):
 
 def test_a_stopped_rank_of_two(tmp_path, sleeper):
     results = tmp_path / "r"
-    code, _, _ = finish(start("stopped", results, "--dp", "2", "--hang-timeout", "6"))
+    code, _, _ = finish(start_slowly("stopped", results, "--dp", "2", "--hang-timeout", "10"))
     assert (code, status(results)["status"]) == (124, "hang")
     text = log_text(results)
     assert "(rank 0): state T (stopped)" in text
@@ -268,11 +270,12 @@ def test_a_hog_that_dies_fails_the_run_by_name(tmp_path, sleeper):
 
 def test_the_monitor_follows_the_run(tmp_path):
     results = tmp_path / "r"
-    process = start("hang", results, "--monitor-interval", "0.1", "--timeout", "3")
+    process = start("hang", results, "--monitor-interval", "0.1")
+    rank_and_child(results)
+    path = run_dir(results) / "monitor.jsonl"
+    wait_for(lambda: path.exists() and path.read_text().count("\n") > 10)
+    process.terminate()
     finish(process)
-    rows = [
-        json.loads(line) for line in (run_dir(results) / "monitor.jsonl").read_text().splitlines()
-    ]
-    assert len(rows) > 10
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert max(row["host_used_bytes"] for row in rows) > 2**20
     assert {row["device_id"] for row in rows} == {None}

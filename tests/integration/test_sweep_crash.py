@@ -5,11 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
+from processes import is_alive, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKES = ROOT / "tests" / "unit" / "launch" / "fakes"
@@ -46,21 +45,6 @@ def statuses(folder):
     return [run["status"] for run in index["runs"]]
 
 
-def is_alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def wait_for(find):
-    deadline = time.monotonic() + 40
-    while not (found := find()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found
-
-
 def test_kill_9_of_the_launcher_costs_the_running_point_alone(sweep):
     first = sweep("async-gradients=hang")
     (pids,) = wait_for(lambda: list(sweep.folder.glob("*/run-001/pids-0")))
@@ -70,7 +54,7 @@ def test_kill_9_of_the_launcher_costs_the_running_point_alone(sweep):
     first.stdout.close()
     assert all(map(is_alive, ranks))  # orphans, as after a crash
     second = sweep("ok", "--resume")
-    out, _ = second.communicate(timeout=50)
+    out, _ = second.communicate()
     assert second.returncode == 0
     assert "[1/3] tiny vanilla: done before" in out
     assert "left over" in out
@@ -86,10 +70,10 @@ def test_two_launchers_do_not_run_the_same_point(sweep):
     wait_for(lambda: list(sweep.folder.glob("*/run-001/pids-0")))
     try:
         second = sweep("ok")
-        out, _ = second.communicate(timeout=50)
+        out, _ = second.communicate()
         assert "tiny async-gradients: is running now" in out
         assert first.poll() is None
     finally:
         first.send_signal(signal.SIGTERM)
-        first.communicate(timeout=40)
+        first.communicate()
     assert first.returncode == 128 + signal.SIGTERM

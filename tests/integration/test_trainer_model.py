@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER_SUBGROUPS = """
@@ -59,9 +59,7 @@ print("RESULT", angles.dtype, angles[100, 1].item(), *weights)
 def test_rotary_angles_are_fp32_and_weights_bf16() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", ROTARY]
-    result = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120, check=True
-    )
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     line = next(line for line in result.stdout.splitlines() if line.startswith("RESULT"))
     _, dtype, angle, *weights = line.split()
     # The second of 16 frequencies at position 100; bf16 would be off by up to 0.4%.
@@ -73,9 +71,7 @@ def test_rotary_angles_are_fp32_and_weights_bf16() -> None:
 def test_the_7b_models_parameters_come_in_the_papers_order() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", PAPER_SUBGROUPS]
-    result = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=120, check=True
-    )
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     total, rest, *sizes = map(int, result.stdout.split())
     # DeepSpeed's subgroups of 10M elements, as the authors' 7B log lists them.
     layer = [16_781_312, 20_971_520, 90_181_632, 45_088_768]

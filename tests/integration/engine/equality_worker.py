@@ -23,6 +23,7 @@ from deepspeed.utils import (
     safe_get_full_optimizer_state,
     safe_set_full_fp32_param,
 )
+from engine_states import differences, state_of
 from torch.utils.checkpoint import checkpoint
 
 import deep_optimizer_states
@@ -294,45 +295,6 @@ def train(engine, case, steps=STEPS, skip=0):
         if (micro_step + 1) % case.accumulation == 0:
             norms.append(float(engine.get_global_grad_norm() or 0.0))
     return losses, norms
-
-
-def state_of(engine):
-    """Every tensor of the optimizer's state, padding cut off (stock leaves it uninitialised)."""
-    optimizer = engine.optimizer
-    result = {}
-    for idx, master in enumerate(optimizer.fp32_partitioned_groups_flat):
-        state = optimizer.optimizer.state[master]
-        tensors = {
-            "master": master.data,
-            "exp_avg": state["exp_avg"],
-            "exp_avg_sq": state["exp_avg_sq"],
-            "weights": optimizer.fp16_partitioned_groups_flat[idx],
-        }
-        partitions = optimizer.fp16_partitioned_groups[idx]
-        for name, tensor in tensors.items():
-            pieces = tensor.detach().clone().split([p.numel() for p in partitions])
-            for number, (piece, pad) in enumerate(
-                zip(pieces, optimizer.groups_padding[idx], strict=True)
-            ):
-                result[f"{name}/{idx}/{number}"] = piece[: piece.numel() - pad]
-    return result
-
-
-def differences(ours, stock):
-    (losses, norms, *seen), state = ours
-    (stock_losses, stock_norms, *stock_seen), stock_state = stock
-    found = []
-    if seen != stock_seen:
-        found.append("what was saved on the way")
-    if losses != stock_losses:
-        found.append("losses")
-    if norms != stock_norms:
-        found.append("gradient norms")
-    assert state.keys() == stock_state.keys()
-    found += [key for key in state if not torch.equal(state[key], stock_state[key])]
-    if not all(torch.isfinite(torch.tensor(stock_losses))):
-        found.append("stock itself does not train: the comparison proves nothing")
-    return found
 
 
 def run(case, block, faults=None):

@@ -191,7 +191,7 @@ class HeldAdam(HostAdam):
 
     def step(self, tensors, *args):
         if tensors.numel > 16:
-            self.told.wait(5)
+            self.told.wait(120)
         super().step(tensors, *args)
 
 

@@ -19,7 +19,7 @@ FULL = "EQUALITY_FULL" in os.environ
 ON_CUDA = torch.cuda.is_available()
 RANKS = [n for n in (1, 2, 4) if not ON_CUDA or n <= torch.cuda.device_count()]
 WAITS = ["GRADS_FLUSHED", "GRAD_HOME", "PREFETCHED", "STEPPED", "WEIGHTS_READY", "GRAD_READ"]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600 if FULL else 1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200 if FULL else 3000)]
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import wait_for
 
 WORKER = Path(__file__).with_name("killed_worker.py")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 KILLS = 4
 
 
@@ -41,10 +42,15 @@ def test_a_run_killed_at_random_moments_ends_as_stock_does(tmp_path):
     dice, starts = random.Random(20241), tmp_path / "starts"
     for kill in range(KILLS):
         process = start("train", tmp_path)
-        while not starts.exists() or len(starts.read_text().split()) <= kill:
+
+        def has_come_to(tag, process=process):
             assert process.poll() is None, process.stdout.read()[-4000:]
-            time.sleep(0.02)
-        time.sleep(dice.uniform(0.0, 0.5))
+            return (tmp_path / tag).exists()
+
+        wait_for(lambda kill=kill: has_come_to("starts") and len(starts.read_text().split()) > kill)
+        last = int(starts.read_text().split()[-1]) + dice.randint(1, 8)
+        wait_for(lambda last=last: has_come_to(f"global_step{last}"))
+        time.sleep(dice.uniform(0.0, 0.2))
         process.send_signal(signal.SIGKILL)
         process.communicate()
     finish(start("train", tmp_path))

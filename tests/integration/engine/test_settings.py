@@ -11,7 +11,7 @@ import torch
 
 WORKER = Path(__file__).with_name("settings_worker.py")
 RANKS = [n for n in (1, 2) if not torch.cuda.is_available() or n <= torch.cuda.device_count()]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module", params=RANKS)

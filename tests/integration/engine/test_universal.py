@@ -13,7 +13,7 @@ WORKER = Path(__file__).with_name("universal_worker.py")
 WAYS = ["stock to stride-2", "stride-2 to stock", "stride-2 to stride-2"]
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two ranks need two GPUs or none"),
 ]
 

@@ -22,7 +22,7 @@ PACKAGES = {
 }
 # On a GPU one rank: that is what Lightning's own strategy, unchanged, can be shown with.
 RANKS = {"cpu": 2, "gpu": 1}
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 from engine_iterations import Flusher
+from processes import DEADLINE_S, wait_for
 
 from deep_optimizer_states.device.base import Wait
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults, _ThreadLane
@@ -47,7 +48,10 @@ def weights_that_backward_reads(without, policy):
     tensors = AdamTensors(*(torch.ones(256) for _ in range(5)))
 
     def backward():
-        time.sleep(0.1)
+        # With every wait nothing comes; without one the update may take its time to.
+        deadline = time.monotonic() + (DEADLINE_S if without else 0.1)
+        while tensors.weights.eq(1.0).all() and time.monotonic() < deadline:
+            time.sleep(0.01)
         read["weights"] = tensors.weights.clone()
 
     device.caller.submit("backward", backward)
@@ -82,11 +86,13 @@ def test_slots_are_filled_only_after_the_caller_has_left_their_memory():
     device, release, copied = open_device(()), threading.Event(), []
     device.caller.submit("backward", lambda: release.wait(30))
     executor = Executor(Sizes(64, 64, torch.float32, torch.float32), device, ADAM, 2)
+    ordered, wait = [], device.h2d.wait
+    device.h2d.wait = lambda event, why: ordered.append((wait(event, why), why))
     run = threading.Thread(
         target=executor.run, args=([], (), executor.caller_events(), lambda tile, event: None)
     )
     run.start()
-    time.sleep(0.1)  # long enough for the run to have ordered its lanes
+    wait_for(lambda: (None, Wait.WEIGHTS_IDLE) in ordered)
     device.h2d.submit("prefetch", lambda: copied.append(release.is_set()))
     time.sleep(0.1)
     release.set()
@@ -102,7 +108,10 @@ def test_a_gradient_is_flushed_only_after_backward_has_reduced_it(without):
     device.caller.submit("reduction", lambda: reduced.wait(30))
     home = torch.zeros(8)
     Flusher(device, [home]).flush(0, torch.ones(8))
-    time.sleep(0.1)
+    if without:
+        wait_for(home.any)
+    else:
+        time.sleep(0.1)  # it would come at once
     arrived_early = bool(home.any())
     reduced.set()
     device.synchronize()

@@ -120,11 +120,14 @@ def test_copies_return_early_only_if_they_may_and_the_host_is_page_locked(
     host, device = torch.ones(8), torch.zeros(8, device=GPU)
     if locked:
         assert torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.nbytes, 0) == 0
-    threading.Timer(0.05, (release := threading.Event()).set).start()
-    runtime.launch(lambda: release.wait(30))
+    release, returns_early = threading.Event(), non_blocking and locked
+    runtime.launch(release.wait)
+    if not returns_early:
+        threading.Timer(0.05, release.set).start()
     target, source = (device, host) if to_device else (host, device)
     target.copy_(source, non_blocking=non_blocking)
-    assert release.is_set() == (not (non_blocking and locked))
+    assert release.is_set() == (not returns_early)
+    release.set()
     torch.cuda.synchronize()
     assert torch.equal(device.cpu(), host)
     assert host.eq(1.0 if to_device else 0.0).all()

@@ -5,10 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
-import psutil
 import pytest
+from processes import is_alive, wait_for
 
 from launch.node_agent import node_of, read_order
 from launch.nodes import agent_command, exported
@@ -18,7 +17,7 @@ SHELL = ["sh", "-c", 'exec sh -c "$1"']
 SLEEP = """
 import os, time, pathlib
 pathlib.Path({file!r}).write_text(str(os.getpid()))
-time.sleep(60)
+time.sleep(3600)
 """
 FAIL = "import pathlib, sys, time\nwhile not pathlib.Path({file!r}).exists(): time.sleep(0.05)\n"
 
@@ -50,31 +49,11 @@ def sleeper(file):
     return SLEEP.format(file=str(file))
 
 
-def wait_for(file):
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if file.exists() and (text := file.read_text()):
-            return int(text)
-        time.sleep(0.05)
-    raise AssertionError(f"{file} did not come")
-
-
-def has_ended(pid, seconds=15):
-    try:
-        process = psutil.Process(pid)
-        process.wait(seconds)
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.TimeoutExpired:
-        return False
-    return True
-
-
 def test_orders_reach_every_node_whatever_they_hold(tmp_path):
     odd = 'it\'s "two"\nlines; $HOME `id`'
     program = f"import os; assert os.environ['NCCL_ODD'] == {odd!r}; print('node', {{}}, 'ran')"
     process = start(tmp_path, [program.format(0), program.format(1)], NCCL_ODD=odd)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate()
     assert process.returncode == 0, out
     assert sorted(out.splitlines()) == ["node 0 ran", "node 1 ran"]
 
@@ -82,7 +61,7 @@ def test_orders_reach_every_node_whatever_they_hold(tmp_path):
 def test_lines_of_two_nodes_are_never_mixed(tmp_path):
     program = "import sys\nfor _ in range(300): print({letter!r} * 5000)"
     process = start(tmp_path, [program.format(letter=letter) for letter in "ab"])
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate()
     assert sorted(set(out.splitlines())) == ["a" * 5000, "b" * 5000]
     assert len(out.splitlines()) == 600
 
@@ -90,26 +69,26 @@ def test_lines_of_two_nodes_are_never_mixed(tmp_path):
 def test_one_node_that_fails_ends_the_others(tmp_path):
     file = tmp_path / "pid"
     process = start(tmp_path, [sleeper(file), FAIL.format(file=str(file)) + "sys.exit(3)"])
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate()
     assert process.returncode == 3
     assert "NodeError: host 'node-1' ended with exit code 3" in out
-    assert has_ended(int(file.read_text()))
+    wait_for(lambda: not is_alive(int(file.read_text())))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_node_outlives_the_one_that_started_them(tmp_path, number):
     files = [tmp_path / "0", tmp_path / "1"]
     process = start(tmp_path, [sleeper(file) for file in files])
-    pids = [wait_for(file) for file in files]
+    pids = [int(wait_for(lambda f=file: f.exists() and f.read_text())) for file in files]
     process.send_signal(number)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate()
     assert process.returncode == (-9 if number == signal.SIGKILL else 143), out
-    assert all(has_ended(pid) for pid in pids)
+    wait_for(lambda: not any(map(is_alive, pids)))
 
 
 def test_a_host_that_cannot_be_reached_is_named(tmp_path):
     process = start(tmp_path, ["pass"], [["sh", "-c", "exit 255", "far"]])
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate()
     assert process.returncode == 255
     assert "NodeError: host 'far'" in out
     assert "is it reachable" in out

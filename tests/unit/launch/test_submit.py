@@ -3,10 +3,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from processes import wait_for
 
 from configs.errors import ConfigError
 from launch.data import LaunchError
@@ -168,12 +168,9 @@ def test_a_task_that_the_batch_system_ends_is_interrupted_and_goes_on_later(plac
     script = submission(place) / "two-1-node.sh"
     environment = {**os.environ, "SLURM_ARRAY_TASK_ID": "2", "FAKE_TRAINER": "hang"}
     process = subprocess.Popen(["bash", str(script)], env=environment, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 30
-    while not list(place.glob("res ults/two/log-*/run-001/pids-0")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: list(place.glob("res ults/two/log-*/run-001/pids-0")))
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 143
+    assert process.wait() == 143
     assert statuses(place) == {"run-001": "interrupted"}
     environment["FAKE_TRAINER"] = "ok"
     done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, check=False)

@@ -3,14 +3,14 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
+from processes import wait_for
 
 from launch.process.members import Members, mark, new_token
 from launch.process.monitor import NO_GPU, CpuClock, Monitor
 
-BUSY = "import time\nend = time.monotonic() + 600\nwhile time.monotonic() < end: pass"
+BUSY = "while True: pass"
 
 
 class NoDevices:
@@ -39,17 +39,15 @@ def members():
 
 
 def wait_for_lines(path, count):
-    deadline = time.monotonic() + 20
-    while not path.exists() or len(path.read_text().splitlines()) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """The rows of whole lines, as soon as there are so many."""
+    wait_for(lambda: path.exists() and path.read_text().count("\n") >= count)
+    return [json.loads(line) for line in path.read_text().splitlines(True) if line.endswith("\n")]
 
 
 def test_a_busy_process_is_seen(members, tmp_path):
     devices = NoDevices()
     with Monitor(members, tmp_path / "monitor.jsonl", 0.2, devices):
-        rows = wait_for_lines(tmp_path / "monitor.jsonl", 4)
+        rows = wait_for(lambda: seen_busy(wait_for_lines(tmp_path / "monitor.jsonl", 4)))
     assert devices.closed
     for row in rows:
         assert set(row) == {
@@ -67,7 +65,12 @@ def test_a_busy_process_is_seen(members, tmp_path):
     assert [row["time_s"] for row in rows] == sorted(row["time_s"] for row in rows)
     assert rows[-1]["host_used_bytes"] > 2**20
     assert rows[-1]["host_free_bytes"] > 2**20
-    assert 0 < rows[-1]["cpu_percent"] <= 100
+    assert all(0 <= row["cpu_percent"] <= 100 for row in rows)
+
+
+def seen_busy(rows):
+    """The rows, if the run got a turn on a core while they were written."""
+    return rows if any(row["cpu_percent"] for row in rows) else None
 
 
 def test_each_device_has_a_line_of_each_sample(members, tmp_path):
@@ -78,19 +81,15 @@ def test_each_device_has_a_line_of_each_sample(members, tmp_path):
 
 
 def wait_for_words(capfd, words):
-    """What was said on stderr until the words came, or ten seconds passed."""
-    said, deadline = "", time.monotonic() + 10
-    while words not in said and time.monotonic() < deadline:
-        time.sleep(0.05)
-        said += capfd.readouterr().err
-    return said
+    """Wait until they were said on stderr."""
+    said = []
+    wait_for(lambda: said.append(capfd.readouterr().err) or words in "".join(said))
 
 
 def test_a_full_disk_ends_the_sampling_and_nothing_else(members, tmp_path, capfd):
     (tmp_path / "full").symlink_to("/dev/full")
     with Monitor(members, tmp_path / "full", 0.05, NoDevices()):
-        said = wait_for_words(capfd, "sampling ended")
-    assert "sampling ended" in said
+        wait_for_words(capfd, "sampling ended")
 
 
 def test_devices_that_fail_end_the_sampling_and_nothing_else(members, tmp_path, capfd):
@@ -99,15 +98,13 @@ def test_devices_that_fail_end_the_sampling_and_nothing_else(members, tmp_path, 
             raise RuntimeError("driver")
 
     with Monitor(members, tmp_path / "monitor.jsonl", 0.05, Broken()):
-        said = wait_for_words(capfd, "RuntimeError('driver')")
-    assert "RuntimeError('driver')" in said
+        wait_for_words(capfd, "RuntimeError('driver')")
 
 
 def test_the_block_ends_at_once(members, tmp_path):
-    started = time.monotonic()
-    with Monitor(members, tmp_path / "monitor.jsonl", 60.0, NoDevices()):
+    """A sampler that slept through would be left behind, as the driver that hangs is."""
+    with Monitor(members, tmp_path / "monitor.jsonl", 3600.0, NoDevices()):
         pass
-    assert time.monotonic() - started < 2
     assert "monitor" not in {thread.name for thread in threading.enumerate()}
 
 

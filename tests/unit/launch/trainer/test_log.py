@@ -95,7 +95,6 @@ def test_a_line_comes_after_what_python_holds_back() -> None:
         cwd=ROOT,
         env=buffered,
         capture_output=True,
-        timeout=50,
         check=True,
     )
     assert result.stdout == b"before\nafter\n"
@@ -121,7 +120,6 @@ def test_printed_lines_stay_whole_beside_another_ranks_unbuffered_python() -> No
         [sys.executable, "-u", "-c", code],
         stdout=writer,
         cwd=ROOT,
-        timeout=50,
         check=True,
     )
     os.close(writer)

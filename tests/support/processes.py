@@ -1,0 +1,87 @@
+"""A pytest plugin: no process outlives the test that started it, however the test ends.
+
+The kernel hands this process whatever its descendants leave behind, in their own sessions as well,
+so that nothing a test started can be missed.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+DEADLINE_S = 240.0
+"""How long a wait for what must come may take on the busiest machine."""
+_PR_SET_CHILD_SUBREAPER = 36
+_TRACKER = "multiprocessing.resource_tracker"
+"""A helper that Python starts once for all that follows, and warns about when it is gone."""
+
+
+def wait_for(find, deadline_s=DEADLINE_S):
+    """What ``find`` returns, as soon as that is true."""
+    deadline = time.monotonic() + deadline_s
+    while not (found := find()):
+        assert time.monotonic() < deadline, f"waited {deadline_s:.0f} s in vain"
+        time.sleep(0.02)
+    return found
+
+
+def is_alive(pid):
+    """Whether a process runs; one that has ended and whose status nobody took does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def pytest_configure():
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # In a shell's background SIGINT is ignored, and what tests start would ignore it as well.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_unconfigure():
+    """What an interrupted test leaves ends here, after the teardown of its fixtures."""
+    _end_all_but(set())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol():
+    before = _descendants()
+    result = yield
+    _end_all_but(before)
+    return result
+
+
+def _end_all_but(kept):
+    while left := _descendants() - kept:
+        _kill(left)
+
+
+def _descendants():
+    with contextlib.suppress(ChildProcessError):
+        # Fails where there is no child at all, which costs far less than to look for them.
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        found = psutil.Process().children(recursive=True)
+        return {process for process in found if not _is_tracker(process)}
+    return set()
+
+
+def _is_tracker(process):
+    with contextlib.suppress(psutil.Error):
+        return any(_TRACKER in word for word in process.cmdline())
+    return False
+
+
+def _kill(processes):
+    """Kill them all and take the status of those that are children of this process by now."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    for process in processes:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(process.pid, 0)
