@@ -32,3 +32,9 @@ def test_saved_while_forward_waits_for_the_update_it_is_the_state_of_stock(repor
     assert "_gather" in report["forward"]["callers"]
     assert report["forward"]["error"] is None
     assert report["forward"]["differences"] == []
+
+
+def test_saved_within_a_step_it_is_the_state_of_stock_or_is_refused(report):
+    """The counters of the engine still say that the step is to come; its update has begun."""
+    assert "step" in report["step"]["callers"]
+    assert report["step"]["error"] or report["step"]["differences"] == []
