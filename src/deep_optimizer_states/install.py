@@ -63,8 +63,13 @@ def _initialize_params(original: Any, config: Any, param_dict: dict[str, Any]) -
 
 
 def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any:
+    from deepspeed.pipe import PipelineModule
+
     settings: Settings = getattr(engine._config, BLOCK, Settings())
-    if not settings.enabled or optimizer is None:  # none: the engine is for inference
+    is_pipeline = isinstance(engine.module, PipelineModule)
+    # DeepSpeed gives no optimizer to an engine for inference. It refuses a pipeline with ZeRO-3
+    # after this method has returned, and nobody would end the lanes of an optimizer made here.
+    if not settings.enabled or optimizer is None or is_pipeline:
         return original(engine, optimizer)
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 

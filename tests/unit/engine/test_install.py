@@ -144,8 +144,8 @@ def test_everything_wrong_is_named_at_once(installed):
 
 
 def configure(optimizer, settings, original):
-    config = SimpleNamespace(deep_optimizer_states=settings)
-    return _configure_zero_optimizer(original, SimpleNamespace(_config=config), optimizer)
+    engine = SimpleNamespace(_config=SimpleNamespace(deep_optimizer_states=settings), module=None)
+    return _configure_zero_optimizer(original, engine, optimizer)
 
 
 def cpu_adam(kind=DeepSpeedCPUAdam, **kwargs):

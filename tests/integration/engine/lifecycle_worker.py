@@ -1,0 +1,212 @@
+"""Interruptions, forks and engines that nobody destroys; see test_lifecycle.py.
+
+``lifecycle_worker.py compare OUT.json`` writes what differs from stock, and what is left behind;
+``lifecycle_worker.py leave HOW`` ends with an update in flight. Not a test itself.
+"""
+
+import copy
+import functools
+import gc
+import json
+import os
+import signal
+import sys
+import threading
+import weakref
+from pathlib import Path
+
+import cpuinfo
+import deepspeed
+import deepspeed.ops
+import torch
+from torch.utils.data import DataLoader
+
+sys.path.insert(0, str(Path(__file__).parent))
+import equality_worker as equality
+from equality_worker import WIDTH, Case, Net
+
+import deep_optimizer_states
+from deep_optimizer_states import zero3
+from deep_optimizer_states.device.emulated import Faults
+
+BLOCK = equality.POLICIES["stride 2"]
+DISTURBED_STEPS = (2, 4)
+NUM_ENGINES = 6
+
+
+class DisturbedNet(Net):
+    """Raises ``error`` once, before the layer ``fails_at``; 6 is after all of them."""
+
+    fails_at, error = None, None
+
+    def forward(self, x):
+        for number, layer in enumerate([*self.layers, None]):
+            if self.fails_at == number:
+                self.fails_at = None
+                raise self.error
+            if layer is not None:
+                x = torch.tanh(layer(x)) + x
+        return x
+
+
+def train(engine, disturb):
+    """Six iterations, and what ``disturb`` saw; those whose forward is interrupted are left out."""
+    generator = torch.Generator().manual_seed(0)
+    losses, norms, seen = [], [], []
+    for step in range(6):
+        x, y = (torch.randn(4, WIDTH, generator=generator).bfloat16() for _ in range(2))
+        if step in DISTURBED_STEPS:
+            disturb(engine, seen)
+        try:
+            loss = ((engine(x) - y).float() ** 2).mean()
+        except (ValueError, KeyboardInterrupt) as error:
+            seen.append(type(error).__name__)
+            continue
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+        norms.append(float(engine.get_global_grad_norm()))
+    return losses, norms, seen
+
+
+def fail_at(layer, error, engine, seen):
+    engine.module.fails_at, engine.module.error = layer, error
+
+
+def interrupt_a_wait(engine, seen):
+    """As Ctrl-C does while forward waits for the update; stock, which never waits, gets it too."""
+    if not isinstance(engine.optimizer, zero3.InterleavedZeroOptimizer):
+        fail_at(0, KeyboardInterrupt(), engine, seen)
+        return
+
+    def interrupt(_number, frame):
+        callers = []
+        while frame is not None:
+            callers.append(frame.f_code.co_name)
+            frame = frame.f_back
+        assert "_gather" in callers, "nothing was waited for"
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+
+
+def load_data_in_forks(_engine, seen):
+    dataset = [torch.full((3,), float(number)) for number in range(4)]
+    loader = DataLoader(dataset, num_workers=2, multiprocessing_context="fork")
+    seen += [batch.tolist() for batch in loader]
+
+
+def fork_a_child_that_ends_as_python_does(_engine, seen):
+    child = os.fork()
+    if child == 0:
+        threading._shutdown()  # joins the threads of pools, none of which the child has
+        os._exit(5)
+    seen.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def change_threads(_engine, seen):
+    seen.append(torch.get_num_threads())
+    torch.set_num_threads(3 - torch.get_num_threads())
+
+
+def copy_module(engine, seen):
+    seen.append([p.tolist() for p in copy.deepcopy(engine.module).parameters()])
+
+
+DISTURBANCES = {
+    "an error before the first layer": functools.partial(fail_at, 0, ValueError()),
+    "an error before the fourth layer": functools.partial(fail_at, 3, ValueError()),
+    "an error after the last layer": functools.partial(fail_at, 6, ValueError()),
+    "Ctrl-C in a layer": functools.partial(fail_at, 3, KeyboardInterrupt()),
+    "Ctrl-C in a wait": interrupt_a_wait,
+    "DataLoader workers": load_data_in_forks,
+    "a fork": fork_a_child_that_ends_as_python_does,
+    "set_num_threads": change_threads,
+    "deepcopy of the module": copy_module,
+}
+
+
+def make_engine(block, jitter_s=0.0):
+    zero3.faults_for_tests = Faults(jitter_s=jitter_s) if block else None
+    return equality.make_engine(Case(accumulation=1, make=DisturbedNet), block)
+
+
+def run(block, disturb):
+    torch.set_num_threads(1)
+    # A wait that is to be interrupted must last.
+    engine = make_engine(block, 0.03 if disturb is interrupt_a_wait else 0.002)
+    try:
+        return train(engine, disturb), equality.state_of(engine)
+    finally:
+        engine.destroy()
+
+
+def compare(report):
+    for name, disturb in DISTURBANCES.items():
+        stock = run(None, disturb)
+        assert len(stock[0][2]) >= len(DISTURBED_STEPS), name
+        report[name] = equality.differences(run(BLOCK, disturb), stock)
+
+
+def count_what_is_left(block, destroys):
+    """Make, use and drop engines; what each leaves behind, from the second on."""
+    counts, made = [], []
+    for _ in range(NUM_ENGINES):
+        engine = make_engine(block)
+        equality.train(engine, Case(accumulation=1), steps=1)
+        made.append(weakref.ref(engine.optimizer))
+        if destroys:
+            engine.destroy()
+        del engine
+        gc.collect()
+        alive = sum(optimizer() is not None for optimizer in made)
+        counts.append((threading.active_count(), len(list(Path("/proc/self/fd").iterdir())), alive))
+    first, last = counts[1], counts[-1]
+    per_engine = [(b - a) / (len(counts) - 2) for a, b in zip(first, last, strict=True)]
+    return dict(zip(("threads", "files", "optimizers"), per_engine, strict=True))
+
+
+def leave(how):
+    engine = make_engine(BLOCK, 0.02)
+    equality.train(engine, Case(accumulation=1), steps=1)
+    assert engine.optimizer.state, "this waits for the first update"
+    first = engine.optimizer.last_plan
+    equality.train(engine, Case(accumulation=1), steps=1, skip=1)
+    assert engine.optimizer.last_plan is first, "no update is in flight"
+    if how == "after backward":
+        engine.backward(engine(torch.ones(4, WIDTH).bfloat16()).float().sum())
+    if how == "an error":
+        raise RuntimeError("the user's own")
+    if how == "SystemExit from a handler":
+
+        def end(_number, _frame):
+            sys.exit(3)
+
+        signal.signal(signal.SIGTERM, end)
+        threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        equality.train(engine, Case(accumulation=1), steps=1000, skip=2)
+    if how == "SIGTERM":
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main():
+    mode, argument = sys.argv[1:]
+    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
+    deep_optimizer_states.install()
+    if mode == "leave":
+        leave(argument)
+        return
+    report = {"differences": {}}
+    compare(report["differences"])
+    report["destroyed"] = count_what_is_left(BLOCK, destroys=True)
+    report["dropped"] = count_what_is_left(BLOCK, destroys=False)
+    report["stock, dropped"] = count_what_is_left(None, destroys=False)
+    Path(argument).write_text(json.dumps(report))
+    equality.leave()
+
+
+if __name__ == "__main__":
+    main()

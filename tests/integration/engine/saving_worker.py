@@ -1,0 +1,115 @@
+"""Save a checkpoint in a signal handler, as preempted jobs do; write what was saved as JSON.
+
+Run as the only rank: ``saving_worker.py OUT.json FOLDER``. Not a test itself.
+"""
+
+import functools
+import json
+import signal
+import sys
+from pathlib import Path
+
+import cpuinfo
+import deepspeed
+import deepspeed.ops
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import equality_worker as equality
+from equality_worker import Case
+
+import deep_optimizer_states
+from deep_optimizer_states import zero3
+from deep_optimizer_states.device.emulated import Faults
+
+CASE = Case(accumulation=1)
+BLOCK = equality.POLICIES["stride 2"]
+PREEMPTED_AFTER = 2
+"""Steps that are over when the signal comes, in the forward after them or in the next step."""
+
+
+class PreemptedError(Exception):
+    """Ends training once the checkpoint is there."""
+
+
+def stock_state():
+    """By number of steps."""
+    engine, states = equality.make_engine(CASE, None), {}
+    for step in range(PREEMPTED_AFTER + 1):
+        equality.train(engine, CASE, steps=1, skip=step)
+        states[step + 1] = equality.state_of(engine)
+    engine.destroy()
+    return states
+
+
+def in_forward(engine):
+    """The signal comes while forward waits for the update: nothing else lasts as long."""
+    signal.setitimer(signal.ITIMER_REAL, 0.03)
+
+
+def in_step(engine):
+    """The signal comes when the update was launched, and ``engine.step()`` is not over."""
+    launch = engine.optimizer._optimizer_step
+
+    def launch_and_signal(subgroup):
+        launch(subgroup)
+        signal.raise_signal(signal.SIGALRM)
+
+    engine.optimizer._optimizer_step = launch_and_signal
+
+
+def saved_by_a_handler(arm, folder):
+    """The error of the save, or None; and the functions it interrupted."""
+    zero3.faults_for_tests = Faults(jitter_s=0.03)
+    engine = equality.make_engine(CASE, BLOCK)
+    errors, callers = [], []
+
+    def save(_number, frame):
+        while frame is not None:
+            callers.append(frame.f_code.co_name)
+            frame = frame.f_back
+        try:
+            engine.save_checkpoint(folder)
+        except Exception as error:  # noqa: BLE001 - the answer is what it says
+            errors.append(f"{type(error).__name__}: {error}")
+        raise PreemptedError
+
+    signal.signal(signal.SIGALRM, save)
+    equality.train(engine, CASE, steps=PREEMPTED_AFTER)
+    arm(engine)
+    try:
+        equality.train(engine, CASE, steps=1, skip=PREEMPTED_AFTER)
+    except PreemptedError:
+        engine.destroy()
+    return (errors or [None])[0], callers
+
+
+def differences_from_stock(folder, states):
+    """Between what stock loads and what it had after as many steps as the checkpoint says."""
+    engine = equality.make_engine(CASE, None)
+    engine.load_checkpoint(folder)
+    loaded, expected = equality.state_of(engine), states[engine.global_steps]
+    engine.destroy()
+    return [key for key in expected if not torch.equal(loaded[key], expected[key])]
+
+
+def main():
+    out, folder = map(Path, sys.argv[1:])
+    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
+    deep_optimizer_states.install()
+    states, report = stock_state(), {}
+    for name, arm in (("forward", in_forward), ("step", in_step)):
+        error, callers = saved_by_a_handler(arm, folder / name)
+        report[name] = {
+            "error": error,
+            "callers": callers,
+            "differences": None if error else differences_from_stock(folder / name, states),
+        }
+    out.write_text(json.dumps(report))
+    equality.leave()
+
+
+if __name__ == "__main__":
+    main()
