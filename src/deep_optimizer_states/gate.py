@@ -14,13 +14,12 @@ over when its thread says so, however often somebody who waited for it was inter
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent import futures
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 from deep_optimizer_states.device.base import WAIT_TIMEOUT_S, Device, Event, Wait
 from deep_optimizer_states.errors import UpdateError
+from deep_optimizer_states.latch import Latch
 
 
 class Update:
@@ -31,7 +30,7 @@ class Update:
     """
 
     def __init__(self, num_tiles: int) -> None:
-        self._issued = [threading.Event() for _ in range(num_tiles)]
+        self._issued = [Latch() for _ in range(num_tiles)]
         self._events: list[Event | None] = [None] * num_tiles
         self._failure: BaseException | None = None
 
@@ -77,9 +76,14 @@ class Background:
         self._pool = ThreadPoolExecutor(
             1, "deep_optimizer_states/update", initializer=device.enter_thread
         )
-        self._running: Future[None] | None = None
+        self._ended: Latch | None = None
         self._failure: BaseException | None = None
-        self._changing = ""
+        self._under_way = ""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an update is in flight."""
+        return self._ended is not None and not self._ended.is_set
 
     @property
     def has_failed(self) -> bool:
@@ -91,13 +95,25 @@ class Background:
         self._pool.submit(work).result(WAIT_TIMEOUT_S)
 
     @contextlib.contextmanager
+    def under_way(self, what: str) -> Iterator[None]:
+        """Do something in the middle of which nothing may be saved.
+
+        Args:
+            what: What it is, for the message of :meth:`refuse_to_save`.
+        """
+        self._under_way = what
+        try:
+            yield
+        finally:
+            self._under_way = ""
+
+    @contextlib.contextmanager
     def changing(self, what: str) -> Iterator[None]:
         """Do something that leaves wrong state behind when it is cut short.
 
         Args:
             what: What it is, for the message of the failure that stays then.
         """
-        self._changing = what
         try:
             yield
         except UpdateError as error:
@@ -106,25 +122,35 @@ class Background:
         except BaseException as error:
             self._failure = self._failure or UpdateError(f"{what} was cut short by {error!r}")
             raise
-        finally:
-            self._changing = ""
 
     def refuse_to_save(self) -> None:
-        """Say no to a signal handler that saves in the middle of a change.
+        """Say no to a signal handler that saves in the middle of what it interrupted.
 
         Raises:
-            UpdateError: State is being changed by the very code that this call interrupted.
+            UpdateError: State and counters are being changed.
         """
-        if self._changing:
+        if self._under_way:
             raise UpdateError(
-                f"state cannot be saved in the middle of {self._changing}, which a signal handler "
+                f"state cannot be saved in the middle of {self._under_way}, which a signal handler "
                 "has interrupted: let the handler set a flag, and save after engine.step()"
             )
 
     def launch(self, update: Update, run: Callable[[], None]) -> None:
         """Start an update; the one before must have been waited for."""
-        assert self._running is None, "an update is in flight"
-        self._running = self._pool.submit(_run_to_the_end, update, run)
+        assert self._ended is None, "an update is in flight"
+        ended = self._ended = Latch()
+
+        def run_to_the_end() -> None:
+            failure: BaseException | None = None
+            try:
+                run()
+            except BaseException as error:  # noqa: BLE001 - every wait raises it
+                failure = error
+            self._failure = self._failure or failure
+            update.end(failure)
+            ended.set()
+
+        self._pool.submit(run_to_the_end)
 
     def wait(self) -> None:
         """Block until no update is in flight.
@@ -142,14 +168,13 @@ class Background:
         Raises:
             UpdateError: It did not end in time; it counts as in flight still.
         """
-        running = self._running
-        if running is None:
+        ended = self._ended
+        if ended is None:
             return
-        if not futures.wait([running], WAIT_TIMEOUT_S).done:
+        if not ended.wait(WAIT_TIMEOUT_S):
             raise UpdateError(f"waited {WAIT_TIMEOUT_S:g} s for the update to end")
         # Only now: whoever was interrupted above has not made the update end.
-        self._failure = self._failure or running.exception()
-        self._running = None
+        self._ended = None
 
     def check(self) -> None:
         """Raise the failure that is known, without waiting.
@@ -166,18 +191,9 @@ class Background:
 
     def forget_failure(self) -> None:
         """The state has been loaded anew, and no update is in flight."""
-        assert self._running is None, "an update is in flight"
+        assert self._ended is None, "an update is in flight"
         self._failure = None
 
     def close(self) -> None:
         """End the thread once what it runs has ended; a failure of that is dropped."""
         self._pool.shutdown(wait=True)
-
-
-def _run_to_the_end(update: Update, run: Callable[[], None]) -> None:
-    try:
-        run()
-    except BaseException as error:
-        update.end(error)
-        raise
-    update.end(None)

@@ -181,7 +181,7 @@ class InterleavedZeroOptimizer(StateHomes):
         self._warn_of_dropped_grads()
         if self._num_updates == FIRST_UPDATES:
             self._use_spare_memory()
-        with contextlib.ExitStack() as self._change:
+        with self._background.under_way("engine.step()"), contextlib.ExitStack() as self._change:
             super().step(closure)
         self._is_window_open = False
         if self.overflow:
@@ -255,7 +255,7 @@ class InterleavedZeroOptimizer(StateHomes):
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def _update_all_subgroups(self) -> None:
         self._stand_in_for_optimizer_step()
-        # From here on until stock's step is over, state and counters do not go together.
+        # What is cut short from here on leaves wrong state behind.
         self._change.enter_context(self._background.changing("engine.step()"))
         inactive = self._keys_of_params(active=False)
         if inactive:

@@ -85,9 +85,10 @@ class GatedGathers(GradientFlush):
             self._wait_for(param, Wait.WEIGHTS_READY)
 
     def _wait_for(self, param: Any, why: Wait) -> None:
-        tiles = self._tiles_of.get(param.ds_id)
-        if self._update is not None and tiles is not None:
-            self._update.wait(tiles, self._lanes, why)
+        tiles, update = self._tiles_of.get(param.ds_id), self._update
+        # Looked at once: a signal handler that saves ends the update in the middle of this.
+        if update is not None and tiles is not None:
+            update.wait(tiles, self._lanes, why)
 
     def _learn_order(self) -> None:
         """At an update: what ``step()`` waits for first; from the second on, in order of use."""

@@ -117,7 +117,8 @@ class StateHomes(GatedGathers):
         with self.overlooking_failure():
             if self._background.has_failed:
                 self._forget_update()
-            with self._background.changing("loading a checkpoint"):
+            what = "loading a checkpoint"
+            with self._background.under_way(what), self._background.changing(what):
                 yield
                 self._return_home()
             if is_whole:

@@ -25,6 +25,7 @@ from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.kernels.scalars import AdamScalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
 from deep_optimizer_states.kernels.torch_adam import TorchAdam
+from deep_optimizer_states.latch import Latch
 from deep_optimizer_states.timeline import WAIT, Recorder
 
 
@@ -51,7 +52,7 @@ class _ThreadEvent:
     def __init__(self, lane: str, after: str, timeout_s: float) -> None:
         self._where = f"lane {lane} ({after})"
         self._timeout_s = timeout_s
-        self._reached = threading.Event()
+        self._reached = Latch()
         self._failure: UpdateError | None = None
 
     def reach(self, failure: UpdateError | None) -> None:
@@ -59,7 +60,7 @@ class _ThreadEvent:
         self._reached.set()
 
     def reached(self) -> bool:
-        return self._reached.is_set()
+        return self._reached.is_set
 
     def synchronize(self) -> None:
         if not self._reached.wait(self._timeout_s):

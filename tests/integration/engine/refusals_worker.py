@@ -220,8 +220,7 @@ def returns_before_the_weights_are_updated():
         for _ in range(2):
             HeldAdam.told.clear()
             step(engine)
-            update = engine.optimizer._background._running
-            returned.append(not update.done())
+            returned.append(engine.optimizer._background.is_running)
             HeldAdam.told.set()
         return returned
     finally:
@@ -238,17 +237,26 @@ def set_gradient():
         engine.destroy()
 
 
-def get_gradient_early():
+def get_gradient_early(block, **changes):
     """Asked in the middle of an accumulation window, and at its end."""
+    torch.manual_seed(4)
     sizes = {"train_batch_size": 2, "train_micro_batch_size_per_gpu": 1}
-    engine = make_engine(**sizes)
+    engine = make_engine(**sizes, **changes, deep_optimizer_states=block)
+    weight, found = engine.module[1].weight, []
+
+    def backward():
+        loss = engine(torch.ones(1, 8, dtype=torch.bfloat16)).float().sum()
+        engine.backward(loss)
+        found.append(answer(lambda: found.append(safe_get_full_grad(weight).tolist())))
+
     try:
         for _ in range(3):
-            step(engine)
-        weight = engine.module[1].weight
-        refused = answer(lambda: safe_get_full_grad(weight))
-        step(engine)
-        return [refused, answer(lambda: safe_get_full_grad(weight))]
+            backward()
+            if engine.managed_gradient_accumulation():
+                engine.step()
+            backward()
+            engine.step()
+        return found
     finally:
         engine.destroy()
 
@@ -309,7 +317,13 @@ def main():
             lambda: make_engine(deep_optimizer_states={"enabled": True, "strde": 2})
         ),
         "gradient": set_gradient(),
-        "early gradient": get_gradient_early(),
+        "early gradients": {
+            "ours": get_gradient_early(BLOCK),
+            "stock": get_gradient_early({"enabled": False}),
+            "windows of the caller's": get_gradient_early(
+                BLOCK, managed_gradient_accumulation=False
+            ),
+        },
         "hook": hook_on_the_optimizer(),
         "lane": failure_in_a_lane(),
         # Last: DeepSpeed keeps autocast switched on for the rest of the process.

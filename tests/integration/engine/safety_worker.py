@@ -358,8 +358,7 @@ def synchronisations(block, timer, is_broken=False):
     before, counted = accelerator.synchronize, []
 
     def synchronize(self, device_index=None):
-        running = engine.optimizer._background._running
-        if running is not None and not running.done():
+        if engine.optimizer._background.is_running:
             counted.append(sys._getframe(1).f_code.co_name)
 
     train(engine, 3, 0)

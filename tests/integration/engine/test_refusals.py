@@ -47,10 +47,16 @@ def test_refusals_name_the_setting_and_the_way_out(answers, request_for, words):
         assert word in answers[request_for]
 
 
-def test_a_gradient_is_refused_within_a_window_and_given_at_its_end(answers):
-    early, at_the_end = answers["early gradient"]
-    assert "ConfigError: a gradient was asked for before the last micro-batch" in early
-    assert at_the_end == "no error"
+def test_a_gradient_within_a_window_is_the_last_steps_as_in_stock(answers):
+    gradients = answers["early gradients"]
+    assert gradients["ours"] == gradients["stock"]
+    assert gradients["ours"][1::2] == ["no error"] * 6
+
+
+def test_a_gradient_is_refused_where_the_caller_ends_windows(answers):
+    assert "ConfigError: a gradient was asked for between" in str(
+        answers["early gradients"]["windows of the caller's"]
+    )
 
 
 def test_a_failing_lane_surfaces_where_the_update_is_waited_for(answers):

@@ -129,9 +129,9 @@ def test_a_change_that_is_cut_short_stays_a_failure_until_it_is_made_good(backgr
     background.wait()
 
 
-def test_nothing_is_saved_in_the_middle_of_a_change(background):
+def test_nothing_is_saved_in_the_middle_of_a_step(background):
     background.refuse_to_save()
-    with background.changing("engine.step()"):
+    with background.under_way("engine.step()"):
         with pytest.raises(UpdateError, match=r"middle of engine\.step\(\)"):
             background.refuse_to_save()
         background.wait()

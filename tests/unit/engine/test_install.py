@@ -144,7 +144,11 @@ def test_everything_wrong_is_named_at_once(installed):
 
 
 def configure(optimizer, settings, original):
-    engine = SimpleNamespace(_config=SimpleNamespace(deep_optimizer_states=settings), module=None)
+    engine = SimpleNamespace(
+        _config=SimpleNamespace(deep_optimizer_states=settings),
+        module=None,
+        managed_gradient_accumulation=lambda: True,
+    )
     return _configure_zero_optimizer(original, engine, optimizer)
 
 
@@ -176,7 +180,7 @@ def test_stocks_class_is_ours_while_the_engine_looks_it_up_and_stocks_again_afte
     ours, subclass = seen
     assert (ours.func.__name__, ours.keywords) == (
         "InterleavedZeroOptimizer",
-        {"settings": settings},
+        {"settings": settings, "is_managed": True},
     )
     assert subclass.__mro__[1] is stock
     assert stage3.DeepSpeedZeroOptimizer_Stage3 is stock
