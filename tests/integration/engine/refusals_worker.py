@@ -222,6 +222,7 @@ def returns_before_the_weights_are_updated():
             step(engine)
             returned.append(engine.optimizer._background.is_running)
             HeldAdam.told.set()
+            engine.optimizer._finish_update()  # or it is held again by the next turn
         return returned
     finally:
         engine.destroy()
