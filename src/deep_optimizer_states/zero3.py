@@ -87,6 +87,7 @@ class InterleavedZeroOptimizer(StateHomes):
         self._beta_powers = BetaPowers(init_optimizer.defaults["betas"])
         self._closed = False
         self._num_updates = 0
+        self._may_keep_grads = settings.keep_grads_on_device
         self._change = contextlib.ExitStack()
         try:
             super().__init__(lanes, is_managed, module, init_optimizer, *args, **kwargs)
@@ -179,7 +180,8 @@ class InterleavedZeroOptimizer(StateHomes):
         self._finish_update()
         self._active = set(self.norm_for_param_grads)
         self._warn_of_dropped_grads()
-        if self._num_updates == FIRST_UPDATES:
+        if self._may_keep_grads and self._num_updates >= FIRST_UPDATES:
+            self._may_keep_grads = False  # once: from then on host memory is not kept up to date
             self._use_spare_memory()
         with self._background.under_way("engine.step()"), contextlib.ExitStack() as self._change:
             super().step(closure)
@@ -209,8 +211,6 @@ class InterleavedZeroOptimizer(StateHomes):
 
     def _use_spare_memory(self) -> None:
         """Keep gradients on the device where only its memory stands against it."""
-        if not self._settings.keep_grads_on_device:
-            return
         candidates = self._schedule.slot_subgroups
         chosen, spare = [], self._lanes.spare_bytes()
         for subgroup in candidates:
