@@ -5,7 +5,6 @@ Run as the only rank: ``safety_worker.py OUT.json FOLDER``. Not a test itself.
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import signal
@@ -14,16 +13,12 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-import cpuinfo
-import deepspeed
-import deepspeed.ops
 import equality_worker as equality
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero import partition_parameters
 from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 
-import deep_optimizer_states
 from deep_optimizer_states import zero3, zero3_gate
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.engine_calls import own_stream_alone
@@ -377,10 +372,7 @@ def synchronisations(block, timer, is_broken=False):
 
 def main():
     out, folder = map(Path, sys.argv[1:])
-    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend="gloo")
-    deep_optimizer_states.install()
+    equality.prepare()
     if os.environ["WORLD_SIZE"] != "1":
         report = {
             "ours": synchronisations(STRIDE, {}),

@@ -3,22 +3,17 @@
 Run as the only rank: ``saving_worker.py OUT.json FOLDER``. Not a test itself.
 """
 
-import functools
 import json
 import signal
 import sys
 from pathlib import Path
 
-import cpuinfo
-import deepspeed
-import deepspeed.ops
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import equality_worker as equality
 from equality_worker import Case
 
-import deep_optimizer_states
 from deep_optimizer_states import zero3
 from deep_optimizer_states.device.emulated import Faults
 
@@ -95,10 +90,7 @@ def differences_from_stock(folder, states):
 
 def main():
     out, folder = map(Path, sys.argv[1:])
-    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
-    deep_optimizer_states.install()
+    equality.prepare()
     states, report = stock_state(), {}
     for name, arm in (("forward", in_forward), ("step", in_step)):
         error, callers = saved_by_a_handler(arm, folder / name)

@@ -11,11 +11,9 @@ import sys
 import warnings
 from pathlib import Path
 
-import cpuinfo
 import deepspeed
 import deepspeed.ops
 import torch
-from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import (
     safe_get_full_grad,
     safe_get_local_fp32_param,
@@ -29,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import equality_worker as equality
 from equality_worker import Case, Net
 
-import deep_optimizer_states
 from deep_optimizer_states import zero3
 from deep_optimizer_states.device.emulated import Faults
 
@@ -279,12 +276,7 @@ def compare_all(report, folder):
 
 def main():
     out, folder = map(Path, sys.argv[1:])
-    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
-    if not torch.cuda.is_available():
-        type(get_accelerator()).is_fp16_supported = lambda self: True
-    deep_optimizer_states.install()
+    equality.prepare()
     report = {}
     with contextlib.redirect_stdout(sys.stderr):
         compare_all(report, folder)

@@ -51,7 +51,7 @@ def test_a_run_killed_at_random_moments_ends_as_stock_does(tmp_path):
         last = int(starts.read_text().split()[-1]) + dice.randint(1, 8)
         wait_for(lambda last=last: has_come_to(f"global_step{last}"))
         time.sleep(dice.uniform(0.0, 0.2))
-        process.send_signal(signal.SIGKILL)
+        process.send_signal((signal.SIGKILL, signal.SIGTERM)[kill % 2])
         process.communicate()
     finish(start("train", tmp_path))
     finish(start("replay", tmp_path, tmp_path / "report.json"))
