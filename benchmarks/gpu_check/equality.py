@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import importlib
 import json
 import os
@@ -102,20 +101,7 @@ def load_worker() -> Any:  # noqa: ANN401
     os.environ.update(alone, MASTER_PORT=str(free_port()))
     sys.path.insert(0, str(SOURCE_FOLDER / "tests" / "integration" / "engine"))
     worker: Any = importlib.import_module("equality_worker")
-    import torch
-
-    # Every DeepSpeedCPUAdam asks for the CPU's name, which starts a process and takes a second.
-    worker.cpuinfo.get_cpu_info = functools.cache(worker.cpuinfo.get_cpu_info)
-    worker.deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    cuda = torch.cuda.is_available()
-    worker.deepspeed.init_distributed(dist_backend="nccl" if cuda else "gloo")
-    if not cuda:
-        # DeepSpeed's CPU accelerator refuses fp16, which torch computes on a CPU all the same.
-        type(worker.get_accelerator()).is_fp16_supported = lambda self: True
-    worker.deep_optimizer_states.install()
-    state_of = worker.state_of
-    # State that is resident on the device can only be compared with stock's on one side.
-    worker.state_of = lambda engine: {k: tensor.cpu() for k, tensor in state_of(engine).items()}
+    worker.prepare()
     return worker
 
 
