@@ -355,8 +355,8 @@ class InterleavedZeroOptimizer(StateHomes):
         is_resident = subgroup in self._schedule.resident_subgroups
         grad = self._subgroup_grads(subgroup) if is_resident else self._host_grads(subgroup)
         if stale:
-            newest = self._subgroup_grads(subgroup)
-            grad = newest.to(master.device, torch.float32, copy=True)
+            final = self._subgroup_grads(subgroup)
+            grad = final.to(master.device, torch.float32, copy=True)
             for key, gradient in stale.items():
                 owner, offset, numel = self.grad_position[key]
                 if owner == subgroup:

@@ -305,7 +305,7 @@ class GradientFlush(DeepSpeedZeroOptimizer_Stage3):
         return self._fp32_grad(param), self.grad_position[self.get_param_id(param)][0]
 
     def _fp32_grad(self, param: Any) -> Tensor:
-        """What stock holds in fp32: after a step the scaled gradient, before it the raw one.
+        """What stock holds in host memory: after a step the scaled gradient, before it the raw one.
 
         Raises:
             ConfigError: Asked in a window whose end the caller decides.
@@ -320,8 +320,8 @@ class GradientFlush(DeepSpeedZeroOptimizer_Stage3):
         self._drain_grads()
         key = self.get_param_id(param)
         if key in self.norm_for_param_grads:  # of this window
-            return self._grad_home(param).to(torch.float32, copy=True)
-        return self._inactive.value(key)
+            return self._grad_home(param).to("cpu", torch.float32, copy=True)
+        return self._inactive.value(key).cpu()
 
     def _refuse_to_write_grads(self, *_args: Any, **_kwargs: Any) -> None:
         raise ConfigError(
