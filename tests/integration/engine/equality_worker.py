@@ -217,7 +217,9 @@ CASES = {
     "used early alone, fp16, overflows": Case(
         dtype=torch.float16,
         config={"bf16": {"enabled": False}, "fp16": FP16},
-        skips=lambda n: {3: (2,), 4: (2,), 7: (2,), 1: (4,), 15: (2,), 17: (4,)}.get(n, ()),
+        # In windows that follow one without overflow: the older gradient, which stock goes by, is
+        # infinite otherwise, and the weights are NaN.
+        skips=lambda n: {9: (2,), 10: (2,), 15: (2,), 17: (4,)}.get(n, ()),
         steps=12,
     ),
     "windows thrown away by zero_grad()": Case(

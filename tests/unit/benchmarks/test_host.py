@@ -80,7 +80,7 @@ def test_busy_loops_run_until_they_are_ended():
         (["--repeats", "0"], "--repeats 0"),
         (["--threads", "0"], "--threads 0"),
         (["--threads", "100000"], "--threads 100000"),
-        (["--numel", str(10**15)], "GiB of memory"),
+        (["--threads", "1", "--numel", str(10**15)], "GiB of memory"),
     ],
 )
 def test_wrong_values_are_said_in_a_line(flags, said, capsys):

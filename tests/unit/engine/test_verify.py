@@ -70,7 +70,7 @@ def test_one_wrong_number_at_either_end_is_found(work, name, numel, end):
 def test_state_that_was_not_updated_is_found(work):
     sample = Sample(work)
     update(work[:-1])
-    with pytest.raises(UpdateError, match=r"last checkpoint; .* \"all-host\""):
+    with pytest.raises(UpdateError, match=r"until this is understood, .* \"all-host\""):
         sample.compare(ADAM, 1)
 
 
