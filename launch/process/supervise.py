@@ -178,9 +178,11 @@ def _run(started: _Started, limits: Limits, stop: _StopRequests, beside: Beside 
     started.start_companions()
     ending = _warm_up(started, stop)
     if ending is None:
+        # The watch comes first: what the command writes at once is progress too.
+        watch = ProgressWatch(job.log, job.metrics, limits.hang_s)
         started.start()
         with beside(members) if beside is not None else contextlib.nullcontext():
-            ending = _wait(started, limits, stop, begin)
+            ending = _wait(started, watch, limits, stop, begin)
             if ending.stall is not None:
                 add_note(job.log, f"{ending.stall.describe()}; what its processes do:")
                 dump_stacks(members.all(), job.log)
@@ -212,9 +214,10 @@ def _warm_up(started: _Started, stop: _StopRequests) -> Ending | None:
     return None
 
 
-def _wait(started: _Started, limits: Limits, stop: _StopRequests, begin: float) -> Ending:
+def _wait(
+    started: _Started, watch: ProgressWatch, limits: Limits, stop: _StopRequests, begin: float
+) -> Ending:
     """Wait for the end of the command, or for a reason to end it."""
-    watch = ProgressWatch(started.job.log, started.job.metrics, limits.hang_s)
     while not started.has_ended and stop.signal is None:
         if limits.timeout_s is not None and time.monotonic() - begin > limits.timeout_s:
             return Ending(1, 0.0, timed_out=True)

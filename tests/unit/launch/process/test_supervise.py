@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import subprocess
@@ -245,6 +246,24 @@ def test_a_run_without_progress_shows_its_stacks_and_is_ended(tmp_path, sleeper,
     assert sleeper.poll() is None
 
 
+def test_an_iteration_before_the_first_look_is_counted(tmp_path, leap):
+    metrics = tmp_path / "metrics.jsonl"
+
+    def is_written():
+        return metrics.exists() and metrics.read_text().endswith("\n")
+
+    @contextlib.contextmanager
+    def beside(_):
+        wait_for(is_written)
+        yield
+
+    event = '{"event": "iteration", "iteration_ms": 5.0}'
+    code = f"open('metrics.jsonl', 'w').write({event + chr(10)!r})\n{SLEEPER}"
+    leap(lambda: 10.0 if is_written() else 0.0)
+    job = Job([PYTHON, "-c", code], tmp_path, {}, tmp_path / "a.log", metrics=metrics)
+    assert supervise(job, Limits(hang_s=60), beside=beside).stall.iterations == 1
+
+
 def test_a_run_that_writes_is_not_hung(tmp_path, leap):
     log, seen = tmp_path / "a.log", [0]
 
@@ -332,8 +351,6 @@ def test_a_signal_while_a_companion_gets_ready_ends_it(tmp_path):
 
 
 def test_what_runs_beside_sees_the_runs_processes(tmp_path):
-    import contextlib
-
     seen = []
 
     @contextlib.contextmanager
