@@ -1,72 +1,141 @@
-"""Short names of points: the model, what varies among them, the engine."""
+"""The one namer of points, for terminal, tables and legends: model, what varies, engine.
+
+Points are plain mappings of their fields, as ``run.json`` has them or as a log's name gives some of
+them, so that whoever reads results names them as whoever ran them did.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from configs.schema import Engine, Model, Point
+from configs.fields import field_row
+from configs.schema import Point
+from configs.study import Study
 
-_SHORT = {
-    "micro_batch_size": "micro-batch",
-    "subgroup_numel": "subgroup",
-    "offload_ratio": "ratio",
-    "hog_share": "hog",
-}
-_UNNAMED = {"name", "model", "engine", "stride", "global_batch_size"}
+UNKNOWN_ENGINE = "unknown engine"
+_UNNAMED = frozenset(
+    {"name", "model", "engine", "global_batch_size", "num_ranks", "data_prefix", "split"}
+)
 """Fields that the name says otherwise, or that others determine."""
 
-
-def name_points(points: Sequence[Point]) -> list[Point]:
-    """The points with a name each, unless they have one; no two names are equal.
-
-    ``tiny vanilla``, ``7B subgroup 10M hybrid stride 2``.
-    """
-    varying = [key for key in _keys() if _varies(points, key)]
-    names: dict[str, int] = {}
-    result = []
-    for point in points:
-        name = point.name or " ".join(
-            [
-                point.model.name,
-                *(f"{_SHORT.get(key, key)} {_text(_value(point, key))}" for key in varying),
-                engine_words(point),
-            ]
-        )
-        names[name] = names.get(name, 0) + 1
-        unique = name if names[name] == 1 else f"{name} #{names[name]}"
-        result.append(point.model_copy(update={"name": unique}))
-    return result
+Fields = Mapping[str, Any]
+"""Fields of a point by their names, ``model.NAME`` for those of its model; unknown ones are absent
+or None."""
 
 
-def engine_words(point: Point) -> str:
-    """``vanilla``, ``hybrid stride 2``."""
-    stride = f" stride {point.stride}" if point.engine is Engine.HYBRID else ""
-    return f"{point.engine.value}{stride}"
+@dataclass(frozen=True)
+class Namer:
+    """Names points of a study."""
+
+    study: Study
+
+    def engine(self, point: Fields) -> str:
+        """``vanilla``, ``hybrid stride 2``: the engine and the fields that it alone takes."""
+        name = point.get("engine")
+        if name is None or name == "":
+            return UNKNOWN_ENGINE
+        return " ".join([str(name), *self._engine_fields(point)])
+
+    def engine_title(self, point: Fields) -> str:
+        """The engine in a legend: ``hybrid (stride 2)``, with its title."""
+        row = self.study.engines.get(str(point.get("engine")))
+        own = ", ".join(self._engine_fields(point))
+        title = row.title if row else self.engine({"engine": point.get("engine")})
+        return f"{title} ({own})" if own else title
+
+    def engine_tag(self, point: Fields) -> str:
+        """The engine below a bar: ``H2``."""
+        row = self.study.engines.get(str(point.get("engine")))
+        if row is None:
+            return "?"
+        fields = self.study.all_fields
+        values = [fields[name].text(point[name]) for name in self._set_fields(point)]
+        return row.tag + "/".join(value for value in values if value != "True")
+
+    def engine_key(self, point: Fields) -> tuple[Any, ...]:
+        """What tells an engine with its own fields from others; sorts as figures show them."""
+        name = str(point.get("engine"))
+        names = list(self.study.engines)
+        place = names.index(name) if name in names else len(names)
+        own = {key: point[key] for key in self._set_fields(point)}
+        values = tuple(float(own.get(key, 0.0)) for key in self._own_fields(name))
+        return (place, name, values)
+
+    def setting(self, name: str, value: object) -> str:
+        """A field and its value: ``micro-batch 4``."""
+        return field_row(self.study.all_fields, name).words(value)
+
+    def varying(self, points: Sequence[Fields]) -> list[str]:
+        """Fields in which points of one model differ, engine fields aside, in their order."""
+        keys = dict.fromkeys([*self.study.all_fields, *(key for point in points for key in point)])
+        own = {name for name, row in self.study.fields.items() if row.only_some_engines}
+        names = [key for key in keys if key not in _UNNAMED and key not in own]
+        return [key for key in names if _varies(points, key)]
+
+    def case(self, point: Fields, varying: Sequence[str]) -> str:
+        """The model and what varies: ``7B, subgroup 10M``."""
+        return ", ".join(self._case_parts(point, varying))
+
+    def name(self, point: Fields, varying: Sequence[str]) -> str:
+        """A point's name: ``7B subgroup 10M hybrid stride 2``."""
+        return " ".join([*self._case_parts(point, varying), self.engine(point)])
+
+    def names(self, points: Sequence[Fields]) -> list[str]:
+        """Names of points that are shown together, each of them once; a name of one's own stays."""
+        varying = self.varying(points)
+        seen: dict[str, int] = {}
+        found = []
+        for point in points:
+            name = str(point.get("name") or self.name(point, varying))
+            seen[name] = seen.get(name, 0) + 1
+            found.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
+        return found
+
+    def _case_parts(self, point: Fields, varying: Sequence[str]) -> list[str]:
+        model = point.get("model") or point.get("model.name")
+        parts = [] if model is None else [str(model)]
+        return parts + [
+            self.setting(key, point[key]) for key in varying if point.get(key) is not None
+        ]
+
+    def _own_fields(self, engine: str) -> list[str]:
+        row = self.study.engines.get(engine)
+        return [name for name in self.study.fields if row and name in row.fields]
+
+    def _set_fields(self, point: Fields) -> list[str]:
+        """Fields that the point's engine alone takes and that are not at their default."""
+        rows = self.study.fields
+        return [
+            name
+            for name in self._own_fields(str(point.get("engine")))
+            if not _is_missing(point.get(name)) and point[name] != rows[name].default
+        ]
+
+    def _engine_fields(self, point: Fields) -> list[str]:
+        return [self.setting(name, point[name]) for name in self._set_fields(point)]
 
 
-def _keys() -> list[str]:
-    of_point = [name for name in Point.model_fields if name not in _UNNAMED]
-    of_model = [f"model.{name}" for name in Model.model_fields if name != "name"]
-    return ["accumulation", *of_point, *of_model]
+def flat(point: Point) -> dict[str, Any]:
+    """A point's fields as :data:`Fields`."""
+    of_model = {f"model.{name}": value for name, value in point.model if name != "name"}
+    return {**point.values, "model": point.model.name, **of_model}
 
 
-def _varies(points: Sequence[Point], key: str) -> bool:
+def name_points(points: Sequence[Point], study: Study) -> list[Point]:
+    """The points with a name each, unless they have one; no two names are equal."""
+    names = Namer(study).names([flat(point) for point in points])
+    return [
+        point.model_copy(update={"name": name}) for point, name in zip(points, names, strict=True)
+    ]
+
+
+def _varies(points: Sequence[Fields], key: str) -> bool:
     """Whether points of one model differ in the field; models differ in their names already."""
-    pairs = {(point.model.name, str(_value(point, key))) for point in points}
-    return len(pairs) > len({point.model.name for point in points})
+    pairs = {(str(point.get("model")), str(point.get(key))) for point in points}
+    return len(pairs) > len({str(point.get("model")) for point in points})
 
 
-def _value(point: Point, key: str) -> Any:  # noqa: ANN401 - any field of a point
-    if key.startswith("model."):
-        return getattr(point.model, key.removeprefix("model."))
-    return getattr(point, key)
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
-        if isinstance(value, int) and value >= size and value % (size // 10) == 0:
-            return f"{value / size:g}{letter}"
-    return f"{value:g}"
+def _is_missing(value: object) -> bool:
+    return value is None or value == "" or value != value  # not a number is not equal to itself

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, PositiveInt, ValidationError, model_validator
 
 from configs.errors import ConfigError, explain
 from configs.naming import name_points
 from configs.overrides import MODEL_PREFIX, apply_overrides
-from configs.schema import (
-    CONFIGS_DIR,
-    PAPER_KEYS,
-    Model,
-    Point,
-    engine_by_any_name,
-    make_point,
-    read_toml,
-)
+from configs.schema import Model, Point, read_toml
+from configs.study import Study, default_study
+from configs.table import Table
 
 AUTO_MODEL = "auto"
-"""Stands for the largest shipped model that fits the machine, or ``tiny`` without a GPU."""
-TINY_MODEL = "tiny"
-"""Model of every sweep's small form."""
+"""Stands for the study's largest model that fits the machine, or its small one without a GPU."""
 MOST_POINTS = 10_000
 """Points of a sweep above which it must be a mistake."""
 
@@ -48,10 +33,8 @@ def _lists(table: object) -> object:
 Grid = Annotated[dict[str, list[Any]], BeforeValidator(_lists)]
 
 
-class _Form(BaseModel):
+class _Form(Table):
     """What a sweep runs, at one size."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     point: dict[str, Any] = Field(default_factory=dict)
     """Fields of :class:`configs.schema.Point` that every run shares."""
@@ -65,14 +48,10 @@ class _Form(BaseModel):
     """How often the whole list is run."""
 
     @model_validator(mode="after")
-    def _known_fields(self) -> Self:
-        known = [*Point.model_fields, "accumulation", *PAPER_KEYS]
-        known += [MODEL_PREFIX + name for name in Model.model_fields]
-        for table in (self.point, self.grid, *self.exclude, *self.engines):
+    def _every_field_has_values(self) -> Self:
+        for table in (self.grid, *self.exclude, *self.engines):
             for key, values in table.items():
-                if key not in known:
-                    raise ValueError(explain.unknown("field", key, known))
-                if values == []:
+                if not values:
                     raise ValueError(f"field '{key}' has no value")
         for key in self.grid:
             if any(key in engine for engine in self.engines):
@@ -81,8 +60,10 @@ class _Form(BaseModel):
 
 
 class Sweep(_Form):
-    """A file of ``configs/sweeps``."""
+    """A file of a study's ``sweeps``."""
 
+    study: ClassVar[Study]
+    """Whose engines and fields it has; see :func:`sweep_type`."""
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=80)
     """Name of the sweep and of its results folder."""
     description: str = ""
@@ -90,23 +71,40 @@ class Sweep(_Form):
     figures: tuple[str, ...] = ("iteration-breakdown", "loss")
     """Figures of ``plots`` that show it."""
     model: str = AUTO_MODEL
-    """A shipped model, or ``auto`` for the largest that fits; of no use beside ``grid.model``."""
+    """A model of the study, or ``auto`` for the largest that fits; unused beside ``grid.model``."""
     engines: tuple[Grid, ...] = Field(min_length=1)
     """Engines that run every cell, in this order; a list of values stands for one engine each."""
     tiny: _Form | None = None
-    """The same on the model ``tiny``, in minutes on a CPU; what it leaves out is the sweep's."""
+    """The same on the study's small model, in minutes on a CPU; what it leaves out is the
+    sweep's."""
+
+    @model_validator(mode="after")
+    def _known_fields(self) -> Self:
+        study = self.study
+        known = [*study.point_type.model_fields, "accumulation", *study.engine_keys]
+        known += [MODEL_PREFIX + name for name in Model.model_fields]
+        for form in (self, self.tiny or _Form()):
+            for table in (form.point, form.grid, *form.exclude, *form.engines):
+                for key in table:
+                    if key not in known:
+                        raise ValueError(explain.unknown("field", key, known))
+        return self
 
     def small(self) -> Sweep:
-        """The sweep at the size of ``tiny``."""
+        """The sweep at the size of the study's small model."""
         form = self.tiny or _Form()
         given: dict[str, Any] = {name: getattr(form, name) for name in form.model_fields_set}
         # What the file says it shows is of its own size.
-        given["description"] = f"{self.description} (small form, on {TINY_MODEL})".strip()
+        given["description"] = (
+            f"{self.description} (small form, on {self.study.small_model})".strip()
+        )
         if "model" in given.get("grid", {}):
             return self.model_copy(update=given)
         grid = {key: v for key, v in given.get("grid", self.grid).items() if key != "model"}
         point = {key: v for key, v in given.get("point", self.point).items() if key != "model"}
-        return self.model_copy(update={**given, "grid": grid, "point": point, "model": TINY_MODEL})
+        return self.model_copy(
+            update={**given, "grid": grid, "point": point, "model": self.study.small_model}
+        )
 
     @property
     def leaves_model_open(self) -> bool:
@@ -123,18 +121,18 @@ class Sweep(_Form):
         Raises:
             ConfigError: a field is wrong, or nothing is left; names it and the sweep.
         """
-        source = f"sweep '{self.name}'"
+        source, study = f"sweep '{self.name}'", self.study
         over = dict(overrides or {})
         found: dict[str, Point] = {}
         for number, table in enumerate(self._tables(model)):
             if number >= MOST_POINTS:
                 raise ConfigError(f"{source}: more than {MOST_POINTS} points")
-            point = make_point(apply_overrides(table, over), source=source)
-            if not any(_matches(point, rule, source) for rule in self.exclude):
+            point = study.make_point(apply_overrides(table, over, study), source=source)
+            if not any(_matches(point, rule, source, study) for rule in self.exclude):
                 found.setdefault(point.model_copy(update={"name": ""}).model_dump_json(), point)
         if not found:
             raise ConfigError(f"{source}: every point is excluded")
-        return name_points(list(found.values()))
+        return name_points(list(found.values()), study)
 
     def _tables(self, model: str | None) -> Iterator[dict[str, Any]]:
         grid = {key: v for key, v in self.grid.items() if not (model and key == "model")}
@@ -143,7 +141,8 @@ class Sweep(_Form):
             for engine in self.engines:
                 for chosen in _product(engine):
                     shared = {**own, **self.point, **({"model": model} if model else {})}
-                    yield apply_overrides(apply_overrides(shared, cell), chosen)
+                    with_cell = apply_overrides(shared, cell, self.study)
+                    yield apply_overrides(with_cell, chosen, self.study)
 
 
 def _product(lists: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -151,41 +150,52 @@ def _product(lists: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
         yield dict(zip(lists, values, strict=True))
 
 
-def _matches(point: Point, rule: Mapping[str, Sequence[Any]], source: str) -> bool:
-    return all(_value(point, key, source) in _plain(key, values) for key, values in rule.items())
+def _matches(point: Point, rule: Mapping[str, Sequence[Any]], source: str, study: Study) -> bool:
+    for key, values in rule.items():
+        if key in study.engine_keys:
+            raise ConfigError(f"{source}: exclude engines by 'engine', not by '{key}'")
+        wanted = [study.engine_name(value) if key == "engine" else value for value in values]
+        if point.value(key) not in wanted:
+            return False
+    return True
 
 
-def _plain(key: str, values: Sequence[Any]) -> list[Any]:
-    return [engine_by_any_name(value) for value in values] if key == "engine" else list(values)
+@functools.cache
+def _sweep_type(study_json: str) -> type[Sweep]:
+    return type("Sweep", (Sweep,), {"__module__": __name__, "__doc__": Sweep.__doc__})
 
 
-def _value(point: Point, key: str, source: str) -> Any:  # noqa: ANN401 - any field of a point
-    if key == "model":
-        return point.model.name
-    if key in PAPER_KEYS:
-        raise ConfigError(f"{source}: exclude engines by 'engine' and 'stride', not by '{key}'")
-    if key.startswith(MODEL_PREFIX):
-        return getattr(point.model, key.removeprefix(MODEL_PREFIX))
-    return getattr(point, key)
+def make_sweep(
+    table: Mapping[str, Any], study: Study | None = None, source: str = "sweep"
+) -> Sweep:
+    """A sweep of a study from a table of its fields.
+
+    Raises:
+        ConfigError: a field is wrong; names field, value and remedy.
+    """
+    study = study or default_study()
+    kind = _sweep_type(study.as_json())
+    kind.study = study
+    try:
+        return kind(**table)
+    except ValidationError as error:
+        raise ConfigError(explain.validation(error, source=source, model=Sweep)) from None
 
 
-def sweep_names() -> list[str]:
-    """Names of the shipped sweeps."""
-    return sorted(path.stem for path in (CONFIGS_DIR / "sweeps").glob("*.toml"))
+def sweep_names(study: Study | None = None) -> list[str]:
+    """Names of a study's sweeps."""
+    return sorted((study or default_study()).files("sweeps"))
 
 
-def load_sweep(name_or_path: str) -> Sweep:
-    """Read ``configs/sweeps/NAME.toml``, or a sweep of the user's own by its path.
+def load_sweep(name_or_path: str, study: Study | None = None) -> Sweep:
+    """Read a sweep of a study by its name, or one of the user's own by its path.
 
     Raises:
         ConfigError: no such sweep (the nearest is named), or a field is wrong.
     """
-    path = CONFIGS_DIR / "sweeps" / f"{name_or_path}.toml"
-    if name_or_path not in sweep_names():
-        path = Path(name_or_path)
-        if path.suffix != ".toml":
-            raise ConfigError(explain.unknown("sweep", name_or_path, sweep_names()))
-    try:
-        return Sweep(**read_toml(path))
-    except ValidationError as error:
-        raise ConfigError(explain.validation(error, source=str(path), model=Sweep)) from None
+    study = study or default_study()
+    files = study.files("sweeps")
+    path = files.get(name_or_path, Path(name_or_path))
+    if path.suffix != ".toml":
+        raise ConfigError(explain.unknown("sweep", name_or_path, sorted(files)))
+    return make_sweep(read_toml(path), study, str(path))
