@@ -31,6 +31,9 @@ class FieldRow(Table):
     in_pairs: Literal["same", "prefer", "free"] = "same"
     """Whether a run and its reference must agree in it; ``prefer``: results do not depend on it but
     times do; ``free``: it may differ."""
+    added_later: bool = False
+    """Whether the study got it after runs were made, which still count: with its default, that must
+    stay as it is, it is no part of what tells runs apart."""
     log: str = ""
     """Before the value in a log's name."""
     axis: str = ""

@@ -186,6 +186,11 @@ class Point(Table):
             raise TypeError("a point of no study has no engine")
         return self.study.engines[self.engine]
 
+    @property
+    def row_environment(self) -> dict[str, str]:
+        """Variables that the engine sets for its ranks."""
+        return {name: text.format_map(self.values) for name, text in self.row.environment.items()}
+
     def value(self, name: str) -> Any:  # noqa: ANN401 - any field
         """The value of a field, be it of the study, of the model (``model.NAME``) or derived."""
         if name.startswith("model."):

@@ -382,6 +382,11 @@ class Study(Table):
         """The study as it travels with its runs."""
         return self._json
 
+    def as_table(self) -> dict[str, Any]:
+        """:meth:`as_json` as plain data."""
+        table: dict[str, Any] = json.loads(self._json)
+        return table
+
     @functools.cached_property
     def _json(self) -> str:
         return json.dumps(self.model_dump(mode="json"))

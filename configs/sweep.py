@@ -106,6 +106,45 @@ class Sweep(_Form):
             update={**given, "grid": grid, "point": point, "model": self.study.small_model}
         )
 
+    def with_engines(self, words: str) -> tuple[Sweep, str]:
+        """The sweep with other engines of its study in place of its own.
+
+        An engine that the sweep lists keeps the fields that the sweep gives it.
+
+        Args:
+            words: ``NAME,NAME:field=value:field=value``, by any of their names.
+
+        Returns:
+            The sweep, and the reference engine if it was added in front of the others, else empty.
+
+        Raises:
+            ConfigError: no such engine (the nearest is named), or a word has no such form.
+        """
+        study, listed = self.study, self._engine_tables()
+        tables: list[dict[str, list[Any]]] = []
+        for word in words.split(","):
+            text, *settings = word.split(":")
+            name = str(study.engine_name(text))
+            if name not in study.engines:
+                raise ConfigError(f"--engines: {explain.unknown('engine', text, study.engines)}")
+            given = {key.strip().replace("-", "_"): [value] for key, value in _pairs(settings)}
+            tables += [{**table, **given} for table in listed.get(name, [{"engine": [name]}])]
+        added = ""
+        if not any(table["engine"] == [study.reference] for table in tables):
+            added = study.reference
+            tables = [*listed.get(added, [{"engine": [added]}]), *tables]
+        return self.model_copy(update={"engines": tuple(tables)}), added
+
+    def _engine_tables(self) -> dict[str, list[dict[str, list[Any]]]]:
+        """The sweep's engines by their names, each with one value of every field."""
+        found: dict[str, list[dict[str, list[Any]]]] = {}
+        for chosen in itertools.chain.from_iterable(map(_product, self.engines)):
+            table = self.study.without_engine_keys(chosen, f"sweep '{self.name}'")
+            name = str(self.study.engine_name(table.get("engine", self.study.reference)))
+            values = {key: [value] for key, value in {**table, "engine": name}.items()}
+            found.setdefault(name, []).append(values)
+        return found
+
     @property
     def leaves_model_open(self) -> bool:
         """Whether the machine decides which model is run."""
@@ -148,6 +187,14 @@ class Sweep(_Form):
 def _product(lists: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     for values in itertools.product(*lists.values()):
         yield dict(zip(lists, values, strict=True))
+
+
+def _pairs(settings: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not key.strip() or not equals or not value:
+            raise ConfigError(f"--engines: {text!r}: give FIELD=VALUE after the engine's name")
+        yield key, value
 
 
 def _matches(point: Point, rule: Mapping[str, Sequence[Any]], source: str, study: Study) -> bool:

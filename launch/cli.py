@@ -10,10 +10,12 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 from configs.errors import ConfigError
 from configs.overrides import MODEL_PREFIX
-from configs.schema import PAPER_KEYS, Model, Point
+from configs.schema import Model
+from configs.study import Study, default_study, load_study
 from launch.data import LaunchError
 from launch.hosts.options import add_launch_options
 from launch.hosts.ranks import TRAINER_MODULE
@@ -30,13 +32,18 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+class _HasArguments(Protocol):
+    def add_argument(self, flag: str, /, *, metavar: str, help: str) -> object: ...  # noqa: A002
+
+
 class Parser(argparse.ArgumentParser):
     """Takes ``-`` or ``_`` in an option's name, and names the nearest of an unknown one."""
 
-    def __init__(self, prog: str, description: str) -> None:
+    def __init__(self, prog: str, description: str, add_help: bool = True) -> None:
         super().__init__(
             prog=prog,
             description=description,
+            add_help=add_help,
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -69,20 +76,42 @@ def _dashed(word: str) -> str:
     return name.replace("_", "-") + equals + value
 
 
-def add_field_options(parser: Parser) -> None:
-    """One option for each field of a point, each of the paper's keys and each field of a model.
+def add_study_option(parser: _HasArguments) -> None:
+    """``--study``, which :func:`study_in` reads."""
+    parser.add_argument(
+        "--study",
+        metavar="NAME",
+        help=f"a study by its name or its folder [default {default_study().name}]",
+    )
+
+
+def study_in(argv: Sequence[str]) -> Study:
+    """The study that a command line names, or the default one; fields of points are its own.
+
+    Raises:
+        ConfigError: there is no such study, or its file is wrong.
+    """
+    parser = Parser("", "", add_help=False)
+    add_study_option(parser)
+    name = parser.parse_known_args(argv)[0].study
+    return default_study() if name is None else load_study(name)
+
+
+def add_field_options(parser: Parser, study: Study) -> None:
+    """One option for each field of a point, each engine key of the study and each model's field.
 
     Values stay text; the schema reads and checks them, with one wording of errors for files and
     command lines.
     """
     fields = parser.add_argument_group("fields of the point (they replace those of the file)")
-    for name, field in Point.model_fields.items():
+    for name, field in study.point_type.model_fields.items():
         default = "" if field.is_required() else f" [default {field.default!s}]"
         text = (field.description or "").replace("``", "") + default
         fields.add_argument(_flag(name), metavar="V", help=_one_line(text))
-    paper = parser.add_argument_group("the engine in the paper's keys")
-    for name, text in zip(PAPER_KEYS, ("0 or 1", "0 or 1", "the stride"), strict=True):
-        paper.add_argument(_flag(name), metavar="V", help=text)
+    if study.engine_keys:
+        keys = parser.add_argument_group("the engine in other keys")
+        for name in study.engine_keys:
+            keys.add_argument(_flag(name), metavar="V", help="a whole number")
     model = parser.add_argument_group("fields of the model")
     for name, field in Model.model_fields.items():
         flag, dest = _flag(MODEL_PREFIX + name), MODEL_PREFIX + name
@@ -90,9 +119,10 @@ def add_field_options(parser: Parser) -> None:
         model.add_argument(flag, dest=dest, metavar="V", help=text)
 
 
-def field_overrides(options: argparse.Namespace) -> dict[str, str]:
+def field_overrides(options: argparse.Namespace, study: Study) -> dict[str, str]:
     """The fields that were given, as text."""
-    names = [*Point.model_fields, *PAPER_KEYS, *(MODEL_PREFIX + n for n in Model.model_fields)]
+    names = [*study.point_type.model_fields, *study.engine_keys]
+    names += [MODEL_PREFIX + name for name in Model.model_fields]
     given = vars(options)
     return {name: given[name] for name in names if given.get(name) is not None}
 

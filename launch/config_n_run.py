@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.errors import ConfigError
-from configs.schema import Point, make_point
+from configs.schema import Point
+from configs.study import default_study, make_point
 from launch import cli
-from launch.run import SINGLE_RUNS, RunOptions, run_point
+from launch.point_command import SINGLE_RUNS, run_point
+from launch.task import RunOptions
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,8 @@ def main(argv: Sequence[str]) -> int:
     """
     given = build_parser().read(argv)
     point = point_from_flags(vars(given))
-    return run_point(
-        point, RunOptions.of(given, given.sweep), given.dry_run, not given.no_memory_check
-    )
+    options = RunOptions.of(given, given.sweep, default_study())
+    return run_point(point, options, given.dry_run, not given.no_memory_check)
 
 
 if __name__ == "__main__":

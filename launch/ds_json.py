@@ -1,10 +1,11 @@
-"""DeepSpeed's JSON for a point, as a pure function. DeepSpeed's spellings live here alone."""
+"""DeepSpeed's JSON for a point, as a pure function: common settings, then the patches."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from configs.schema import Engine, Point
+from configs.schema import Point
+from configs.study import filled, laid_over
 
 DEFAULT_REDUCE_BUCKET_NUMEL = 500_000_000
 """DeepSpeed's default; it allocates a buffer of this many gradients before training."""
@@ -15,9 +16,10 @@ DEFAULT_PREFETCH_BUCKET_NUMEL = 50_000_000
 def deepspeed_config(point: Point) -> dict[str, Any]:
     """What ``deepspeed.initialize`` gets for ``point``.
 
-    Everything but the last block is the same for every engine, so that a comparison differs in
-    nothing else. Without that block DeepSpeed is stock. The buckets are DeepSpeed's defaults, cut
-    to the size of a small model, whose buffers would otherwise be larger than the model.
+    The study lays its own settings over the common ones, and the point's engine its own over those,
+    so that two engines differ in what the study says of them and in nothing else. The buckets are
+    DeepSpeed's defaults, cut to the size of a small model, whose buffers would otherwise be larger
+    than the model.
 
     ``pin_memory`` has no effect without CUDA: there DeepSpeed pins nothing. The learning-rate
     schedule is the trainer's.
@@ -29,12 +31,7 @@ def deepspeed_config(point: Point) -> dict[str, Any]:
         "steps_per_print": 1,
         "zero_optimization": {
             "stage": 3,
-            "offload_optimizer": {
-                "device": "cpu",
-                "ratio": point.offload_ratio if point.engine is Engine.VANILLA else 1.0,
-                "pin_memory": True,
-            },
-            "sub_group_size": point.subgroup_numel,
+            "offload_optimizer": {"device": "cpu", "ratio": 1.0, "pin_memory": True},
             "reduce_bucket_size": min(DEFAULT_REDUCE_BUCKET_NUMEL, parameters),
             "stage3_prefetch_bucket_size": min(DEFAULT_PREFETCH_BUCKET_NUMEL, parameters),
         },
@@ -54,20 +51,13 @@ def deepspeed_config(point: Point) -> dict[str, Any]:
         "wall_clock_breakdown": True,
         "memory_breakdown": True,
     }
-    block = _plugin_block(point)
-    if block is not None:
-        config["deep_optimizer_states"] = block
+    for patch in patches(point):
+        config = laid_over(config, patch)
     return config
 
 
-def _plugin_block(point: Point) -> dict[str, Any] | None:
-    if point.engine is Engine.VANILLA:
-        return None
-    # The paper's modes end the update before the next forward begins, and so do its phase times.
-    block: dict[str, Any] = {"enabled": True, "just_in_time_forward": False, "policy": "all-host"}
-    if point.engine is Engine.HYBRID:
-        block |= {"policy": "stride", "stride": point.stride}
-    if point.offload_ratio < 1:
-        # The plugin keeps the rest on the device itself: same learning rate, same checkpoint.
-        block["ratio"] = point.offload_ratio
-    return block
+def patches(point: Point) -> list[dict[str, Any]]:
+    """What the study and the point's engine change of DeepSpeed's config, in this order."""
+    study = point.study
+    tables = [] if study is None else [study.ds_config, point.row.ds_config]
+    return [filled(table, point.values) for table in tables]

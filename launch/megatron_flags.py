@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
-from configs.schema import Engine, Point
+from configs.schema import Point
+from configs.study import filled
 from launch.ds_json import deepspeed_config
 
 
@@ -157,13 +158,19 @@ def megatron_ds_config(point: Point, paper_keys: bool) -> dict[str, Any]:
     block = config.pop("deep_optimizer_states", None)
     if not paper_keys:
         return config if block is None else {**config, "deep_optimizer_states": block}
-    if point.engine is Engine.HYBRID and point.stride == 1:
-        raise ConfigError("stride = 1: the paper's fork needs 2 or more")
-    knobs = point.paper_knobs
-    config["zero_optimization"]["offload_optimizer"] |= {
-        "ratio": point.offload_ratio,
-        "prefetch_optimizer": knobs["prefetch"],
-        "part_grads_async": knobs["flush_async"],
-        "prefetch_optimizer_gap": knobs["opt_gaps"],
+    if not point.row.keys:
+        raise ConfigError(f"engine '{point.engine}': the paper's fork has no keys for it")
+    if point.value("just_in_time"):
+        raise ConfigError("just_in_time = true: the paper's fork has no such forward")
+    # A hybrid update brings its asynchronous gradients with it.
+    default = {
+        "prefetch_optimizer": 0,
+        "part_grads_async": int(block is not None),
+        "prefetch_optimizer_gap": 0,
     }
+    keys = {**default, **filled(point.row.keys, point.values)}
+    if keys["prefetch_optimizer"] and keys["prefetch_optimizer_gap"] == 1:
+        raise ConfigError("stride = 1: the paper's fork needs 2 or more")
+    config["zero_optimization"]["offload_optimizer"] |= {"ratio": point.value("offload_ratio")}
+    config["zero_optimization"]["offload_optimizer"] |= keys
     return config

@@ -54,6 +54,7 @@ def build_parser() -> cli.Parser:
     """Options of ``launch.submit``."""
     parser = cli.Parser("python -m launch.submit", __doc__ or "")
     parser.add_argument("--scheduler", choices=tuple(SCHEDULERS), required=True)
+    cli.add_study_option(parser)
     parser.add_argument("--sweep", required=True, metavar="NAME", help="name or TOML file")
     parser.add_argument("--results-dir", type=Path, default=ROOT / "results", metavar="DIR")
     parser.add_argument("--dry-run", action="store_true", help="show the scripts, submit nothing")
@@ -130,7 +131,7 @@ def make_submission(given: Namespace, rest: Sequence[str], cwd: Path) -> Submiss
     ask.check()
     names = sweep_command.choose_points(plan.points, options.only, None)
     folder = _next_folder(plan.folder / SUBMISSIONS)
-    command = [sys.executable, "-P", "-m", "launch.sweep", "--sweep", given.sweep]
+    command = [sys.executable, "-P", "-m", "launch.sweep", *_study(given), "--sweep", given.sweep]
     command += ["--results-dir", str(given.results_dir), *_size(rest, options)]
     # What decides which runs to do has no meaning for the report.
     choices = {"--resume", "--rerun-failed"}
@@ -167,14 +168,14 @@ def make_submission(given: Namespace, rest: Sequence[str], cwd: Path) -> Submiss
 
 
 def _plan(given: Namespace, rest: Sequence[str]) -> tuple[Plan, Namespace]:
-    words = ["--sweep", given.sweep, "--results-dir", str(given.results_dir), *rest]
+    words = [*_study(given), "--sweep", given.sweep, "--results-dir", str(given.results_dir), *rest]
     options = sweep_command.build_parser().read(words)
     for name in OWN_OPTIONS:
         if getattr(options, name) not in (None, False):
             raise ConfigError(f"--{name.replace('_', '-')} cannot stand after '--' here")
     if options.choice is Choice.AGAIN:
         raise ConfigError("--again cannot stand after '--': a job that is requeued runs it again")
-    sweep = load_sweep(given.sweep)
+    sweep = load_sweep(given.sweep, cli.study_in(words))
     if sweep.leaves_model_open and options.model is None and options.size != "tiny":
         raise ConfigError(
             f"sweep '{sweep.name}' leaves its model to the machine, and this is not the one that "
@@ -183,6 +184,10 @@ def _plan(given: Namespace, rest: Sequence[str]) -> tuple[Plan, Namespace]:
     if options.size == "auto" and options.model is None:
         options.size = "full"
     return sweep_command.make_plan(sweep, options, probe_machine()), options
+
+
+def _study(given: Namespace) -> list[str]:
+    return [] if given.study is None else ["--study", given.study]
 
 
 def _size(rest: Sequence[str], options: Namespace) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -11,16 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from configs.errors import ConfigError, explain
-from configs.naming import engine_words
-from configs.schema import CONFIGS_DIR, Point, load_point
-from configs.sweep import TINY_MODEL, Sweep, load_sweep, sweep_names
+from configs.schema import Point
+from configs.sweep import Sweep, load_sweep, sweep_names
 from deep_optimizer_states.predict.machine import load_machine
 from launch import cli
+from launch.derive import derive
+from launch.describe import describe
 from launch.fit.capacity import PROFILES, largest_model_that_fits, refuse_if_short, shortages
 from launch.fit.machine import Machine, probe_machine
-from launch.records.files import ROOT
+from launch.listing import listing
 from launch.records.ledger import Choice
-from launch.run import RunOptions, describe
 from launch.simulate.command import (
     Simulation,
     largest_that_fits,
@@ -37,8 +36,7 @@ from launch.sweep_runner import (
     total_text,
     write_index,
 )
-
-DEFAULT_SWEEP = "basic"
+from launch.task import RunOptions
 
 
 def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
@@ -56,11 +54,22 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
     if _is_tiny(sweep, given, machine):
         repeats = {} if given.repeats is None else {"repeats": given.repeats}
         sweep, model = sweep.small().model_copy(update=repeats), None
-    elif model is None and sweep.leaves_model_open:
-        room = _shown_machine(sweep, given, machine)
-        model = largest_model_that_fits(lambda name: sweep.points(name, overrides), room)
+    sweep = _with_engines(sweep, given)
+    if model is None and sweep.leaves_model_open:
+        room, names = _shown_machine(sweep, given, machine), sweep.study.model_names()
+        model = largest_model_that_fits(names, lambda name: sweep.points(name, overrides), room)
     points = sweep.points(model, overrides)
-    return Plan(sweep, tuple(points), machine, RunOptions.of(given, sweep.name))
+    return Plan(sweep, tuple(points), machine, RunOptions.of(given, sweep.name, sweep.study))
+
+
+def _with_engines(sweep: Sweep, given: Namespace) -> Sweep:
+    """The sweep with the engines that were asked for; says so when one was added to them."""
+    if given.engines is None:
+        return sweep
+    chosen, added = sweep.with_engines(given.engines)
+    if added:
+        cli.say(f"--engines: '{added}' is added, which the others are held against")
+    return chosen
 
 
 def _overrides(given: Namespace) -> dict[str, str]:
@@ -77,8 +86,10 @@ def simulate(sweep: Sweep, given: Namespace, simulation: Simulation) -> int:
     overrides, model = _overrides(given), given.model
     if given.size == "tiny":
         sweep, model = sweep.small(), None
-    elif model is None and sweep.leaves_model_open:
-        model = largest_that_fits(simulation, lambda name: sweep.points(name, overrides))
+    sweep = _with_engines(sweep, given)
+    if model is None and sweep.leaves_model_open:
+        names = sweep.study.model_names()
+        model = largest_that_fits(simulation, names, lambda name: sweep.points(name, overrides))
     points = sweep.points(model, overrides)
     names = choose_points(points, given.only, given.index)
     if given.list_points:
@@ -102,9 +113,10 @@ def _shown_machine(sweep: Sweep, given: Namespace, machine: Machine) -> Machine:
 
 
 def _is_tiny(sweep: Sweep, given: Namespace, machine: Machine) -> bool:
+    small = sweep.study.small_model
     if given.size != "auto" or given.model is not None:
-        return bool(given.size == "tiny" or given.model == TINY_MODEL)
-    if sweep.model == TINY_MODEL:
+        return bool(given.size == "tiny" or given.model == small)
+    if sweep.model == small:
         return False
     on_cpu = "cpu" in (given.device, sweep.point.get("device"))
     return on_cpu or not machine.gpu_free_bytes
@@ -136,54 +148,6 @@ def choose_points(points: Sequence[Point], only: Sequence[str], index: int | Non
     return [name for name in names if name in chosen] if only else names
 
 
-def derive(folder: Path, expected_figures: Sequence[str]) -> int:
-    """Make tables, figures and the report of a sweep folder.
-
-    Args:
-        folder: ``RESULTS/SWEEP``.
-        expected_figures: what the sweep is to show; other figures are drawn where they can be.
-
-    Returns:
-        0, or the exit code of the first step that failed; the report's is not 0 when two engines'
-        results are not equal.
-    """
-    plots = ["plots", str(folder / "tables"), "--out", str(folder / "figures")]
-    steps = (
-        ("tables", ["parse", str(folder), "--out", str(folder / "tables")]),
-        ("figures", [*plots, "--expect", *expected_figures]),
-        ("report", ["parse.report", str(folder)]),
-    )
-    worst, done = 0, set()
-    for what, arguments in steps:
-        command = [sys.executable, "-m", *arguments]
-        # A session of its own: Ctrl-C is ours to answer, and ends it without a traceback.
-        code = subprocess.run(command, cwd=ROOT, check=False, start_new_session=True).returncode
-        worst = worst or code
-        if code:
-            cli.say(f"{what}: exit code {code}")
-        if code in (0, 1):
-            done.add(what)
-        elif what == "tables":  # nothing can be drawn or told without them
-            break
-    if "report" in done:
-        cli.say(f"report   {folder / 'report.html'}")
-    if "figures" in done and any((folder / "figures").glob("*.*")):
-        cli.say(f"figures  {folder / 'figures'}")
-    return worst
-
-
-def list_configs() -> None:
-    """Print sweeps and points, a line each."""
-    cli.say("sweeps (--sweep NAME)")
-    for name in sweep_names():
-        cli.say(f"  {name:24} {load_sweep(name).description}")
-    cli.say("points (python -m launch.run NAME)")
-    for path in sorted((CONFIGS_DIR / "points").glob("*.toml")):
-        point = load_point(path)
-        words = f"{point.model.name} {engine_words(point)}, {point.num_ranks} rank(s)"
-        cli.say(f"  {path.stem:24} {words}")
-
-
 def dry_run(plan: Plan, names: Sequence[str]) -> None:
     """Print what would be run: points, commands, memory, time and DeepSpeed's JSON."""
     for point in plan.points:
@@ -207,14 +171,22 @@ def build_parser() -> cli.Parser:
     """Options of the main job."""
     parser = cli.Parser("bash master-script.sh", "Run a sweep, then make its report.")
     what = parser.add_argument_group("what to run")
-    what.add_argument("--list", action="store_true", help="list sweeps and points, and leave")
+    what.add_argument(
+        "--list", action="store_true", help="list studies, sweeps, points and engines, and leave"
+    )
+    cli.add_study_option(what)
     what.add_argument(
         "--list-points", action="store_true", help="list the points of the sweep, and leave"
     )
+    what.add_argument("--sweep", metavar="NAME", help="name or TOML file [default the study's]")
     what.add_argument(
-        "--sweep", metavar="NAME", help=f"name or TOML file [default {DEFAULT_SWEEP}]"
+        "--all", action="store_true", help="every sweep of the study, one after the other"
     )
-    what.add_argument("--all", action="store_true", help="every shipped sweep, one after the other")
+    what.add_argument(
+        "--engines",
+        metavar="A,B:FIELD=V",
+        help="run these engines of the study in place of the sweep's",
+    )
     what.add_argument(
         "--only", action="append", default=[], metavar="POINT", help="name, part of it or pattern"
     )
@@ -271,8 +243,9 @@ def main(argv: Sequence[str]) -> int:
         ConfigError: an option or the sweep is wrong, or the machine is too small.
     """
     given = build_parser().read(argv)
+    study = cli.study_in(argv)
     if given.list:
-        list_configs()
+        cli.say(listing(study if given.study else None))
         return 0
     if given.node_rank is not None:
         raise ConfigError(
@@ -281,14 +254,15 @@ def main(argv: Sequence[str]) -> int:
         )
     if given.all and given.sweep is not None:
         raise ConfigError(f"--all runs every sweep: leave out --all or --sweep {given.sweep}")
-    names = sweep_names() if given.all else [given.sweep or DEFAULT_SWEEP]
+    names = sweep_names(study) if given.all else [given.sweep or study.default_sweep]
+    sweeps = [load_sweep(name, study) for name in names]
     if given.simulate:
-        simulation = Simulation.of(given)
-        return max([simulate(load_sweep(name), given, simulation) for name in names])
+        simulation = Simulation.of(given, study)
+        return max([simulate(sweep, given, simulation) for sweep in sweeps])
     if given.machine is not None or given.as_of is not None:
         raise ConfigError("--machine and --as-of need --simulate: a run takes what is there")
     machine = probe_machine()
-    plans = [make_plan(load_sweep(name), given, machine) for name in names]
+    plans = [make_plan(sweep, given, machine) for sweep in sweeps]
     worst = 0
     for plan in plans:
         if len(plans) > 1:

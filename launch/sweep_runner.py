@@ -21,7 +21,8 @@ from launch.process.members import end_leftovers
 from launch.records.files import write_json
 from launch.records.ledger import INTERRUPTED, Choice, Record, decide, read_records
 from launch.records.run_folder import SCHEMA_VERSION, RunFolder, Status, sweep_dir
-from launch.run import Outcome, RunOptions, Task, execute
+from launch.run import Outcome, execute
+from launch.task import RunOptions, Task
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,7 @@ def write_index(plan: Plan, tasks: Sequence[Task], request: Request) -> None:
     points = [
         {
             "name": task.point.name,
-            "engine": task.point.engine.value,
+            "engine": task.point.engine,
             "point_key": task.point_key,
             "repeats": plan.sweep.repeats,
         }
@@ -231,6 +232,7 @@ def write_index(plan: Plan, tasks: Sequence[Task], request: Request) -> None:
         "name": plan.sweep.name,
         "description": plan.sweep.description,
         "figures": list(plan.sweep.figures),
+        "study": plan.sweep.study.as_table(),
         "points": points,
         "runs": runs,
     }

@@ -68,6 +68,11 @@ class Trainer:
         )
 
     @property
+    def name(self) -> str:
+        """As ``--trainer`` takes it."""
+        return OWN if self.megatron_dir is None else MEGATRON
+
+    @property
     def versions(self) -> dict[str, str]:
         """What tells runs of this trainer from others; nothing for the harness's own."""
         if self.megatron_dir is None:

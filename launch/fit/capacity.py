@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from configs.errors import ConfigError
-from configs.schema import Point, model_names
+from configs.schema import Point
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.memory_need import CONTEXT_BYTES, GIB, memory_of
 from launch.fit.machine import Machine
@@ -79,23 +79,25 @@ def refuse_if_short(point: Point, machine: Machine) -> None:
     lines = shortages(point, machine)
     if lines:
         raise ConfigError(
-            f"{point.model.name} with engine {point.engine.value} does not fit: "
+            f"{point.model.name} with engine {point.engine} does not fit: "
             f"{'; '.join(lines)}. Choose a smaller model, more ranks or a smaller micro-batch, "
             "or pass --no-memory-check"
         )
 
 
-def largest_model_that_fits(points_of: Callable[[str], Sequence[Point]], machine: Machine) -> str:
-    """Name of the largest shipped model all of whose points fit the machine.
+def largest_model_that_fits(
+    names: Sequence[str], points_of: Callable[[str], Sequence[Point]], machine: Machine
+) -> str:
+    """Name of the largest model all of whose points fit the machine.
 
     Args:
+        names: the models, smallest first.
         points_of: the points to run with a model of this name.
         machine: what is free.
 
     Raises:
         ConfigError: not even the smallest fits.
     """
-    names = model_names()
     for name in reversed(names):
         if not any(shortages(point, machine) for point in points_of(name)):
             return name

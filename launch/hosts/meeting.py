@@ -20,6 +20,7 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.schema import Point
+from launch.records.run_folder import study_of
 
 WAIT_S = 600.0
 """Longest time until all have come."""
@@ -27,9 +28,10 @@ RETRY_S = 0.5
 LINE_BYTES = 65_536
 
 
-def point_digest(point: dict[str, Any]) -> str:
-    """Hash of a point's fields."""
-    return hashlib.sha256(json.dumps(point, sort_keys=True).encode()).hexdigest()
+def point_digest(run: dict[str, Any]) -> str:
+    """Hash of what a ``run.json`` says of its point: the fields, and the study they belong to."""
+    what = [run["point"], run["study"]]
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
 def host_meeting(port: int, num_nodes: int, run_json: Path, wait_s: float = WAIT_S) -> None:
@@ -38,8 +40,7 @@ def host_meeting(port: int, num_nodes: int, run_json: Path, wait_s: float = WAIT
     Raises:
         ConfigError: some did not come, or the port cannot be had.
     """
-    point = json.loads(run_json.read_text(encoding="utf-8"))["point"]
-    wanted = point_digest(point)
+    wanted = point_digest(json.loads(run_json.read_text(encoding="utf-8")))
     missing = set(range(1, num_nodes))
     deadline = time.monotonic() + wait_s
     try:
@@ -85,7 +86,7 @@ def join_meeting(address: str, port: int, node: int, point: Point, wait_s: float
         ConfigError: it does not answer in time, refuses, or its path is not one of this machine's.
     """
     deadline = time.monotonic() + wait_s
-    digest = point_digest(point.model_dump(mode="json"))
+    digest = point_digest({"point": point.model_dump(mode="json"), "study": study_of(point)})
     while True:
         try:
             with socket.create_connection((address, port), timeout=10) as connection:
@@ -107,13 +108,13 @@ def join_meeting(address: str, port: int, node: int, point: Point, wait_s: float
 
 def _require_same_point(path: Path, digest: str) -> None:
     try:
-        point = json.loads(path.read_text(encoding="utf-8"))["point"]
+        found = point_digest(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             f"node 0's run is in {str(path.parent)!r}, which cannot be read here ({error}); "
             "--results-dir must lie on a file system that all nodes share"
         ) from None
-    if point_digest(point) != digest:
+    if found != digest:
         raise ConfigError(f"{path} is not the point that was asked for")
 
 

@@ -1,4 +1,4 @@
-"""What runs beside the ranks: a monitor, the co-process of a hogged run, scalars if asked for."""
+"""What runs beside the ranks: a monitor, the study's companions, scalars if asked for."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from configs.errors import ConfigError
 from configs.schema import Point
+from configs.study import Companion as CompanionRow
 from launch.fit.capacity import runs_on_gpu
 from launch.fit.machine import probe_machine
 from launch.process.job import Companion
@@ -46,12 +47,14 @@ def _require(package: str, option: str) -> None:
         )
 
 
-def hogs(point: Point, run_dir: Path) -> tuple[Companion, ...]:
-    """Co-processes that take the point's share of every device that its ranks use here.
+def companions(point: Point, run_dir: Path) -> tuple[Companion, ...]:
+    """Processes that the study puts beside the ranks, one for every device that they use here.
 
-    The first reports to ``hog.json``, that of GPU N > 0 to ``hog-N.json``.
+    The first of a kind reports to ``NAME.json``, that of GPU N > 0 to ``NAME-N.json``.
     """
-    if not point.hog_share:
+    rows = {} if point.study is None else point.study.companions
+    wanted = {name: row for name, row in rows.items() if point.value(row.field)}
+    if not wanted:
         return ()
     num_gpus = 0
     if point.device != "cpu":
@@ -60,16 +63,17 @@ def hogs(point: Point, run_dir: Path) -> tuple[Companion, ...]:
             num_gpus = min(point.num_ranks, len(machine.gpu_free_bytes))
     devices = [f"cuda:{number}" for number in range(num_gpus)] or ["cpu"]
     return tuple(
-        _hog(
-            point.hog_share, device, run_dir / ("hog.json" if not number else f"hog-{number}.json")
-        )
+        _companion(row, point, device, run_dir / f"{name}{f'-{number}' if number else ''}.json")
+        for name, row in wanted.items()
         for number, device in enumerate(devices)
     )
 
 
-def _hog(share: float, device: str, report: Path) -> Companion:
-    options = [f"--share={share}", f"--device={device}", f"--out={report}"]
-    return Companion(f"the hog of {device}", [sys.executable, "-m", "launch.hog", *options], report)
+def _companion(row: CompanionRow, point: Point, device: str, report: Path) -> Companion:
+    values = {**point.values, "device": device, "out": report}
+    words = [word.format_map(values) for word in row.arguments]
+    command = [sys.executable, "-m", row.module, *words]
+    return Companion(row.name.format_map(values), command, report)
 
 
 def monitoring(

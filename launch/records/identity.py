@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import Point
+from configs.study import default_study
+from launch.ds_json import patches
 
 _KEY_CHARACTERS = 16
 _SETUP = ("git", "versions", "gpus", "cpu")
@@ -28,7 +30,32 @@ def point_key(point: Point, data: Mapping[str, Any]) -> str:
 
 def settings_key(point: Point) -> str:
     """The part of :func:`point_key` that can be told before the data is there."""
-    return _digest(point.model_dump(mode="json", exclude={"name", "data_prefix"}))
+    later = {
+        name
+        for name, row in (point.study.fields.items() if point.study else ())
+        if row.added_later and point.value(name) == row.default
+    }
+    settings = point.model_dump(mode="json", exclude={"name", "data_prefix", *later})
+    return _digest({**settings, **_of_study(point)})
+
+
+def _of_study(point: Point) -> dict[str, Any]:
+    """What the study makes of the fields.
+
+    Not for the default study: keys of its runs are older than studies, and whoever changes it
+    changes the checkout, which is a part of :func:`setup_key`.
+    """
+    study = point.study
+    if study is None or study is default_study():
+        return {}
+    made: dict[str, Any] = {
+        "patches": patches(point),
+        "environment": point.row_environment,
+        "companions": [
+            row.model_dump() for row in study.companions.values() if point.value(row.field)
+        ],
+    }
+    return {"study": made}
 
 
 def setup_key(provenance: Mapping[str, Any]) -> str:

@@ -92,6 +92,7 @@ class RunFolder:
                 "schema_version": SCHEMA_VERSION,
                 "run_id": self.run_id,
                 "point": point.model_dump(mode="json"),
+                "study": study_of(point),
                 "point_key": inputs.point_key,
                 "setup_key": inputs.setup_key,
                 "repeat": inputs.repeat,
@@ -127,6 +128,12 @@ class RunFolder:
     def has_ended(self) -> bool:
         """Whether the trainer wrote its last line, ``event: end``."""
         return any(line.get("event") == "end" for line in json_lines(self.metrics))
+
+
+def study_of(point: Point) -> dict[str, Any] | None:
+    """The point's study as it travels with its runs."""
+    study = point.study
+    return None if study is None else study.as_table()
 
 
 def sweep_dir(results_dir: Path, sweep: str) -> Path:

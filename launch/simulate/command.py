@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
-from configs.schema import Point, model_names
+from configs.schema import Point
+from configs.study import Study
 from configs.sweep import Sweep
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.machine import (
@@ -41,13 +42,14 @@ from launch.simulate.folders import (
     predicted_values,
     published_values,
 )
-from launch.simulate.published import published_of, read_published, with_published_subgroups
+from launch.simulate.published import as_published, published_of, read_published
 from launch.simulate.workloads import AsOf, as_of, workload_of
+from launch.task import results_of
 
 NOT_SIMULATED = ("loss", "memory", "utilisation")
-"""Figures of what no prediction has."""
-ANY_SIMULATED = "iteration-breakdown"
-"""Figure of every prediction."""
+"""Kinds of figures of what no prediction has."""
+ANY_SIMULATED = "breakdown"
+"""Kind of figure that every prediction has."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ class Simulation:
     """Whether the profile is a shipped one; one of the user's own may have the name of one."""
 
     @classmethod
-    def of(cls, given: Namespace) -> Simulation:
-        """From the options of the main job.
+    def of(cls, given: Namespace, study: Study) -> Simulation:
+        """From the options of the main job, for a study.
 
         Raises:
             ConfigError: An option is missing, or makes no sense without a run.
@@ -82,7 +84,7 @@ class Simulation:
             raise ConfigError("--repeats: a prediction is the same every time; leave it out")
         is_shipped = given.machine in machine_names()
         when = as_of(given.as_of, profile.name if is_shipped else "")
-        return cls(profile, when, given.results_dir, is_shipped)
+        return cls(profile, when, results_of(given.results_dir, study), is_shipped)
 
     @property
     def shipped_name(self) -> str:
@@ -150,8 +152,8 @@ def simulate_sweep(
     profile = simulation.profile
     written = SimulatedSweep(simulation.folder(sweep.name), simulation.about)
     # What was published is of the paper's software.
-    every = read_published() if simulation.when is AsOf.PAPER else []
-    points = with_published_subgroups(sweep, points, every)
+    every = read_published(sweep.study) if simulation.when is AsOf.PAPER else []
+    points = as_published(sweep, points, every)
     published = published_of(points, sweep.name, simulation.shipped_name, every)
     impossible = {}
     for number, point in enumerate(points, start=1):
@@ -171,15 +173,22 @@ def simulate_sweep(
             written.add(point, PUBLISHED, published_values(point, published[point.name]))
     if len(impossible) == len(points):
         raise ConfigError(f"sweep '{sweep.name}': {next(iter(impossible.values()))}")
-    figures = [name for name in sweep.figures if name not in NOT_SIMULATED] or [ANY_SIMULATED]
+    figures = _figures(sweep)
     if not dry_run:
-        written.finish(sweep.name, sweep.description, figures)
+        written.finish(sweep, figures)
     beside = f", {len(published)} beside published values" if published else ""
     cli.say(
         f"simulated, nothing was run: {len(points) - len(impossible)} points on {profile.name} "
         f"({simulation.when.words}){beside}"
     )
     return 0 if derive is None or dry_run else derive(written.folder, figures)
+
+
+def _figures(sweep: Sweep) -> list[str]:
+    """Figures of the sweep that a prediction can fill; without any, one that it always can."""
+    kinds = {name: row.kind for name, row in sweep.study.figures.items()}
+    found = [name for name in sweep.figures if kinds.get(name) not in NOT_SIMULATED]
+    return found or [name for name, kind in kinds.items() if kind == ANY_SIMULATED][:1]
 
 
 def predicted_before(simulation: Simulation, sweep: str) -> frozenset[str]:
@@ -191,19 +200,26 @@ def predicted_before(simulation: Simulation, sweep: str) -> frozenset[str]:
         return frozenset()
 
 
-def largest_that_fits(simulation: Simulation, points_of: Callable[[str], Sequence[Point]]) -> str:
-    """Name of the largest shipped model all of whose points fit the machine.
+def largest_that_fits(
+    simulation: Simulation, names: Sequence[str], points_of: Callable[[str], Sequence[Point]]
+) -> str:
+    """Name of the largest model all of whose points fit the machine.
+
+    Args:
+        simulation: On what.
+        names: The models, smallest first.
+        points_of: The points to predict with a model of this name.
 
     Raises:
         ConfigError: None does.
     """
-    for name in reversed(model_names()):
+    for name in reversed(names):
         try:
             if not any(memory_lack(simulation.predict(point)[0]) for point in points_of(name)):
                 return name
         except DeepOptimizerStatesError:
             continue
-    raise ConfigError(f"machine '{simulation.profile.name}': no shipped model fits it")
+    raise ConfigError(f"machine '{simulation.profile.name}': no model of the study fits it")
 
 
 def _line(found: Prediction, resident: AllResident | None) -> str:

@@ -11,9 +11,10 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.schema import Point
+from configs.sweep import Sweep
 from deep_optimizer_states.predict.predict import AllResident, Prediction
 from launch.records.identity import settings_key
-from launch.records.run_folder import SCHEMA_VERSION
+from launch.records.run_folder import SCHEMA_VERSION, study_of
 from launch.trainer.log import flops_per_iteration
 
 SIMULATED, PUBLISHED = "simulated", "published"
@@ -60,6 +61,7 @@ class SimulatedSweep:
             "run_id": f"{stem}/{path.name}",
             "source": source,
             "point": point.model_dump(mode="json"),
+            "study": study_of(point),
             "point_key": f"{settings_key(point)}-{source}",
             "repeat": 1,
             "log": VALUES,
@@ -72,11 +74,11 @@ class SimulatedSweep:
                 _write(path / "status.json", {"status": status, "cause": cause})
         except OSError as error:
             raise _unwritable(self.folder, error) from None
-        entry = {"name": point.name, "engine": point.engine.value, "repeat": 1, "log": VALUES}
+        entry = {"name": point.name, "engine": point.engine, "repeat": 1, "log": VALUES}
         entry["run_dir"] = path.relative_to(self.folder).as_posix()
         self._runs.append({**entry, "status": status if source == SIMULATED else ""})
 
-    def finish(self, name: str, description: str, figures: list[str]) -> None:
+    def finish(self, sweep: Sweep, figures: list[str]) -> None:
         """Write ``sweep.json``.
 
         Raises:
@@ -84,8 +86,9 @@ class SimulatedSweep:
         """
         index = {
             "schema_version": SCHEMA_VERSION,
-            "name": name,
-            "description": description,
+            "name": sweep.name,
+            "description": sweep.description,
+            "study": sweep.study.as_table(),
             "figures": figures,
             "source": SIMULATED,
             SIMULATED: dict(self.about),

@@ -1,4 +1,4 @@
-"""Values that others published of points that a sweep has: ``configs/published/*.csv``."""
+"""Values that others published of points that a sweep has: ``published.csv`` of a study."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from configs.errors import ConfigError
-from configs.schema import CONFIGS_DIR, Point
+from configs.schema import Point
+from configs.study import Study
 from configs.sweep import Sweep
 
-PUBLISHED_DIR = CONFIGS_DIR / "published"
-SOURCES = {"middleware24": "DOI 10.1145/3652892.3700781 and the authors' artifact"}
-"""By file; other files go by their names."""
-_COLUMNS = (
-    *("sweep", "machine", "model", "engine", "stride", "offload_ratio"),
-    *("quantity", "value"),
-)
+FILE = "published.csv"
+_COLUMNS = ("sweep", "machine", "quantity", "value")
+"""Beside them, columns are fields of the point that a value is of."""
 _PHASES = ("forward_s", "backward_s", "update_s")
 _QUANTITIES = (*_PHASES, "iterations_99_s", "update_rate")
-_DP, _SUBGROUP_NUMEL = 4, 100_000_000
-"""Of every published run; all have one micro-batch of one sample."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +27,7 @@ class Published:
     Attributes:
         sweep: Sweep whose figure it is of.
         machine: Profile of the machine it was measured on.
-        point: Model, engine, stride and offload ratio.
+        fields: Fields of its point as text, those that every published run had among them.
         quantity: ``forward_s``, ``backward_s``, ``update_s``, ``iterations_99_s`` or
             ``update_rate``; see the file's head.
         value: In s, or in 1e9 parameters a second.
@@ -40,41 +36,57 @@ class Published:
 
     sweep: str
     machine: str
-    point: tuple[str, str, int, float]
+    fields: Mapping[str, Any]
     quantity: str
     value: float
     source: str
 
+    def is_of(self, point: Point) -> bool:
+        """Whether a point was run as this value's run was."""
+        return all(_is_equal(point.value(name), value) for name, value in self.fields.items())
 
-def read_published(folder: Path = PUBLISHED_DIR) -> list[Published]:
-    """All values of a folder.
+
+def _is_equal(value: object, published: object) -> bool:
+    """Text of a file is held against a number as a number."""
+    if isinstance(published, str) and isinstance(value, int | float):
+        return float(value) == float(published)
+    return value == published
+
+
+def read_published(study: Study) -> list[Published]:
+    """All values of a study; none where it has no such file.
 
     Raises:
-        ConfigError: A file cannot be read; names it and the line.
+        ConfigError: The file cannot be read; names it and the line.
     """
-    found = []
-    for path in sorted(folder.glob("*.csv")):
-        text = path.read_text(encoding="utf-8")
-        lines = [line for line in text.splitlines() if not line.startswith("#")]
-        for row in csv.DictReader(lines):
-            found.append(_read_row(row, path))
-    return found
+    path = (study.folder or Path()) / FILE
+    if study.folder is None or study.published is None or not path.is_file():
+        return []
+    lines = [
+        line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")
+    ]
+    return [_read_row(row, path, study) for row in csv.DictReader(lines)]
 
 
-def _read_row(row: Mapping[str, str], path: Path) -> Published:
+def _read_row(row: Mapping[str, str], path: Path, study: Study) -> Published:
+    assert study.published is not None
+    fields = {name: text for name, text in row.items() if name not in _COLUMNS}
     try:
-        point = (row["model"], row["engine"], int(row["stride"]), float(row["offload_ratio"]))
         value, quantity = float(row["value"]), row["quantity"]
+        sweep, machine = row["sweep"], row["machine"]
         if quantity not in _QUANTITIES or not value > 0:
             raise ValueError
+        for name, text in fields.items():
+            if study.all_fields[name].type in ("int", "float") and name != "model":
+                float(text)
     except (KeyError, TypeError, ValueError):
         shown = ",".join(str(value) for value in row.values())
         raise ConfigError(
-            f"{path}: {shown!r}: give {', '.join(_COLUMNS)}, with a value above 0 and a quantity "
-            f"of {', '.join(_QUANTITIES)}"
+            f"{path}: {shown!r}: give {', '.join(_COLUMNS)} and fields of a point, with a value "
+            f"above 0 and a quantity of {', '.join(_QUANTITIES)}"
         ) from None
-    source = SOURCES.get(path.stem, path.stem)
-    return Published(row["sweep"], row["machine"], point, quantity, value, source)
+    fields = {**study.published.conditions, **fields}
+    return Published(sweep, machine, fields, quantity, value, study.published.source)
 
 
 def published_of(
@@ -94,10 +106,10 @@ def published_of(
     own = [value for value in every if value.machine == machine]
     own.sort(key=lambda value: value.sweep != sweep)
     found: dict[str, dict[str, float | str]] = {}
-    for point in filter(_is_as_published, points):
+    for point in points:
         values: dict[str, Published] = {}
         for value in own:
-            if value.point == _identity(point):
+            if value.is_of(point):
                 values.setdefault(value.quantity, value)
         fields = _fields(values, point)
         if fields:
@@ -105,42 +117,31 @@ def published_of(
     return found
 
 
-def with_published_subgroups(
-    sweep: Sweep, points: Sequence[Point], every: Sequence[Published]
-) -> list[Point]:
-    """The points of a sweep of named models, with the subgroups that their published runs had.
+def as_published(sweep: Sweep, points: Sequence[Point], every: Sequence[Published]) -> list[Point]:
+    """The points of a sweep of named models, with the study's fields that published runs had.
 
-    The paper's logs of 7B have subgroups of 100M elements wherever models are compared; 10M, the
-    model's own, is that of its run on one GPU. A sweep that says what it wants keeps it.
+    A model's own default may be another: the paper's logs of 7B have subgroups of 100M elements
+    wherever models are compared, and 10M in its run on one GPU. A sweep that says what it wants
+    keeps it.
 
     Args:
         sweep: What the points are of.
         points: Its points.
         every: What was published.
     """
-    tables = (sweep.point, sweep.grid, *sweep.engines)
-    if sweep.leaves_model_open or any("subgroup_numel" in table for table in tables):
+    published, study = sweep.study.published, sweep.study
+    if sweep.leaves_model_open or published is None:
         return list(points)
-    models = {value.point[0] for value in every}
+    given = {name for table in (sweep.point, sweep.grid, *sweep.engines) for name in table}
+    own = {
+        name: value
+        for name, value in published.conditions.items()
+        if name in study.fields and name not in given
+    }
+    models = {value.fields.get("model") for value in every}
     return [
-        point.model_copy(update={"subgroup_numel": _SUBGROUP_NUMEL})
-        if point.model.name in models
-        else point
-        for point in points
+        point.model_copy(update=own) if point.model.name in models else point for point in points
     ]
-
-
-def _identity(point: Point) -> tuple[str, str, int, float]:
-    return point.model.name, point.engine.value, point.stride, point.offload_ratio
-
-
-def _is_as_published(point: Point) -> bool:
-    """Whether a point was run as the published ones were."""
-    return (
-        (point.dp, point.tp, point.micro_batch_size, point.accumulation) == (_DP, 1, 1, 1)
-        and (point.subgroup_numel, point.hog_share) == (_SUBGROUP_NUMEL, 0)
-        and point.activation_checkpointing
-    )
 
 
 def _fields(values: Mapping[str, Published], point: Point) -> dict[str, float | str]:

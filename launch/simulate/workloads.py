@@ -5,9 +5,10 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-from configs.schema import Engine, Point
+from configs.schema import Point
 from deep_optimizer_states.predict.model import model_from_table
-from deep_optimizer_states.predict.workload import Workload
+from deep_optimizer_states.predict.workload import Workload, WorkloadError
+from launch.ds_json import deepspeed_config
 
 PAPER_MACHINES = ("a100x4", "h100x4")
 """Profiles fitted to the paper's figures, and so to its software."""
@@ -32,9 +33,9 @@ _WORDS = {
     AsOf.TODAY: "today's DeepSpeed and this plugin",
 }
 _PAPER_ENGINES = {
-    Engine.VANILLA: "zero3-0.13",
-    Engine.ASYNC_GRADIENTS: "async-0.13",
-    Engine.HYBRID: "paper",
+    "vanilla": "zero3-0.13",
+    "async-gradients": "async-0.13",
+    "hybrid": "paper",
 }
 
 
@@ -57,21 +58,24 @@ def workload_of(point: Point, when: AsOf) -> Workload:
         tp=point.tp,
         micro_batch_size=point.micro_batch_size,
         accumulation=point.accumulation,
-        offload_ratio=point.offload_ratio,
-        subgroup_numel=point.subgroup_numel,
+        offload_ratio=point.values.get("offload_ratio", 1.0),
+        subgroup_numel=point.values.get("subgroup_numel", 1_000_000_000),
         activation_checkpointing=point.activation_checkpointing,
         materialized_attention=point.attention == "local",
-        hog_share=point.hog_share,
+        hog_share=point.values.get("hog_share", 0.0),
         **_engine_fields(point, when),
     )
 
 
 def _engine_fields(point: Point, when: AsOf) -> dict[str, Any]:
-    stride = {"stride": point.stride} if point.engine is Engine.HYBRID else {}
+    block = deepspeed_config(point).get("deep_optimizer_states", {})
+    stride = {"stride": block["stride"]} if "stride" in block else {}
     if when is AsOf.PAPER:
+        if point.engine not in _PAPER_ENGINES:
+            raise WorkloadError(f"engine {point.engine!r}: the paper's software has no such engine")
         return {"engine": _PAPER_ENGINES[point.engine], **stride}
-    if point.engine is Engine.VANILLA:
+    if not block:
         return {"engine": "zero3"}
-    # As the harness runs them: the update ends before the next forward begins.
-    policy = "stride" if point.engine is Engine.HYBRID else "all-host"
-    return {"engine": "ours", "policy": policy, "just_in_time_forward": False, **stride}
+    just_in_time = block["just_in_time_forward"]
+    policy = block["policy"]
+    return {"engine": "ours", "policy": policy, "just_in_time_forward": just_in_time, **stride}

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from configs.errors import ConfigError, explain
 from configs.schema import Point
+from configs.study import default_study, study_from
 
 SCHEMA_VERSIONS = (1, 2)
 INDEX_MAGIC = b"MMIDIDX\x00\x00"
@@ -58,11 +59,12 @@ def read_run_file(path: Path) -> RunFile:
     for field in ("point", "data_prefix"):
         if not table.get(field):
             raise ConfigError(f"{path}: field '{field}' is missing")
+    study = study_from(table["study"], str(path)) if table.get("study") else default_study()
     try:
-        point = Point(**table["point"])
+        point = study.point_type(**table["point"])
     except (ValidationError, TypeError) as error:
         if isinstance(error, ValidationError):
-            message = explain.validation(error, source=f"{path}: point", model=Point)
+            message = explain.validation(error, source=f"{path}: point", model=study.point_type)
             raise ConfigError(message) from None
         raise ConfigError(f"{path}: field 'point' is not a table of fields") from None
     run_dir = path.resolve().parent

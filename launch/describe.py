@@ -1,0 +1,53 @@
+"""What a run would be, in lines: for ``--dry-run``."""
+
+from __future__ import annotations
+
+import json
+
+from configs.schema import Point
+from deep_optimizer_states.predict.memory_need import GIB
+from launch.data import data_prefix
+from launch.fit.capacity import PROFILES, predict, runs_on_gpu, shortages
+from launch.fit.estimate import estimate
+from launch.fit.machine import Machine
+from launch.live import duration_text
+from launch.needs import lacks
+from launch.records.ledger import read_records
+from launch.records.run_folder import next_run_path, sweep_dir
+from launch.task import RunOptions
+
+
+def describe(point: Point, machine: Machine, options: RunOptions) -> str:
+    """What a run of ``point`` would be: folder, command, memory, time and DeepSpeed's JSON.
+
+    Raises:
+        ConfigError: the point's own data is not there, or the hosts cannot run so many ranks.
+    """
+    folder = sweep_dir(options.results_dir, options.sweep)
+    expected = estimate(point, machine, read_records(folder))
+    stem = point.log_name.removesuffix(".log")
+    path = next_run_path(folder / stem)
+    # The embedded corpus would be made; files of the user's own must be there.
+    prefix = data_prefix(point.data_prefix) if point.data_prefix else "(the embedded corpus)"
+    program = options.trainer.program(point, path, prefix)
+    port = options.launcher.master_port or 0
+    commands = options.launcher.commands(program, point.num_ranks, port)
+    on_gpu = runs_on_gpu(point, machine)
+    need = predict(point, on_gpu)
+    as_if = f" (as on a GPU of profile {PROFILES[True]}; none here)"
+    verdict = "; ".join(shortages(point, machine)) or "fits this machine"
+    lines = [
+        f"point    {point.name or stem}",
+        f"folder   {path}",
+        commands.describe(),
+        f"model    {point.model.num_parameters(point.tp):,} parameters, "
+        f"{point.num_ranks} rank(s), {point.iterations} iterations",
+        f"memory   predicted host {need.host_bytes / GIB:.1f} GiB, "
+        f"each GPU {need.device_bytes / GIB:.1f} GiB"
+        f"{as_if if on_gpu and not machine.gpu_free_bytes else ''}: {verdict}",
+        f"time     about {duration_text(expected.seconds)} ({expected.how})",
+        f"DeepSpeed {json.dumps(options.trainer.ds_config(point), indent=2)}",
+    ]
+    if lacking := lacks(point, machine, options):
+        lines.insert(1, f"skipped  {'; '.join(lacking)}")
+    return "\n".join(lines)

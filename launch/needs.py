@@ -1,0 +1,50 @@
+"""What an engine needs that a machine may lack, as its row of the study says."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from packaging.requirements import Requirement
+
+from configs.errors import ConfigError
+from configs.schema import Point
+from configs.study import GPU, TWO_RANKS
+from launch.fit.capacity import runs_on_gpu
+from launch.fit.machine import Machine
+from launch.task import RunOptions
+
+
+def lacks(point: Point, machine: Machine, options: RunOptions) -> list[str]:
+    """Why the point's engine cannot run here, a line each; empty when it can."""
+    found = [_lack(need, point, machine) for need in point.row.needs]
+    own, chosen = point.row.trainer, options.trainer.name
+    if own not in ("", chosen):
+        found.append(f"needs --trainer {own}, and {chosen} was chosen")
+    return [text for text in found if text]
+
+
+def refuse_if_lacking(point: Point, machine: Machine, options: RunOptions) -> None:
+    """Stop before a run that cannot be.
+
+    Raises:
+        ConfigError: the machine, the software or the options lack what the engine needs.
+    """
+    if lacking := lacks(point, machine, options):
+        raise ConfigError(f"engine '{point.engine}': {'; '.join(lacking)}")
+
+
+def _lack(need: str, point: Point, machine: Machine) -> str:
+    if need == GPU:
+        on_gpu = runs_on_gpu(point, machine) and machine.gpu_free_bytes
+        return "" if on_gpu else "needs a GPU, and this run has none"
+    if need == TWO_RANKS:
+        few = point.num_ranks < 2
+        return f"needs two ranks or more, and dp {point.dp} x tp {point.tp} is one" if few else ""
+    package = Requirement(need)
+    try:
+        version = metadata.version(package.name)
+    except metadata.PackageNotFoundError:
+        return f"needs {need}, and {package.name} is not installed"
+    if package.specifier.contains(version, prereleases=True):
+        return ""
+    return f"needs {need}, and {version} is installed"

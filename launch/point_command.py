@@ -1,0 +1,107 @@
+"""The command line of one run: ``python -m launch.run POINT [--field value ...]``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.errors import ConfigError, explain
+from configs.overrides import apply_overrides
+from configs.schema import Point, read_toml
+from configs.study import Study
+from launch import cli
+from launch.describe import describe
+from launch.fit.capacity import refuse_if_short
+from launch.fit.machine import probe_machine
+from launch.hosts.meeting import join_meeting
+from launch.needs import refuse_if_lacking
+from launch.process.job import Job, Limits
+from launch.process.supervise import supervise
+from launch.records.files import ROOT
+from launch.run import execute, start_of
+from launch.task import RunOptions, Task
+
+SINGLE_RUNS = "single"
+"""Sweep folder of runs started one by one."""
+
+
+def find_point_file(name_or_path: str, study: Study) -> Path:
+    """The file of a point: a path, or a name of the study.
+
+    Raises:
+        ConfigError: neither; the nearest name is given.
+    """
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    shipped = study.files("points")
+    if name_or_path in shipped:
+        return shipped[name_or_path]
+    if path.suffix == ".toml":
+        raise ConfigError(f"{name_or_path}: no such file")
+    raise ConfigError(explain.unknown("point", name_or_path, sorted(shipped)))
+
+
+def run_point(point: Point, options: RunOptions, dry_run: bool, memory_check: bool) -> int:
+    """Check the machine, prepare the data, run; the exit code is the run's own."""
+    machine = probe_machine()
+    if dry_run:
+        cli.say(describe(point, machine, options))
+        return 0
+    if options.launcher.node_rank:
+        return join(point, options)
+    if not options.launcher.is_far:
+        refuse_if_lacking(point, machine, options)
+        if memory_check:
+            refuse_if_short(point, machine)
+    outcome = execute(Task.each([point], options)[0], options)
+    cli.say(f"{outcome.status.status}: {outcome.folder.path}")
+    if outcome.status.cause:
+        sys.stderr.write(f"{outcome.status.status}: {outcome.status.cause}\n")
+    return outcome.status.exit_code or 0
+
+
+def join(point: Point, options: RunOptions) -> int:
+    """Run this node's part of a run whose folder node 0 makes; the exit code is the launcher's.
+
+    Raises:
+        ConfigError: node 0 does not answer, or runs another point.
+    """
+    launcher = options.launcher
+    node = launcher.node_rank or 0
+    run_json = join_meeting(launcher.master_addr or "", launcher.port(), node, point)
+    prefix = json.loads(run_json.read_text(encoding="utf-8"))["data_prefix"]
+    commands, environment = start_of(point, options, run_json.parent, prefix)
+    job = Job(commands.nodes[0], ROOT, environment, run_json.parent / f"node-{node}.log")
+    ending = supervise(job, Limits(options.timeout_s, 0), echo=options.echo)
+    return 128 + ending.stop_signal if ending.stop_signal else ending.exit_code
+
+
+def build_parser(study: Study) -> cli.Parser:
+    """Options of ``launch.run``."""
+    parser = cli.Parser("python -m launch.run", "Run one point.")
+    parser.add_argument("point", metavar="POINT", help="a TOML file, or the name of a point")
+    cli.add_study_option(parser)
+    parser.add_argument("--sweep", default=SINGLE_RUNS, help="results folder [default single]")
+    cli.add_run_options(parser, echo=True)
+    cli.add_field_options(parser, study)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one point from the command line.
+
+    Raises:
+        ConfigError: an option, the file or a field is wrong, or the machine is too small.
+    """
+    study = cli.study_in(argv)
+    given = build_parser(study).read(argv)
+    path = find_point_file(given.point, study)
+    overrides = cli.field_overrides(given, study)
+    table = apply_overrides(read_toml(path), overrides, study)
+    options_too = f" with {', '.join(overrides)} from the command line" if overrides else ""
+    point = study.make_point(table, source=f"{path}{options_too}")
+    options = RunOptions.of(given, given.sweep, study)
+    return run_point(point, options, given.dry_run, not given.no_memory_check)
