@@ -17,7 +17,8 @@ from configs.errors import ConfigError, explain
 from configs.table import Table
 
 if TYPE_CHECKING:
-    from configs.study import Engine, Study
+    from configs.study import Study
+    from configs.study_rows import Engine
 
 CONFIGS_DIR = Path(__file__).resolve().parent
 VOCABULARY_MULTIPLE = 128

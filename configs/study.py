@@ -10,172 +10,36 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, PositiveInt, ValidationError, create_model, model_validator
+from pydantic import Field, ValidationError, create_model, model_validator
 
 from configs.errors import ConfigError, explain
 from configs.fields import CORE_FIELDS, FieldRow
 from configs.schema import Model, Point, read_toml
+from configs.study_rows import (
+    NAME_PATTERN,
+    Companion as Companion,
+    Engine as Engine,
+    Figure as Figure,
+    Gate as Gate,
+    Phase as Phase,
+    Published as Published,
+    Style as Style,
+)
 from configs.table import Table
+from configs.templates import bound_field, fields_in, filled as filled, laid_over as laid_over
 
 STUDIES_DIR = Path(__file__).resolve().parent / "studies"
 STUDY_FILE = "study.toml"
-GPU, TWO_RANKS = "gpu", "two-ranks"
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
-
-
-class Gate(Table):
-    """What must hold between an engine and the reference before a ratio is called a speed-up."""
-
-    kind: Literal["bitwise", "close", "quality"] = "bitwise"
-    """``bitwise``: losses, gradient norms and final state are equal; ``close``: ``quantity`` never
-    differs by more than ``tolerance``; ``quality``: the mean of ``metric`` over ``seeds`` is worse
-    by less than ``margin``, with ``confidence``."""
-    quantity: Literal["loss", "grad_norm"] = "loss"
-    """For ``close``: what is compared, iteration by iteration."""
-    tolerance: float | None = Field(default=None, gt=0)
-    """For ``close``: largest absolute difference."""
-    metric: str = "validation_loss"
-    """For ``quality``: the column of ``runs.csv`` that is compared; lower is better."""
-    margin: float | None = Field(default=None, gt=0)
-    """For ``quality``: how much worse than the reference's mean an engine may be."""
-    seeds: PositiveInt = 3
-    """For ``quality``: fewest seeds on each side."""
-    confidence: float = Field(default=0.95, gt=0, lt=1)
-    """For ``quality``: of the interval of the difference."""
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        for kind, field in (("close", "tolerance"), ("quality", "margin")):
-            if (self.kind == kind) != (getattr(self, field) is not None):
-                raise ValueError(f"{field} goes with kind '{kind}', which needs it")
-        return self
-
-    @property
-    def words(self) -> str:
-        """What the gate asks for, in a sentence of a report."""
-        if self.kind == "bitwise":
-            return "equal to the reference in every bit"
-        if self.kind == "close":
-            return f"{self.quantity} within {self.tolerance:g} of the reference's"
-        return (
-            f"mean {self.metric} over {self.seeds} seeds worse than the reference's by less than "
-            f"{self.margin:g} ({self.confidence:.0%} interval)"
-        )
-
-
-class Style(Table):
-    """How an engine is drawn; colours should stay apart for colour-blind readers."""
-
-    colour: str = ""
-    """As matplotlib reads it; empty takes the next of a list."""
-    dash: str | tuple[int, tuple[int, ...]] = "solid"
-    marker: str = ""
-    width: float = 1.8
-    marker_size: float = 5.0
-    hatch: str = ""
-
-
-class Phase(Table):
-    """A part of an iteration that is timed by itself; ``NAME_ms`` in metrics and tables."""
-
-    title: str
-    colour: str
-    hatch: str = ""
-
-
-class FieldLimits(Table):
-    """What an engine asks of one of its fields."""
-
-    default: Any = None
-    """Its value where none is given; None: the field's own default."""
-    minimum: float | None = None
-    below: float | None = None
-
-
-class Engine(Table):
-    """One way to run a point: a change of DeepSpeed's config and what comes with it."""
-
-    title: str
-    """In legends."""
-    tag: str = Field(max_length=4)
-    """Shortest name, for below a bar."""
-    description: str = ""
-    """In a sentence, for ``--list`` and the study's reader."""
-    aliases: tuple[str, ...] = ()
-    """Other names that are understood."""
-    style: Style = Style()
-    trainer: str = ""
-    """The only trainer that can run it; empty for any."""
-    fields: dict[str, FieldLimits] = Field(default_factory=dict)
-    """Fields of ``only_some_engines`` that it takes."""
-    ds_config: dict[str, Any] = Field(default_factory=dict)
-    """Laid over DeepSpeed's config; ``"{field}"`` stands for a field's value."""
-    environment: dict[str, str] = Field(default_factory=dict)
-    """Variables of its ranks."""
-    exact: bool = True
-    """Whether its results are expected to be the reference's, bit for bit."""
-    ends_update: bool = True
-    """Whether the update is over when ``step()`` returns, so that the phases have their own times;
-    or the name of a field that makes it not so when it is set."""
-    needs: tuple[str, ...] = ()
-    """``gpu``, ``two-ranks``, or a requirement such as ``deepspeed>=0.19.4``."""
-    zero_init: bool = True
-    """Whether the model may be partitioned while it is made."""
-    host_bytes: float = Field(default=18, ge=0)
-    """Host memory a parameter, at least, with its state offloaded."""
-    device_bytes: float = Field(default=0, ge=0)
-    """Memory of the device a parameter, at least, beside weights and gradients."""
-    keys: dict[str, Any] = Field(default_factory=dict)
-    """Values of the study's ``engine_keys`` that mean this engine; ``"{field}"`` binds a field, and
-    a key that is left out may have any value."""
-    log: str = ""
-    """How it reads in a log's name; empty: ``engine_NAME``."""
-
-
-class Figure(Table):
-    """A figure: one of the kinds of ``plots``, with what it shows."""
-
-    kind: str
-    """See ``plots.registry``."""
-    title: str
-    """What it shows, in a sentence."""
-    x: str = ""
-    """The field along the axis."""
-    y: tuple[str, ...] = ()
-    """Columns of ``runs.csv``."""
-    complement: bool = False
-    """Show one minus the field."""
-    label: str = ""
-    """Of the axis, where it is not the field's."""
-
-
-class Companion(Table):
-    """A process beside the ranks, one for every device that they use."""
-
-    field: str
-    """It is started when this field is not 0."""
-    name: str
-    module: str
-    arguments: tuple[str, ...]
-    """``{FIELD}``, ``{device}`` and ``{out}`` (its report, which it writes when it is ready)."""
-
-
-class Published(Table):
-    """What the values of ``published.csv`` are of."""
-
-    source: str
-    conditions: dict[str, Any] = Field(default_factory=dict)
-    """Fields of a point, and their values in every published run."""
 
 
 class Study(Table):
     """A resolved ``study.toml``; :func:`load_study` reads it, :func:`study_from` reads it back."""
 
-    name: str = Field(pattern=_NAME, max_length=40)
+    name: str = Field(pattern=NAME_PATTERN, max_length=40)
     """The folder's."""
     title: str
     """Of the text that it reproduces."""
@@ -197,7 +61,7 @@ class Study(Table):
     """What the study varies beside the fields of every point."""
     engine_keys: tuple[str, ...] = ()
     """Keys that name an engine in another spelling; each engine's ``keys`` give their values."""
-    engines: dict[Annotated[str, Field(pattern=_NAME)], Engine]
+    engines: dict[Annotated[str, Field(pattern=NAME_PATTERN)], Engine]
     """In the order in which tables and figures show them."""
     figures: dict[str, Figure] = Field(default_factory=dict)
     companions: dict[str, Companion] = Field(default_factory=dict)
@@ -218,13 +82,23 @@ class Study(Table):
             for word in (name, *engine.aliases):
                 if names.setdefault(spelled(word), name) != name:
                     raise ValueError(f"engines '{names[spelled(word)]}' and '{name}' share a name")
-        known = {*self.fields, *Point.model_fields, "accumulation"}
-        uses = [(f"figure '{name}'", row.x) for name, row in self.figures.items()]
-        uses += [(f"companion '{name}'", row.field) for name, row in self.companions.items()]
-        for what, field in uses:
+        known = {*self.fields, *Point.model_fields, "accumulation", "num_ranks"}
+        for what, field in self._uses():
             if field and field not in known:
                 raise ValueError(f"{what}: {explain.unknown('field', field, known)}")
         return self
+
+    def _uses(self) -> Iterator[tuple[str, str]]:
+        """Where a field is named, and which."""
+        yield from (("ds_config", name) for name in fields_in(self.ds_config))
+        for key, figure in self.figures.items():
+            yield f"figure '{key}'", figure.x
+        for key, companion in self.companions.items():
+            names = fields_in([companion.name, companion.arguments]) - {"device", "out"}
+            yield from ((f"companion '{key}'", name) for name in (companion.field, *names))
+        for key, engine in self.engines.items():
+            templates = [engine.ds_config, engine.environment, engine.log, engine.keys]
+            yield from ((f"engine '{key}'", name) for name in fields_in(templates))
 
     def _check_engine(self, name: str, engine: Engine) -> None:
         some = [key for key, row in self.fields.items() if row.only_some_engines]
@@ -278,6 +152,12 @@ class Study(Table):
                 f"{source}: give the engine by its name or by {', '.join(given)}, not both"
             )
         values = {key: _whole_number(key, given.get(key, 0), source) for key in self.engine_keys}
+        twice = [key for key in fields if key in self._bound_by_keys]
+        if twice:
+            raise ConfigError(
+                f"{source}: give {', '.join(twice)} or {', '.join(given)}, not both: the latter "
+                "says the former"
+            )
         for name, engine in self.engines.items():
             bound = _bind(engine.keys, values)
             if engine.keys and bound is not None:
@@ -291,6 +171,12 @@ class Study(Table):
         raise ConfigError(
             f"{source}: {shown} is no engine of study '{self.name}'; known are {known}"
         )
+
+    @functools.cached_property
+    def _bound_by_keys(self) -> set[str]:
+        """Fields that engine keys give."""
+        values = (value for engine in self.engines.values() for value in engine.keys.values())
+        return {name for value in values if (name := bound_field(value)) is not None}
 
     def make_point(self, table: Mapping[str, Any], source: str = "point") -> Point:
         """Build a point from a table of fields, the model's defaults filling what it leaves out.
@@ -439,7 +325,7 @@ def _load_folder(folder: Path) -> Study:
         sibling = folder.parent / str(base_name)
         base = load_study(sibling if (sibling / STUDY_FILE).is_file() else str(base_name))
         inherited = base.model_dump(mode="json", exclude_unset=True, exclude={"name", "is_default"})
-        table = _laid_over(inherited, table)
+        table = laid_over(inherited, table)
         folders += base._folders
     try:
         study = Study(**table)
@@ -483,47 +369,11 @@ def load_point(path: Path, study: Study | None = None) -> Point:
     return (study or default_study()).load_point(path)
 
 
-def filled(template: object, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - what a TOML holds
-    """A template with its fields put in.
-
-    ``"{stride}"`` alone becomes the value with its type; within a longer text it becomes text.
-    """
-    if isinstance(template, Mapping):
-        return {key: filled(value, values) for key, value in template.items()}
-    if isinstance(template, list | tuple):
-        return [filled(value, values) for value in template]
-    if not isinstance(template, str):
-        return template
-    name = _bound_field(template)
-    if name is not None and name in values:
-        return values[name]
-    return template.format_map(values) if "{" in template else template
-
-
-def _laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables merged, table by table; what ``over`` says stands."""
-    merged = dict(base)
-    for key, value in over.items():
-        old = merged.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[key] = _laid_over(old, value) if both else value  # type: ignore[arg-type]
-    return merged
-
-
-laid_over = _laid_over
-
-
-def _bound_field(value: object) -> str | None:
-    if isinstance(value, str) and value.startswith("{") and value.endswith("}"):
-        return value[1:-1]
-    return None
-
-
 def _bind(keys: Mapping[str, Any], values: Mapping[str, int]) -> dict[str, int] | None:
     """Fields that values of engine keys give, or None where they are another engine's."""
     bound: dict[str, int] = {}
     for key, wanted in keys.items():
-        if (field := _bound_field(wanted)) is not None:
+        if (field := bound_field(wanted)) is not None:
             bound[field] = values[key]
         elif values[key] != wanted:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from configs.schema import Point
-from configs.study import filled, laid_over
+from configs.templates import filled, laid_over
 
 DEFAULT_REDUCE_BUCKET_NUMEL = 500_000_000
 """DeepSpeed's default; it allocates a buffer of this many gradients before training."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.schema import Point
-from configs.study import filled
+from configs.templates import filled
 from launch.ds_json import deepspeed_config
 
 

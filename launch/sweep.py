@@ -16,9 +16,10 @@ from deep_optimizer_states.predict.machine import load_machine
 from launch import cli
 from launch.derive import derive
 from launch.describe import describe
-from launch.fit.capacity import PROFILES, largest_model_that_fits, refuse_if_short, shortages
+from launch.fit.capacity import PROFILES, largest_model_that_fits, refuse_if_short
 from launch.fit.machine import Machine, probe_machine
 from launch.listing import listing
+from launch.needs import refuse_if_lacking
 from launch.records.ledger import Choice
 from launch.simulate.command import (
     Simulation,
@@ -31,9 +32,11 @@ from launch.sweep_runner import (
     Plan,
     Request,
     all_records,
+    reasons_before,
     run_all,
     summary,
     total_text,
+    why_not_here,
     write_index,
 )
 from launch.task import RunOptions
@@ -294,10 +297,12 @@ def _run_plan(plan: Plan, given: Namespace, folders: Sequence[Path]) -> int:
         if not all_records(plan, request):
             sys.stderr.write(f"error: no run of sweep '{plan.sweep.name}' in {plan.folder}\n")
             return cli.EXIT_USAGE
-        write_index(plan, plan.tasks(), request)
+        write_index(plan, plan.tasks(), request, reasons_before(plan, Request(chosen=frozenset())))
         return derive(plan.folder, plan.sweep.figures)
     chosen = [point for point in plan.points if point.name in names]
-    if request.memory_check and all(shortages(point, plan.machine) for point in chosen):
+    reasons = [why_not_here(point, plan, request.memory_check) for point in chosen]
+    if all(reasons):
+        refuse_if_lacking(chosen[0], plan.machine, plan.options)
         refuse_if_short(chosen[0], plan.machine)
     return _run_and_report(plan, request, given.no_report)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -17,8 +17,9 @@ from launch.fit.capacity import shortages
 from launch.fit.estimate import Estimate, estimate
 from launch.fit.machine import Machine
 from launch.live import Live, duration_text
+from launch.needs import lacks
 from launch.process.members import end_leftovers
-from launch.records.files import write_json
+from launch.records.files import read_json, write_json
 from launch.records.ledger import INTERRUPTED, Choice, Record, decide, read_records
 from launch.records.run_folder import SCHEMA_VERSION, RunFolder, Status, sweep_dir
 from launch.run import Outcome, execute
@@ -62,7 +63,9 @@ class Progress:
     skipped: int = 0
     """Left out because they are done, or because the user asked for others."""
     unfit: int = 0
-    """Left out because the machine is too small for them."""
+    """Left out because this machine cannot run them."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why, by their points' names."""
     stop_signal: int = 0
     """Signal that stopped the call; 0 when nothing did."""
     pace: list[float] = field(default_factory=list)
@@ -88,8 +91,8 @@ def run_all(plan: Plan, request: Request) -> Progress:
     """
     tasks = plan.tasks()
     settle_leftovers(plan.folder)
-    progress = Progress()
-    write_index(plan, tasks, request)
+    progress = Progress(reasons=reasons_before(plan, request))
+    write_index(plan, tasks, request, progress.reasons)
     for number, task in enumerate(tasks, start=1):
         repeat = f" repeat {task.repeat}" if plan.sweep.repeats > 1 else ""
         head = f"[{number}/{len(tasks)}] {task.point.name}{repeat}"
@@ -101,11 +104,33 @@ def run_all(plan: Plan, request: Request) -> Progress:
             continue
         cli.say(f"{head}: started")
         outcome = _run_one(plan, request, tasks[number - 1 :], head, progress)
-        write_index(plan, tasks, request)
+        write_index(plan, tasks, request, progress.reasons)
         if outcome is not None and outcome.stop_signal is not None:
             progress.stop_signal = outcome.stop_signal
             break
+    write_index(plan, tasks, request, progress.reasons)
     return progress
+
+
+def why_not_here(point: Point, plan: Plan, memory_check: bool = True) -> str:
+    """What a point needs that this machine lacks; empty when it can be run."""
+    if plan.options.launcher.is_far:  # its hosts are not this one
+        return ""
+    reasons = lacks(point, plan.machine, plan.options)
+    if memory_check and not reasons:
+        reasons = shortages(point, plan.machine)
+    return "; ".join(reasons)
+
+
+def reasons_before(plan: Plan, request: Request) -> dict[str, str]:
+    """Why points that are not asked for now were left out, as the sweep's index says it."""
+    index = read_json(plan.folder / "sweep.json")
+    chosen = {p.name for p in plan.points} if request.chosen is None else request.chosen
+    return {
+        str(point.get("name")): str(point["skipped"])
+        for point in index.get("points", [])
+        if point.get("skipped") and point.get("name") not in chosen
+    }
 
 
 def settle_leftovers(folder: Path) -> None:
@@ -130,10 +155,11 @@ def _why_not(plan: Plan, task: Task, request: Request, progress: Progress) -> st
     if not decision.run:
         progress.skipped += 1
         return decision.why
-    short = shortages(task.point, plan.machine) if request.memory_check else []
-    if short:
+    reason = why_not_here(task.point, plan, request.memory_check)
+    if reason:
         progress.unfit += 1
-        return f"left out: {'; '.join(short)}"
+        progress.reasons[task.point.name] = reason
+        return f"left out: {reason}"
     return ""
 
 
@@ -186,7 +212,7 @@ def _live(
         for task in rest[1:]
         if (request.chosen is None or task.point.name in request.chosen)
         and decide(task.keys, records, request.choice).run
-        and not shortages(task.point, plan.machine)
+        and not why_not_here(task.point, plan)
     ]
     return Live(head, iterations, sum(others), expected.seconds * pace)
 
@@ -198,8 +224,17 @@ def all_records(plan: Plan, request: Request) -> list[Record]:
     return [*(r for r in shared if r.status == "ok"), *read_records(plan.folder)]
 
 
-def write_index(plan: Plan, tasks: Sequence[Task], request: Request) -> None:
-    """Write ``sweep.json`` anew from the run folders, see docs/design.md."""
+def write_index(
+    plan: Plan, tasks: Sequence[Task], request: Request, reasons: Mapping[str, str]
+) -> None:
+    """Write ``sweep.json`` anew from the run folders, see docs/design.md.
+
+    Args:
+        plan: what the sweep asks for.
+        tasks: its runs.
+        request: which of them this call does.
+        reasons: why points were left out, by their names.
+    """
     folder = plan.folder
     newest: dict[tuple[str, int], Record] = {}
     for record in all_records(plan, request):
@@ -223,6 +258,7 @@ def write_index(plan: Plan, tasks: Sequence[Task], request: Request) -> None:
             "engine": task.point.engine,
             "point_key": task.point_key,
             "repeats": plan.sweep.repeats,
+            **_skipped(task, reasons, newest),
         }
         for task in tasks
         if task.repeat == 1
@@ -244,6 +280,15 @@ def write_index(plan: Plan, tasks: Sequence[Task], request: Request) -> None:
         cli.say(f"{folder / 'sweep.json'}: not written: {error.strerror}")
 
 
+def _skipped(
+    task: Task, reasons: Mapping[str, str], newest: Mapping[tuple[str, int], Record]
+) -> dict[str, str]:
+    """Why a point without a run has none, where that is known."""
+    has_run = any(key == task.point_key for key, _ in newest)
+    reason = reasons.get(task.point.name)
+    return {} if has_run or reason is None else {"skipped": reason}
+
+
 def summary(progress: Progress, num_runs: int) -> str:
     """One line on how a call went."""
     parts = [f"{progress.ok} ok"]
@@ -251,7 +296,7 @@ def summary(progress: Progress, num_runs: int) -> str:
         (progress.failed, "failed"),
         (progress.interrupted, "interrupted"),
         (progress.skipped, "not run again"),
-        (progress.unfit, "too large for this machine"),
+        (progress.unfit, "left out, not possible on this machine"),
     ):
         if count:
             parts.append(f"{count} {words}")

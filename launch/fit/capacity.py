@@ -13,6 +13,8 @@ from configs.errors import ConfigError
 from configs.schema import Point
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.memory_need import CONTEXT_BYTES, GIB, memory_of
+from deep_optimizer_states.predict.predict import predict as predict_run
+from deep_optimizer_states.predict.workload import WorkloadError
 from launch.fit.machine import Machine
 from launch.simulate.workloads import AsOf, workload_of
 
@@ -20,6 +22,10 @@ MARGIN = 1.1
 """A run takes up to this much more than the model's figure, which is that of a usual run."""
 USABLE = 0.95
 """Share of the free memory that a run may count on."""
+CHOOSES = "auto"
+"""Policy of the plugin that stands for the one that is predicted to be fastest."""
+WEIGHT_AND_GRADIENT_BYTES = 4
+"""Of a parameter in 16 bits, where the device holds the whole model."""
 PROFILES = {True: "h200x1", False: "cpu-only"}
 """Profiles of a machine with GPUs and of one without, where nobody calibrated it."""
 
@@ -40,15 +46,32 @@ def runs_on_gpu(point: Point, machine: Machine) -> bool:
 
 
 def predict(point: Point, on_gpu: bool) -> Need:
-    """Memory that ``point`` needs on GPUs or on a CPU alone."""
-    workload = workload_of(point, AsOf.TODAY)
-    memory = memory_of(workload, load_machine(PROFILES[on_gpu]), workload.policy)
+    """Memory that ``point`` needs on GPUs or on a CPU alone.
+
+    Of an engine that the performance model does not know, what its row says that it needs at least.
+    """
+    try:
+        workload = workload_of(point, AsOf.TODAY)
+    except WorkloadError:
+        return _least_need(point, on_gpu)
+    profile = load_machine(PROFILES[on_gpu])
+    if workload.policy == CHOOSES:
+        memory = predict_run(workload, profile).memory
+    else:
+        memory = memory_of(workload, profile, workload.policy)
     host = memory.host_bytes
     if point.grad_accum_dtype == "fp32":
         host += (4 - workload.weight_bytes) * sum(workload.subgroups)
     # Gradients are kept on the device only where there is room for them.
     device = memory.device_bytes - memory.device_grads_bytes + CONTEXT_BYTES if on_gpu else 0
     return Need(int(MARGIN * host * point.num_ranks), int(MARGIN * device))
+
+
+def _least_need(point: Point, on_gpu: bool) -> Need:
+    parameters = MARGIN * point.model.num_parameters(point.tp)
+    device = WEIGHT_AND_GRADIENT_BYTES / point.tp + point.row.device_bytes / point.num_ranks
+    host = point.row.host_bytes if on_gpu else point.row.host_bytes + device * point.num_ranks
+    return Need(int(parameters * host), int(parameters * device) if on_gpu else 0)
 
 
 def shortages(point: Point, machine: Machine) -> list[str]:

@@ -10,6 +10,7 @@ from configs.schema import Point
 from deep_optimizer_states.cores import usable_cores
 from deep_optimizer_states.predict.machine import Machine as Profile, load_machine
 from deep_optimizer_states.predict.predict import predict
+from deep_optimizer_states.predict.workload import WorkloadError
 from launch.fit.capacity import PROFILES, runs_on_gpu
 from launch.fit.machine import Machine
 from launch.records.identity import settings_key
@@ -45,8 +46,11 @@ def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> 
     on_gpu = runs_on_gpu(point, machine)
     cores = usable_cores()
     start = START_S[on_gpu] * (1 if on_gpu else max(1.0, point.num_ranks / cores))
-    iteration = _iteration_s(point.model_copy(update={"name": ""}), on_gpu, cores)
     how = f"rough, from the rates of {PROFILES[on_gpu]}"
+    try:
+        iteration = _iteration_s(point.model_copy(update={"name": ""}), on_gpu, cores)
+    except WorkloadError:
+        iteration, how = 0.0, "the start alone: the performance model does not know such a run"
     return Estimate(start + point.iterations * iteration, how)
 
 

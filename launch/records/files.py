@@ -25,6 +25,15 @@ def write_json(path: Path, value: object) -> None:
         beside.unlink(missing_ok=True)
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty where there is none that can be read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def last_lines(path: Path, count: int = 20, read_bytes: int = 65_536) -> list[str]:
     """The last ``count`` lines of a log, read from its last ``read_bytes``; [] without a file."""
     try:

@@ -6,14 +6,14 @@ The run folders are the only state: whatever stops a sweep, the next call finds 
 from __future__ import annotations
 
 import enum
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from launch.records.driver import Driver
+from launch.records.files import read_json
 
 FAILURES = ("failed", "oom-host", "oom-device", "timeout", "hang")
 """Statuses of a run that came to its own bad end."""
@@ -48,7 +48,7 @@ class Record:
     @classmethod
     def read(cls, run_json: Path) -> Self | None:
         """From a run folder's ``run.json``; None when it is damaged or of an older schema."""
-        run, status = _read(run_json), _read(run_json.with_name("status.json"))
+        run, status = read_json(run_json), read_json(run_json.with_name("status.json"))
         point = run.get("point")
         if not isinstance(point, dict) or not isinstance(run.get("point_key"), str):
             return None
@@ -87,14 +87,6 @@ def _is_alive(driver: Driver | None, folder: Path) -> bool:
         return driver.is_alive
     times = [path.stat().st_mtime for path in folder.iterdir() if path.is_file()]
     return time.time() - max(times, default=0.0) < SILENCE_S
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 class Choice(enum.StrEnum):
