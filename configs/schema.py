@@ -82,8 +82,8 @@ class Point(Table):
     """Free label; the log's name does not depend on it."""
     model: Model
     """The model, by name or as a table."""
-    engine: str
-    """One of the study's engines."""
+    engine: str = ""
+    """One of the study's engines, by default its reference; empty for a point of no study."""
     tp: PositiveInt = 1
     """Tensor-parallel degree, in ranks."""
     dp: PositiveInt = 1

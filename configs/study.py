@@ -120,12 +120,19 @@ class Study(Table):
     def point_type(self) -> type[Point]:
         """:class:`configs.schema.Point` with the study's fields."""
         fields: dict[str, Any] = {
+            "engine": (str, Field(default=self.reference, description=self._engine_help)),
+        }
+        fields |= {
             name: (row.annotation, Field(default=row.default, description=row.description))
             for name, row in self.fields.items()
         }
         made: type[Point] = create_model("Point", __base__=Point, **fields)
         made.study = self
         return made
+
+    @property
+    def _engine_help(self) -> str:
+        return ", ".join(self.engines)
 
     def engine_name(self, value: object) -> object:
         """Canonical name of an engine given by any of its names; other values pass through."""
@@ -375,7 +382,7 @@ def _bind(keys: Mapping[str, Any], values: Mapping[str, int]) -> dict[str, int] 
     for key, wanted in keys.items():
         if (field := bound_field(wanted)) is not None:
             bound[field] = values[key]
-        elif values[key] != wanted:
+        elif values[key] not in (wanted if isinstance(wanted, list | tuple) else [wanted]):
             return None
     return bound
 

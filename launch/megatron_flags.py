@@ -168,7 +168,8 @@ def megatron_ds_config(point: Point, paper_keys: bool) -> dict[str, Any]:
         "part_grads_async": int(block is not None),
         "prefetch_optimizer_gap": 0,
     }
-    keys = {**default, **filled(point.row.keys, point.values)}
+    own = filled(point.row.keys, point.values)
+    keys = {**default, **{key: value for key, value in own.items() if not isinstance(value, list)}}
     if keys["prefetch_optimizer"] and keys["prefetch_optimizer_gap"] == 1:
         raise ConfigError("stride = 1: the paper's fork needs 2 or more")
     config["zero_optimization"]["offload_optimizer"] |= {"ratio": point.value("offload_ratio")}

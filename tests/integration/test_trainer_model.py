@@ -16,14 +16,15 @@ import sys, warnings
 warnings.simplefilter("ignore")
 import torch
 from launch.trainer import megatron_cpu, model
-from configs.schema import Point, load_model
+from configs.schema import Point
+from configs.study import default_study
 megatron_cpu.apply()
 store = torch.distributed.HashStore()
 torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
 from megatron.core import parallel_state
 parallel_state.initialize_model_parallel()
 with torch.device("meta"):
-    gpt = model.make_gpt(Point(model=load_model("7B")[0]), on_cpu=True)
+    gpt = model.make_gpt(Point(model=default_study().load_model("7B")[0]), on_cpu=True)
 sizes, size = [], 0
 for parameter in gpt.parameters():
     size += parameter.numel()
@@ -39,14 +40,15 @@ import sys, warnings
 from pathlib import Path
 warnings.simplefilter("ignore")
 import torch
-from configs.schema import Point, load_model
+from configs.schema import Point
+from configs.study import default_study
 from launch.ds_json import deepspeed_config
 from launch.trainer import model
 from launch.trainer.ranks import ranks_from_environment
 from launch.trainer.runfile import RunFile
 from launch.trainer.runtime import distributed
 ranks_from_environment({}).export(__import__("os").environ)
-point = Point(model=load_model("tiny")[0], device="cpu")
+point = Point(model=default_study().load_model("tiny")[0], device="cpu")
 run = RunFile(Path(), point, deepspeed_config(point), Path(), Path())
 with distributed(point, ranks_from_environment({})) as device:
     gpt = model.build_model(run, model.ParallelState(), device)

@@ -5,21 +5,23 @@ from hypothesis import given, strategies as st
 
 from configs.errors import ConfigError
 from configs.overrides import apply_overrides
-from configs.schema import Engine, Point, engine_from_paper_knobs, load_model, make_point
+from configs.study import default_study, make_point
+from configs.templates import filled
 from launch.ds_json import deepspeed_config
 
-TINY = load_model("tiny")[0]
+STUDY = default_study()
+TINY = STUDY.load_model("tiny")[0]
 
 
 @st.composite
 def points(draw):
-    engine = draw(st.sampled_from(Engine))
+    engine = draw(st.sampled_from(list(STUDY.engines)))
     micro, dp, accumulation = (draw(st.integers(1, 8)) for _ in range(3))
     lr = draw(st.floats(1e-8, 10.0))
-    return Point(
+    return STUDY.point_type(
         model=TINY,
         engine=engine,
-        stride=draw(st.integers(1, 50)) if engine is Engine.HYBRID else 0,
+        stride=draw(st.integers(1, 50)) if engine == "hybrid" else 0,
         offload_ratio=draw(st.floats(0, 1)),
         subgroup_numel=draw(st.integers(1, 10**12)),
         tp=draw(st.sampled_from([1, 2, 4])),
@@ -46,19 +48,24 @@ def test_a_point_survives_the_command_line(point):
 
 @given(points())
 def test_the_papers_knobs_give_the_engine_back(point):
-    assert engine_from_paper_knobs(*point.paper_knobs.values()) == (point.engine, point.stride)
+    keys = filled(point.row.keys, point.values)
+    keys = {key: value[-1] if isinstance(value, list) else value for key, value in keys.items()}
+    found = STUDY.without_engine_keys(keys, "here") if keys else {"engine": point.engine}
+    assert found["engine"] == point.engine
+    assert found.get("stride", point.stride) == point.stride
 
 
 @given(st.integers(-3, 3), st.integers(-3, 3), st.integers(-3, 9))
 def test_knobs_are_an_engine_or_a_config_error(prefetch, flush_async, gaps):
+    keys = (prefetch, flush_async, gaps)
     allowed = prefetch in (0, 1) and flush_async in (0, 1) and (gaps >= 1 or not prefetch)
     try:
-        engine, stride = engine_from_paper_knobs(prefetch, flush_async, gaps)
+        point = make_point({"model": "tiny", **dict(zip(STUDY.engine_keys, keys, strict=True))})
     except ConfigError:
         assert not allowed
     else:
         assert allowed
-        assert (stride > 0) == (engine is Engine.HYBRID)
+        assert (point.stride > 0) == (point.engine == "hybrid")
 
 
 @given(points())
@@ -67,7 +74,7 @@ def test_deepspeeds_json_adds_up(point):
     samples = config["train_micro_batch_size_per_gpu"] * point.dp * point.accumulation
     assert config["train_batch_size"] == samples
     assert json.loads(json.dumps(config, allow_nan=False)) == config
-    assert ("deep_optimizer_states" in config) == (point.engine is not Engine.VANILLA)
+    assert ("deep_optimizer_states" in config) == (point.engine != "vanilla")
 
 
 @given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text()))

@@ -2,7 +2,7 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.overrides import apply_overrides
-from configs.schema import Engine, make_point
+from configs.study import make_point
 
 HYBRID = {"model": "tiny", "engine": "hybrid", "stride": 4}
 PAPERS = {
@@ -17,12 +17,12 @@ PAPERS = {
 @pytest.mark.parametrize(
     ("overrides", "engine", "stride"),
     [
-        ({"engine": "vanilla"}, Engine.VANILLA, 0),
-        ({"engine": "a"}, Engine.ASYNC_GRADIENTS, 0),
-        ({"engine": "interleaved"}, Engine.HYBRID, None),
-        ({"engine": "hybrid", "stride": "7"}, Engine.HYBRID, 7),
-        ({"part_grads_async": "1"}, Engine.ASYNC_GRADIENTS, 0),
-        ({"prefetch_optimizer": "1", "prefetch_optimizer_gap": "5"}, Engine.HYBRID, 5),
+        ({"engine": "vanilla"}, "vanilla", 0),
+        ({"engine": "a"}, "async-gradients", 0),
+        ({"engine": "interleaved"}, "hybrid", None),
+        ({"engine": "hybrid", "stride": "7"}, "hybrid", 7),
+        ({"part_grads_async": "1"}, "async-gradients", 0),
+        ({"prefetch_optimizer": "1", "prefetch_optimizer_gap": "5"}, "hybrid", 5),
     ],
 )
 def test_an_engine_given_replaces_the_tables(table, overrides, engine, stride):

@@ -1,14 +1,13 @@
 import pytest
 
 from configs.errors import ConfigError
-from configs.schema import Engine
-from configs.sweep import Sweep, load_sweep, sweep_names
+from configs.sweep import load_sweep, make_sweep, sweep_names
 
 THREE = [{"engine": "vanilla"}, {"engine": "a"}, {"engine": "hybrid", "stride": [2, 3]}]
 
 
 def make(**fields):
-    return Sweep(**{"name": "s", "model": "tiny", "engines": THREE} | fields)
+    return make_sweep({"name": "s", "model": "tiny", "engines": THREE} | fields)
 
 
 @pytest.mark.parametrize("name", sweep_names())
@@ -26,7 +25,7 @@ def test_every_shipped_sweep_can_be_run_at_both_sizes(name):
 def test_every_sweep_compares_all_three_engines(name):
     for sweep in (load_sweep(name), load_sweep(name).small()):
         engines = {p.engine for p in sweep.points("7B" if sweep.leaves_model_open else None)}
-        assert engines == set(Engine)
+        assert engines == {"vanilla", "async-gradients", "hybrid"}
 
 
 def test_a_grid_is_a_product_cell_by_cell_and_engine_by_engine():
@@ -34,10 +33,10 @@ def test_a_grid_is_a_product_cell_by_cell_and_engine_by_engine():
     points = sweep.points(None)
     assert [p.stride for p in points[:4]] == [0, 0, 2, 3]
     assert [p.engine for p in points[:4]] == [
-        Engine.VANILLA,
-        Engine.ASYNC_GRADIENTS,
-        Engine.HYBRID,
-        Engine.HYBRID,
+        "vanilla",
+        "async-gradients",
+        "hybrid",
+        "hybrid",
     ]
     cells = [(p.accumulation, p.micro_batch_size) for p in points[::4]]
     assert cells == [(1, 1), (1, 4), (2, 1), (2, 4)]
@@ -67,7 +66,7 @@ def test_what_is_excluded_is_left_out_and_only_that():
         grid={"offload_ratio": [1.0, 0.5, 0.0]},
         exclude=[{"engine": ["hybrid", "A"], "offload_ratio": 0.0}, {"stride": 3}],
     )
-    left = {(p.engine.value, p.offload_ratio) for p in sweep.points(None)}
+    left = {(p.engine, p.offload_ratio) for p in sweep.points(None)}
     assert ("vanilla", 0.0) in left
     assert ("hybrid", 0.5) in left
     assert left.isdisjoint({("hybrid", 0.0), ("async-gradients", 0.0)})
@@ -147,7 +146,7 @@ def _toml(value):
         ({"grid": {"dp": [0]}}, "'dp' = 0"),
         ({"point": {"device": "gpu"}}, "device"),
         ({"grid": {"model": ["7"]}, "engines": THREE}, "did you mean '7B'"),
-        ({"exclude": [{"part_grads_async": 1}]}, "by 'engine' and 'stride'"),
+        ({"exclude": [{"part_grads_async": 1}]}, "by 'engine'"),
         ({"grid": {"seed": list(range(6000))}}, "more than 10000 points"),
     ],
 )

@@ -3,27 +3,31 @@ import signal
 import pytest
 
 from configs.errors import ConfigError
-from configs.schema import PAPER_KEYS, Model, Point
-from launch import cli, run
+from configs.schema import Model
+from configs.study import default_study
+from launch import cli, point_command
 from launch.data import LaunchError
+
+STUDY = default_study()
+FIELDS = STUDY.point_type.model_fields
 
 
 def overrides(*argv):
-    return cli.field_overrides(run.build_parser().read(["tiny", *argv]))
+    return cli.field_overrides(point_command.build_parser(STUDY).read(["tiny", *argv]), STUDY)
 
 
 def test_every_field_and_every_paper_key_is_an_option():
-    text = run.build_parser().format_help()
-    names = [*Point.model_fields, *PAPER_KEYS, *(f"model.{n}" for n in Model.model_fields)]
+    text = point_command.build_parser(STUDY).format_help()
+    names = [*FIELDS, *STUDY.engine_keys, *(f"model.{n}" for n in Model.model_fields)]
     for name in names:
         assert f"--{name.replace('_', '-')} " in text
         assert overrides(f"--{name}", "7") == {name: "7"}
 
 
 def test_every_field_has_its_docstring_as_help():
-    text = " ".join(run.build_parser().format_help().split())
+    text = " ".join(point_command.build_parser(STUDY).format_help().split())
     assert "Elements after which DeepSpeed closes a subgroup" in text
-    assert all(field.description for field in (*Point.model_fields.values(),))
+    assert all(field.description for field in FIELDS.values())
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.schema import make_point
+from configs.study import make_point
 from launch.ds_json import deepspeed_config
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "deepspeed"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from configs.schema import make_point
+from configs.study import make_point
 from launch.ds_json import deepspeed_config
 from launch.megatron_flags import MegatronFiles, megatron_ds_config, megatron_flags
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from configs.schema import make_point
-from configs.sweep import Sweep, load_sweep
+from configs.study import make_point
+from configs.sweep import load_sweep, make_sweep
 from deep_optimizer_states.predict.machine import MACHINES_DIR
 from launch.records.ledger import read_records
 from launch.simulate.command import Simulation
-from launch.simulate.published import published_of, read_published, with_published_subgroups
+from launch.simulate.published import as_published, published_of, read_published
 from launch.simulate.workloads import AsOf, as_of, workload_of
 from launch.sweep import main
 
@@ -87,12 +87,12 @@ def test_profiles_fitted_to_the_paper_run_its_software_unless_asked(word, machin
 def test_published_values_are_those_of_the_figures():
     with SHARED.open() as file:
         theirs = sorted(float(row["value"]) for row in csv.DictReader(file))
-    assert sorted(value.value for value in read_published()) == theirs
+    assert sorted(value.value for value in read_published(STUDY)) == theirs
 
 
 def test_published_values_are_found_for_the_points_they_are_of():
     points = load_sweep("models").points(None, {"subgroup_numel": "100_000_000"})
-    found = published_of(points, "models", "h100x4", read_published())
+    found = published_of(points, "models", "h100x4", read_published(STUDY))
     assert list(found) == [
         f"{model} {engine}"
         for model in ("7B", "8.3B", "10B")
@@ -102,13 +102,15 @@ def test_published_values_are_found_for_the_points_they_are_of():
     assert (seven["forward_ms"], seven["backward_ms"], seven["update_ms"]) == (146, 1718, 886)
     assert seven["iteration_ms"] == pytest.approx(295_382 / 99)
     assert "10.1145/3652892.3700781" in seven["about"]
-    assert published_of(points, "models", "h200x1", read_published()) == {}
+    assert published_of(points, "models", "h200x1", read_published(STUDY)) == {}
 
 
 def test_a_published_rate_counts_a_model_by_its_name():
-    sweep = Sweep(name="stride", engines=[{"engine": "v"}, {"engine": "h", "stride": [2, 3]}])
+    sweep = make_sweep(
+        {"name": "stride", "engines": [{"engine": "v"}, {"engine": "h", "stride": [2, 3]}]}
+    )
     points = sweep.points("7B", {"subgroup_numel": "100_000_000"})
-    found = published_of(points, "stride", "a100x4", read_published())
+    found = published_of(points, "stride", "a100x4", read_published(STUDY))
     times = {name: fields["update_ms"] for name, fields in found.items()}
     assert times == pytest.approx(
         {
@@ -118,7 +120,7 @@ def test_a_published_rate_counts_a_model_by_its_name():
         }
     )
     # Of the two that were published of one point, the figure's own.
-    both = published_of(points, "stride", "h100x4", read_published())["7B vanilla"]
+    both = published_of(points, "stride", "h100x4", read_published(STUDY))["7B vanilla"]
     assert both["update_ms"] == pytest.approx(7000 / 7.793)
     assert "iteration_ms" not in found["7B hybrid stride 3"]
 
@@ -138,22 +140,24 @@ def test_a_published_rate_counts_a_model_by_its_name():
 )
 def test_a_point_run_otherwise_has_no_published_values(change):
     fields = {**SEVEN, "engine": "v", "dp": 4, "global_batch_size": 4, "name": "p"}
-    every = read_published()
+    every = read_published(STUDY)
     assert published_of([make_point(fields)], "models", "h100x4", every)
     assert not published_of([make_point({**fields, **change})], "models", "h100x4", every)
 
 
 def test_named_models_get_the_subgroups_they_were_published_with():
-    every = read_published()
+    every = read_published(STUDY)
 
     def sizes(sweep):
-        points = with_published_subgroups(sweep, sweep.points(None), every)
+        points = as_published(sweep, sweep.points(None), every)
         return {(point.model.name, point.subgroup_numel) for point in points}
 
     engines = [{"engine": "v"}]
-    own = Sweep(name="s", grid={"model": ["7B", "3B"]}, engines=engines)
+    own = make_sweep({"name": "s", "grid": {"model": ["7B", "3B"]}, "engines": engines})
     assert sizes(own) == {("7B", 100_000_000), ("3B", 10_000_000)}
-    given = Sweep(name="s", grid={"model": "7B", "subgroup_numel": 5_000_000}, engines=engines)
+    given = make_sweep(
+        {"name": "s", "grid": {"model": "7B", "subgroup_numel": 5_000_000}, "engines": engines}
+    )
     assert sizes(given) == {("7B", 5_000_000)}
 
 

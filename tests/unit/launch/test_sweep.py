@@ -6,17 +6,19 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from configs.schema import make_point
-from configs.sweep import Sweep, load_sweep
+from configs.study import make_point
+from configs.sweep import load_sweep, make_sweep
 from deep_optimizer_states.predict.memory_need import GIB
-from launch import run as run_module, sweep_runner
+from launch import sweep_runner, task as task_module
+from launch.derive import derive
+from launch.describe import describe
 from launch.fit.machine import Machine
 from launch.records.identity import data_facts
 from launch.records.ledger import Choice
 from launch.records.run_folder import Status
-from launch.run import RunOptions
-from launch.sweep import build_parser, choose_points, derive, main, make_plan
+from launch.sweep import build_parser, choose_points, main, make_plan
 from launch.sweep_runner import Plan, Progress, Request, run_all, summary
+from launch.task import RunOptions
 from launch.trainers import Trainer
 
 BASIC = load_sweep("basic")
@@ -54,7 +56,7 @@ def test_a_cpu_runs_a_sweeps_small_form_and_shows_the_full_one_on_request():
 
 
 def test_a_model_that_the_sweep_names_is_not_replaced_on_a_gpu():
-    own = Sweep(name="s", model="70B", engines=[{"engine": "v"}])
+    own = make_sweep({"name": "s", "model": "70B", "engines": [{"engine": "v"}]})
     assert models(planned(GPU, sweep=own)) == {"70B"}
 
 
@@ -92,7 +94,7 @@ def plan(tmp_path, monkeypatch):
     """The basic sweep on a file of data, with runs ended by the fake trainer."""
     for end in (".bin", ".idx"):
         (tmp_path / f"data{end}").write_bytes(b"tokens")
-    monkeypatch.setattr(run_module, "data_prefix", lambda given: str(tmp_path / "data"))
+    monkeypatch.setattr(task_module, "data_prefix", lambda given: str(tmp_path / "data"))
 
     def make(trainer, sweep=BASIC, machine=CPU):
         points = sweep.points("tiny", {"device": "cpu"})
@@ -151,11 +153,13 @@ def test_again_runs_everything_and_the_index_lists_the_newest(plan, fake_trainer
         assert run["run_dir"].endswith("/run-002")
         assert (the_plan.folder / run["run_dir"] / run["log"]).is_file()
         saved = json.loads((the_plan.folder / run["run_dir"] / "run.json").read_text())
-        assert make_point(saved["point"]).engine.value == run["engine"]
+        assert make_point(saved["point"]).engine == run["engine"]
 
 
 def test_repeats_alternate(plan, fake_trainer, capsys):
-    sweep = Sweep(name="r", model="tiny", repeats=2, engines=[{"engine": "v"}, {"engine": "a"}])
+    sweep = make_sweep(
+        {"name": "r", "model": "tiny", "repeats": 2, "engines": [{"engine": "v"}, {"engine": "a"}]}
+    )
     the_plan = plan(fake_trainer("ok"), sweep)
     run_all(the_plan, Request())
     runs = index_of(the_plan)["runs"]
@@ -176,7 +180,7 @@ def test_chosen_points_alone_are_run(plan, fake_trainer):
 
 def test_a_point_that_does_not_fit_is_left_out_and_the_others_run(plan, fake_trainer, capsys):
     grid = {"dp": [1, 64], "accumulation": 1}
-    big = Sweep(name="big", model="tiny", grid=grid, engines=[{"engine": "v"}])
+    big = make_sweep({"name": "big", "model": "tiny", "grid": grid, "engines": [{"engine": "v"}]})
     progress = run_all(plan(fake_trainer("ok"), big, Machine(8 * GIB)), Request())
     assert (progress.ok, progress.unfit, progress.failed) == (1, 1, 0)
     assert "left out: about" in capsys.readouterr().out
@@ -185,7 +189,9 @@ def test_a_point_that_does_not_fit_is_left_out_and_the_others_run(plan, fake_tra
 def test_equal_points_of_another_sweep_stand_for_this_ones(plan, fake_trainer):
     first = plan(fake_trainer("ok"))
     run_all(first, Request())
-    other = Sweep(name="other", model="tiny", point={"dp": 1}, engines=[{"engine": "v"}])
+    other = make_sweep(
+        {"name": "other", "model": "tiny", "point": {"dp": 1}, "engines": [{"engine": "v"}]}
+    )
     the_plan = plan(fake_trainer("fail"), other)
     progress = run_all(the_plan, Request(shared=(first.folder, the_plan.folder)))
     assert progress.skipped == 1
@@ -253,7 +259,7 @@ def test_a_full_dry_run_without_a_gpu_is_one_of_a_gpu(tmp_path, capsys, monkeypa
 
 
 def test_a_report_of_nothing_makes_nothing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(run_module, "data_prefix", lambda _given: pytest.fail("data was made"))
+    monkeypatch.setattr(task_module, "data_prefix", lambda _given: pytest.fail("data was made"))
     assert main(["--report-only", "--device", "cpu", "--results-dir", str(tmp_path / "r")]) == 2
     captured = capsys.readouterr()
     folder = tmp_path / "r" / "basic"
@@ -292,7 +298,7 @@ def test_every_sweep_and_one_of_them_cannot_both_be_meant():
 def test_data_that_are_not_there_are_named_before_a_run():
     point = make_point({"model": "tiny", "data_prefix": "/none/such"})
     with pytest.raises(ConfigError, match=r"no file '/none/such\.bin'"):
-        run_module.describe(point, CPU, RunOptions(Path("r")))
+        describe(point, CPU, RunOptions(Path("r"), "single"))
 
 
 def test_what_the_user_stopped_has_not_failed(plan, fake_trainer, monkeypatch, capsys):

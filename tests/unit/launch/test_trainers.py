@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from configs.schema import make_point
+from configs.study import make_point
 from launch import cli, trainers
 from launch.fit.machine import Machine
 from launch.records.files import ROOT

@@ -1,7 +1,7 @@
 import pytest
 
 from configs.errors import ConfigError
-from configs.schema import make_point
+from configs.study import default_study, make_point
 from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
 from deep_optimizer_states.predict.memory_need import GIB
 from launch.fit.capacity import (
@@ -100,7 +100,9 @@ def test_the_device_decides_where_ranks_run():
 )
 def test_auto_takes_the_largest_model_that_fits(machine, model):
     def choose():
-        return largest_model_that_fits(lambda name: [point(name)], machine)
+        return largest_model_that_fits(
+            default_study().model_names(), lambda name: [point(name)], machine
+        )
 
     if model is None:
         with pytest.raises(ConfigError, match="tiny"):

@@ -1,6 +1,6 @@
 import pytest
 
-from configs.schema import make_point
+from configs.study import make_point
 from deep_optimizer_states.predict.memory_need import GIB
 from launch.fit import estimate as module
 from launch.fit.estimate import estimate

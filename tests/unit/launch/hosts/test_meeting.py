@@ -6,9 +6,10 @@ import pytest
 from processes import DEADLINE_S
 
 from configs.errors import ConfigError
-from configs.schema import make_point
+from configs.study import make_point
 from launch.hosts.meeting import host_meeting, join_meeting
 from launch.hosts.ranks import free_port
+from launch.records.run_folder import study_of
 
 POINT = make_point({"model": "tiny", "dp": 3, "global_batch_size": 6})
 OTHER = make_point({"model": "tiny", "dp": 3, "global_batch_size": 12})
@@ -18,7 +19,7 @@ OTHER = make_point({"model": "tiny", "dp": 3, "global_batch_size": 12})
 def run_json(tmp_path):
     path = tmp_path / "it's\na run" / "run.json"
     path.parent.mkdir()
-    path.write_text(json.dumps({"point": POINT.model_dump(mode="json")}))
+    path.write_text(json.dumps({"point": POINT.model_dump(mode="json"), "study": study_of(POINT)}))
     return path
 
 

@@ -3,17 +3,15 @@ import sys
 import pytest
 
 from configs.errors import ConfigError
-from configs.schema import load_point
+from configs.study import make_point
 from launch.fit.machine import Machine
 from launch.process import beside
-from launch.process.beside import hogs, monitoring, scalar_environment
+from launch.process.beside import companions, monitoring, scalar_environment
 
 
 @pytest.fixture
 def point():
-    from configs.schema import CONFIGS_DIR
-
-    return load_point(CONFIGS_DIR / "points" / "tiny.toml")
+    return make_point({"model": "tiny"})
 
 
 @pytest.fixture
@@ -53,12 +51,12 @@ def test_a_missing_package_is_named_beforehand(monkeypatch, tmp_path, tensorboar
 
 
 def test_a_point_without_a_share_has_no_hog(point, tmp_path):
-    assert hogs(point, tmp_path) == ()
+    assert companions(point, tmp_path) == ()
 
 
 def test_a_cpu_has_one_hog(point, tmp_path):
     point = point.model_copy(update={"hog_share": 0.4, "device": "cpu"})
-    (hog,) = hogs(point, tmp_path)
+    (hog,) = companions(point, tmp_path)
     assert hog.ready == tmp_path / "hog.json"
     assert hog.command[1:4] == ["-m", "launch.hog", "--share=0.4"]
     assert "--device=cpu" in hog.command
@@ -69,7 +67,7 @@ def test_each_gpu_of_the_ranks_has_a_hog(point, tmp_path, monkeypatch):
     machine = Machine(host_free_bytes=2**40, gpu_free_bytes=(2**36,) * 4)
     monkeypatch.setattr(beside, "probe_machine", lambda: machine)
     point = point.model_copy(update={"hog_share": 0.4, "dp": 2, "device": "auto"})
-    found = hogs(point, tmp_path)
+    found = companions(point, tmp_path)
     assert [hog.name for hog in found] == ["the hog of cuda:0", "the hog of cuda:1"]
     assert [hog.ready.name for hog in found] == ["hog.json", "hog-1.json"]
 

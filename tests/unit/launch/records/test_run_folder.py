@@ -4,7 +4,7 @@ import multiprocessing
 import pytest
 
 from configs.errors import ConfigError
-from configs.schema import make_point
+from configs.study import make_point
 from launch.records.files import json_lines, last_lines, write_json
 from launch.records.run_folder import Inputs, Status, create_run_folder, sweep_dir
 
@@ -63,6 +63,7 @@ def test_inputs_and_status_follow_the_contract(odd_dir):
         "schema_version",
         "run_id",
         "point",
+        "study",
         "point_key",
         "setup_key",
         "repeat",

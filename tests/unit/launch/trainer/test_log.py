@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.schema import Model, Point, load_model
+from configs.schema import Model, Point
+from configs.study import default_study
 from launch.trainer.log import (
     IterationResult,
     flops_per_iteration,
@@ -101,7 +102,7 @@ def test_a_line_comes_after_what_python_holds_back() -> None:
 
 
 def test_operations_follow_from_the_real_number_of_parameters() -> None:
-    model, _ = load_model("7B")
+    model, _ = default_study().load_model("7B")
     plain = Point(model=model, activation_checkpointing=False)
     tokens = 2048
     expected = (6 * 5_948_837_888 + 12 * 32 * 4096 * 2048) * tokens

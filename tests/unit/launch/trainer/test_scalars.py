@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from configs.schema import CONFIGS_DIR, load_point
+from configs.study import make_point
 from launch.trainer.scalars import Scalars, scalars_of, scalars_of_run
 
 FIELDS = {
@@ -43,7 +43,7 @@ class Board:
 def run(tmp_path):
     folder = tmp_path / "stem" / "run-001"
     folder.mkdir(parents=True)
-    point = load_point(CONFIGS_DIR / "points" / "tiny.toml")
+    point = make_point({"model": "tiny"})
     return SimpleNamespace(run_dir=folder, point=point)
 
 
