@@ -7,12 +7,16 @@ usage() {
   cat <<'TEXT'
 usage: bash master-script.sh [options]
 
-Runs stock DeepSpeed, asynchronous gradients and the hybrid update one after the other on the same
-data, and compares them. Without a GPU a sweep runs in its small form, on the model `tiny`. The same
-command again goes on where it stopped: what is done, with the same code on the same machine, stays.
+Runs the engines of a study one after the other on the same data, and compares them. The default study
+is the paper's: stock DeepSpeed, asynchronous gradients and the hybrid update. Without a GPU a sweep
+runs in its small form, on a small model. The same command again goes on where it stopped: what is
+done, with the same code on the same machine, stays.
 
-what    --list              list sweeps and points, and leave
-        --sweep NAME        name or TOML file of a sweep [default basic]; --all: every sweep
+what    --list              list studies with their sweeps, points and engines, and leave
+        --study NAME        name or folder of a study [default the paper's]
+        --sweep NAME        name or TOML file of a sweep [default the study's]; --all: every sweep
+        --engines A,B:F=V   these engines in place of the sweep's, with values of their own fields:
+                            vanilla,hybrid:stride=4,dynamic:just_in_time=true
         --only POINT        this point alone: name, part of it or pattern; may be repeated
         --index N           the N-th point alone; --list-points lists them
         --size SIZE         auto, tiny or full [default auto: tiny without a GPU]

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, explain
+from configs.fields import field_row
 from configs.schema import Point
 from configs.study import Study
 from configs.sweep import Sweep
@@ -65,7 +66,12 @@ def read_published(study: Study) -> list[Published]:
     lines = [
         line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")
     ]
-    return [_read_row(row, path, study) for row in csv.DictReader(lines)]
+    rows = csv.DictReader(lines)
+    known = [*_COLUMNS, *study.point_type.model_fields, "accumulation"]
+    for name in rows.fieldnames or ():
+        if name not in known:
+            raise ConfigError(f"{path}: {explain.unknown('column', name, known)}")
+    return [_read_row(row, path, study) for row in rows]
 
 
 def _read_row(row: Mapping[str, str], path: Path, study: Study) -> Published:
@@ -77,7 +83,7 @@ def _read_row(row: Mapping[str, str], path: Path, study: Study) -> Published:
         if quantity not in _QUANTITIES or not value > 0:
             raise ValueError
         for name, text in fields.items():
-            if study.all_fields[name].type in ("int", "float") and name != "model":
+            if field_row(study.all_fields, name).type in ("int", "float"):
                 float(text)
     except (KeyError, TypeError, ValueError):
         shown = ",".join(str(value) for value in row.values())

@@ -42,7 +42,7 @@ def test_engines_differ_in_the_plugins_block_alone():
     blocks = [config.pop("deep_optimizer_states", None) for config in configs]
     assert configs[0] == configs[1] == configs[2]
     assert blocks[0] is None
-    common = {"enabled": True, "just_in_time_forward": False}
+    common = {"enabled": True, "just_in_time_forward": False, "ratio": 1.0}
     assert blocks[1] == {**common, "policy": "all-host"}
     assert blocks[2] == {**common, "policy": "stride", "stride": 2}
 

@@ -2,12 +2,13 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from configs.errors import ConfigError
-from configs.study import make_point
+from configs.study import default_study, load_study, make_point
 from configs.sweep import load_sweep, make_sweep
 from deep_optimizer_states.predict.machine import MACHINES_DIR
 from launch.records.ledger import read_records
@@ -16,6 +17,7 @@ from launch.simulate.published import as_published, published_of, read_published
 from launch.simulate.workloads import AsOf, as_of, workload_of
 from launch.sweep import main
 
+STUDY = default_study()
 SHARED = Path(__file__).resolve().parents[3] / ".." / "shared" / "facts" / "published-figures.csv"
 SEVEN = {"model": "7B", "subgroup_numel": 100_000_000}
 
@@ -162,14 +164,22 @@ def test_named_models_get_the_subgroups_they_were_published_with():
 
 
 def test_a_damaged_file_of_published_values_is_named(tmp_path):
+    shutil.copytree(STUDY.folder, tmp_path / "own")
+    own, file = load_study(tmp_path / "own"), tmp_path / "own" / "published.csv"
     columns = "sweep,machine,model,engine,stride,offload_ratio,quantity,value"
     row = "models,h100x4,7B,vanilla,0,1,forward_s,0.1"
-    (tmp_path / "a.csv").write_text(f"# said by\n{columns}\n{row}\n")
-    assert len(read_published(tmp_path)) == 1
-    for damage in (("0.1", "-1"), ("forward_s", "fwd"), (",0,1,", ",x,1,"), (",0.1", "")):
-        (tmp_path / "a.csv").write_text(f"{columns}\n{row.replace(*damage)}\n")
-        with pytest.raises(ConfigError, match=r"a\.csv.*give sweep, machine, model"):
-            read_published(tmp_path)
+    file.write_text(f"# said by\n{columns}\n{row}\n")
+    assert len(read_published(own)) == 1
+    damages = [("0.1", "-1"), ("forward_s", "fwd"), (",0,1,", ",x,1,"), (",0.1", "")]
+    for damage in damages:
+        file.write_text(f"{columns}\n{row.replace(*damage)}\n")
+        with pytest.raises(ConfigError, match=r"published\.csv.*give sweep, machine, quantity"):
+            read_published(own)
+    file.write_text(f"{columns},strid\n{row},1\n")
+    with pytest.raises(ConfigError, match=r"unknown column 'strid': did you mean 'stride'"):
+        read_published(own)
+    file.unlink()
+    assert read_published(own) == []
 
 
 def test_a_simulated_sweep_has_folders_of_its_own(simulate, tmp_path, capsys):
