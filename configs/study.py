@@ -82,7 +82,7 @@ class Study(Table):
             for word in (name, *engine.aliases):
                 if names.setdefault(spelled(word), name) != name:
                     raise ValueError(f"engines '{names[spelled(word)]}' and '{name}' share a name")
-        known = {*self.fields, *Point.model_fields, "accumulation", "num_ranks"}
+        known = [*self.fields, *Point.model_fields, "accumulation", "num_ranks"]
         for what, field in self._uses():
             if field and field not in known:
                 raise ValueError(f"{what}: {explain.unknown('field', field, known)}")

@@ -29,6 +29,7 @@ def _lines(study: Study) -> Iterator[str]:
         yield f"    {name:24} {words}"
     yield "  engines (--engines NAME,NAME:field=value)"
     for name, engine in study.engines.items():
-        role = "; the reference" if name == study.reference else ""
-        needs = f"; needs {', '.join(engine.needs)}" if engine.needs else ""
-        yield f"    {name:24} {engine.description or engine.title}{needs}{role}"
+        notes = ["the reference"] if name == study.reference else []
+        notes += [f"needs {need}" for need in engine.needs]
+        note = f" ({', '.join(notes)})" if notes else ""
+        yield f"    {name:24} {(engine.description or engine.title).rstrip('.')}{note}"

@@ -1,0 +1,240 @@
+import json
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.naming import Namer, flat
+from configs.study import default_study, load_study, study_from, study_names
+from configs.sweep import load_sweep, make_sweep, sweep_names
+
+STUDY = """
+title = "buckets"
+reference = "plain"
+small_model = "small"
+default_sweep = "buckets"
+
+[gate]
+kind = "close"
+quantity = "loss"
+tolerance = 1e-3
+
+[fields.bucket_numel]
+default = 600_000
+minimum = 1
+title = "bucket"
+is_count = true
+in_pairs = "free"
+
+[fields.depth]
+title = "depth"
+only_some_engines = true
+
+[ds_config.zero_optimization]
+reduce_bucket_size = "{bucket_numel}"
+
+[engines.plain]
+title = "plain"
+tag = "P"
+
+[engines.overlapped]
+title = "overlapped"
+tag = "O"
+aliases = ["ov"]
+fields = { depth = { default = 2, minimum = 1, below = 9 } }
+environment = { DEPTH = "{depth}" }
+ds_config = { zero_optimization = { overlap_comm = true } }
+
+[figures.bucket]
+kind = "swept"
+title = "time against the bucket"
+x = "bucket_numel"
+y = ["iteration_ms"]
+"""
+MODEL = """
+name = "small"
+hidden = 8
+ffn = 16
+layers = 1
+heads = 2
+kv_heads = 2
+vocab_size = 64
+"""
+
+
+@pytest.fixture
+def make(tmp_path):
+    def make(text=STUDY, name="own", **files):
+        folder = tmp_path / name
+        for kind in ("models", "points", "sweeps"):
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+        (folder / "models" / "small.toml").write_text(MODEL)
+        (folder / "study.toml").write_text(text)
+        return folder
+
+    return make
+
+
+def test_a_study_says_what_a_point_may_have(make):
+    study = load_study(make())
+    point = study.make_point({"model": "small", "engine": "OV", "bucket_numel": "1_000"})
+    assert (point.engine, point.value("bucket_numel"), point.value("depth")) == (
+        "overlapped",
+        1000,
+        2,
+    )
+    assert point.row_environment == {"DEPTH": "2"}
+    with pytest.raises(ConfigError, match="unknown field 'stride'"):
+        study.make_point({"model": "small", "stride": 2})
+    with pytest.raises(ConfigError, match="depth must be below 9 for engine 'overlapped'"):
+        study.make_point({"model": "small", "engine": "overlapped", "depth": 9})
+    with pytest.raises(ConfigError, match="depth 3 has no meaning for engine 'plain'"):
+        study.make_point({"model": "small", "depth": 3})
+
+
+def test_its_points_are_named_by_what_varies_in_it(make):
+    study = load_study(make())
+    sweep = make_sweep(
+        {
+            "name": "s",
+            "model": "small",
+            "grid": {"bucket_numel": [600_000, 1_200_000]},
+            "engines": [{"engine": "plain"}, {"engine": "overlapped", "depth": [1, 2]}],
+        },
+        study,
+    )
+    names = [point.name for point in sweep.points(None)]
+    assert names[0] == "small bucket 600k plain"
+    assert names[-1] == "small bucket 1.2M overlapped depth 2"
+    assert len(set(names)) == 6
+    namer = Namer(study)
+    last = flat(sweep.points(None)[-1])
+    assert (namer.engine_title(last), namer.engine_tag(last)) == ("overlapped (depth 2)", "O2")
+
+
+def test_a_point_of_a_study_has_a_log_name_with_its_fields(make):
+    study = load_study(make(STUDY.replace('title = "depth"', 'title = "depth"\nlog = "depth"')))
+    point = study.make_point({"model": "small", "engine": "overlapped", "depth": 4})
+    assert point.log_name.endswith("-engine_overlapped-depth4.log")
+
+
+def test_a_study_survives_its_travel(make):
+    for study in (load_study(make()), *map(load_study, study_names())):
+        back = study_from(json.loads(study.as_json()), "run.json")
+        assert back == study
+        table = {"model": json.loads(MODEL_JSON), "engine": next(iter(study.engines))}
+        point = study.make_point(table)
+        assert back.point_type(**point.model_dump()) == point
+
+
+MODEL_JSON = '{"name": "m", "hidden": 8, "ffn": 16, "layers": 1, "heads": 2, "kv_heads": 2}'
+
+
+def test_what_is_no_study_is_refused_with_its_source():
+    with pytest.raises(ConfigError, match=r"run\.json: .*not a study"):
+        study_from({"name": "x"}, "run.json")
+
+
+def test_a_study_takes_over_what_it_extends(make):
+    make(name="base")
+    text = 'extends = "base"\ntitle = "more"\n[engines.plain]\ntitle = "as before"\n'
+    study = load_study(make(text, name="more"))
+    assert list(study.engines) == ["plain", "overlapped"]
+    assert (study.engines["plain"].title, study.engines["plain"].tag) == ("as before", "P")
+    assert (study.reference, study.name, study.gate.tolerance) == ("plain", "more", 1e-3)
+    assert study.model_names() == ["small"]
+    shipped = load_study(make('extends = "interleaved"\ntitle = "t"\n', name="mine"))
+    assert list(shipped.engines) == list(default_study().engines)
+    assert sweep_names(shipped) == sweep_names()
+    assert load_sweep("basic", shipped).study is shipped
+    assert not shipped.is_default
+
+
+def test_the_default_study_comes_first_and_can_be_run_when_none_is_named():
+    assert default_study() is load_study(study_names()[0])
+    assert [name for name in study_names() if load_study(name).is_default] == study_names()[:1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('reference = "plain"', 'reference = "plane"'), "'plane': did you mean 'plain'"),
+        (("tolerance = 1e-3\n", ""), "gate.*tolerance goes with kind 'close'"),
+        (('kind = "close"', 'kind = "exact"'), "'gate.kind' = 'exact'"),
+        (("default = 600_000", "default = 0.5"), r"fields\.bucket_numel'?: default 0\.5 is no int"),
+        (("[fields.bucket_numel]", "[fields.iterations]"), "'iterations' is one of every point"),
+        (("{bucket_numel}", "{bucket}"), "ds_config: unknown field 'bucket': .*'bucket_numel'"),
+        (("{depth}", "{dpeth}"), "engine 'overlapped': unknown field 'dpeth': .*'depth'"),
+        (('x = "bucket_numel"', 'x = "buckets"'), "figure 'bucket': unknown field 'buckets'"),
+        (('aliases = ["ov"]', 'aliases = ["Plain"]'), "'plain' and 'overlapped' share a name"),
+        (('aliases = ["ov"]', 'needs = ["deepspeed>>1"]'), "'deepspeed>>1': give gpu, two-ranks"),
+        (("fields = { depth", "fields = { dept"), "unknown field of some engines 'dept'"),
+        (('tag = "O"', 'tag = "OVERL"'), r"'engines\.overlapped\.tag' = 'OVERL'"),
+        (('aliases = ["ov"]', 'alias = ["ov"]'), r"unknown field 'engines\.overlapped\.alias'"),
+        (('small_model = "small"', 'smal_model = "small"'), "'smal_model': did you mean 'small_mo"),
+        (("[gate]", "gate"), "not valid TOML"),
+    ],
+)
+def test_a_wrong_study_names_file_field_value_and_remedy(make, change, message):
+    assert change[0] in STUDY
+    folder = make(STUDY.replace(*change))
+    with pytest.raises(ConfigError, match=message) as refused:
+        load_study(folder)
+    assert "study.toml" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_study_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"unknown study .interleavd.: did you mean .inter"):
+        load_study("interleavd")
+    with pytest.raises(ConfigError, match=r"or give a folder with a study\.toml"):
+        load_study(tmp_path)
+
+
+BASIC = load_sweep("basic")
+
+
+def engines(words, sweep=BASIC):
+    chosen, added = sweep.with_engines(words)
+    points = chosen.points("tiny")
+    return [" ".join(point.name.split()[1:]) for point in points], added
+
+
+def test_engines_that_are_asked_for_replace_those_of_a_sweep():
+    assert engines("vanilla,dynamic,AUTO") == (["vanilla", "dynamic", "auto"], "")
+    assert engines("dynamic,v")[0] == ["dynamic", "vanilla"]
+
+
+def test_an_engine_that_the_sweep_lists_keeps_its_fields():
+    assert engines("vanilla,hybrid")[0] == ["vanilla", "hybrid stride 2"]
+    found = engines("v,h", load_sweep("stride"))[0]
+    assert found[1:] == [f"hybrid stride {stride}" for stride in (2, 3, 4, 5, 6, 8, 10)]
+
+
+def test_fields_of_an_engine_can_be_given_with_it():
+    words = "v,hybrid:stride=4,hybrid:stride=5:just-in-time=true,dynamic:just_in_time=true"
+    assert engines(words)[0] == [
+        "vanilla",
+        "hybrid stride 4",
+        "hybrid stride 5 just-in-time",
+        "dynamic just-in-time",
+    ]
+
+
+def test_the_reference_is_added_and_said():
+    assert engines("dynamic") == (["vanilla", "dynamic"], "vanilla")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("dynamc", "unknown engine 'dynamc': did you mean 'dynamic'"),
+        ("", "unknown engine ''"),
+        ("hybrid:stride", "'stride': give FIELD=VALUE"),
+        ("hybrid:strid=2", "unknown field 'strid': did you mean 'stride'"),
+        ("dynamic:stride=2", "stride 2 has no meaning for engine 'dynamic'"),
+        ("hybrid:stride=x", "'stride' = 'x'"),
+    ],
+)
+def test_engines_that_cannot_be_are_named(words, message):
+    with pytest.raises(ConfigError, match=message):
+        engines(words)

@@ -1,0 +1,100 @@
+"""The harness names no engine, no study and no field that a study varies: those are data."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from configs.study import load_study, study_names
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGETS = ("configs", "launch", "parse", "plots", "benchmarks")
+"""Folders whose Python is held to the rule."""
+OWN_WORDS = {
+    "launch/trainer": "trainers may know what they train with",
+    "launch/trainers": "trainers may know what they train with",
+    "launch/trainers.py": "trainers may know what they train with",
+    "launch/megatron_flags.py": "belongs to the trainer of the paper's fork",
+    "launch/run_megatron.py": "belongs to the trainer of the paper's fork",
+    "launch/config_n_run.py": "the paper's flags",
+    "launch/simulate/workloads.py": "fields of the plugin's performance model",
+    "launch/simulate/paper_software.py": "the paper's software in the performance model",
+    "launch/hog.py": "the paper's co-process, which a study names as its companion",
+    "parse/log/name.py": "reads the names of the paper's logs",
+    "benchmarks/gpu_check": "asks the plugin itself for its policies",
+    "benchmarks/host.py": "asks the plugin itself for its policies",
+    "benchmarks/host_engines.py": "asks the plugin itself for its policies",
+    "benchmarks/fit": "fits the performance model to the paper's figures",
+}
+"""Files and folders that speak a language of their own, and why."""
+EVERYDAY = {"auto", "ratio", "resident", "deep-optimizer-states"}
+"""Words that mean other things too: a device, a share, memory in use, the plugin itself."""
+
+
+def forbidden_words():
+    words = set()
+    for name in study_names():
+        study = load_study(name)
+        words |= {name, *study.engines, *study.fields}
+        words |= {alias for engine in study.engines.values() for alias in engine.aliases}
+    return {word for word in words - EVERYDAY if len(word) > 1}
+
+
+def named(source, words):
+    """Lines on which code names one of the words: in an identifier or a text, docstrings aside."""
+    pattern = re.compile(r"(?<![A-Za-z0-9])(?:" + "|".join(_spellings(words)) + r")(?![A-Za-z0-9])")
+    tree = ast.parse(source)
+    found = []
+    for node in ast.walk(tree):
+        texts = _identifiers(node)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(node.value)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = None  # a docstring, which ast.walk visits after its statement
+        found += [(node.lineno, text) for text in texts if pattern.search(text)]
+    return found
+
+
+def _spellings(words):
+    return sorted(re.escape(word).replace(r"\-", "[-_ ]") for word in words)
+
+
+def _identifiers(node):
+    names = (getattr(node, key, None) for key in ("id", "attr", "arg", "name"))
+    return [name for name in names if isinstance(name, str) and hasattr(node, "lineno")]
+
+
+def targets():
+    for folder in TARGETS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            own = (name == key or name.startswith(f"{key}/") for key in OWN_WORDS)
+            if not any(own):
+                yield pytest.param(path, id=name)
+
+
+@pytest.mark.parametrize("path", list(targets()))
+def test_no_file_names_an_engine_a_study_or_its_field(path):
+    assert named(path.read_text(encoding="utf-8"), forbidden_words()) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'if point.engine == "vanilla": pass',
+        "x = point.stride",
+        "run(subgroup_numel=3)",
+        "def is_hybrid(): pass",
+        "f(f'{x} async-gradients')",
+        'columns = ["async_gradients_ms"]',
+        "hog_share: float = 0.0",
+    ],
+)
+def test_code_that_names_one_is_found(line):
+    assert named(line, forbidden_words())
+
+
+@pytest.mark.parametrize("line", ['"""Such as `hybrid stride 2`."""', "# hybrid", "strides = 1"])
+def test_examples_in_words_and_other_words_are_not(line):
+    assert not named(line, forbidden_words())
