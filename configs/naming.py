@@ -102,7 +102,9 @@ class Namer:
 
     def _own_fields(self, engine: str) -> list[str]:
         row = self.study.engines.get(engine)
-        return [name for name in self.study.fields if row and name in row.fields]
+        taken = row.fields if row else {}
+        fields = self.study.fields.items()
+        return [name for name, field in fields if field.only_some_engines and name in taken]
 
     def _set_fields(self, point: Fields) -> list[str]:
         """Fields that the point's engine alone takes and that are not at their default."""

@@ -101,10 +101,9 @@ class Study(Table):
             yield from ((f"engine '{key}'", name) for name in fields_in(templates))
 
     def _check_engine(self, name: str, engine: Engine) -> None:
-        some = [key for key, row in self.fields.items() if row.only_some_engines]
         for field in engine.fields:
-            if field not in some:
-                reason = explain.unknown("field of some engines", field, some)
+            if field not in self.fields:
+                reason = explain.unknown("field of the study", field, self.fields)
                 raise ValueError(f"engine '{name}': {reason}")
         for key in engine.keys:
             if key not in self.engine_keys:

@@ -97,7 +97,7 @@ class Engine(Table):
     trainer: str = ""
     """The only trainer that can run it; empty for any."""
     fields: dict[str, FieldLimits] = Field(default_factory=dict)
-    """Fields of ``only_some_engines`` that it takes."""
+    """Fields of ``only_some_engines`` that it takes, and limits that it sets to others."""
     ds_config: dict[str, Any] = Field(default_factory=dict)
     """Laid over DeepSpeed's config; ``"{field}"`` stands for a field's value."""
     environment: dict[str, str] = Field(default_factory=dict)

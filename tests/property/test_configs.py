@@ -16,13 +16,14 @@ TINY = STUDY.load_model("tiny")[0]
 @st.composite
 def points(draw):
     engine = draw(st.sampled_from(list(STUDY.engines)))
+    largest = STUDY.engines[engine].fields.get("offload_ratio")
     micro, dp, accumulation = (draw(st.integers(1, 8)) for _ in range(3))
     lr = draw(st.floats(1e-8, 10.0))
     return STUDY.point_type(
         model=TINY,
         engine=engine,
         stride=draw(st.integers(1, 50)) if engine == "hybrid" else 0,
-        offload_ratio=draw(st.floats(0, 1)),
+        offload_ratio=draw(st.floats(0, 1, exclude_max=largest is not None)),
         subgroup_numel=draw(st.integers(1, 10**12)),
         tp=draw(st.sampled_from([1, 2, 4])),
         dp=dp,

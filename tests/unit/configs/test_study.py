@@ -167,7 +167,7 @@ def test_the_default_study_comes_first_and_can_be_run_when_none_is_named():
         (('x = "bucket_numel"', 'x = "buckets"'), "figure 'bucket': unknown field 'buckets'"),
         (('aliases = ["ov"]', 'aliases = ["Plain"]'), "'plain' and 'overlapped' share a name"),
         (('aliases = ["ov"]', 'needs = ["deepspeed>>1"]'), "'deepspeed>>1': give gpu, two-ranks"),
-        (("fields = { depth", "fields = { dept"), "unknown field of some engines 'dept'"),
+        (("fields = { depth", "fields = { dept"), "unknown field of the study 'dept'"),
         (('tag = "O"', 'tag = "OVERL"'), r"'engines\.overlapped\.tag' = 'OVERL'"),
         (('aliases = ["ov"]', 'alias = ["ov"]'), r"unknown field 'engines\.overlapped\.alias'"),
         (('small_model = "small"', 'smal_model = "small"'), "'smal_model': did you mean 'small_mo"),
@@ -218,6 +218,14 @@ def test_fields_of_an_engine_can_be_given_with_it():
         "hybrid stride 5 just-in-time",
         "dynamic just-in-time",
     ]
+
+
+def test_an_engine_may_limit_a_field_that_all_have():
+    point = default_study().make_point({"model": "tiny", "engine": "resident"})
+    assert point.value("offload_ratio") == 0.5
+    assert Namer(default_study()).engine(flat(point)) == "resident"
+    with pytest.raises(ConfigError, match="offload_ratio must be below 1 for engine 'resident'"):
+        default_study().make_point({"model": "tiny", "engine": "resident", "offload_ratio": 1})
 
 
 def test_the_reference_is_added_and_said():

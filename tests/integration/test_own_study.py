@@ -1,0 +1,181 @@
+"""A study in a folder that the code has never heard of, run from the command line to its report."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from launch.records.files import ROOT
+
+STUDY = """
+title = "Buckets of gradients"
+source = "a test"
+reference = "plain"
+small_model = "small"
+default_sweep = "buckets"
+
+[gate]
+kind = "close"
+quantity = "loss"
+tolerance = 1e-3
+
+[phases]
+forward = { title = "forward", colour = "#56B4E9" }
+backward = { title = "backward", colour = "#E69F00" }
+update = { title = "update", colour = "#009E73" }
+
+[fields.bucket_numel]
+default = 600_000
+minimum = 1
+title = "bucket"
+axis = "bucket (elements)"
+is_count = true
+description = "Elements after which gradients are reduced."
+
+[ds_config.zero_optimization]
+reduce_bucket_size = "{bucket_numel}"
+
+[engines.plain]
+title = "one after the other"
+tag = "P"
+description = "Gradients are reduced when backward is over."
+ds_config = { zero_optimization = { overlap_comm = false } }
+
+[engines.overlapped]
+title = "beside backward"
+tag = "O"
+description = "Gradients are reduced while backward goes on."
+environment = { STUDY_SAYS = "{bucket_numel}" }
+ds_config = { zero_optimization = { overlap_comm = true } }
+
+[engines.elsewhere]
+title = "on another machine"
+tag = "E"
+needs = ["gpu", "no-such-package>=2"]
+
+[figures.bucket]
+kind = "swept"
+title = "Iteration time against the bucket"
+x = "bucket_numel"
+y = ["iteration_ms"]
+"""
+MODEL = """
+name = "small"
+hidden = 64
+ffn = 128
+layers = 2
+heads = 2
+kv_heads = 2
+seq_length = 32
+vocab_size = 8192
+
+[defaults]
+micro_batch_size = 2
+global_batch_size = 2
+iterations = 4
+"""
+SWEEP = """
+name = "buckets"
+description = "two sizes of bucket"
+model = "small"
+figures = ["bucket"]
+point = { device = "cpu" }
+grid = { bucket_numel = [600_000, 1_200_000] }
+engines = [{ engine = ["plain", "overlapped", "elsewhere"] }]
+"""
+NAMES = [
+    f"small bucket {size} {engine}"
+    for size in ("600k", "1.2M")
+    for engine in ("plain", "overlapped", "elsewhere")
+]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """The study's sweep, run and told; its output and folder."""
+    folder = tmp_path_factory.mktemp("studies") / "buckets-of-mine"
+    for kind, name, text in (("models", "small", MODEL), ("sweeps", "buckets", SWEEP)):
+        (folder / kind).mkdir(parents=True)
+        (folder / kind / f"{name}.toml").write_text(text)
+    (folder / "study.toml").write_text(STUDY)
+    results = folder.parent / "results"
+    command = [sys.executable, "-m", "launch.sweep", "--study", str(folder)]
+    done = subprocess.run(
+        [*command, "--results-dir", str(results)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    sweep = results / "buckets-of-mine" / "buckets"
+    assert (sweep / "sweep.json").is_file(), done.stdout + done.stderr
+    return done, sweep
+
+
+def index_of(sweep):
+    return json.loads((sweep / "sweep.json").read_text())
+
+
+def rows_of(sweep, table):
+    with (sweep / "tables" / f"{table}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_its_runs_are_made_and_carry_it(ran):
+    done, sweep = ran
+    index = index_of(sweep)
+    assert index["study"]["name"] == "buckets-of-mine"
+    assert index["study"]["gate"]["tolerance"] == 1e-3
+    assert [point["name"] for point in index["points"]] == NAMES
+    assert [run["status"] for run in index["runs"]] == ["ok"] * 4, done.stdout + done.stderr
+    for run in index["runs"]:
+        folder = sweep / run["run_dir"]
+        saved = json.loads((folder / "run.json").read_text())
+        config = json.loads((folder / "ds_config.json").read_text())["zero_optimization"]
+        assert saved["study"] == index["study"]
+        assert config["reduce_bucket_size"] == saved["point"]["bucket_numel"]
+        assert config["overlap_comm"] == (run["engine"] == "overlapped")
+
+
+def test_an_engine_that_cannot_run_here_is_skipped_with_the_reason(ran):
+    done, sweep = ran
+    skipped = {p["name"]: p.get("skipped", "") for p in index_of(sweep)["points"]}
+    assert [name for name, reason in skipped.items() if reason] == [NAMES[2], NAMES[5]]
+    reason = "needs a GPU, and this run has none; needs no-such-package>=2, and no-such-package"
+    assert skipped[NAMES[2]].startswith(reason)
+    assert f"[3/6] {NAMES[2]}: left out: {reason}" in done.stdout
+    assert "6 runs: 4 ok, 2 left out, not possible on this machine" in done.stdout
+
+
+def test_its_field_is_a_column_and_its_gate_gives_the_verdict(ran):
+    """Needs the tables and comparisons that read a study."""
+    _, sweep = ran
+    runs = rows_of(sweep, "runs")
+    assert [row["bucket_numel"] for row in runs] == ["600000"] * 2 + ["1200000"] * 2
+    assert [row["label"] for row in runs] == [name for name in NAMES if "elsewhere" not in name]
+    assert json.loads((sweep / "tables" / "study.json").read_text())["name"] == "buckets-of-mine"
+    pairs = rows_of(sweep, "comparisons")
+    assert {row["engine"] for row in pairs} == {"overlapped"}
+    assert {row["bucket_numel"] for row in pairs} == {"600000", "1200000"}
+    assert all(float(row["reference_median_ms"]) > 0 for row in pairs)
+    assert {row["withheld"] for row in pairs} == {""}
+
+
+def test_its_figure_is_drawn(ran):
+    """Needs the figures that read a study."""
+    _, sweep = ran
+    for ending in ("png", "pdf", "svg"):
+        assert (sweep / "figures" / f"bucket.{ending}").stat().st_size > 1000
+
+
+def test_its_report_tells_title_gate_and_engines(ran):
+    """Needs the report that reads a study."""
+    done, sweep = ran
+    report = (sweep / "report.html").read_text()
+    for words in ("Buckets of gradients", "loss within 0.001", "beside backward", "bucket"):
+        assert words in report
+    assert done.returncode == 0, done.stdout + done.stderr
