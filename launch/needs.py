@@ -15,8 +15,13 @@ from launch.task import RunOptions
 
 
 def lacks(point: Point, machine: Machine, options: RunOptions) -> list[str]:
-    """Why the point's engine cannot run here, a line each; empty when it can."""
-    found = [_lack(need, point, machine) for need in point.row.needs]
+    """Why the point's engine cannot run here, a line each; empty when it can.
+
+    Of hosts that are not this one it is not known what they have.
+    """
+    far = options.launcher.is_far
+    needs = [need for need in point.row.needs if need == TWO_RANKS or not far]
+    found = [_lack(need, point, machine) for need in needs]
     own, chosen = point.row.trainer, options.trainer.name
     if own not in ("", chosen):
         found.append(f"needs --trainer {own}, and {chosen} was chosen")

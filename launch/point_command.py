@@ -50,12 +50,11 @@ def run_point(point: Point, options: RunOptions, dry_run: bool, memory_check: bo
     if dry_run:
         cli.say(describe(point, machine, options))
         return 0
+    refuse_if_lacking(point, machine, options)
     if options.launcher.node_rank:
         return join(point, options)
-    if not options.launcher.is_far:
-        refuse_if_lacking(point, machine, options)
-        if memory_check:
-            refuse_if_short(point, machine)
+    if memory_check and not options.launcher.is_far:
+        refuse_if_short(point, machine)
     outcome = execute(Task.each([point], options)[0], options)
     cli.say(f"{outcome.status.status}: {outcome.folder.path}")
     if outcome.status.cause:

@@ -32,12 +32,18 @@ def sweep_folders(folder: Path) -> list[Path]:
     """
     if (folder / "sweep.json").is_file():
         return [folder]
-    found = sorted(path.parent for path in folder.glob("*/sweep.json"))
-    if not found and any(folder.glob("simulated-*/*/sweep.json")):
+    # Studies other than the default one have a folder each.
+    every = [path.parent for path in (*folder.glob("*/sweep.json"), *folder.glob("*/*/sweep.json"))]
+    found = sorted(path for path in every if not _is_simulated(path, folder))
+    if every and not found:
         raise ConfigError(f"{folder}: only simulated sweeps in it, of which nothing was run")
     if not found:
         raise ConfigError(f"{folder}: no sweep in it; give a results folder or a sweep's")
     return found
+
+
+def _is_simulated(sweep: Path, folder: Path) -> bool:
+    return sweep.parent != folder and sweep.parent.name.startswith("simulated-")
 
 
 def sweep_status(folder: Path) -> dict[str, Any]:

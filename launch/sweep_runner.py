@@ -112,10 +112,8 @@ def run_all(plan: Plan, request: Request) -> Progress:
     return progress
 
 
-def why_not_here(point: Point, plan: Plan, memory_check: bool = True) -> str:
+def why_not_here(point: Point, plan: Plan, memory_check: bool) -> str:
     """What a point needs that this machine lacks; empty when it can be run."""
-    if plan.options.launcher.is_far:  # its hosts are not this one
-        return ""
     reasons = lacks(point, plan.machine, plan.options)
     if memory_check and not reasons:
         reasons = shortages(point, plan.machine)
@@ -212,7 +210,7 @@ def _live(
         for task in rest[1:]
         if (request.chosen is None or task.point.name in request.chosen)
         and decide(task.keys, records, request.choice).run
-        and not why_not_here(task.point, plan)
+        and not why_not_here(task.point, plan, request.memory_check)
     ]
     return Live(head, iterations, sum(others), expected.seconds * pace)
 
@@ -296,7 +294,7 @@ def summary(progress: Progress, num_runs: int) -> str:
         (progress.failed, "failed"),
         (progress.interrupted, "interrupted"),
         (progress.skipped, "not run again"),
-        (progress.unfit, "left out, not possible on this machine"),
+        (progress.unfit, "left out"),
     ):
         if count:
             parts.append(f"{count} {words}")

@@ -93,3 +93,14 @@ def test_what_was_only_simulated_is_said_to_be(tmp_path, capsys):
         main([str(tmp_path)])
     assert main([str(folder)]) == 0
     assert capsys.readouterr().out == f"stride: simulated, nothing was run  ({folder})\n"
+
+
+def test_sweeps_of_other_studies_are_shown_and_simulated_ones_are_not(sweep, capsys):
+    for name in ("own/theirs", "simulated-h100x4/models"):
+        (sweep.parent / name).mkdir(parents=True)
+        (sweep.parent / name / "sweep.json").write_text(json.dumps({"name": name, "points": []}))
+    main([str(sweep.parent)])
+    out = capsys.readouterr().out
+    assert "own/theirs: " in out
+    assert "mine: " in out
+    assert "simulated" not in out

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from configs.study import make_point
+from configs.study import load_study, make_point
 from configs.sweep import load_sweep, make_sweep
 from deep_optimizer_states.predict.memory_need import GIB
 from launch import sweep_runner, task as task_module
@@ -313,3 +313,77 @@ def test_what_the_user_stopped_has_not_failed(plan, fake_trainer, monkeypatch, c
     assert (progress.ok, progress.failed, progress.interrupted) == (0, 0, 1)
     assert summary(progress, 3) == "3 runs: 0 ok, 1 interrupted"
     assert summary(Progress(ok=1), 1) == "1 runs: 1 ok"
+
+
+OWN = """
+extends = "interleaved"
+title = "engines of mine"
+[engines.gpu-only]
+title = "on a GPU"
+tag = "G"
+needs = ["gpu"]
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A study with an engine that needs a GPU, and the paper's."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "study.toml").write_text(OWN)
+    return load_study(tmp_path / "own")
+
+
+TWO = {"name": "two", "model": "tiny", "engines": [{"engine": ["vanilla", "gpu-only"]}]}
+
+
+def test_an_engine_that_cannot_run_here_is_skipped_and_fails_nothing(
+    own, plan, fake_trainer, capsys
+):
+    the_plan = plan(fake_trainer("ok"), make_sweep(TWO, own))
+    progress = run_all(the_plan, Request())
+    assert (progress.ok, progress.unfit, progress.failed) == (1, 1, 0)
+    assert summary(progress, 2) == "2 runs: 1 ok, 1 left out"
+    reason = "needs a GPU, and this run has none"
+    assert f"[2/2] tiny gpu-only: left out: {reason}" in capsys.readouterr().out
+    assert [p.get("skipped") for p in index_of(the_plan)["points"]] == [None, reason]
+    assert index_of(the_plan)["study"]["name"] == "own"
+    assert list(the_plan.folder.glob("log-*gpu-only*")) == []
+    # A call that runs another point alone keeps what is known of this one.
+    run_all(the_plan, Request(chosen=frozenset({"tiny vanilla"})))
+    assert [p.get("skipped") for p in index_of(the_plan)["points"]] == [None, reason]
+
+
+def test_a_dry_run_says_which_engine_would_be_skipped(own, tmp_path, capsys):
+    words = ["--study", str(own.folder), "--engines", "gpu-only", "--size", "tiny", "--dry-run"]
+    assert main([*words, "--device", "cpu", "--results-dir", str(tmp_path / "r")]) == 0
+    out = capsys.readouterr().out
+    assert "--engines: 'vanilla' is added, which the others are held against" in out
+    assert out.count("skipped  needs a GPU, and this run has none") == 1
+    assert f"{tmp_path}/r/own/basic/" in out
+
+
+def test_when_no_engine_can_run_the_reason_is_the_error(own, tmp_path):
+    words = ["--study", str(own.folder), "--engines", "gpu-only", "--device", "cpu"]
+    with pytest.raises(ConfigError, match="engine 'gpu-only': needs a GPU"):
+        main([*words, "--only", "gpu-only", "--results-dir", str(tmp_path)])
+
+
+def test_studies_are_listed_with_sweeps_points_and_engines(own, capsys):
+    assert main(["--list"]) == 0
+    shipped = capsys.readouterr().out
+    assert shipped.startswith("study interleaved [default]: Deep Optimizer States")
+    assert "    vanilla                  Stock DeepSpeed ZeRO-3" in shipped
+    assert main(["--list", "--study", str(own.folder)]) == 0
+    mine = capsys.readouterr().out
+    assert mine.startswith("study own: engines of mine\n  sweeps (--sweep NAME)\n")
+    assert "    gpu-only                 on a GPU (needs gpu)" in mine
+    assert "    tiny-hybrid              tiny hybrid stride 2, 1 rank(s)" in mine
+
+
+def test_all_sweeps_are_those_of_the_study(own, capsys):
+    (own.folder / "sweeps").mkdir()
+    (own.folder / "sweeps" / "mine.toml").write_text(
+        'name = "mine"\nmodel = "tiny"\nengines = [{ engine = "gpu-only" }]\n'
+    )
+    assert main(["--study", str(own.folder), "--all", "--list-points"]) == 0
+    assert "tiny gpu-only" in capsys.readouterr().out.splitlines()

@@ -1,0 +1,84 @@
+import sys
+from importlib import metadata
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.study import default_study, study_from
+from deep_optimizer_states.predict.memory_need import GIB
+from launch.fit.machine import Machine
+from launch.hosts.launchers import Launcher
+from launch.needs import lacks, refuse_if_lacking
+from launch.run import start_of
+from launch.task import RunOptions, results_of
+from launch.trainers import MEGATRON, OWN
+
+CPU = Machine(20 * GIB)
+GPU = Machine(160 * GIB, (80 * GIB,))
+INSTALLED = metadata.version("deepspeed")
+
+
+@pytest.fixture
+def options(tmp_path):
+    return RunOptions(tmp_path, "s")
+
+
+def point(row, **fields):
+    """A point of the default study, whose engine `mine` is the given row."""
+    table = default_study().model_dump(mode="json", exclude_unset=True)
+    table["engines"]["mine"] = {"title": "mine", "tag": "M", **row}
+    study = study_from({**table, "name": "mine"}, "here")
+    return study.make_point({"model": "tiny", "engine": "mine", **fields})
+
+
+@pytest.fixture
+def models(monkeypatch):
+    """Studies that came with runs have no models of their own."""
+    tiny, defaults = default_study().load_model("tiny")
+    monkeypatch.setattr("configs.study.Study.load_model", lambda _self, _name: (tiny, defaults))
+
+
+@pytest.mark.usefixtures("models")
+class TestNeeds:
+    @pytest.mark.parametrize(
+        ("needs", "machine", "fields", "words"),
+        [
+            (["gpu"], CPU, {}, ["needs a GPU, and this run has none"]),
+            (["gpu"], GPU, {"device": "cpu"}, ["needs a GPU, and this run has none"]),
+            (["gpu"], GPU, {}, []),
+            (["two-ranks"], CPU, {}, ["needs two ranks or more, and dp 1 x tp 1 is one"]),
+            (["two-ranks"], CPU, {"tp": 2}, []),
+            (["deepspeed>=0.1"], CPU, {}, []),
+            (
+                ["deepspeed>=99"],
+                CPU,
+                {},
+                [f"needs deepspeed>=99, and {INSTALLED} is installed"],
+            ),
+            (["no-such>=1"], CPU, {}, ["needs no-such>=1, and no-such is not installed"]),
+        ],
+    )
+    def test_what_a_machine_lacks_is_named(self, options, needs, machine, fields, words):
+        assert lacks(point({"needs": needs}, **fields), machine, options) == words
+
+    def test_hosts_that_are_not_this_one_are_not_judged_by_it(self, options, monkeypatch):
+        monkeypatch.setattr(Launcher, "is_far", True)
+        assert lacks(point({"needs": ["gpu", "no-such>=1"]}), CPU, options) == []
+
+    def test_the_trainer_of_a_row_is_the_only_one_that_runs_it(self, options):
+        assert lacks(point({"trainer": OWN}), CPU, options) == []
+        with pytest.raises(ConfigError, match=rf"engine 'mine': needs --trainer {MEGATRON}"):
+            refuse_if_lacking(point({"trainer": MEGATRON}), CPU, options)
+
+    def test_variables_of_a_row_reach_the_ranks(self, options, tmp_path):
+        row = {"environment": {"SAYS": "{subgroup_numel} on {num_ranks}"}}
+        commands, environment = start_of(point(row), options, tmp_path, "data")
+        assert environment["SAYS"] == "500000 on 1"
+        assert commands.started_by(tmp_path)[0] == sys.executable
+
+
+def test_results_of_another_study_have_a_folder_of_its_own(tmp_path):
+    table = default_study().model_dump(mode="json", exclude_unset=True)
+    other = study_from({**table, "name": "other"}, "here")
+    assert results_of(tmp_path, default_study()) == tmp_path
+    assert results_of(tmp_path, other) == tmp_path / "other"
