@@ -94,7 +94,10 @@ class Study(Table):
         for key, figure in self.figures.items():
             yield f"figure '{key}'", figure.x
         for key, companion in self.companions.items():
-            names = fields_in([companion.name, companion.arguments]) - {"device", "out"}
+            names = fields_in([companion.name, companion.arguments, companion.device_share]) - {
+                "device",
+                "out",
+            }
             yield from ((f"companion '{key}'", name) for name in (companion.field, *names))
         for key, engine in self.engines.items():
             templates = [engine.ds_config, engine.environment, engine.log, engine.keys]

@@ -161,6 +161,8 @@ class Companion(Table):
     module: str
     arguments: tuple[str, ...]
     """``{FIELD}``, ``{device}`` and ``{out}`` (its report, which it writes when it is ready)."""
+    device_share: str = ""
+    """Share of the device's time that it takes, for predictions: ``{FIELD}``."""
 
 
 class Published(Table):

@@ -6,6 +6,7 @@ import enum
 from typing import Any
 
 from configs.schema import Point
+from configs.templates import filled
 from deep_optimizer_states.predict.model import model_from_table
 from deep_optimizer_states.predict.workload import Workload, WorkloadError
 from launch.ds_json import deepspeed_config
@@ -62,9 +63,15 @@ def workload_of(point: Point, when: AsOf) -> Workload:
         subgroup_numel=point.values.get("subgroup_numel", 1_000_000_000),
         activation_checkpointing=point.activation_checkpointing,
         materialized_attention=point.attention == "local",
-        hog_share=point.values.get("hog_share", 0.0),
+        hog_share=_taken_share(point),
         **_engine_fields(point, when),
     )
+
+
+def _taken_share(point: Point) -> float:
+    """Share of each device's time that companions take."""
+    rows = point.study.companions.values() if point.study else ()
+    return sum(float(filled(row.device_share, point.values) or 0.0) for row in rows)
 
 
 def _engine_fields(point: Point, when: AsOf) -> dict[str, Any]:

@@ -24,6 +24,31 @@ def test_every_field_and_every_paper_key_is_an_option():
         assert overrides(f"--{name}", "7") == {name: "7"}
 
 
+def test_fields_of_another_study_are_its_own(tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "study.toml").write_text(
+        'title = "own"\nreference = "e"\n[engines.e]\ntitle = "e"\ntag = "E"\n'
+        '[fields.bucket_numel]\ntitle = "bucket"\ndescription = "Elements of a bucket."\n'
+    )
+    study = cli.study_in(["tiny", "--study", str(tmp_path / "own"), "--bucket-numel", "3"])
+    parser = point_command.build_parser(study)
+    assert "Elements of a bucket. [default 0]" in parser.format_help()
+    given = parser.read(["tiny", "--bucket_numel", "3"])
+    assert cli.field_overrides(given, study) == {"bucket_numel": "3"}
+    with pytest.raises(ConfigError, match="unknown option '--stride'"):
+        parser.read(["tiny", "--stride", "2"])
+
+
+@pytest.mark.parametrize("words", [[], ["--study", "interleaved"], ["--study=interleaved"]])
+def test_a_study_is_the_default_one_or_the_one_that_is_named(words):
+    assert cli.study_in(["tiny", "--zzz", *words]) is STUDY
+
+
+def test_a_study_without_a_name_is_refused():
+    with pytest.raises(ConfigError, match="--study: expected one argument"):
+        cli.study_in(["--study"])
+
+
 def test_every_field_has_its_docstring_as_help():
     text = " ".join(point_command.build_parser(STUDY).format_help().split())
     assert "Elements after which DeepSpeed closes a subgroup" in text

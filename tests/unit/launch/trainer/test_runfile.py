@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from configs.errors import ConfigError
+from configs.study import default_study
 from launch.pretrain_gpt import main
 from launch.trainer.runfile import read_run_file
 
@@ -42,6 +43,25 @@ def test_a_run_folder_is_read(run_dir: Path) -> None:
     assert run.metrics_path == run_dir / "metrics.jsonl"
     assert run.index_cache_dir.parent == run_dir
     assert run.data_prefix == run_dir / "corpus.v1"
+
+
+def test_a_point_is_rebuilt_through_the_study_that_came_with_it(run_dir: Path) -> None:
+    assert read_run_file(run_dir / "run.json").point.study is default_study()
+    row = {"title": "mine", "tag": "M"}
+    study = {
+        **{"name": "own", "title": "own", "reference": "mine", "engines": {"mine": row}},
+        "fields": {"bucket_numel": {"title": "bucket"}},
+    }
+    fields = {"engine": "mine", "bucket_numel": 7}
+    path = _write(run_dir, {"study": study, "point": {**POINT, **fields}}, {})
+    point = read_run_file(path).point
+    assert (point.engine, point.value("bucket_numel"), point.row.title) == ("mine", 7, "mine")
+    path = _write(run_dir, {"point": {**POINT, **fields}}, {})
+    with pytest.raises(ConfigError, match="bucket_numel"):
+        read_run_file(path)
+    path = _write(run_dir, {"study": {"name": "own"}}, {})
+    with pytest.raises(ConfigError, match=r"run\.json: .*not a study"):
+        read_run_file(path)
 
 
 @pytest.mark.parametrize(
