@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from configs.study import Study, default_study
 from parse.errors import LogError
 from parse.log.read import read_log
-from parse.log.records import Log, Setting
+from parse.log.records import Iteration, Log, after_warmup
 from parse.monitor import monitor_files
 from parse.unmeasured import MEASURED, read_values, source_of
 
 SWEEP_FILE = "sweep.json"
+_OF_MODEL = {
+    "num_layers": "model.layers",
+    **{name: f"model.{name}" for name in ("hidden", "heads", "seq_length")},
+}
+"""Names that logs give to fields of the model."""
 
 
 @dataclass
@@ -26,12 +34,80 @@ class Run:
     """``point`` of ``run.json``; empty for a lone log."""
     run_json: dict[str, Any] = field(default_factory=dict)
     status_json: dict[str, Any] = field(default_factory=dict)
+    study: Study = field(default_factory=default_study)
+    """The study that all runs read together are of; :mod:`parse.labels` sets it."""
+    name: str = ""
+    """Name of the point; its repeats share it."""
     label: str = ""
     """Name in tables and figures, unique among the runs read together."""
     case: str = ""
     """What the run has in common with those it is compared with, engine left out."""
     monitor_files: list[Path] = field(default_factory=list)
     """Samples taken from outside the run."""
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What the run was asked for: the point's fields, or else what the log says of them.
+
+        Fields of the model are called ``model.NAME``, as :mod:`configs.naming` has them.
+        """
+        found = {_OF_MODEL.get(key, key): value for key, value in self.log.settings.items()}
+        found |= flat(self.point)
+        found["accumulation"] = _accumulation(found)
+        return found
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields of the point as names and pairs are made from them.
+
+        A point of an older study has a newer field at its default; of a lone log that says nothing
+        of a field, the field is unknown.
+        """
+        if self.point:
+            defaults = {name: row.default for name, row in self.study.fields.items()}
+            derived = {"accumulation": self.settings["accumulation"]}
+            return {**defaults, **derived, **flat(self.point)}
+        known = {*self.study.all_fields, "engine"}
+        return {
+            key: value
+            for key, value in self.settings.items()
+            if key in known or key.startswith("model.")
+        }
+
+    @property
+    def engine(self) -> str | None:
+        """Name of the engine; None when nothing says it."""
+        engine = self.settings.get("engine")
+        return None if engine is None else str(engine)
+
+    @property
+    def times_phases(self) -> bool:
+        """Whether the times of the phases are their own.
+
+        An update that goes on while the next forward runs takes from the forward's time.
+        """
+        row = self.study.engines.get(self.engine or "")
+        ends = True if row is None else row.ends_update
+        return not self.settings.get(ends) if isinstance(ends, str) else ends
+
+    def phase_ms(self, record: Iteration, phase: str) -> float | None:
+        """Duration of ``iteration`` or of a phase of it, in ms.
+
+        Phases that no log prints are those of ``metrics.jsonl``.
+        """
+        if phase == "iteration" or hasattr(record, f"{phase}_ms"):
+            return record.phase_ms(phase)
+        events = self.log.metrics.iterations if self.log.metrics else {}
+        value = events.get(record.iteration, {}).get(f"{phase}_ms")
+        return float(value) if isinstance(value, int | float) else None
+
+    def times_ms(self, phase: str, warmup: int) -> list[float]:
+        """Durations of a phase after the warm-up, in ms; none where they are not its own."""
+        if phase in self.study.phases and not self.times_phases:
+            return []
+        records = after_warmup(self.log.iterations, self.warmup(warmup))
+        times = (self.phase_ms(record, phase) for record in records)
+        return [time for time in times if time is not None and math.isfinite(time)]
 
     @property
     def status(self) -> str:
@@ -87,7 +163,7 @@ class Run:
 
     @property
     def hardware(self) -> str:
-        """The processor that held the model, by name; empty when nobody says."""
+        """The processor that held the model, by name; empty when it is not recorded."""
         device, name = self.log.device or "", self.log.device_name
         if name:
             return name
@@ -117,12 +193,9 @@ def read_run(log_path: Path) -> Run:
     log = read_values(log_path) if unmeasured else read_log(log_path)
     if not own:
         return Run(log, monitor_files=monitor_files(log_path, own_folder=False))
-    point = run_json.get("point")
-    point = point if isinstance(point, dict) else {}
-    log.settings.update(_settings(point))
     status_json = read_json(log_path.parent / "status.json")
     samples = monitor_files(log_path, own_folder=True)
-    return Run(log, point, run_json, status_json, monitor_files=samples)
+    return Run(log, _point_of(run_json), run_json, status_json, monitor_files=samples)
 
 
 def attach_samples(runs: Sequence[Run], paths: Sequence[Path]) -> list[Path]:
@@ -209,15 +282,28 @@ def sweep_entries(folder: Path) -> list[SweepEntry]:
     return entries
 
 
+def read_sweep(folder: Path) -> list[Run]:
+    """Every run that a sweep folder lists, in the order they ran, with a log or without one."""
+    runs, study = [], read_json(folder / SWEEP_FILE).get("study")
+    for entry in sweep_entries(folder):
+        run = read_sweep_run(entry)
+        if study is not None:
+            run.run_json.setdefault("study", study)
+        # Of a run whose launcher is gone only the index knows that it is not running any more.
+        if run.status in ("", "running") and entry.status:
+            run.status_json["status"] = entry.status
+        runs.append(run)
+    return runs
+
+
 def read_sweep_run(entry: SweepEntry) -> Run:
     """Read a run of a sweep, whether or not it got as far as writing a log."""
     try:
         return read_run(entry.log_path)
     except LogError:
         run_json = read_json(entry.run_dir / "run.json")
-        point = run_json.get("point")
-        point = point if isinstance(point, dict) else {}
-        settings = _settings(point) or ({"engine": entry.engine} if entry.engine else {})
+        point = _point_of(run_json)
+        settings = {"engine": entry.engine} if entry.engine and not point else {}
         log = Log(path=entry.log_path, settings=settings, notes=["no log"])
         run_json = {"repeat": entry.repeat, **run_json}
         status_json = {"status": entry.status, **read_json(entry.run_dir / "status.json")}
@@ -225,24 +311,29 @@ def read_sweep_run(entry: SweepEntry) -> Run:
         return Run(log, point, run_json, status_json, monitor_files=samples)
 
 
+def flat(point: Mapping[str, Any]) -> dict[str, Any]:
+    """A point of ``run.json`` as plain fields, those of its model as ``model.NAME``."""
+    model = point.get("model")
+    of_model = model if isinstance(model, dict) else {"name": model}
+    found = {key: value for key, value in point.items() if key != "model"}
+    found |= {f"model.{key}": value for key, value in of_model.items() if key != "name"}
+    found["model"] = of_model.get("name")
+    return {key: value for key, value in found.items() if isinstance(value, int | float | str)}
+
+
+def _accumulation(settings: Mapping[str, Any]) -> int | None:
+    """Micro-batches an update; None unless the batch is a whole number of them."""
+    names = ("global_batch_size", "micro_batch_size", "dp")
+    batch, micro, dp = (settings.get(name) for name in names)
+    if not (isinstance(batch, int) and isinstance(micro, int) and isinstance(dp, int)):
+        return None
+    return batch // (micro * dp) if micro * dp > 0 and batch % (micro * dp) == 0 else None
+
+
+def _point_of(run_json: Mapping[str, Any]) -> dict[str, Any]:
+    point = run_json.get("point")
+    return point if isinstance(point, dict) else {}
+
+
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _settings(point: dict[str, Any]) -> dict[str, Setting]:
-    """Settings of a point, under the names that a log's name gives."""
-    names = (
-        *("tp", "dp", "global_batch_size", "micro_batch_size", "offload_ratio"),
-        *("subgroup_numel", "engine", "stride", "hog_share", "seed"),
-    )
-    settings: dict[str, Setting] = {
-        name: point[name] for name in names if isinstance(point.get(name), int | float | str)
-    }
-    model = point.get("model")
-    if isinstance(model, dict):
-        own = {"model": "name", "num_layers": "layers", "hidden": "hidden", "heads": "heads"}
-        own["seq_length"] = "seq_length"
-        settings |= {k: model[v] for k, v in own.items() if isinstance(model.get(v), int | str)}
-    elif isinstance(model, str):
-        settings["model"] = model
-    return settings
