@@ -51,7 +51,9 @@ class Run:
 
         Fields of the model are called ``model.NAME``, as :mod:`configs.naming` has them.
         """
-        found = {_OF_MODEL.get(key, key): value for key, value in self.log.settings.items()}
+        found: dict[str, Any] = {
+            _OF_MODEL.get(key, key): value for key, value in self.log.settings.items()
+        }
         found |= flat(self.point)
         found["accumulation"] = _accumulation(found)
         return found
@@ -303,8 +305,9 @@ def read_sweep_run(entry: SweepEntry) -> Run:
     except LogError:
         run_json = read_json(entry.run_dir / "run.json")
         point = _point_of(run_json)
-        settings = {"engine": entry.engine} if entry.engine and not point else {}
-        log = Log(path=entry.log_path, settings=settings, notes=["no log"])
+        log = Log(path=entry.log_path, notes=["no log"])
+        if entry.engine and not point:
+            log.settings["engine"] = entry.engine
         run_json = {"repeat": entry.repeat, **run_json}
         status_json = {"status": entry.status, **read_json(entry.run_dir / "status.json")}
         samples = monitor_files(entry.log_path, own_folder=True)

@@ -18,8 +18,8 @@ from parse.monitor import SAMPLE_COLUMNS, read_samples
 from parse.run_folder import Run
 from parse.write import (
     Columns,
-    check_ours,
     check_our_json,
+    check_ours,
     empty_columns,
     remove_table,
     replace_text,

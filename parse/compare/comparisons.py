@@ -67,7 +67,7 @@ def _shown_fields(study: Study) -> list[str]:
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence of the report on whether a run, or all runs of a point, may be held to be valid."""
+    """A sentence of the report: whether a run, or a point over all its runs, is valid."""
 
     label: str
     verdict: str

@@ -83,7 +83,9 @@ def judge_seeds(
         missing = [s for s, values in side.items() if any(not _is_number(v) for v in values)]
         if missing:
             listed = ", ".join(str(seed) for seed in missing)
-            return Judgement("", "", f"{gate.metric} of {who} is missing or no number, seed {listed}")
+            return Judgement(
+                "", "", f"{gate.metric} of {who} is missing or no number, seed {listed}"
+            )
         if len(side) < gate.seeds:
             return Judgement(
                 "", "", f"{len(side)} seeds of {who}, the gate asks for {gate.seeds} at least"

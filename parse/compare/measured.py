@@ -13,7 +13,7 @@ from parse.compare.comparisons import compare_points, timed_phases
 from parse.compare.pairs import group_points
 from parse.compare.verdict import judge_log
 from parse.errors import LogError
-from parse.labels import label_runs
+from parse.labels import free_by_gate, label_runs
 from parse.run_folder import SWEEP_FILE, Run, find_logs, read_json, read_run, read_sweep
 from parse.table import STUDY_FILE
 from parse.unmeasured import MEASURED
@@ -116,7 +116,7 @@ def _from_runs(runs: Sequence[Run], warmup: int) -> list[Measured]:
     for group in group_points(runs):
         first = group.runs[0]
         found = equality.get(id(first), "")
-        point = Measured(_normal(first.settings, first.study), group.label, equality=found)
+        point = Measured(_normal(first.fields, first.study), group.label, equality=found)
         phases = timed_phases(first.study)
         point.times_ms = {phase: group.times_ms(phase, warmup) for phase in phases}
         for run in group.runs:
@@ -140,7 +140,8 @@ def _normal(fields: Mapping[str, object], study: Study) -> dict[str, str]:
         not_taken = row.only_some_engines and engine is not None and name not in engine.fields
         if not_taken or (row.in_pairs == "same" and name not in found):
             found[name] = _spelling(row.default)
-    return {name: text for name, text in found.items() if name not in _NOT_IDENTITY}
+    left_out = (*_NOT_IDENTITY, *free_by_gate(study))
+    return {name: text for name, text in found.items() if name not in left_out}
 
 
 def _spelling(value: float | str) -> str:

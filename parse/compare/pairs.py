@@ -113,7 +113,9 @@ class PointRuns:
     @property
     def repeats(self) -> list[tuple[Any, int] | None]:
         """Seed and repeat of each finished run, as the sweep counted them."""
-        return [run.repeat and (run.settings.get("seed"), run.repeat) for run in self.finished]
+        return [
+            (run.settings.get("seed"), run.repeat) if run.repeat else None for run in self.finished
+        ]
 
     def times_ms(self, phase: str, warmup: int) -> list[list[float]]:
         """Durations of a phase after the warm-up, one list a finished run, in ms."""

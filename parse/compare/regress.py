@@ -61,7 +61,9 @@ def main(argv: Sequence[str]) -> int:
         phases = list(dict.fromkeys(name for point in (*old, *new) for name in point.times_ms))
         if args.phase not in ("iteration", *phases):
             known = ", ".join(phases)
-            _parser().error(f"argument --phase: invalid choice: '{args.phase}' (choose from {known})")
+            _parser().error(
+                f"argument --phase: invalid choice: '{args.phase}' (choose from {known})"
+            )
         judged = judge(old, new, Gate(args.tolerance, args.phase, args.any_hardware))
     except LogError as error:
         message = "".join(c if c.isprintable() else "?" for c in str(error))

@@ -122,9 +122,7 @@ def compare_alone(
     return replace(result, speedup=None, withheld="; ".join(reasons))
 
 
-def loss_reasons(
-    names: tuple[str, str], verdicts: tuple[LossVerdict, LossVerdict]
-) -> list[str]:
+def loss_reasons(names: tuple[str, str], verdicts: tuple[LossVerdict, LossVerdict]) -> list[str]:
     """Why the losses of two runs allow no speed-up, if they do not."""
     return [
         f"the loss of {name} is {verdict.text}" if verdict.word else f"{name} has no loss"
