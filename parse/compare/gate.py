@@ -60,7 +60,8 @@ def judge_runs(
     # Printed digits show equality in every bit no better than close digits disprove it.
     passes = pair.word == "equal" or (pair.word == "close" and not pair.exact)
     text = f"{_AGAINST[pair.word]} {name}{pair.text.removeprefix(pair.word)}"
-    return Judgement(pair.word, text, "" if passes else f"the pair {pair.text}")
+    reason = f"the pair is only {pair.text}" if pair.word == "close" else f"the pair {pair.text}"
+    return Judgement(pair.word, text, "" if passes else reason)
 
 
 def judge_seeds(

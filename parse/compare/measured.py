@@ -138,7 +138,8 @@ def _normal(fields: Mapping[str, object], study: Study) -> dict[str, str]:
     engine = study.engines.get(found.get("engine", ""))
     for name, row in study.fields.items():
         not_taken = row.only_some_engines and engine is not None and name not in engine.fields
-        if not_taken or (row.in_pairs == "same" and name not in found):
+        one_meaning = row.only_some_engines or row.in_pairs == "same"
+        if not_taken or (one_meaning and name not in found):
             found[name] = _spelling(row.default)
     left_out = (*_NOT_IDENTITY, *free_by_gate(study))
     return {name: text for name, text in found.items() if name not in left_out}

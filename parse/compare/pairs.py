@@ -52,12 +52,11 @@ class Pair:
         if judgement is None or not judgement.word:
             reason = problem or (judgement.withheld if judgement else NOTHING_TO_COMPARE)
             return f"not compared: {reason}"
-        text = judgement.text
+        parts = [judgement.text if not problem else f"{problem}; as far as it got {judgement.text}"]
+        parts += [] if problem else [gate_words(self.run.study, judgement)]
         if self.loss and self.loss.word != "trains":
-            text += f"; loss: {self.loss.text}"
-        if problem:
-            return f"{problem}; as far as it got {text}"
-        return f"{text}; {gate_words(self.run.study, judgement)}"
+            parts.append(f"loss: {self.loss.text}")
+        return "; ".join(parts)
 
     @property
     def problem(self) -> str:

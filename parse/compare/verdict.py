@@ -122,7 +122,7 @@ class PairVerdict:
             return f"equal ({self.judged_on})"
         if self.word == "":
             return "not compared"
-        if self.from_iteration is None and self.state_differs:
+        if self.word == "differs" and self.from_iteration is None:
             return f"differs: the losses agree, the final {' and '.join(self.state_differs)} do not"
         detail = (
             f"largest difference {_short(self.largest_difference)} at iteration {self.largest_at}"

@@ -177,6 +177,7 @@ def _point_row(
 ) -> dict[str, Any]:
     found, item = spread(group.times_ms("iteration", warmup)), compared.get(id(group.runs[0]))
     row = {**_NO_RUN, "engine": namer.engine(group.runs[0].fields)}
+    row["equality"] = item.equality if item else ""
     bad = [_ending(run) for run in group.runs if run not in group.finished]
     if found is None:
         text = ", ".join(dict.fromkeys(bad)) or "no times"
@@ -192,6 +193,5 @@ def _point_row(
         "value": found.median_ms,
         "iqr": f"{found.iqr_ms:.1f}",
         "count": "; ".join(counts),
-        "equality": item.equality if item else "",
         "speedup": "" if speedup is None else f"{speedup:.3f}x",
     }

@@ -104,6 +104,10 @@ class SweepWriter:
             f"-ratio1-subg{fields['point'].get('subgroup_numel', 1_000_000)}"
             f"-prefetch{on}-flush_async{int(engine != 'vanilla')}-opt_gaps{stride}"
         )
+        if engine not in dict(ENGINES):
+            stem += f"-engine_{engine}"
+        if "seed" in fields["point"]:
+            stem += f"-seed{fields['point']['seed']}"
         run = self.folder / stem / f"run-{fields['repeat'] or 1:03}"
         run.mkdir(parents=True)
         if fields["log"]:
