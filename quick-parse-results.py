@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from parse.arguments import number_from_0, warmup_count
 from parse.compare.present import comparison_json, comparison_notes
-from parse.compare.two_runs import Comparison, Timing, compare_alone
+from parse.compare.two_runs import Comparison, Timing, compare
 from parse.compare.verdict import DEFAULT_TOLERANCE
 from parse.errors import LogError
 from parse.log.read import read_usable_log
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
             read_usable_log(args.deep_optimizer_states),
         )
         words = ("vanilla", "deep-optimizer-states")
-        result = compare_alone(*logs, args.warmup, args.tolerance, words)
+        result = compare(*logs, args.warmup, args.tolerance, words)
         if not result.pair.word:
             paths = " and ".join(str(log.path) for log in logs)
             raise LogError(f"{paths}: they have no iteration in common")

@@ -142,20 +142,9 @@ class Run:
         whole = isinstance(found, int) and not isinstance(found, bool) and found > 0
         return found if whole else None
 
-    @property
-    def point_key(self) -> str:
-        """Digest of all that makes two runs the same; empty when ``run.json`` does not say."""
-        return _text(self.run_json.get("point_key"))
-
-    @property
-    def run_id(self) -> str:
-        """The run's name, unique in its sweep; empty when ``run.json`` does not say."""
-        return _text(self.run_json.get("run_id"))
-
-    @property
-    def started(self) -> str:
-        """When it began, in ISO 8601; empty when ``run.json`` does not say."""
-        return _text(self.run_json.get("started"))
+    def recorded(self, name: str) -> str:
+        """A text of ``run.json``, such as ``run_id``; empty when it is not there."""
+        return _text(self.run_json.get(name))
 
     @property
     def provenance(self) -> dict[str, Any]:

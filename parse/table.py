@@ -262,11 +262,9 @@ def run_row(run: Run, warmup: int, base: Path | None = None) -> dict[str, Any]:
         "timed_iterations": len(times["iteration"]),
         "rejects": len(log.rejects),
         "repeat": run.repeat,
-        "point_key": run.point_key,
         "update_rate": _per_second(log.parameters, means["update_ms"]),
         "samples_per_s": _per_second(settings.get("global_batch_size"), means["iteration_ms"]),
-        "run_id": run.run_id,
-        "started": run.started,
+        **{name: run.recorded(name) for name in ("point_key", "run_id", "started")},
         "source": run.source,
         **(evaluated[-1] if evaluated else {}),
     }

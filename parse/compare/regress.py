@@ -218,13 +218,8 @@ def _printable(text: str) -> str:
 def _spread_json(side: Spread | None) -> dict[str, float] | None:
     if side is None:
         return None
-    return {
-        "median_ms": side.median_ms,
-        "iqr_ms": side.iqr_ms,
-        "mean_ms": side.mean_ms,
-        "iterations": side.iterations,
-        "repeats": side.repeats,
-    }
+    names = ("median_ms", "iqr_ms", "mean_ms", "iterations", "repeats")
+    return {name: getattr(side, name) for name in names}
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, median
 
 from parse.compare.verdict import DEFAULT_TOLERANCE, LossVerdict, PairVerdict, judge_log, judge_pair
@@ -73,7 +73,7 @@ def compare(
     tolerance: float = DEFAULT_TOLERANCE,
     names: tuple[str, str] = ("the reference", "the run"),
 ) -> Comparison:
-    """Compare a run with the reference's run of the same point.
+    """Compare two logs on their own, without what a run folder says of them.
 
     Args:
         reference: What it is held against.
@@ -93,6 +93,8 @@ def compare(
         reasons.append(f"the pair {pair.text}" if pair.word else "no iteration to compare")
     times = phases["iteration"]
     reasons += timing_reasons((times.reference.n, times.ours.n), warmup)
+    if any((log.device or "").startswith("cpu") for log in (reference, ours)):
+        reasons.append(ON_CPU)
     return Comparison(
         *verdicts,
         pair,
@@ -102,24 +104,6 @@ def compare(
         warmup=warmup,
         tolerance=tolerance,
     )
-
-
-def compare_alone(
-    reference: Log,
-    ours: Log,
-    warmup: int = 1,
-    tolerance: float = DEFAULT_TOLERANCE,
-    names: tuple[str, str] = ("the reference", "the run"),
-) -> Comparison:
-    """The same of two logs on their own, whose speed-up a CPU withholds as well.
-
-    Tables say that once for all repeats of a pair, in :mod:`parse.compare.comparisons`.
-    """
-    result = compare(reference, ours, warmup, tolerance, names)
-    if not any((log.device or "").startswith("cpu") for log in (reference, ours)):
-        return result
-    reasons = filter(None, (result.withheld, ON_CPU))
-    return replace(result, speedup=None, withheld="; ".join(reasons))
 
 
 def loss_reasons(names: tuple[str, str], verdicts: tuple[LossVerdict, LossVerdict]) -> list[str]:

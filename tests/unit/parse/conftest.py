@@ -99,7 +99,7 @@ class SweepWriter:
         fields |= {"status": "ok", "cause": "", "seconds": (), "repeat": None, "last_lines": []}
         fields |= {"point": {}, "provenance": {}, "measured": {}, "evaluations": ()}
         fields |= changes
-        losses, norms, digest = fields["losses"], fields["norms"], fields["digest"]
+        losses = fields["losses"]
         on = int(engine == "hybrid")
         stem = (
             f"log-tiny-tp1-dp1-l2-h64-a4-sl64-gbs2-mbs{fields['point'].get('micro_batch_size', 1)}"
@@ -114,8 +114,7 @@ class SweepWriter:
         run.mkdir(parents=True)
         if fields["log"]:
             (run / f"{stem}.log").write_text(Recipe(losses, fields["seconds"]).text())
-            extra = fields["measured"], fields["evaluations"]
-            self._metrics(run / "metrics.jsonl", engine, losses, norms, digest, *extra)
+            self._metrics(run / "metrics.jsonl", engine, fields)
         status = {"status": fields["status"], "seconds": 1.5, "cause": fields["cause"]}
         status["last_lines"] = fields["last_lines"]
         (run / "status.json").write_text(json.dumps(status))
@@ -143,7 +142,8 @@ class SweepWriter:
         (run / "run.json").write_text(json.dumps(run_json))
         return entry
 
-    def _metrics(self, path, engine, losses, norms, digest, measured, evaluations):
+    def _metrics(self, path, engine, fields):
+        losses, norms, digest = fields["losses"], fields["norms"], fields["digest"]
         start = {
             "event": "start", "engine": engine, "parameters": 12345, "vocab_size": 50257,
             "device": self.device, "versions": {"torch": "2.13.0"}, "num_ranks": 1,
@@ -152,10 +152,10 @@ class SweepWriter:
         for index, loss in enumerate(losses):
             finite = loss is not None and math.isfinite(loss)
             event = {"event": "iteration", "iteration": index + 1, "loss": loss if finite else None,
-                     "grad_norm": (norms or [0.5] * len(losses))[index], **measured}  # fmt: skip
+                     "grad_norm": (norms or [0.5] * len(losses))[index], **fields["measured"]}  # fmt: skip
             events.append(event if finite else {**event, "loss_text": "nan"})
         events += [{"event": "evaluation", "iteration": i, "loss": loss, "perplexity": 2.0}
-                   for i, loss in evaluations]  # fmt: skip
+                   for i, loss in fields["evaluations"]]  # fmt: skip
         events.append({"event": "end", "iterations": len(losses), "weights_sha256": digest,
                        "optimizer_sha256": digest})  # fmt: skip
         path.write_text("".join(json.dumps(event) + "\n" for event in events))

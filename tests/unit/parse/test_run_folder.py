@@ -50,7 +50,12 @@ def test_a_repeat_is_a_whole_number_from_one(sweep_writer, damaged):
     folder = sweep_writer.write()
     set_run(folder, "flush_async0", repeat=damaged, run_id=7, point_key=[], started={})
     run = read_run(sweep_entries(folder)[0].log_path)
-    assert (run.repeat, run.run_id, run.point_key, run.started) == (None, "", "", "")
+    assert [run.repeat, *map(run.recorded, ("run_id", "point_key", "started"))] == [
+        None,
+        "",
+        "",
+        "",
+    ]
 
 
 def test_repeats_number_labels_only_where_run_json_counts_them(sweep_writer, write_log):
@@ -58,7 +63,11 @@ def test_repeats_number_labels_only_where_run_json_counts_them(sweep_writer, wri
     set_run(folder, "flush_async0", repeat=2)
     runs = [read_sweep_run(entry) for entry in sweep_entries(folder)]
     label_runs(runs)
-    assert [run.label for run in runs] == ["tiny vanilla #2", "tiny async-gradients", "tiny hybrid stride 2"]
+    assert [run.label for run in runs] == [
+        "tiny vanilla #2",
+        "tiny async-gradients",
+        "tiny hybrid stride 2",
+    ]
     name = "log-7B-tp1-dp1-l2-h4-a2-sl64-gbs2-mbs1-ratio1-subg100-prefetch0-flush_async0.log"
     lone = [read_run(write_log(f"{folder}/{name}")) for folder in ("a", "b")]
     label_runs(lone)

@@ -133,7 +133,9 @@ def test_the_report_names_study_source_reference_and_gate(painted):
     folder = painted()
     assert report([str(folder)]) == 0
     text = (folder / "report.md").read_text()
-    assert "Study paint: How paint dries (a shelf). The reference is\noil: Oil. The gate close" in text
+    assert (
+        "Study paint: How paint dries (a shelf). The reference is\noil: Oil. The gate close" in text
+    )
     assert "## Against oil" in text
     assert "Asked for and not drawn: drying." in text
     for word in ("vanilla", "interleaved", "stride"):

@@ -70,7 +70,11 @@ def test_under_a_sweep_only_its_runs_count(sweep_writer, tmp_path, write_log):
     assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     table = rows(tmp_path / "out" / "runs.csv")
     assert [row["engine"] for row in table] == ["vanilla", "async-gradients", "hybrid"]
-    assert [row["label"] for row in table] == ["tiny vanilla", "tiny async-gradients", "tiny hybrid stride 2"]
+    assert [row["label"] for row in table] == [
+        "tiny vanilla",
+        "tiny async-gradients",
+        "tiny hybrid stride 2",
+    ]
     assert {row["device"] for row in table} == {"cpu"}
     assert {row["parameters"] for row in table} == {"12345"}
     assert folder.is_dir()

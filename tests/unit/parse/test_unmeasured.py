@@ -161,7 +161,9 @@ def test_the_report_is_headed_simulated_and_gives_no_verdict(whole, capsys):
 def test_the_report_shows_predictions_beside_published_values(whole):
     report.main([str(whole)])
     text = (whole / "report.md").read_text()
-    assert "| 7B vanilla | 650 | 100 | 200 | 300 | 90 |  | 80 | host Adam |  | 2.0 |  | yes |" in text
+    assert (
+        "| 7B vanilla | 650 | 100 | 200 | 300 | 90 |  | 80 | host Adam |  | 2.0 |  | yes |" in text
+    )
     assert "| 7B hybrid stride 2 | 325 | 50 | 100 | 150 | 90 | 2.00 | 80 | host Adam |" in text
     assert "| 7B vanilla | update | 300 | 200 | +50% | a DOI |" in text
     assert "- update: off by 50% in the median and 50% at worst over 1 published value" in text

@@ -3,8 +3,8 @@ import csv
 import pyarrow.parquet as pq
 import pytest
 
-from parse.__main__ import main as parse
 from configs.study import default_study
+from parse.__main__ import main as parse
 from parse.compare.comparisons import compare_points, comparison_columns
 from parse.compare.provenance import differences
 from parse.labels import label_runs
@@ -128,7 +128,11 @@ def test_the_table_has_a_row_a_phase_and_its_parquet_says_the_same(gpu_sweep, tm
     assert (first["engine"], first["stride"], first["repeats"]) == ("hybrid", "2", "3")
     assert (first["label"], first["reference_label"]) == ("tiny hybrid stride 2", "tiny vanilla")
     assert (first["paired"], first["equality"], first["speedup"]) == ("yes", "differs", "")
-    assert (first["reference_ms"], first["ours_ms"], first["iterations"]) == ("415.0", "207.5", "12")
+    assert (first["reference_ms"], first["ours_ms"], first["iterations"]) == (
+        "415.0",
+        "207.5",
+        "12",
+    )
     assert float(first["ratio_low"]) < 2 < float(first["ratio_high"])
     assert "differs" in first["withheld"]
     table = pq.read_table(tmp_path / "t" / "comparisons.parquet").to_pylist()

@@ -1,6 +1,7 @@
 """What each gate lets pass, and what it withholds with the reason in words."""
 
 import json
+import math
 
 import pytest
 
@@ -89,7 +90,7 @@ def test_bitwise_takes_printed_digits_where_the_runs_kept_no_others(gated, sweep
         ({}, {}, "equal", ""),
         ({}, {"losses": (*LOSSES[:4], 8.02)}, "differs",
          "the pair differs: largest difference of loss 0.02 at iteration 5 of 5, tolerance 0.01"),
-        ({}, {"losses": (9.0, 8.5, float("nan"), 8.125, 8.0)}, "differs", "is nan from iteration 3"),
+        ({}, {"losses": (9.0, 8.5, math.nan, 8.125, 8.0)}, "differs", "is nan from iteration 3"),
         ({"quantity": "grad_norm"}, {"losses": (9.0, 8.0, 7.0, 6.0, 5.0)}, "equal", ""),
         ({"quantity": "grad_norm"}, {"norms": [0.5, 0.5, 0.52, 0.5, 0.5]}, "differs",
          "largest difference of grad_norm 0.02 at iteration 3 of 5"),
@@ -184,8 +185,6 @@ def test_repeats_of_a_seed_are_no_more_seeds():
 def test_the_interval_is_welchs():
     gate = Gate(**QUALITY)
     # By hand: variances 0.01 and 0.0001 of 3, so 2.04 degrees of freedom.
-    found = judge_seeds(
-        gate, "r", {1: [2.99], 2: [3.0], 3: [3.01]}, {1: [2.9], 2: [3.0], 3: [3.1]}
-    )
+    found = judge_seeds(gate, "r", {1: [2.99], 2: [3.0], 3: [3.01]}, {1: [2.9], 2: [3.0], 3: [3.1]})
     assert "95% interval -0.245 to +0.245" in found.text
     assert found.word == "undecided"

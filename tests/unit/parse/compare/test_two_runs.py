@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from parse.compare.two_runs import compare, compare_alone
+from parse.compare.two_runs import compare
 from parse.log.read import read_log
 
 ARTIFACT = Path(__file__).resolve().parents[4] / ".." / "shared" / "data" / "logs" / "artifact"
@@ -54,12 +54,12 @@ def test_a_close_pair_has_a_speed_up(write_log):
 
 def test_two_logs_of_which_one_is_of_a_cpu_have_no_speed_up(write_log):
     logs = [read_log(write_log(f"{name}/a.log", seconds=SLOW)) for name in "ab"]
-    assert compare_alone(*logs).speedup == 1.0
+    assert compare(*logs).speedup == 1.0
     logs[1].device = "cpu"
-    result = compare_alone(*logs)
+    result = compare(*logs)
     assert (result.speedup, result.withheld) == (None, "measured on a CPU")
     assert result.phases["iteration"].ratio == 1.0
-    assert compare_alone(*logs, warmup=4).withheld.endswith("are needed; measured on a CPU")
+    assert compare(*logs, warmup=4).withheld.endswith("are needed; measured on a CPU")
 
 
 @pytest.mark.skipif(not ARTIFACT.is_dir(), reason="the authors' logs are not here")

@@ -206,7 +206,9 @@ def test_a_pair_that_differs_is_exit_code_1_and_withholds_the_speed_up(sweep_wri
     losses = (9.0, 8.5, 8.0, 8.0, 8.0)
     code, lines, report = run(sweep_writer.write(hybrid={"losses": losses}), capsys)
     assert code == 1
-    assert lines[1].startswith("tiny hybrid stride 2: differs from vanilla from iteration 3 (5 losses")
+    assert lines[1].startswith(
+        "tiny hybrid stride 2: differs from vanilla from iteration 3 (5 losses"
+    )
     assert "frozen at 8.0 from iteration 3" in lines[1]
     assert "withheld: the loss of hybrid is frozen at 8.0" in report
 
