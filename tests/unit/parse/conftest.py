@@ -152,7 +152,8 @@ class SweepWriter:
         for index, loss in enumerate(losses):
             finite = loss is not None and math.isfinite(loss)
             event = {"event": "iteration", "iteration": index + 1, "loss": loss if finite else None,
-                     "grad_norm": (norms or [0.5] * len(losses))[index], **fields["measured"]}  # fmt: skip
+                     "grad_norm": (norms or [0.5] * len(losses))[index]}  # fmt: skip
+            event |= fields["measured"]
             events.append(event if finite else {**event, "loss_text": "nan"})
         events += [{"event": "evaluation", "iteration": i, "loss": loss, "perplexity": 2.0}
                    for i, loss in fields["evaluations"]]  # fmt: skip

@@ -89,3 +89,19 @@ def test_columns_of_the_run_come_from_run_json(sweep_writer, tmp_path):
     assert float(cells["update_rate"]) == pytest.approx(12345 / 0.03325)
     assert float(cells["samples_per_s"]) == pytest.approx(2 / (0.1 + 0.0123456789 * 2.5))
     assert cells["case"] == "tiny, seed 77, hogged 0.25"
+
+
+def test_points_keep_their_names_unless_two_points_share_one(sweep_writer):
+    folder = sweep_writer.write()
+    for engine_part, name in (("flush_async0", "mine"), ("prefetch1", "yours")):
+        path = next(folder.glob(f"*{engine_part}*/run-001/run.json"))
+        edit(path, point=json.loads(path.read_text())["point"] | {"name": name})
+    runs = [read_sweep_run(entry) for entry in sweep_entries(folder)]
+    label_runs(runs)
+    assert [run.label for run in runs] == ["mine", "tiny async-gradients", "yours"]
+    for run in runs:
+        run.point["name"] = "ours"
+    label_runs(runs)
+    assert [run.label for run in runs] == [
+        "tiny vanilla", "tiny async-gradients", "tiny hybrid stride 2",
+    ]  # fmt: skip
