@@ -89,7 +89,7 @@ class PointRuns:
 
     @property
     def engine(self) -> str | None:
-        """Name of the engine; None when nothing says it."""
+        """Name of the engine; None when not recorded."""
         return self.runs[0].engine
 
     @cached_property
