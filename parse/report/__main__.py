@@ -12,13 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from parse.arguments import warmup_count
 from parse.errors import LogError
 from parse.report.figures import find_figures
 from parse.report.findings import parse_sweep, read_findings
-from parse.report.html import TEMPLATES, one_line, render_html
+from parse.report.render import one_line, render_html, render_markdown
 from parse.write import replace_text
 
 _TABLES = ("runs", "iterations", "comparisons", "memory", "monitor")
@@ -75,30 +73,6 @@ def write_report(sweep_dir: Path, findings: dict[str, Any]) -> None:
             replace_text(sweep_dir / name, render(context, findings["template"]))
         except OSError as error:
             raise LogError(f"{sweep_dir / name}: cannot be written: {error.strerror}") from None
-
-
-def render_markdown(context: dict[str, Any], template: str = "report") -> str:
-    """The report for a repository; what logs say is escaped."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # the output is Markdown, not HTML; the filter `text` escapes for it
-    )
-    environment.filters["text"] = _escape
-    environment.filters["code"] = lambda text: one_line(f".{text}")[1:]
-    return environment.get_template(f"{template}.md.j2").render(context).rstrip("\n") + "\n"
-
-
-def _escape(text: object) -> str:
-    """Plain text for Markdown, safe inside a table's cell."""
-    line = one_line("" if text is None else text)
-    # A reader of Markdown decodes entities, so that "&lt;" would come out as "<".
-    for character in "\\`*_[]|<>&":
-        line = line.replace(character, f"\\{character}")
-    return line
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-SOURCES = ("measured", "simulated", "published")
+from parse.unmeasured import SOURCES
 
 _LARGEST_SVG_BYTES = 1_500_000
 """An SVG beyond this, a scatter of many samples, goes into the page as PNG."""
