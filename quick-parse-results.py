@@ -16,30 +16,39 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from parse.arguments import number_from_0, warmup_count
 from parse.compare.present import comparison_json, comparison_notes
-from parse.compare.two_runs import Comparison, Timing, compare_alone
+from parse.compare.two_runs import Comparison, Timing, compare
 from parse.compare.verdict import DEFAULT_TOLERANCE
 from parse.errors import LogError
 from parse.log.read import read_usable_log
 from parse.log.records import PHASES, Log
+
+KEYS = ("vanilla", "deep_optimizer_states")
+"""Of the two sides in the JSON."""
+NAMES = ("vanilla", "ours")
+"""What notes call them."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Read both logs and print the comparison; returns the exit code."""
     args = _parser().parse_args(argv)
     try:
-        vanilla = read_usable_log(args.vanilla_deepspeed)
-        ours = read_usable_log(args.deep_optimizer_states)
-        result = compare_alone(vanilla, ours, args.warmup, args.tolerance)
+        logs = (
+            read_usable_log(args.vanilla_deepspeed),
+            read_usable_log(args.deep_optimizer_states),
+        )
+        words = ("vanilla", "deep-optimizer-states")
+        result = compare(*logs, args.warmup, args.tolerance, words)
         if not result.pair.word:
-            raise LogError(f"{vanilla.path} and {ours.path}: they have no iteration in common")
+            paths = " and ".join(str(log.path) for log in logs)
+            raise LogError(f"{paths}: they have no iteration in common")
     except LogError as error:
         message = "".join(c if c.isprintable() else "?" for c in str(error))
         print(f"quick-parse-results: {message}", file=sys.stderr)
         return 2
     if args.json:
-        print(json.dumps(comparison_json(vanilla, ours, result), indent=2, allow_nan=False))
+        print(json.dumps(comparison_json(logs, result, KEYS, NAMES), indent=2, allow_nan=False))
     else:
-        print("\n".join(_as_text(vanilla, ours, result)))
+        print("\n".join(_as_text(logs, result)))
     return 0
 
 
@@ -56,20 +65,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _as_text(vanilla: Log, ours: Log, result: Comparison) -> list[str]:
+def _as_text(logs: tuple[Log, Log], result: Comparison) -> list[str]:
     lines = [
-        *_interval_times("Vanilla Deepspeed", vanilla),
-        *_interval_times("Deep Optimizer States", ours),
+        *_interval_times("Vanilla Deepspeed", logs[0]),
+        *_interval_times("Deep Optimizer States", logs[1]),
         "",
         f"Mean (median) in ms without the first {result.warmup}, and vanilla / ours:",
         f"  {'':<10}{'vanilla':>26}{'ours':>26}{'ratio':>16}",
         *(_phase_line(result, phase) for phase in ("iteration", *PHASES)),
         "",
-        f"Loss, vanilla: {result.vanilla.text}",
+        f"Loss, vanilla: {result.reference.text}",
         f"Loss, ours:    {result.ours.text}",
         f"Pair: {result.pair.text}",
         f"Judged on {result.pair.judged_on}",
-        *(f"note: {note}" for note in comparison_notes(vanilla, ours, result)),
+        *(f"note: {note}" for note in comparison_notes(logs, result, NAMES)),
     ]
     if result.speedup is None:
         return [*lines, f"speed-up withheld: {result.withheld}"]
@@ -93,7 +102,7 @@ def _phase_line(result: Comparison, phase: str) -> str:
 
     pair = result.phases[phase]
     ratio = "missing" if pair.ratio is None else f"{pair.ratio:.3f} ({pair.median_ratio:.3f})"
-    return f"  {phase:<10}{cell(pair.vanilla):>26}{cell(pair.ours):>26}{ratio:>16}"
+    return f"  {phase:<10}{cell(pair.reference):>26}{cell(pair.ours):>26}{ratio:>16}"
 
 
 if __name__ == "__main__":

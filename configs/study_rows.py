@@ -104,7 +104,7 @@ class Engine(Table):
     """Variables of its ranks."""
     exact: bool = True
     """Whether its results are expected to be the reference's, bit for bit."""
-    ends_update: bool = True
+    ends_update: bool | str = True
     """Whether the update is over when ``step()`` returns, so that the phases have their own times;
     or the name of a field that makes it not so when it is set."""
     needs: tuple[str, ...] = ()

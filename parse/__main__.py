@@ -1,5 +1,6 @@
 """Logs to tables: ``python -m parse LOG_OR_DIR... --out DIR``, from the repository's root.
 
+``--report`` also keeps, of one sweep folder, what ``python -m parse.report --from-tables`` shows.
 ``python -m parse compare OLD NEW`` is the regression gate; see :mod:`parse.compare.regress`.
 """
 
@@ -12,9 +13,11 @@ from pathlib import Path
 from parse.arguments import warmup_count
 from parse.compare import regress
 from parse.compare.comparisons import compare_points, write_comparisons
+from parse.compare.present import log_notes
 from parse.errors import LogError
 from parse.labels import label_runs
 from parse.monitor import is_monitor_csv
+from parse.report.findings import parse_sweep
 from parse.run_folder import Run, attach_samples, find_logs, read_run
 from parse.table import write_tables
 from parse.unmeasured import MEASURED
@@ -27,14 +30,13 @@ def main(argv: list[str] | None = None) -> int:
         return regress.main(given[1:])
     args = _parser().parse_args(given)
     try:
-        runs = _read(args.paths)
-        written = write_tables(runs, args.out, args.warmup)
-        written.append(write_comparisons(compare_points(runs, args.warmup), args.out))
+        runs, written = (_parse_sweep if args.report else _parse)(args.paths, args.out, args.warmup)
     except LogError as error:
         sys.stderr.write(f"parse: error: {error}\n")
         return 2
     for run in runs:
-        if note := _nothing_timed(run, args.warmup):
+        notes = log_notes(run.log) if run.log.rejects else []
+        for note in filter(None, [*notes, _nothing_timed(run, args.warmup)]):
             sys.stderr.write(f"parse: {run.log.path}: {note}\n")
     iterations = sum(len(run.log.iterations) for run in runs)
     rejects = sum(len(run.log.rejects) for run in runs)
@@ -43,6 +45,19 @@ def main(argv: list[str] | None = None) -> int:
         f"{', '.join(str(path) for path in written)}\n"
     )
     return 0
+
+
+def _parse(paths: list[Path], out: Path, warmup: int) -> tuple[list[Run], list[Path]]:
+    runs = _read(paths)
+    study = label_runs(runs)
+    written = write_tables(runs, out, warmup)
+    return runs, [*written, write_comparisons(compare_points(runs, warmup), study, out)]
+
+
+def _parse_sweep(paths: list[Path], out: Path, warmup: int) -> tuple[list[Run], list[Path]]:
+    if len(paths) != 1:
+        raise LogError("--report is of one sweep: give its folder alone")
+    return parse_sweep(paths[0], out, warmup)
 
 
 def _nothing_timed(run: Run, warmup: int) -> str:
@@ -67,6 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--warmup", type=warmup_count, default=1, help="first iterations left out of means (1)"
     )
+    parser.add_argument(
+        "--report", action="store_true", help="keep what the report of one sweep folder says, too"
+    )
     return parser
 
 
@@ -87,7 +105,6 @@ def _read(paths: list[Path]) -> list[Run]:
         raise LogError(f"{', '.join(str(path) for path in paths)}: no training log found")
     for path in attach_samples(runs, samples):
         sys.stderr.write(f"parse: {path}: samples of which of the {len(runs)} runs? left out\n")
-    label_runs(runs)
     return runs
 
 

@@ -1,20 +1,28 @@
-"""A run: its log with what ``run.json`` and ``status.json`` beside it say."""
+"""Reads runs: a log, with ``run.json`` and ``status.json`` if they lie beside it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from configs.study import Study, default_study
 from parse.errors import LogError
 from parse.log.read import read_log
-from parse.log.records import Log, Setting
+from parse.log.records import Iteration, Log, after_warmup
 from parse.monitor import monitor_files
 from parse.unmeasured import MEASURED, read_values, source_of
 
 SWEEP_FILE = "sweep.json"
+_OF_MODEL = {
+    "num_layers": "model.layers",
+    **{name: f"model.{name}" for name in ("hidden", "heads", "seq_length")},
+}
+"""Names that logs give to fields of the model."""
 
 
 @dataclass
@@ -26,16 +34,86 @@ class Run:
     """``point`` of ``run.json``; empty for a lone log."""
     run_json: dict[str, Any] = field(default_factory=dict)
     status_json: dict[str, Any] = field(default_factory=dict)
+    study: Study = field(default_factory=default_study)
+    """The study that all runs read together are of; :mod:`parse.labels` sets it."""
+    name: str = ""
+    """Name of the point; its repeats share it."""
     label: str = ""
     """Name in tables and figures, unique among the runs read together."""
     case: str = ""
-    """What the run has in common with those it is compared with, engine left out."""
+    """The settings that vary among the runs read together, without the engine."""
     monitor_files: list[Path] = field(default_factory=list)
-    """Samples taken from outside the run."""
+    """Files of samples that were taken beside the run."""
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What the run was asked for: the point's fields, or else what the log says of them.
+
+        Fields of the model are called ``model.NAME``, as :mod:`configs.naming` has them.
+        """
+        found: dict[str, Any] = {
+            _OF_MODEL.get(key, key): value for key, value in self.log.settings.items()
+        }
+        found |= flat(self.point)
+        found["accumulation"] = _accumulation(found)
+        return found
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields of the point as names and pairs are made from them.
+
+        A point of an older study has a newer field at its default; of a lone log that says nothing
+        of a field, the field is unknown.
+        """
+        if self.point:
+            defaults = {name: row.default for name, row in self.study.fields.items()}
+            derived = {"accumulation": self.settings["accumulation"]}
+            return {**defaults, **derived, **flat(self.point)}
+        known = {*self.study.all_fields, "engine"}
+        return {
+            key: value
+            for key, value in self.settings.items()
+            if key in known or key.startswith("model.")
+        }
+
+    @property
+    def engine(self) -> str | None:
+        """Name of the engine; None when not recorded."""
+        engine = self.settings.get("engine")
+        return None if engine is None else str(engine)
+
+    @property
+    def times_phases(self) -> bool:
+        """Whether the times of the phases are their own.
+
+        An update that goes on while the next forward runs takes from the forward's time.
+        """
+        row = self.study.engines.get(self.engine or "")
+        ends = True if row is None else row.ends_update
+        return not self.settings.get(ends) if isinstance(ends, str) else ends
+
+    def phase_ms(self, record: Iteration, phase: str) -> float | None:
+        """Duration of ``iteration`` or of a phase of it, in ms.
+
+        Phases that no log prints are those of ``metrics.jsonl``.
+        """
+        if phase == "iteration" or hasattr(record, f"{phase}_ms"):
+            return record.phase_ms(phase)
+        events = self.log.metrics.iterations if self.log.metrics else {}
+        value = events.get(record.iteration, {}).get(f"{phase}_ms")
+        return float(value) if isinstance(value, int | float) else None
+
+    def times_ms(self, phase: str, warmup: int) -> list[float]:
+        """Durations of a phase after the warm-up, in ms; none where they are not its own."""
+        if phase in self.study.phases and not self.times_phases:
+            return []
+        records = after_warmup(self.log.iterations, self.warmup(warmup))
+        times = (self.phase_ms(record, phase) for record in records)
+        return [time for time in times if time is not None and math.isfinite(time)]
 
     @property
     def status(self) -> str:
-        """``ok``, ``failed``, ...; empty when no ``status.json`` says."""
+        """``ok``, ``failed``, ...; empty when not recorded."""
         return str(self.status_json.get("status") or "")
 
     @property
@@ -44,50 +122,39 @@ class Run:
         return source_of(self.run_json)
 
     def warmup(self, warmup: int) -> int:
-        """First iterations that statistics leave out: none of what was not measured."""
+        """How many first iterations statistics leave out: 0 for figures that were not measured."""
         return warmup if self.source == MEASURED else 0
 
     @property
     def finished(self) -> bool:
-        """Whether nothing says that the run did not reach its end."""
+        """Whether the run reached its end, as far as is recorded."""
         return self.status in ("", "ok")
 
     @property
     def cause(self) -> str:
-        """Why the run is not ``ok``, in a line."""
+        """Why the run is not ``ok``, in one line."""
         return str(self.status_json.get("cause") or "")
 
     @property
     def repeat(self) -> int | None:
-        """Which repeat of its point the run is, from 1; None when ``run.json`` does not say."""
+        """Which repeat of its point the run is, from 1; None when not recorded."""
         found = self.run_json.get("repeat")
         whole = isinstance(found, int) and not isinstance(found, bool) and found > 0
         return found if whole else None
 
-    @property
-    def point_key(self) -> str:
-        """Digest of all that makes two runs the same; empty when ``run.json`` does not say."""
-        return _text(self.run_json.get("point_key"))
-
-    @property
-    def run_id(self) -> str:
-        """The run's name, unique in its sweep; empty when ``run.json`` does not say."""
-        return _text(self.run_json.get("run_id"))
-
-    @property
-    def started(self) -> str:
-        """When it began, in ISO 8601; empty when ``run.json`` does not say."""
-        return _text(self.run_json.get("started"))
+    def recorded(self, name: str) -> str:
+        """A text of ``run.json``, such as ``run_id``; empty when it is not there."""
+        return _text(self.run_json.get(name))
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Versions, hardware and environment that ``run.json`` keeps."""
+        """Versions, hardware and environment of the run; empty when not recorded."""
         found = self.run_json.get("provenance")
         return found if isinstance(found, dict) else {}
 
     @property
     def hardware(self) -> str:
-        """The processor that held the model, by name; empty when nobody says."""
+        """Name of the GPU or CPU that held the model; empty when not recorded."""
         device, name = self.log.device or "", self.log.device_name
         if name:
             return name
@@ -117,18 +184,18 @@ def read_run(log_path: Path) -> Run:
     log = read_values(log_path) if unmeasured else read_log(log_path)
     if not own:
         return Run(log, monitor_files=monitor_files(log_path, own_folder=False))
-    point = run_json.get("point")
-    point = point if isinstance(point, dict) else {}
-    log.settings.update(_settings(point))
     status_json = read_json(log_path.parent / "status.json")
     samples = monitor_files(log_path, own_folder=True)
-    return Run(log, point, run_json, status_json, monitor_files=samples)
+    return Run(log, _point_of(run_json), run_json, status_json, monitor_files=samples)
 
 
 def attach_samples(runs: Sequence[Run], paths: Sequence[Path]) -> list[Path]:
-    """Give CSV files of the paper's monitor to their runs; returns those that fit none.
+    """Assign CSV files of the paper's monitor to their runs.
 
     A file belongs to the run whose log has its name, or to the only run there is.
+
+    Returns:
+        The files that belong to no run.
     """
     left = []
     for path in paths:
@@ -142,7 +209,7 @@ def attach_samples(runs: Sequence[Run], paths: Sequence[Path]) -> list[Path]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object of a JSON file; empty when there is none, or it is damaged."""
+    """Read the object of a JSON file; empty when the file is missing or damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError, RecursionError):
@@ -151,7 +218,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def find_logs(path: Path) -> list[Path]:
-    """Logs that a path names: itself, or those of a folder.
+    """Find the logs that a path names: itself, or those below a folder.
 
     Under a folder with a ``sweep.json`` the logs are the runs it lists, in its order; elsewhere all
     ``*.log``, by name. Links to folders are not followed.
@@ -188,11 +255,11 @@ class SweepEntry:
     repeat: int | None = None
     """From 1; None in a sweep of schema 1, which did not count them."""
     status: str = ""
-    """As it was when ``sweep.json`` was written; empty in a sweep of schema 1."""
+    """Status when ``sweep.json`` was written; empty in a sweep of schema 1."""
 
 
 def sweep_entries(folder: Path) -> list[SweepEntry]:
-    """Runs of a sweep folder, in the order they ran; entries that name no folder are left out."""
+    """List the runs of a sweep in the order they ran; entries that name no folder are left out."""
     runs = read_json(folder / SWEEP_FILE).get("runs")
     entries = []
     for item in runs if isinstance(runs, list) else []:
@@ -209,40 +276,59 @@ def sweep_entries(folder: Path) -> list[SweepEntry]:
     return entries
 
 
+def read_sweep(folder: Path) -> list[Run]:
+    """Every run that a sweep folder lists, in the order they ran, with a log or without one."""
+    runs, study = [], read_json(folder / SWEEP_FILE).get("study")
+    for entry in sweep_entries(folder):
+        run = read_sweep_run(entry)
+        if study is not None:
+            run.run_json.setdefault("study", study)
+        # Of a run whose launcher is gone only the index knows that it is not running any more.
+        if run.status in ("", "running") and entry.status:
+            run.status_json["status"] = entry.status
+        runs.append(run)
+    return runs
+
+
 def read_sweep_run(entry: SweepEntry) -> Run:
-    """Read a run of a sweep, whether or not it got as far as writing a log."""
+    """Read a run of a sweep, even if it never wrote a log."""
     try:
         return read_run(entry.log_path)
     except LogError:
         run_json = read_json(entry.run_dir / "run.json")
-        point = run_json.get("point")
-        point = point if isinstance(point, dict) else {}
-        settings = _settings(point) or ({"engine": entry.engine} if entry.engine else {})
-        log = Log(path=entry.log_path, settings=settings, notes=["no log"])
+        point = _point_of(run_json)
+        log = Log(path=entry.log_path, notes=["no log"])
+        if entry.engine and not point:
+            log.settings["engine"] = entry.engine
         run_json = {"repeat": entry.repeat, **run_json}
         status_json = {"status": entry.status, **read_json(entry.run_dir / "status.json")}
         samples = monitor_files(entry.log_path, own_folder=True)
         return Run(log, point, run_json, status_json, monitor_files=samples)
 
 
+def flat(point: Mapping[str, Any]) -> dict[str, Any]:
+    """A point of ``run.json`` as plain fields, those of its model as ``model.NAME``."""
+    model = point.get("model")
+    of_model = model if isinstance(model, dict) else {"name": model}
+    found = {key: value for key, value in point.items() if key != "model"}
+    found |= {f"model.{key}": value for key, value in of_model.items() if key != "name"}
+    found["model"] = of_model.get("name")
+    return {key: value for key, value in found.items() if isinstance(value, int | float | str)}
+
+
+def _accumulation(settings: Mapping[str, Any]) -> int | None:
+    """Micro-batches an update; None unless the batch is a whole number of them."""
+    names = ("global_batch_size", "micro_batch_size", "dp")
+    batch, micro, dp = (settings.get(name) for name in names)
+    if not (isinstance(batch, int) and isinstance(micro, int) and isinstance(dp, int)):
+        return None
+    return batch // (micro * dp) if micro * dp > 0 and batch % (micro * dp) == 0 else None
+
+
+def _point_of(run_json: Mapping[str, Any]) -> dict[str, Any]:
+    point = run_json.get("point")
+    return point if isinstance(point, dict) else {}
+
+
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _settings(point: dict[str, Any]) -> dict[str, Setting]:
-    """Settings of a point, under the names that a log's name gives."""
-    names = (
-        *("tp", "dp", "global_batch_size", "micro_batch_size", "offload_ratio"),
-        *("subgroup_numel", "engine", "stride", "hog_share", "seed"),
-    )
-    settings: dict[str, Setting] = {
-        name: point[name] for name in names if isinstance(point.get(name), int | float | str)
-    }
-    model = point.get("model")
-    if isinstance(model, dict):
-        own = {"model": "name", "num_layers": "layers", "hidden": "hidden", "heads": "heads"}
-        own["seq_length"] = "seq_length"
-        settings |= {k: model[v] for k, v in own.items() if isinstance(model.get(v), int | str)}
-    elif isinstance(model, str):
-        settings["model"] = model
-    return settings

@@ -1,4 +1,7 @@
-"""Runs to tables: runs, iterations, memory, samples. A cell is empty where nobody says."""
+"""Runs to tables: runs, iterations, memory, samples, and the study that they are of.
+
+A cell is empty where nothing says what belongs there.
+"""
 
 from __future__ import annotations
 
@@ -7,94 +10,98 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from configs.study import Study
 from parse.compare.verdict import judge_log
 from parse.errors import LogError
-from parse.log.records import Iteration, Log, after_warmup, values_ms
+from parse.log.records import Iteration, after_warmup
 from parse.monitor import SAMPLE_COLUMNS, read_samples
 from parse.run_folder import Run
 from parse.write import (
     Columns,
+    check_our_json,
     check_ours,
     empty_columns,
     remove_table,
-    replace_text as replace_text,
+    replace_text,
     write_table,
 )
 
-_TIMES = (
+STUDY_FILE = "study.json"
+_TIMERS = (
     *("iteration", "forward", "backward", "backward_inner", "backward_allreduce"),
     *("update", "optimizer_step"),
 )
-RUN_COLUMNS = {
-    "path": "string",
-    "model": "string",
-    "tp": "Int64",
-    "dp": "Int64",
-    "global_batch_size": "Int64",
-    "micro_batch_size": "Int64",
-    "offload_ratio": "Float64",
-    "subgroup_numel": "Int64",
-    "engine": "string",
-    "stride": "Int64",
-    "iterations": "Int64",
-    **{f"{name}_ms": "Float64" for name in _TIMES},
-    "tflops": "Float64",
-    "loss_first": "string",
-    "loss_last": "string",
-    "verdict": "string",
-    "parameters": "Int64",
-    "verdict_detail": "string",
-    "label": "string",
-    "case": "string",
-    "status": "string",
-    "device": "string",
-    "hardware": "string",
-    "num_ranks": "Int64",
-    "vocab_size": "Int64",
-    "warmup_iterations": "Int64",
-    "timed_iterations": "Int64",
-    **{f"{name}_median_ms": "Float64" for name in ("iteration", "forward", "backward", "update")},
-    "rejects": "Int64",
-    "accumulation": "Int64",
-    "hog_share": "Float64",
-    "seed": "Int64",
-    "repeat": "Int64",
-    "point_key": "string",
-    "update_rate": "Float64",
-    "samples_per_s": "Float64",
-    "run_id": "string",
-    "started": "string",
-    "source": "string",
-}
-"""Columns of ``runs.csv`` and their types; times are means after the warm-up, in ms.
+"""What DeepSpeed's timers print, whichever of them the study calls a phase."""
+_KINDS = {"int": "Int64", "bool": "Int64", "float": "Float64", "str": "string"}
+_EVALUATION = {"validation_loss": "loss", "validation_perplexity": "perplexity"}
+"""Columns of an evaluation on the validation split, and their names in ``metrics.jsonl``."""
 
-``source`` is ``measured``, ``simulated`` (predicted, nothing was run) or ``published`` (by others).
-``accumulation`` is micro-batches an update, ``update_rate`` the whole model's parameters over the
-mean update, in parameters per second, ``samples_per_s`` the global batch over the mean iteration.
-"""
-_RUN_COLUMNS_OF_ALL = {
-    "path": "string",
-    "label": "string",
-    "case": "string",
-    "engine": "string",
-}
+
+def field_columns(study: Study, names: Sequence[str]) -> dict[str, str]:
+    """Columns of some of a study's fields; a switch that is on is 1."""
+    return {name: _KINDS[study.fields[name].type] for name in names}
+
+
+def engine_fields(study: Study) -> list[str]:
+    """Fields of the study that only some of its engines take."""
+    return [name for name, row in study.fields.items() if row.only_some_engines]
+
+
+def time_names(study: Study) -> tuple[str, ...]:
+    """``iteration``, and every phase and timer that an iteration may have."""
+    return (*_TIMERS, *(name for name in study.phases if name not in _TIMERS))
+
+
+def run_columns(study: Study) -> dict[str, str]:
+    """Columns of ``runs.csv`` and their types; times are means after the warm-up, in ms.
+
+    ``source`` is ``measured``, ``simulated`` (predicted, nothing was run) or ``published`` (by
+    others). ``accumulation`` is micro-batches an update, ``update_rate`` the whole model's
+    parameters over the mean update, in parameters per second, ``samples_per_s`` the global batch
+    over the mean iteration. ``validation_*`` are of the run's last evaluation.
+    """
+    own = engine_fields(study)
+    return {
+        **{"path": "string", "model": "string", "tp": "Int64", "dp": "Int64"},
+        **{"global_batch_size": "Int64", "micro_batch_size": "Int64"},
+        **field_columns(study, [name for name in study.fields if name not in own]),
+        "engine": "string",
+        **field_columns(study, own),
+        "iterations": "Int64",
+        **{f"{name}_ms": "Float64" for name in time_names(study)},
+        "tflops": "Float64",
+        **dict.fromkeys(("loss_first", "loss_last", "verdict"), "string"),
+        "parameters": "Int64",
+        **dict.fromkeys(("verdict_detail", "label", "case", "status"), "string"),
+        **{"device": "string", "hardware": "string", "num_ranks": "Int64", "vocab_size": "Int64"},
+        **{"warmup_iterations": "Int64", "timed_iterations": "Int64"},
+        **{f"{name}_median_ms": "Float64" for name in ("iteration", *study.phases)},
+        **dict.fromkeys(("rejects", "accumulation", "seed", "repeat"), "Int64"),
+        **{"point_key": "string", "update_rate": "Float64", "samples_per_s": "Float64"},
+        **dict.fromkeys(("run_id", "started", "source"), "string"),
+        **{"pp": "Int64", "dtype": "string", "zero_stage": "Int64", "data_prefix": "string"},
+        **dict.fromkeys(_EVALUATION, "Float64"),
+    }
+
+
+_RUN_COLUMNS_OF_ALL = dict.fromkeys(("path", "label", "case", "engine"), "string")
 """What other tables say of the run a row is of."""
-_ITERATION_NUMBERS = (
-    *(f"{name}_ms" for name in _TIMES),
-    *("grad_norm", "learning_rate", "tflops", "host_memory_gib", "device_memory_gib"),
-)
-ITERATION_COLUMNS = {
-    **_RUN_COLUMNS_OF_ALL,
-    "stride": "Int64",
-    "iteration": "Int64",
-    "warmup": "Int64",
-    "loss": "string",
-    **dict.fromkeys(_ITERATION_NUMBERS, "Float64"),
-    "tokens": "Int64",
-    "skipped": "Int64",
-    "source": "string",
-}
-"""Columns of ``iterations.csv``; ``warmup`` is 1 where statistics leave the iteration out."""
+_NUMBERS = ("grad_norm", "learning_rate", "tflops", "host_memory_gib", "device_memory_gib")
+
+
+def iteration_columns(study: Study) -> dict[str, str]:
+    """Columns of ``iterations.csv``; ``warmup`` is 1 where statistics leave the iteration out."""
+    return {
+        **_RUN_COLUMNS_OF_ALL,
+        **field_columns(study, engine_fields(study)),
+        **{"iteration": "Int64", "warmup": "Int64", "loss": "string"},
+        **{f"{name}_ms": "Float64" for name in time_names(study)},
+        **dict.fromkeys(_NUMBERS, "Float64"),
+        **{"tokens": "Int64", "skipped": "Int64", "source": "string"},
+        **dict.fromkeys(_EVALUATION, "Float64"),
+    }
+
+
 _MEMORY_NUMBERS = (
     *("allocated_gib", "max_allocated_gib", "cached_gib", "max_cached_gib"),
     *("host_used_gib", "host_percent"),
@@ -119,19 +126,21 @@ def runs_table(runs: Sequence[Run], warmup: int, base: Path | None = None) -> Co
         warmup: First iterations of each to leave out of means.
         base: Folder that paths are written relative to; as given without it.
     """
-    return _columns([_run_row(run, warmup, base) for run in runs], RUN_COLUMNS)
+    return as_columns([run_row(run, warmup, base) for run in runs], run_columns(runs[0].study))
 
 
 def iterations_table(runs: Sequence[Run], warmup: int, base: Path | None = None) -> Columns:
     """One row an iteration of every run; see :func:`runs_table`."""
     rows = []
     for run in runs:
-        same = {**_of_run(run, base), "stride": run.log.settings.get("stride")}
-        same |= {"source": run.source}
+        same = {**_of_run(run, base), "source": run.source}
+        same |= {name: run.settings.get(name) for name in engine_fields(run.study)}
+        evaluated = _evaluations(run)
         for position, record in enumerate(run.log.iterations):
             is_early = int(position < run.warmup(warmup))
-            rows.append({**same, **_iteration_row(record), "warmup": is_early})
-    return _columns(rows, ITERATION_COLUMNS)
+            row = _iteration_row(run, record) | evaluated.get(record.iteration, {})
+            rows.append({**same, **row, "warmup": is_early})
+    return as_columns(rows, iteration_columns(runs[0].study))
 
 
 def memory_table(runs: Sequence[Run], base: Path | None = None) -> Columns:
@@ -163,9 +172,9 @@ def monitor_table(runs: Sequence[Run], base: Path | None = None) -> Columns:
 def write_tables(
     runs: Sequence[Run], out: Path, warmup: int, base: Path | None = None
 ) -> list[Path]:
-    """Write all tables that have rows, as CSV and Parquet; older ones of ours are replaced.
+    """Write all tables that have rows, as CSV and Parquet, and ``study.json`` beside them.
 
-    ``runs`` and ``iterations`` are always written.
+    ``runs`` and ``iterations`` are always written; older files of ours are replaced.
 
     Returns:
         The CSV files; each has a Parquet file of its stem beside it.
@@ -173,9 +182,10 @@ def write_tables(
     Raises:
         LogError: a file of that name is not one of ours, or the folder cannot be written.
     """
+    study = runs[0].study
     tables = {
-        "runs.csv": (runs_table(runs, warmup, base), RUN_COLUMNS),
-        "iterations.csv": (iterations_table(runs, warmup, base), ITERATION_COLUMNS),
+        "runs.csv": (runs_table(runs, warmup, base), run_columns(study)),
+        "iterations.csv": (iterations_table(runs, warmup, base), iteration_columns(study)),
     }
     more = {
         "memory.csv": (memory_table(runs, base), MEMORY_COLUMNS),
@@ -186,10 +196,12 @@ def write_tables(
         out.mkdir(parents=True, exist_ok=True)
         for name in tables:
             check_ours(out / name)
+        check_our_json(out / STUDY_FILE, "engines")
         for name, (table, types) in tables.items():
             write_table(out / name, table, types)
         for name in more.keys() - tables.keys():
             remove_table(out / name)
+        replace_text(out / STUDY_FILE, study.as_json() + "\n")
     except OSError as error:
         raise LogError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
     return [out / name for name in tables]
@@ -207,7 +219,7 @@ def _of_run(run: Run, base: Path | None) -> dict[str, Any]:
         "path": shown_path(run.log.path, base),
         "label": run.label,
         "case": run.case,
-        "engine": run.log.engine,
+        "engine": run.engine,
     }
 
 
@@ -216,19 +228,26 @@ def _repeat(table: Columns, same: Mapping[str, Any], count: int) -> None:
         table[name] += [value] * count
 
 
-def _run_row(run: Run, warmup: int, base: Path | None) -> dict[str, Any]:
-    log, settings, warmup = run.log, run.log.settings, run.warmup(warmup)
+def run_row(run: Run, warmup: int, base: Path | None = None) -> dict[str, Any]:
+    """A run's row of ``runs.csv``, by column."""
+    log, settings, skipped = run.log, run.settings, run.warmup(warmup)
     verdict = judge_log(log)
     losses = [r.best_loss for r in log.iterations if r.best_loss is not None]
-    times = {f"{name}_ms": _mean(values_ms(log, name, warmup)) for name in _TIMES}
-    row: dict[str, Any] = {
-        **{key: settings.get(key) for key in RUN_COLUMNS if key in settings},
-        **times,
+    times = {name: run.times_ms(name, warmup) for name in time_names(run.study)}
+    means = {f"{name}_ms": _mean(found) for name, found in times.items()}
+    tflops = [r.tflops for r in after_warmup(log.iterations, skipped) if r.tflops is not None]
+    evaluated = list(_evaluations(run).values())
+    return {
+        **{key: settings.get(key) for key in run_columns(run.study) if key in settings},
+        **means,
+        **{f"{name}_median_ms": median(found) if found else None for name, found in times.items()},
         "path": shown_path(log.path, base),
+        "engine": run.engine,
         "iterations": len(log.iterations),
-        "tflops": _mean(_tflops(log, warmup)),
-        "loss_first": _loss_text(losses[0]) if losses else None,
-        "loss_last": _loss_text(losses[-1]) if losses else None,
+        "tflops": _mean(tflops),
+        # As text, so that a NaN that was measured is not an empty cell, which means unknown.
+        "loss_first": repr(losses[0]) if losses else None,
+        "loss_last": repr(losses[-1]) if losses else None,
         "verdict": verdict.word or None,
         "verdict_detail": verdict.text if verdict.word else None,
         "parameters": log.parameters,
@@ -239,32 +258,26 @@ def _run_row(run: Run, warmup: int, base: Path | None) -> dict[str, Any]:
         "hardware": run.hardware,
         "num_ranks": log.world_size,
         "vocab_size": log.vocab_size,
-        "warmup_iterations": warmup,
-        "timed_iterations": len(values_ms(log, "iteration", warmup)),
+        "warmup_iterations": skipped,
+        "timed_iterations": len(times["iteration"]),
         "rejects": len(log.rejects),
-        "accumulation": _accumulation(settings),
         "repeat": run.repeat,
-        "point_key": run.point_key,
-        "update_rate": _per_second(log.parameters, times["update_ms"]),
-        "samples_per_s": _per_second(settings.get("global_batch_size"), times["iteration_ms"]),
-        "run_id": run.run_id,
-        "started": run.started,
+        "update_rate": _per_second(log.parameters, means["update_ms"]),
+        "samples_per_s": _per_second(settings.get("global_batch_size"), means["iteration_ms"]),
+        **{name: run.recorded(name) for name in ("point_key", "run_id", "started")},
         "source": run.source,
+        **(evaluated[-1] if evaluated else {}),
     }
-    for name in ("iteration", "forward", "backward", "update"):
-        values = values_ms(log, name, warmup)
-        row[f"{name}_median_ms"] = median(values) if values else None
-    return row
 
 
-def _accumulation(settings: Mapping[str, Any]) -> int | None:
-    """Micro-batches an update; None unless the batch is a whole number of them."""
-    batch, micro, dp = (
-        settings.get(name) for name in ("global_batch_size", "micro_batch_size", "dp")
-    )
-    if not (isinstance(batch, int) and isinstance(micro, int) and isinstance(dp, int)):
-        return None
-    return batch // (micro * dp) if micro * dp > 0 and batch % (micro * dp) == 0 else None
+def _evaluations(run: Run) -> dict[int, dict[str, float]]:
+    """Cells of ``validation_*`` by the iteration that was evaluated after."""
+    found = {}
+    for event in run.log.metrics.evaluations if run.log.metrics else []:
+        cells = {column: event.get(name) for column, name in _EVALUATION.items()}
+        known = {c: float(v) for c, v in cells.items() if isinstance(v, int | float)}
+        found[event.get("iteration", 0)] = known
+    return found
 
 
 def _per_second(count: object, milliseconds: float | None) -> float | None:
@@ -273,36 +286,20 @@ def _per_second(count: object, milliseconds: float | None) -> float | None:
     return count / (milliseconds / 1000)
 
 
-def _iteration_row(record: Iteration) -> dict[str, Any]:
+def _iteration_row(run: Run, record: Iteration) -> dict[str, Any]:
     loss = record.best_loss
     return {
         "iteration": record.iteration,
-        "loss": None if loss is None else _loss_text(loss),
-        **{name: _of(record, name) for name in _ITERATION_NUMBERS},
-        "tokens": record.tokens,
-        "skipped": record.skipped,
+        "loss": None if loss is None else repr(loss),
+        **{f"{name}_ms": run.phase_ms(record, name) for name in time_names(run.study)},
+        **{name: getattr(record, name) for name in (*_NUMBERS, "tokens", "skipped")},
     }
-
-
-def _of(record: Iteration, name: str) -> float | None:
-    if name.endswith("_ms"):
-        return record.phase_ms(name.removesuffix("_ms"))
-    value: float | None = getattr(record, name)
-    return value
-
-
-def _tflops(log: Log, warmup: int) -> list[float]:
-    return [r.tflops for r in after_warmup(log.iterations, warmup) if r.tflops is not None]
 
 
 def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-def _loss_text(loss: float) -> str:
-    """As text, so that a NaN that was measured is not an empty cell, which means unknown."""
-    return repr(loss)
-
-
-def _columns(rows: Sequence[Mapping[str, Any]], types: Mapping[str, str]) -> Columns:
+def as_columns(rows: Sequence[Mapping[str, Any]], types: Mapping[str, str]) -> Columns:
+    """Rows as a table; a cell that a row lacks is empty."""
     return {name: [row.get(name) for row in rows] for name in types}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,8 @@ Columns = dict[str, list[Any]]
 """Values by column, all of the same length."""
 
 _LARGEST = 2**63 - 1
-_FIRST_COLUMN = "path"
-"""A table of ours begins with it; a file that does not is somebody else's."""
+FIRST_COLUMN = "path"
+"""Most tables of ours begin with it; a file that does not is somebody else's."""
 
 
 def empty_columns(types: Mapping[str, str]) -> Columns:
@@ -44,8 +45,8 @@ def write_table(path: Path, columns: Columns, types: Mapping[str, str]) -> None:
     _replace_bytes(path.with_suffix(".parquet"), _parquet(clean, types))
 
 
-def check_ours(path: Path) -> None:
-    """Refuse to replace a file that is not a table of ours.
+def check_ours(path: Path, first_column: str = FIRST_COLUMN) -> None:
+    """Refuse to replace a file that is not a table of ours, which begins with ``first_column``.
 
     Raises:
         LogError: ``path``, a CSV, or the Parquet file beside it is somebody else's.
@@ -53,8 +54,24 @@ def check_ours(path: Path) -> None:
     """
     beside = path.with_suffix(".parquet")
     for file, ours in ((path, _is_our_csv), (beside, _is_our_parquet)):
-        if file.exists() and not ours(file):
+        if file.exists() and not ours(file, first_column):
             raise LogError(f"{file}: not a table of this parser; choose another folder")
+
+
+def check_our_json(path: Path, key: str) -> None:
+    """Refuse to replace a JSON file that is not one of ours: an object that has this key.
+
+    Raises:
+        LogError: ``path`` is somebody else's.
+    """
+    try:
+        ours = key in json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    except (ValueError, TypeError):
+        ours = False
+    if not ours:
+        raise LogError(f"{path}: not a file of this parser; choose another folder")
 
 
 def remove_table(path: Path) -> None:
@@ -139,12 +156,12 @@ def _float(value: float) -> float | None:
     return None if math.isnan(number) else number
 
 
-def _is_our_csv(path: Path) -> bool:
+def _is_our_csv(path: Path, first_column: str) -> bool:
     with path.open("rb") as file:
-        return file.read(len(_FIRST_COLUMN) + 1) == f"{_FIRST_COLUMN},".encode()
+        return file.read(len(first_column) + 1) == f"{first_column},".encode()
 
 
-def _is_our_parquet(path: Path) -> bool:
+def _is_our_parquet(path: Path, first_column: str) -> bool:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -152,4 +169,4 @@ def _is_our_parquet(path: Path) -> bool:
         names = pq.read_schema(path).names
     except pa.ArrowInvalid:
         return False
-    return bool(names[:1] == [_FIRST_COLUMN])
+    return bool(names[:1] == [first_column])

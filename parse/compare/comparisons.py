@@ -1,8 +1,8 @@
-"""Plugin points against their vanilla points over all repeats: ``tables/comparisons.csv``.
+"""Points against their reference over all repeats: ``tables/comparisons.csv``.
 
-Validity first, then speed: a speed-up stands where every repeat is equal to vanilla, or close to
-it, on the same code and machine, and not on a CPU. Otherwise the ratio is there and the speed-up is
-withheld, with all the reasons.
+Validity first, then speed: a speed-up stands where the study's gate lets every repeat pass, on the
+same code and machine, and not on a CPU. Otherwise the ratio is there and the speed-up is withheld,
+with all the reasons.
 """
 
 from __future__ import annotations
@@ -13,63 +13,70 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from parse.compare.pairs import (
-    TIMING_SETTINGS,
-    VANILLA,
-    Pair,
-    PointRuns,
-    group_points,
-    pair_up,
-    reference_of,
-    timing_values,
-)
+from configs.study import Study
+from parse.compare.gate import Judgement, judge_seeds
+from parse.compare.pairs import Pair, PointRuns, gate_words, group_points, pair_up, reference_of
 from parse.compare.provenance import differences
 from parse.compare.stats import Ratio, Spread, ratio_of_medians, spread
 from parse.compare.two_runs import ON_CPU
 from parse.compare.verdict import DEFAULT_TOLERANCE
 from parse.errors import LogError
-from parse.log.records import PHASES
 from parse.run_folder import Run
+from parse.table import as_columns, engine_fields, field_columns, run_row
 from parse.unmeasured import NO_SPEEDUP, PUBLISHED, SIMULATED
-from parse.write import Columns, write_table
+from parse.write import Columns, check_ours, write_table
 
-TIMED_PHASES = ("iteration", *PHASES)
 NOT_COMPARED = "not compared"
+_WORST_FIRST = ("differs", NOT_COMPARED, "undecided", "close", "equal")
 
-COLUMNS = {
-    "case": "string",
-    "engine": "string",
-    "stride": "Int64",
-    "offload_ratio": "Float64",
-    "label": "string",
-    "reference_label": "string",
-    "repeats": "Int64",
-    "iterations": "Int64",
-    "phase": "string",
-    **dict.fromkeys(("vanilla_ms", "ours_ms", "vanilla_iqr_ms", "ours_iqr_ms"), "Float64"),
-    **dict.fromkeys(("ratio", "ratio_low", "ratio_high"), "Float64"),
-    "paired": "string",
-    "equality": "string",
-    "speedup": "Float64",
-    "withheld": "string",
-    "warmup_iterations": "Int64",
-    "interval_covers": "string",
-    "vanilla_mean_ms": "Float64",
-    "ours_mean_ms": "Float64",
-    "vanilla_repeats": "Int64",
-    "vanilla_iterations": "Int64",
-    "source": "string",
-}
-"""Columns and their types. ``*_ms`` are medians after the warm-up where no name says otherwise;
-``ratio`` is vanilla over ours, so above 1 where ours is faster; ``repeats`` and ``iterations``
-count ours; ``speedup`` is the ratio where it may be claimed."""
 
-_HEAD = b"case,engine,"
+def timed_phases(study: Study) -> tuple[str, ...]:
+    """``iteration`` and the study's phases."""
+    return ("iteration", *study.phases)
+
+
+def comparison_columns(study: Study) -> dict[str, str]:
+    """Columns of ``comparisons.csv`` and their types.
+
+    ``*_ms`` are medians after the warm-up where no name says otherwise; ``ratio`` is the
+    reference's over ours, so above 1 where ours is faster; ``repeats`` and ``iterations`` count
+    ours; ``speedup`` is the ratio where it may be claimed; ``gate`` is the kind of the study's
+    gate, and ``verdict`` what it found.
+    """
+    sides = ("reference", "ours")
+    return {
+        **{"case": "string", "engine": "string", **field_columns(study, _shown_fields(study))},
+        **{"label": "string", "reference_label": "string"},
+        **{"repeats": "Int64", "iterations": "Int64", "phase": "string"},
+        **{f"{side}_{name}": "Float64" for name in ("ms", "iqr_ms") for side in sides},
+        **dict.fromkeys(("ratio", "ratio_low", "ratio_high"), "Float64"),
+        **{"paired": "string", "equality": "string", "speedup": "Float64", "withheld": "string"},
+        **{"warmup_iterations": "Int64", "interval_covers": "string"},
+        **{f"{side}_mean_ms": "Float64" for side in sides},
+        **{"reference_repeats": "Int64", "reference_iterations": "Int64", "source": "string"},
+        **{"reference": "string", "gate": "string", "verdict": "string"},
+    }
+
+
+def _shown_fields(study: Study) -> list[str]:
+    """Fields in which a point and its reference may differ."""
+    own = engine_fields(study)
+    free = [name for name, row in study.fields.items() if row.in_pairs != "same"]
+    return [*own, *(name for name in free if name not in own)]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A sentence of the report: whether a run, or a point over all its runs, is valid."""
+
+    label: str
+    verdict: str
+    holds: bool
 
 
 @dataclass(frozen=True)
 class PointComparison:
-    """A plugin point and the vanilla point it is held against."""
+    """A point and the reference engine's point that it is held against."""
 
     ours: PointRuns
     reference: PointRuns | None
@@ -78,31 +85,67 @@ class PointComparison:
     warmup: int
 
     @property
+    def study(self) -> Study:
+        """What says how to judge."""
+        return self.ours.runs[0].study
+
+    @property
     def equality(self) -> str:
         """The worst word of all repeats: ``equal``, ``close``, ``differs``, ``not compared``."""
+        if self._over_seeds:
+            return self._over_seeds.word or NOT_COMPARED
         words = {pair.word or NOT_COMPARED for pair in self.pairs}
-        return next(w for w in ("differs", NOT_COMPARED, "close", "equal") if w in words)
+        return next(word for word in _WORST_FIRST if word in words)
 
     @cached_property
     def withheld(self) -> str:
         """Why there is no speed-up, all reasons in a line; empty where there is one."""
         if self.ours.runs[0].source == SIMULATED and self.reference is not None:
             return NO_SPEEDUP
-        reasons = [*_reasons_of_pairs(self.pairs), *self._reasons_of_setup()]
+        reasons = _reasons_of_pairs(self.pairs)
+        if self._over_seeds and self._over_seeds.withheld:
+            reasons.append(self._over_seeds.withheld)
+        reasons += self._reasons_of_setup()
         if not reasons and self.ratio("iteration") is None:
             reasons.append("no iteration times on both sides")
         return "; ".join(dict.fromkeys(reasons))
 
+    @property
+    def findings(self) -> list[Finding]:
+        """A sentence for each run, or one for all where the gate judges them together."""
+        judged = self._over_seeds
+        if judged is None:
+            return [Finding(pair.run.label, pair.verdict, pair.holds) for pair in self.pairs]
+        if not judged.word:
+            return [Finding(self.ours.label, f"{NOT_COMPARED}: {judged.withheld}", holds=False)]
+        problems = [pair.problem for pair in self.pairs if pair.problem]
+        text = "; ".join([*dict.fromkeys(problems), judged.text, gate_words(self.study, judged)])
+        return [Finding(self.ours.label, text, judged.passes and not problems)]
+
+    @property
+    def verdict(self) -> str:
+        """The verdict of the point over its repeats."""
+        findings = self.findings
+        first = findings[0].verdict
+        if len(findings) == 1:
+            return first
+        holding = sum(finding.holds for finding in findings)
+        if holding == len(findings):
+            return f"{first}, in each of {holding} repeats"
+        worst = next(finding for finding in findings if not finding.holds)
+        word = "equal" if self.study.gate.kind == "bitwise" else "within the gate"
+        return f"{worst.verdict}; {holding} of {len(findings)} repeats are {word}"
+
     def ours_spread(self, phase: str) -> Spread | None:
-        """Statistics of the plugin's times of a phase."""
+        """Statistics of the point's times of a phase."""
         return spread(self.ours.times_ms(phase, self.warmup))
 
-    def vanilla_spread(self, phase: str) -> Spread | None:
+    def reference_spread(self, phase: str) -> Spread | None:
         """Statistics of the reference's times of a phase."""
         return spread(self.reference.times_ms(phase, self.warmup)) if self.reference else None
 
     def ratio(self, phase: str) -> Ratio | None:
-        """Vanilla's median over ours, with its interval; None where a side has no times."""
+        """The reference's median over ours, with its interval; None where a side has no times."""
         if phase not in self._ratios:
             self._ratios[phase] = self._make_ratio(phase)
         return self._ratios[phase]
@@ -116,16 +159,35 @@ class PointComparison:
     def _ratios(self) -> dict[str, Ratio | None]:
         return {}
 
+    @cached_property
+    def _over_seeds(self) -> Judgement | None:
+        """What a gate says that judges all seeds together; None of any other gate."""
+        gate, first = self.study.gate, self.pairs[0]
+        if gate.kind != "quality":
+            return None
+        if self.reference is None or self.ours.runs[0].source == SIMULATED:
+            return Judgement("", "", first.problem)
+        sides = [self._metric(self.reference), self._metric(self.ours)]
+        return judge_seeds(gate, self.study.reference, *sides)
+
+    def _metric(self, point: PointRuns) -> dict[object, list[float | None]]:
+        found: dict[object, list[float | None]] = {}
+        for run in point.finished:
+            value = run_row(run, self.warmup).get(self.study.gate.metric)
+            number = float(value) if isinstance(value, int | float | str) else None
+            found.setdefault(run.settings.get("seed"), []).append(number)
+        return found
+
     def _make_ratio(self, phase: str) -> Ratio | None:
         if self.reference is None:
             return None
-        vanilla = self.reference.times_ms(phase, self.warmup)
+        reference = self.reference.times_ms(phase, self.warmup)
         ours = self.ours.times_ms(phase, self.warmup)
-        paired = self._repeats_alternate and all((*vanilla, *ours))
+        paired = self._repeats_alternate and all((*reference, *ours))
         if paired:
-            vanilla = [times for _, times in _in_order(self.reference.repeats, vanilla)]
-            ours = [times for _, times in _in_order(self.ours.repeats, ours)]
-        return ratio_of_medians(vanilla, ours, paired=paired)
+            reference = _in_order(self.reference.repeats, reference)
+            ours = _in_order(self.ours.repeats, ours)
+        return ratio_of_medians(reference, ours, paired=paired)
 
     @property
     def _repeats_alternate(self) -> bool:
@@ -138,9 +200,12 @@ class PointComparison:
     def _reasons_of_setup(self) -> list[str]:
         if self.reference is None:
             return []
-        ours, vanilla = self.ours.runs[0], self.reference.runs[0]
-        values = zip(TIMING_SETTINGS, timing_values(ours), timing_values(vanilla), strict=True)
-        reasons = [f"vanilla has another {n} ({b} for {a})" for n, a, b in values if a != b]
+        ours, other = self.ours.runs[0].settings, self.reference.runs[0].settings
+        reasons = [
+            f"{self.study.reference} has another {name} ({other.get(name)} for {ours.get(name)})"
+            for name, row in self.study.fields.items()
+            if row.in_pairs == "prefer" and other.get(name) != ours.get(name)
+        ]
         runs = [*self.ours.finished, *self.reference.finished]
         reasons += differences(runs)
         return [*reasons, ON_CPU] if any(run.on_cpu for run in runs) else reasons
@@ -149,11 +214,12 @@ class PointComparison:
 def compare_points(
     runs: Sequence[Run], warmup: int, tolerance: float = DEFAULT_TOLERANCE
 ) -> list[PointComparison]:
-    """Every plugin point against its vanilla point, in the order of the runs."""
+    """Every point against the reference engine's, in the order of the runs."""
     groups = group_points(runs)
     found = []
     for group in groups:
-        if group.engine in (VANILLA, None) or group.runs[0].source == PUBLISHED:
+        first = group.runs[0]
+        if group.engine in (first.study.reference, None) or first.source == PUBLISHED:
             continue
         reference = reference_of(group, groups)
         pairs = tuple(pair_up(group, reference, warmup, tolerance))
@@ -161,13 +227,7 @@ def compare_points(
     return found
 
 
-def comparisons_table(comparisons: Sequence[PointComparison]) -> Columns:
-    """One row a comparison and phase."""
-    rows = [_row(item, phase) for item in comparisons for phase in TIMED_PHASES]
-    return {name: [row.get(name) for row in rows] for name in COLUMNS}
-
-
-def write_comparisons(comparisons: Sequence[PointComparison], out: Path) -> Path:
+def write_comparisons(comparisons: Sequence[PointComparison], study: Study, out: Path) -> Path:
     """Write ``comparisons.csv`` and the Parquet file beside it; older ones of ours are replaced.
 
     Returns:
@@ -179,22 +239,27 @@ def write_comparisons(comparisons: Sequence[PointComparison], out: Path) -> Path
     path = out / "comparisons.csv"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.read_bytes()[: len(_HEAD)] == _HEAD:
-            raise LogError(f"{path}: not a table of this parser; choose another folder")
-        write_table(path, comparisons_table(comparisons), COLUMNS)
+        check_ours(path, "case")
+        write_table(path, comparisons_table(comparisons, study), comparison_columns(study))
     except OSError as error:
         raise LogError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
     return path
 
 
+def comparisons_table(comparisons: Sequence[PointComparison], study: Study) -> Columns:
+    """One row a comparison and phase."""
+    rows = [_row(item, phase) for item in comparisons for phase in timed_phases(study)]
+    return as_columns(rows, comparison_columns(study))
+
+
 def _row(item: PointComparison, phase: str) -> dict[str, Any]:
-    ours, vanilla, ratio = item.ours_spread(phase), item.vanilla_spread(phase), item.ratio(phase)
-    run, settings = item.ours.runs[0], item.ours.settings
+    sides = {"reference": item.reference_spread(phase), "ours": item.ours_spread(phase)}
+    ours, reference, ratio = sides["ours"], sides["reference"], item.ratio(phase)
+    run, study = item.ours.runs[0], item.study
     row: dict[str, Any] = {
+        **{name: run.settings.get(name) for name in _shown_fields(study)},
         "case": run.case or None,
         "engine": item.ours.engine,
-        "stride": settings.get("stride"),
-        "offload_ratio": settings.get("offload_ratio"),
         "label": item.ours.label,
         "reference_label": item.reference.label if item.reference else None,
         "repeats": ours.repeats if ours else 0,
@@ -204,11 +269,14 @@ def _row(item: PointComparison, phase: str) -> dict[str, Any]:
         "speedup": item.speedup(phase),
         "withheld": item.withheld or None,
         "warmup_iterations": run.warmup(item.warmup),
-        "vanilla_repeats": vanilla.repeats if vanilla else 0,
-        "vanilla_iterations": vanilla.iterations if vanilla else 0,
+        "reference_repeats": reference.repeats if reference else 0,
+        "reference_iterations": reference.iterations if reference else 0,
         "source": run.source,
+        "reference": study.reference,
+        "gate": study.gate.kind,
+        "verdict": item.verdict,
     }
-    for name, side in (("vanilla", vanilla), ("ours", ours)):
+    for name, side in sides.items():
         if side:
             row |= {f"{name}_ms": side.median_ms, f"{name}_iqr_ms": side.iqr_ms}
             row[f"{name}_mean_ms"] = side.mean_ms
@@ -222,10 +290,8 @@ def _reasons_of_pairs(pairs: Sequence[Pair]) -> list[str]:
     """Reasons of each repeat; those that not all share say which repeat they are of."""
     found: dict[str, list[int]] = {}
     for number, pair in enumerate(pairs, start=1):
-        withheld = pair.result.withheld if pair.result else None
-        for reason in [pair.problem] if pair.problem else (withheld or "").split("; "):
-            if reason:
-                found.setdefault(reason, []).append(number)
+        for reason in [pair.problem] if pair.problem else pair.reasons:
+            found.setdefault(reason, []).append(number)
     if len(pairs) == 1:
         return list(found)
     return [
@@ -235,7 +301,8 @@ def _reasons_of_pairs(pairs: Sequence[Pair]) -> list[str]:
 
 
 def _in_order(
-    repeats: Sequence[int | None], times: list[list[float]]
-) -> list[tuple[int, list[float]]]:
-    numbered = ((r, t) for r, t in zip(repeats, times, strict=True) if r is not None)
-    return sorted(numbered, key=lambda item: item[0])
+    repeats: Sequence[tuple[Any, int] | None], times: list[list[float]]
+) -> list[list[float]]:
+    """Times of paired repeats, by their seed and number."""
+    numbered = zip(repeats, times, strict=True)
+    return [found for _, found in sorted(numbered, key=lambda item: str(item[0]))]

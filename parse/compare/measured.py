@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parse.compare.comparisons import TIMED_PHASES, compare_points
+from configs.errors import ConfigError
+from configs.study import Study, default_study, study_from
+from parse.compare.comparisons import compare_points, timed_phases
 from parse.compare.pairs import group_points
 from parse.compare.verdict import judge_log
 from parse.errors import LogError
-from parse.labels import label_runs
-from parse.log.records import Setting, engine_label
-from parse.run_folder import SWEEP_FILE, Run, find_logs, read_run, read_sweep_run, sweep_entries
+from parse.labels import free_by_gate, label_runs
+from parse.run_folder import SWEEP_FILE, Run, find_logs, read_json, read_run, read_sweep
+from parse.table import STUDY_FILE
 from parse.unmeasured import MEASURED
 
-_NOT_IDENTITY = ("name", "data_prefix", "iterations", "device", "split")
+_NOT_IDENTITY = ("name", "data_prefix", "iterations", "device", "split", "accumulation")
 """Fields of a point that do not say which point it is."""
-_TABLE_FIELDS = (
-    *("model", "tp", "dp", "global_batch_size", "micro_batch_size", "offload_ratio"),
-    *("subgroup_numel", "engine", "stride", "seq_length", "num_layers", "hidden", "heads"),
-    *("hog_share", "seed"),
-)
-"""Columns of ``runs.csv`` that say which point a run is of, where the table has them."""
-_OF_MODEL = {
-    "model": "name",
-    "num_layers": "layers",
-    **{name: name for name in ("hidden", "heads", "seq_length")},
-}
-"""Names that logs give to fields of a model."""
 _VERDICTS = ("trains", "", "frozen", "nan")
 """Words of a loss, from good to bad; no loss in the log is worse than one that trains."""
 
@@ -48,9 +38,9 @@ class Measured:
     failures: list[str] = field(default_factory=list)
     """Statuses of repeats that are not ``ok``."""
     equality: str = ""
-    """Against vanilla; empty where nobody compared."""
+    """Against the reference engine; empty where it was not compared."""
     hardware: list[str] = field(default_factory=list)
-    """Machines of the repeats, each once; empty where nobody says."""
+    """Machines of the repeats, each once; empty where it is not recorded."""
 
     def add_run(self, verdict: str, status: str, hardware: str) -> None:
         """Take in what one repeat says beside its times."""
@@ -80,7 +70,7 @@ def read_measured(path: Path, warmup: int) -> list[Measured]:
     if not (path / SWEEP_FILE).is_file() and (path / "runs.csv").is_file():
         return _from_tables(path)
     if (path / SWEEP_FILE).is_file():
-        runs = [read_sweep_run(entry) for entry in sweep_entries(path)]
+        runs = read_sweep(path)
     else:
         runs = [run for log in find_logs(path) if (run := read_run(log)).log.recognised]
     if not runs:
@@ -125,8 +115,10 @@ def _from_runs(runs: Sequence[Run], warmup: int) -> list[Measured]:
     points = []
     for group in group_points(runs):
         first = group.runs[0]
-        point = Measured(_fields_of(first), group.label, equality=equality.get(id(first), ""))
-        point.times_ms = {phase: group.times_ms(phase, warmup) for phase in TIMED_PHASES}
+        found = equality.get(id(first), "")
+        point = Measured(_normal(first.fields, first.study), group.label, equality=found)
+        phases = timed_phases(first.study)
+        point.times_ms = {phase: group.times_ms(phase, warmup) for phase in phases}
         for run in group.runs:
             point.add_run(
                 judge_log(run.log).word, run.status, _machine(run.log.device, run.hardware)
@@ -139,55 +131,43 @@ def _machine(device: str | None, hardware: str | None) -> str:
     return " ".join(part for part in (device, hardware) if part)
 
 
-def _fields_of(run: Run) -> dict[str, str]:
-    """What the point says; only of a lone log what its name or its lines do.
-
-    A run that failed early has a point like any other, but a log that says less, or none.
-    """
-    fields: dict[str, object] = dict(run.point) or dict(run.log.settings)
-    model = fields.get("model")
-    if isinstance(model, dict):
-        fields |= {name: model.get(own) for name, own in _OF_MODEL.items()}
-        fields |= {f"model.{name}": value for name, value in model.items()}
-    known = {k: str(v) for k, v in fields.items() if isinstance(v, int | float | str)}
-    return _normal({name: text for name, text in known.items() if name not in _NOT_IDENTITY})
-
-
-def _normal(fields: dict[str, str]) -> dict[str, str]:
-    """One spelling for each value, and what is left out where it has only one meaning."""
-    found = {name: _spelling(text) for name, text in fields.items()}
-    if found.get("engine") and found["engine"] != "hybrid":
-        found["stride"] = "0"
-    found["hog_share"] = found.get("hog_share") or "0"
-    return found
+def _normal(fields: Mapping[str, object], study: Study) -> dict[str, str]:
+    """Fields as text, in one spelling, with those filled in that have only one meaning."""
+    known = {name: value for name, value in fields.items() if isinstance(value, int | float | str)}
+    found = {name: _spelling(value) for name, value in known.items() if value != ""}
+    engine = study.engines.get(found.get("engine", ""))
+    for name, row in study.fields.items():
+        not_taken = row.only_some_engines and engine is not None and name not in engine.fields
+        one_meaning = row.only_some_engines or row.in_pairs == "same"
+        if not_taken or (one_meaning and name not in found):
+            found[name] = _spelling(row.default)
+    left_out = (*_NOT_IDENTITY, *free_by_gate(study))
+    return {name: text for name, text in found.items() if name not in left_out}
 
 
-def _spelling(text: str) -> str:
+def _spelling(value: float | str) -> str:
     try:
-        return f"{float(text):.12g}"
+        return f"{float(value):.12g}"
     except ValueError:
-        return text
+        return str(value)
 
 
 def _from_tables(folder: Path) -> list[Measured]:
-    times = _times_of_tables(folder / "iterations.csv")
+    study = _study_of_tables(folder)
+    times = _times_of_tables(folder / "iterations.csv", study)
     points: dict[str, Measured] = {}
     rows = _rows(folder / "runs.csv", ("path", "engine", "label", "verdict"))
     _refuse_unmeasured(folder, (row.get("source", "") for row in rows))
+    names = {*study.all_fields, "engine"}
     for row in rows:
-        fields = _normal({name: row[name] for name in _TABLE_FIELDS if name in row})
-        settings: dict[str, Setting] = {"engine": row["engine"]} if row["engine"] else {}
-        if row.get("stride", "0") not in ("", "0"):
-            settings["stride"] = row["stride"]
-        label = ", ".join(part for part in (row.get("case", ""), engine_label(settings)) if part)
-        point = points.setdefault(repr(sorted(fields.items())), Measured(fields, label))
+        fields = _normal({name: text for name, text in row.items() if name in names}, study)
+        # The first of the repeats has the label of the point; the others have a number behind it.
+        point = points.setdefault(repr(sorted(fields.items())), Measured(fields, row["label"]))
         machine = _machine(row.get("device"), row.get("hardware"))
         point.add_run(_word(row["verdict"]), row.get("status", ""), machine)
         if row.get("status", "") in ("", "ok"):
-            for phase in TIMED_PHASES:
-                found = times.get(row["path"], {}).get(phase)
-                if found:
-                    point.times_ms.setdefault(phase, []).append(found)
+            for phase, found in times.get(row["path"], {}).items():
+                point.times_ms.setdefault(phase, []).append(found)
     if (folder / "comparisons.csv").is_file():
         for row in _rows(folder / "comparisons.csv", ("label", "equality")):
             for point in points.values():
@@ -196,13 +176,23 @@ def _from_tables(folder: Path) -> list[Measured]:
     return list(points.values())
 
 
-def _times_of_tables(path: Path) -> dict[str, dict[str, list[float]]]:
+def _study_of_tables(folder: Path) -> Study:
+    path = folder / STUDY_FILE
+    if not path.is_file():
+        return default_study()
+    try:
+        return study_from(read_json(path), str(path))
+    except ConfigError as error:
+        raise LogError(str(error)) from None
+
+
+def _times_of_tables(path: Path, study: Study) -> dict[str, dict[str, list[float]]]:
     """Times of the iterations after the warm-up, by path of the run and phase."""
     found: dict[str, dict[str, list[float]]] = {}
     for row in _rows(path, ("path", "iteration_ms")):
         if row.get("warmup", "0") not in ("", "0"):
             continue
-        for phase in TIMED_PHASES:
+        for phase in timed_phases(study):
             text = row.get(f"{phase}_ms", "")
             if text:
                 own = found.setdefault(row["path"], {}).setdefault(phase, [])

@@ -1,84 +1,82 @@
-"""Which runs of a sweep are repeats of one point, and which points are compared."""
+"""Which runs are repeats of one point, and which points and runs are held against each other."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-from parse.compare.two_runs import Comparison, compare
-from parse.compare.verdict import DEFAULT_TOLERANCE
-from parse.log.records import Setting, values_ms
+from configs.naming import Namer
+from configs.study import Study
+from parse.compare.gate import NOTHING_TO_COMPARE, Judgement, judge_runs
+from parse.compare.two_runs import loss_reasons, timing_reasons
+from parse.compare.verdict import DEFAULT_TOLERANCE, LossVerdict, judge_log
+from parse.labels import free_by_gate
 from parse.run_folder import Run
 from parse.unmeasured import MEASURED
-
-VANILLA = "vanilla"
-_FREE = ("name", "engine", "stride", "subgroup_numel", "offload_ratio", "data_prefix", "iterations")
-"""Fields of a point that may differ in a pair: none of them changes what is computed."""
-TIMING_SETTINGS = ("subgroup_numel", "offload_ratio")
-"""Of those, the ones that change times: a vanilla run should rather share them."""
-_PREFERRED = (*TIMING_SETTINGS, "iterations")
-"""What a vanilla run should rather share."""
-_NAMED = (
-    *("model", "tp", "dp", "global_batch_size", "micro_batch_size"),
-    *("seq_length", "num_layers", "hidden", "heads"),
-)
-"""Settings that must agree where only the log's name says what was run."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A plugin mode and the vanilla run it is held against."""
+    """A run and the run of the reference engine that it is held against."""
 
     run: Run
-    vanilla: Run | None
-    """None when the sweep has no vanilla run of the same point."""
-    result: Comparison | None
-    """None when one side has no iterations."""
+    reference: Run | None
+    """None when there is no run of the reference engine at the same point."""
+    judgement: Judgement | None = None
+    """What the gate says, if it judges run by run; None when one side has no iterations."""
+    loss: LossVerdict | None = None
+    """Of the run's own loss."""
+    reasons: tuple[str, ...] = ()
+    """Why the figures of the two allow no speed-up."""
 
     @property
     def word(self) -> str:
         """``equal``, ``close``, ``differs``; empty unless two finished runs were compared."""
-        if self.result is None or self.problem:
-            return ""
-        return self.result.pair.word
+        return "" if self.judgement is None or self.problem else self.judgement.word
 
     @property
-    def equal(self) -> bool:
-        """Whether the run finished and is equal to a finished vanilla run."""
-        return self.word == "equal"
+    def holds(self) -> bool:
+        """Whether the run finished and is what its study expects of it."""
+        gate = self.run.study.gate
+        if self.judgement is None or self.problem:
+            return False
+        return self.word == "equal" if gate.kind == "bitwise" else self.judgement.passes
 
     @property
     def verdict(self) -> str:
-        """``equal to vanilla (...)``, ``differs from vanilla ...`` or why there is no verdict."""
-        problem = self.problem
-        if self.result is None or not self.result.pair.word:
-            return f"not compared: {problem or 'no iteration that both have'}"
-        pair = self.result.pair
-        words = {"equal": "equal to", "close": "close to", "differs": "differs from"}
-        text = f"{words[pair.word]} vanilla{pair.text.removeprefix(pair.word)}"
-        if self.result.ours.word != "trains":
-            text += f"; loss: {self.result.ours.text}"
-        return f"{problem}; as far as it got {text}" if problem else text
-
-    @property
-    def line(self) -> str:
-        """The verdict behind the run's name."""
-        return f"{self.run.label}: {self.verdict}"
+        """``equal to REFERENCE (...)``, ``differs from ...``, or why there is no verdict."""
+        problem, judgement = self.problem, self.judgement
+        if judgement is None or not judgement.word:
+            reason = problem or (judgement.withheld if judgement else NOTHING_TO_COMPARE)
+            return f"not compared: {reason}"
+        parts = [judgement.text if not problem else f"{problem}; as far as it got {judgement.text}"]
+        parts += [] if problem else [gate_words(self.run.study, judgement)]
+        if self.loss and self.loss.word != "trains":
+            parts.append(f"loss: {self.loss.text}")
+        return "; ".join(parts)
 
     @property
     def problem(self) -> str:
         """Why no verdict is possible, whatever the figures say; empty where one is."""
-        if self.vanilla is None:
-            return "no vanilla run of this point"
+        name = self.run.study.reference
+        if self.reference is None:
+            return f"no {name} run of this point"
         if self.run.source != MEASURED:
             return f"{self.run.source}: there is no loss to compare"
-        for name, run in (("run", self.run), ("vanilla run", self.vanilla)):
+        for who, run in (("run", self.run), (f"{name} run", self.reference)):
             if not run.finished:
-                return f"{name} {run.status}" + (f" ({run.cause})" if run.cause else "")
+                return f"{who} {run.status}" + (f" ({run.cause})" if run.cause else "")
             if not run.log.iterations:
-                return f"{name} has no complete iteration in its log"
+                return f"{who} has no complete iteration in its log"
         return ""
+
+
+def gate_words(study: Study, judgement: Judgement) -> str:
+    """``gate bitwise passed``."""
+    return f"gate {study.gate.kind} {'passed' if judgement.passes else 'not passed'}"
 
 
 @dataclass
@@ -91,13 +89,20 @@ class PointRuns:
 
     @property
     def engine(self) -> str | None:
-        """``vanilla``, ``async-gradients`` or ``hybrid``; None when nobody says."""
-        return self.runs[0].log.engine
+        """Name of the engine; None when not recorded."""
+        return self.runs[0].engine
 
-    @property
-    def settings(self) -> dict[str, Setting]:
-        """Settings of the first run, which its repeats share."""
-        return self.runs[0].log.settings
+    @cached_property
+    def key(self) -> str:
+        """What must agree for two points to compute the same."""
+        return point_key(self.runs[0])
+
+    @cached_property
+    def preferred(self) -> list[object]:
+        """What two points should agree in for their times to be comparable."""
+        run = self.runs[0]
+        names = [name for name, row in run.study.all_fields.items() if row.in_pairs == "prefer"]
+        return [run.settings.get(name) for name in names]
 
     @property
     def finished(self) -> list[Run]:
@@ -105,22 +110,23 @@ class PointRuns:
         return [run for run in self.runs if run.finished and run.log.iterations]
 
     @property
-    def repeats(self) -> list[int | None]:
-        """Number of each finished run among the repeats, as the sweep counted them."""
-        return [run.repeat for run in self.finished]
+    def repeats(self) -> list[tuple[Any, int] | None]:
+        """Seed and repeat of each finished run, as the sweep counted them."""
+        return [
+            (run.settings.get("seed"), run.repeat) if run.repeat else None for run in self.finished
+        ]
 
     def times_ms(self, phase: str, warmup: int) -> list[list[float]]:
         """Durations of a phase after the warm-up, one list a finished run, in ms."""
-        return [values_ms(run.log, phase, run.warmup(warmup)) for run in self.finished]
+        return [run.times_ms(phase, warmup) for run in self.finished]
 
 
 def group_points(runs: Sequence[Run]) -> list[PointRuns]:
     """Gather the repeats of each point, in the order of their first runs."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        identity = json.dumps([point_key(run), run.log.engine_label, preferred(run)], default=str)
-        groups.setdefault(identity, []).append(run)
-    names = [_name(members[0]) for members in groups.values()]
+        groups.setdefault(_identity(run), []).append(run)
+    names = [_name(members) for members in groups.values()]
     return [
         PointRuns(members, name if names.count(name) == 1 else members[0].label)
         for members, name in zip(groups.values(), names, strict=True)
@@ -128,82 +134,91 @@ def group_points(runs: Sequence[Run]) -> list[PointRuns]:
 
 
 def reference_of(group: PointRuns, groups: Sequence[PointRuns]) -> PointRuns | None:
-    """The vanilla point that a plugin point is held against.
+    """The reference engine's point that a point is held against.
 
-    That of the same settings; else one that computes the same with another subgroup size, offload
-    ratio or number of iterations; None when there is none.
+    That of the same settings; else one that computes the same with other settings of those that
+    should agree; None when there is none.
     """
-    own = group.runs[0]
-    same = [g for g in groups if g.engine == VANILLA and point_key(g.runs[0]) == point_key(own)]
-    exact = [g for g in same if preferred(g.runs[0]) == preferred(own)] or same
+    engine = group.runs[0].study.reference
+    same = [g for g in groups if g.engine == engine and g.key == group.key]
+    exact = [g for g in same if g.preferred == group.preferred] or same
     return next((g for g in exact if g.finished), exact[0] if exact else None)
 
 
 def pair_up(
     group: PointRuns, reference: PointRuns | None, warmup: int, tolerance: float = DEFAULT_TOLERANCE
 ) -> list[Pair]:
-    """Hold each run of a point against a vanilla run, in the order of the runs.
+    """Hold each run of a point against a run of the reference, in the order of the runs.
 
-    The same repeat where it finished; else any vanilla run that did: all of them compute the same.
+    The same repeat where it finished; else any that did: all of one seed compute the same.
     """
     pairs = []
     for position, run in enumerate(group.runs):
-        vanilla = _partner(run, position, reference)
-        both = vanilla is not None and vanilla.log.iterations and run.log.iterations
-        has_losses = both and run.source == MEASURED
-        result = (
-            compare(vanilla.log, run.log, warmup, tolerance) if vanilla and has_losses else None
-        )
-        pairs.append(Pair(run, vanilla, result))
+        partner = _partner(run, position, reference)
+        both = partner is not None and partner.log.iterations and run.log.iterations
+        if partner and both and run.source == MEASURED:
+            pairs.append(_judged(run, partner, warmup, tolerance))
+        else:
+            pairs.append(Pair(run, partner))
     return pairs
-
-
-def make_pairs(
-    runs: Sequence[Run], warmup: int, tolerance: float = DEFAULT_TOLERANCE
-) -> list[Pair]:
-    """Hold every plugin run against the vanilla run of the same point, in the order given."""
-    groups = group_points(runs)
-    pairs = [
-        pair
-        for group in groups
-        if group.engine not in (VANILLA, None)
-        for pair in pair_up(group, reference_of(group, groups), warmup, tolerance)
-    ]
-    position = {id(run): number for number, run in enumerate(runs)}
-    return sorted(pairs, key=lambda pair: position[id(pair.run)])
 
 
 def point_key(run: Run) -> str:
     """What must agree for two runs to compute the same."""
-    if run.point:
-        fixed = {key: value for key, value in run.point.items() if key not in _FREE}
-    else:
-        fixed = {key: run.log.settings.get(key) for key in _NAMED}
+    free = _may_differ(run.study)
+    fixed = {key: value for key, value in run.fields.items() if key not in free}
     fixed["source"] = run.source
     return json.dumps(fixed, sort_keys=True, default=str)
 
 
-def preferred(run: Run) -> list[object]:
-    """What two runs should agree in for their times to be comparable."""
-    return _values(run, _PREFERRED)
+def _may_differ(study: Study) -> set[str]:
+    """Fields in which a run may differ from its reference."""
+    taken = study.engines[study.reference].fields
+    free = {name for name, row in study.all_fields.items() if row.in_pairs != "same"}
+    free |= {n for n, row in study.fields.items() if row.only_some_engines and n not in taken}
+    return {"name", "engine", *free, *free_by_gate(study)}
 
 
-def timing_values(run: Run) -> list[object]:
-    """Values of :data:`TIMING_SETTINGS`."""
-    return _values(run, TIMING_SETTINGS)
+def _identity(run: Run) -> str:
+    study = run.study
+    # What a gate averages over is no other point; a prefix of data names a place, not the data.
+    own = [study.fields[name].default for name in study.fields]
+    values = [run.settings.get(n, d) for n, d in zip(study.fields, own, strict=True)]
+    return json.dumps([point_key(run), run.engine, values, run.settings.get("iterations")])
 
 
-def _values(run: Run, names: Sequence[str]) -> list[object]:
-    return [run.point.get(name, run.log.settings.get(name)) for name in names]
+def _name(members: Sequence[Run]) -> str:
+    """The name that all runs share; without what differs between seeds where they do not."""
+    names = {run.name for run in members}
+    first = members[0]
+    if len(names) == 1:
+        return first.name
+    return " ".join([first.case, Namer(first.study).engine(first.fields)])
 
 
-def _name(run: Run) -> str:
-    return ", ".join(part for part in (run.case, run.log.engine_label) if part)
+def _judged(run: Run, reference: Run, warmup: int, tolerance: float) -> Pair:
+    study = run.study
+    verdicts = judge_log(reference.log), judge_log(run.log)
+    reasons = loss_reasons((study.reference, str(run.engine)), verdicts)
+    judgement = None
+    if study.gate.kind != "quality":
+        judgement = judge_runs(study.gate, study.reference, reference.log, run.log, tolerance)
+        reasons += [judgement.withheld] if judgement.withheld else []
+    timed = [len(one.times_ms("iteration", warmup)) for one in (reference, run)]
+    reasons += timing_reasons((timed[0], timed[1]), warmup)
+    return Pair(run, reference, judgement, verdicts[1], tuple(reasons))
 
 
 def _partner(run: Run, position: int, reference: PointRuns | None) -> Run | None:
     if reference is None:
         return None
-    same = [r for r in reference.runs if run.repeat is not None and r.repeat == run.repeat]
-    nth = same or reference.runs[min(position, len(reference.runs) - 1) :][:1]
-    return next((r for r in (*nth, *reference.finished) if r in reference.finished), nth[0])
+    seed = run.settings.get("seed")
+    known = [r for r in reference.runs if r.settings.get("seed") == seed]
+    if run.study.gate.kind == "quality":
+        known = known or reference.runs
+    if not known:
+        return None
+    same = [r for r in known if run.repeat is not None and r.repeat == run.repeat]
+    nth = same or known[min(position, len(known) - 1) :][:1]
+    done = [r for r in known if r in reference.finished]
+    return next((r for r in (*nth, *done) if r in done), nth[0])

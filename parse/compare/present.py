@@ -3,34 +3,47 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
-from parse.compare.two_runs import Comparison, PhaseRatio
+from parse.compare.two_runs import Comparison
 from parse.compare.verdict import LossVerdict
 from parse.log.records import Log
-
-VANILLA, OURS = "vanilla", "deep_optimizer_states"
-"""Keys of the two sides in the JSON."""
 
 _SHOWN_REJECTS = 5
 
 
-def comparison_json(vanilla: Log, ours: Log, result: Comparison) -> dict[str, Any]:
+def comparison_json(
+    logs: tuple[Log, Log], result: Comparison, keys: tuple[str, str], names: tuple[str, str]
+) -> dict[str, Any]:
     """Everything a comparison says; a time, loss or ratio that is missing is None.
 
     Times are in s under ``iterations``, in ms elsewhere; a loss that is not finite is None.
+
+    Args:
+        logs: The reference and the run that is held against it.
+        result: What was found.
+        keys: Of the two sides in the object.
+        names: What notes call them.
     """
-    pair = result.pair
+    pair, verdicts = result.pair, (result.reference, result.ours)
+
+    def both(values: Iterable[Any]) -> dict[str, Any]:
+        return dict(zip(keys, values, strict=True))
+
+    def of_phases(name: str) -> dict[str, Any]:
+        sides = ("reference", "ours")
+        return both(
+            {phase: getattr(getattr(found, side), name) for phase, found in result.phases.items()}
+            for side in sides
+        )
+
     return {
-        "iterations": {
-            VANILLA: [record.iteration_s for record in vanilla.iterations],
-            OURS: [record.iteration_s for record in ours.iterations],
-        },
-        "losses": {VANILLA: _losses(vanilla), OURS: _losses(ours)},
-        "verdict": {VANILLA: result.vanilla.word, OURS: result.ours.word, "pair": pair.word},
+        "iterations": both([record.iteration_s for record in log.iterations] for log in logs),
+        "losses": both([_finite(record.best_loss) for record in log.iterations] for log in logs),
+        "verdict": {**both(verdict.word for verdict in verdicts), "pair": pair.word},
         "verdict_detail": {
-            VANILLA: _loss_detail(result.vanilla),
-            OURS: _loss_detail(result.ours),
+            **both(_loss_detail(verdict) for verdict in verdicts),
             "pair": {
                 "text": pair.text,
                 "judged_on": pair.judged_on,
@@ -45,22 +58,24 @@ def comparison_json(vanilla: Log, ours: Log, result: Comparison) -> dict[str, An
         },
         "ratio": {name: phase.ratio for name, phase in result.phases.items()},
         "ratio_of_medians": {name: phase.median_ratio for name, phase in result.phases.items()},
-        "mean_ms": _both(result.phases, "mean_ms"),
-        "median_ms": _both(result.phases, "median_ms"),
+        "mean_ms": of_phases("mean_ms"),
+        "median_ms": of_phases("median_ms"),
         "speedup": result.speedup,
         "speedup_withheld": result.withheld,
         "warmup": result.warmup,
         "tolerance": result.tolerance,
-        "notes": comparison_notes(vanilla, ours, result),
+        "notes": comparison_notes(logs, result, names),
     }
 
 
-def comparison_notes(vanilla: Log, ours: Log, result: Comparison) -> list[str]:
+def comparison_notes(
+    logs: tuple[Log, Log], result: Comparison, names: tuple[str, str]
+) -> list[str]:
     """What qualifies the figures: common iterations, lines left out, a log that was cut."""
     notes = list(result.pair.notes)
-    if any((log.device or "").startswith("cpu") for log in (vanilla, ours)):
+    if any((log.device or "").startswith("cpu") for log in logs):
         notes.append("the model ran on a CPU: times there say nothing about a GPU")
-    for name, log in (("vanilla", vanilla), ("ours", ours)):
+    for name, log in zip(names, logs, strict=True):
         notes += [f"{name}: {note}" for note in log_notes(log)]
     return notes
 
@@ -78,23 +93,12 @@ def log_notes(log: Log) -> list[str]:
     return [*notes, f"and {more} more lines left out"] if more > 0 else notes
 
 
-def _losses(log: Log) -> list[float | None]:
-    return [_finite(record.best_loss) for record in log.iterations]
-
-
 def _loss_detail(verdict: LossVerdict) -> dict[str, Any]:
     return {
         "text": verdict.text,
         "from_iteration": verdict.from_iteration,
         "frozen_at": verdict.at,
         "frozen_at_name": verdict.at_name,
-    }
-
-
-def _both(phases: dict[str, PhaseRatio], name: str) -> dict[str, dict[str, float | None]]:
-    return {
-        VANILLA: {phase: getattr(pair.vanilla, name) for phase, pair in phases.items()},
-        OURS: {phase: getattr(pair.ours, name) for phase, pair in phases.items()},
     }
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from parse.arguments import number_from_0, warmup_count
-from parse.compare.comparisons import TIMED_PHASES
 from parse.compare.measured import Measured, by_key, matching_fields, read_measured
 from parse.compare.stats import Spread, ratio_of_medians, spread
 from parse.errors import LogError
@@ -59,6 +58,12 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     try:
         old, new = read_measured(args.old, args.warmup), read_measured(args.new, args.warmup)
+        phases = list(dict.fromkeys(name for point in (*old, *new) for name in point.times_ms))
+        if args.phase not in ("iteration", *phases):
+            known = ", ".join(phases)
+            _parser().error(
+                f"argument --phase: invalid choice: '{args.phase}' (choose from {known})"
+            )
         judged = judge(old, new, Gate(args.tolerance, args.phase, args.any_hardware))
     except LogError as error:
         message = "".join(c if c.isprintable() else "?" for c in str(error))
@@ -146,7 +151,7 @@ def _judge_point(old: Measured, new: Measured | None, gate: Gate) -> Judged:
         return Judged(label, "loss worse", f"{_loss(old)} before, {_loss(new)} now")
     both = [_EQUALITY.index(p.equality) for p in (old, new) if p.equality in _EQUALITY]
     if len(both) == 2 and both[1] > both[0]:
-        detail = f"{old.equality} before, {new.equality} now, against vanilla"
+        detail = f"{old.equality} before, {new.equality} now, against the reference"
         return Judged(label, "equality worse", detail)
     return _judge_times(old, new, gate)
 
@@ -213,13 +218,8 @@ def _printable(text: str) -> str:
 def _spread_json(side: Spread | None) -> dict[str, float] | None:
     if side is None:
         return None
-    return {
-        "median_ms": side.median_ms,
-        "iqr_ms": side.iqr_ms,
-        "mean_ms": side.mean_ms,
-        "iterations": side.iterations,
-        "repeats": side.repeats,
-    }
+    names = ("median_ms", "iqr_ms", "mean_ms", "iterations", "repeats")
+    return {name: getattr(side, name) for name in names}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -237,7 +237,7 @@ def _parser() -> argparse.ArgumentParser:
         default=0.05,
         help="share by which NEW may be slower (0.05 is 5%%)",
     )
-    parser.add_argument("--phase", choices=TIMED_PHASES, default="iteration")
+    parser.add_argument("--phase", default="iteration", help="iteration or a phase of the study")
     parser.add_argument(
         "--warmup", type=warmup_count, default=1,
         help="first iterations left out (1); tables have their own",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, median
 
 from parse.compare.verdict import DEFAULT_TOLERANCE, LossVerdict, PairVerdict, judge_log, judge_pair
@@ -36,25 +36,25 @@ class Timing:
 class PhaseRatio:
     """One phase of both runs."""
 
-    vanilla: Timing
+    reference: Timing
     ours: Timing
 
     @property
     def ratio(self) -> float | None:
-        """How many times faster than vanilla, by the means; None when a side is missing."""
-        return _ratio(self.vanilla.mean_ms, self.ours.mean_ms)
+        """How many times faster than the reference, by the means; None when a side is missing."""
+        return _ratio(self.reference.mean_ms, self.ours.mean_ms)
 
     @property
     def median_ratio(self) -> float | None:
         """The same by the medians."""
-        return _ratio(self.vanilla.median_ms, self.ours.median_ms)
+        return _ratio(self.reference.median_ms, self.ours.median_ms)
 
 
 @dataclass(frozen=True)
 class Comparison:
     """What can be said of a pair of runs."""
 
-    vanilla: LossVerdict
+    reference: LossVerdict
     ours: LossVerdict
     pair: PairVerdict
     phases: dict[str, PhaseRatio]
@@ -67,67 +67,63 @@ class Comparison:
 
 
 def compare(
-    vanilla: Log, ours: Log, warmup: int = 1, tolerance: float = DEFAULT_TOLERANCE
+    reference: Log,
+    ours: Log,
+    warmup: int = 1,
+    tolerance: float = DEFAULT_TOLERANCE,
+    names: tuple[str, str] = ("the reference", "the run"),
 ) -> Comparison:
-    """Compare a run with the vanilla run of the same point.
+    """Compare two logs on their own, without what a run folder says of them.
 
     Args:
-        vanilla: The reference.
+        reference: What it is held against.
         ours: The run whose speed-up is asked for.
         warmup: First iterations to leave out of times (not of losses).
         tolerance: Largest absolute difference of two losses that allows a speed-up.
+        names: What reasons call the two.
     """
     phases = {
-        name: PhaseRatio(Timing.of(vanilla, name, warmup), Timing.of(ours, name, warmup))
+        name: PhaseRatio(Timing.of(reference, name, warmup), Timing.of(ours, name, warmup))
         for name in COMPARED_PHASES
     }
-    verdicts = judge_log(vanilla), judge_log(ours)
-    pair = judge_pair(vanilla, ours, tolerance)
-    reasons = _reasons(verdicts, pair, phases["iteration"], warmup)
+    verdicts = judge_log(reference), judge_log(ours)
+    pair = judge_pair(reference, ours, tolerance)
+    reasons = loss_reasons(names, verdicts)
+    if pair.word not in ("equal", "close"):
+        reasons.append(f"the pair {pair.text}" if pair.word else "no iteration to compare")
+    times = phases["iteration"]
+    reasons += timing_reasons((times.reference.n, times.ours.n), warmup)
+    if any((log.device or "").startswith("cpu") for log in (reference, ours)):
+        reasons.append(ON_CPU)
     return Comparison(
         *verdicts,
         pair,
         phases,
-        speedup=None if reasons else phases["iteration"].ratio,
+        speedup=None if reasons else times.ratio,
         withheld="; ".join(reasons) or None,
         warmup=warmup,
         tolerance=tolerance,
     )
 
 
-def compare_alone(
-    vanilla: Log, ours: Log, warmup: int = 1, tolerance: float = DEFAULT_TOLERANCE
-) -> Comparison:
-    """The same of two logs on their own, whose speed-up a CPU withholds as well.
-
-    Tables say that once for all repeats of a pair, in :mod:`parse.compare.comparisons`.
-    """
-    result = compare(vanilla, ours, warmup, tolerance)
-    if not any((log.device or "").startswith("cpu") for log in (vanilla, ours)):
-        return result
-    reasons = filter(None, (result.withheld, ON_CPU))
-    return replace(result, speedup=None, withheld="; ".join(reasons))
+def loss_reasons(names: tuple[str, str], verdicts: tuple[LossVerdict, LossVerdict]) -> list[str]:
+    """Why the losses of two runs allow no speed-up, if they do not."""
+    return [
+        f"the loss of {name} is {verdict.text}" if verdict.word else f"{name} has no loss"
+        for name, verdict in zip(names, verdicts, strict=True)
+        if verdict.word != "trains"
+    ]
 
 
-def _reasons(
-    verdicts: tuple[LossVerdict, LossVerdict], pair: PairVerdict, times: PhaseRatio, warmup: int
-) -> list[str]:
-    reasons = []
-    for name, verdict in zip(("vanilla", "deep-optimizer-states"), verdicts, strict=True):
-        if verdict.word != "trains":
-            reasons.append(
-                f"the loss of {name} is {verdict.text}" if verdict.word else f"{name} has no loss"
-            )
-    if pair.word not in ("equal", "close"):
-        reasons.append(f"the pair {pair.text}" if pair.word else "no iteration to compare")
-    timed = min(times.vanilla.n, times.ours.n)
-    if timed < MINIMUM_TIMED:
-        reasons.append(
-            f"{timed} timed iterations after a warm-up of {warmup}, "
-            f"at least {MINIMUM_TIMED} are needed"
-        )
-    return reasons
+def timing_reasons(timed: tuple[int, int], warmup: int) -> list[str]:
+    """Why so many timed iterations of two runs allow no speed-up, if they do not."""
+    if min(timed) >= MINIMUM_TIMED:
+        return []
+    return [
+        f"{min(timed)} timed iterations after a warm-up of {warmup}, "
+        f"at least {MINIMUM_TIMED} are needed"
+    ]
 
 
-def _ratio(vanilla: float | None, ours: float | None) -> float | None:
-    return vanilla / ours if vanilla is not None and ours else None
+def _ratio(reference: float | None, ours: float | None) -> float | None:
+    return reference / ours if reference is not None and ours else None

@@ -122,7 +122,7 @@ class PairVerdict:
             return f"equal ({self.judged_on})"
         if self.word == "":
             return "not compared"
-        if self.from_iteration is None and self.state_differs:
+        if self.word == "differs" and self.from_iteration is None:
             return f"differs: the losses agree, the final {' and '.join(self.state_differs)} do not"
         detail = (
             f"largest difference {_short(self.largest_difference)} at iteration {self.largest_at}"
@@ -146,11 +146,11 @@ def judge_pair(first: Log, second: Log, tolerance: float = DEFAULT_TOLERANCE) ->
         second: The run to judge.
         tolerance: Largest absolute difference of two losses for ``close``.
     """
-    exact = _both_exact(first, second)
-    pairs = _common(first, second, exact)
+    exact = both_exact(first, second)
+    pairs = common_losses(first, second, exact)
     if not pairs:
         return PairVerdict("")
-    differences = [(i, _difference(a, b)) for i, a, b in pairs]
+    differences = [(i, difference(a, b)) for i, a, b in pairs]
     norms = _norm_differences(first, second) if exact else []
     digests, unequal = _digests(first, second) if exact else ((), ())
     largest_at, largest = max(differences, key=lambda item: item[1])
@@ -181,7 +181,8 @@ def judge_pair(first: Log, second: Log, tolerance: float = DEFAULT_TOLERANCE) ->
     )
 
 
-def _both_exact(first: Log, second: Log) -> bool:
+def both_exact(first: Log, second: Log) -> bool:
+    """Whether both runs have a full-precision loss of every iteration."""
     files = {log.metrics.path.resolve() for log in (first, second) if log.metrics}
     if len(files) == 1 and first.path != second.path:
         # Two logs moved into one folder share its file, which says nothing of one of them.
@@ -193,7 +194,9 @@ def _both_exact(first: Log, second: Log) -> bool:
     )
 
 
-def _common(first: Log, second: Log, exact: bool) -> list[tuple[int, float, float]]:
+def common_losses(first: Log, second: Log, exact: bool) -> list[tuple[int, float, float]]:
+    """Iteration and both losses, where both runs have one; printed digits unless ``exact``."""
+
     def loss(record: Iteration) -> float | None:
         return record.exact_loss if exact else record.loss
 
@@ -206,7 +209,8 @@ def _common(first: Log, second: Log, exact: bool) -> list[tuple[int, float, floa
     return pairs
 
 
-def _difference(a: float, b: float) -> float:
+def difference(a: float, b: float) -> float:
+    """Absolute difference; infinite where just one of them is finite, 0 where both are NaN."""
     if math.isfinite(a) and math.isfinite(b):
         return abs(a - b)
     return 0.0 if a == b or (math.isnan(a) and math.isnan(b)) else math.inf
@@ -221,7 +225,7 @@ def _norm_differences(first: Log, second: Log) -> list[float]:
         b = second.metrics.grad_norm(record.iteration)
         if a is not None and b is not None:
             scale = max(abs(a), abs(b))
-            found.append(_difference(a, b) / scale if 0 < scale < math.inf else _difference(a, b))
+            found.append(difference(a, b) / scale if 0 < scale < math.inf else difference(a, b))
     return found
 
 

@@ -26,6 +26,8 @@ class Metrics:
     start: dict[str, Any] = field(default_factory=dict)
     iterations: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Event by iteration."""
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    """Events of the validation split, in the order of the file."""
     end: dict[str, Any] = field(default_factory=dict)
     rejected_lines: int = 0
 
@@ -59,8 +61,11 @@ def read_metrics(path: Path) -> Metrics:
         elif event["event"] == "start":
             # A second start is a second run in the same file: the last one is the log's.
             metrics.start, metrics.iterations, metrics.end = event, {}, {}
+            metrics.evaluations = []
         elif event["event"] == "end":
             metrics.end = event
+        elif event["event"] == "evaluation":
+            metrics.evaluations.append(event)
         elif isinstance(event.get("iteration"), int):
             metrics.iterations[event["iteration"]] = event
     return metrics
@@ -122,7 +127,7 @@ def _event(line: str) -> dict[str, Any] | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    known = ("start", "iteration", "end")
+    known = ("start", "iteration", "evaluation", "end")
     return event if isinstance(event, dict) and event.get("event") in known else None
 
 

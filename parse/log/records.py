@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,30 +112,11 @@ class Log:
     """Full-precision figures of ``metrics.jsonl``, when it lies beside the log and fits it."""
 
     @property
-    def engine(self) -> str | None:
-        """``vanilla``, ``async-gradients`` or ``hybrid``; None when the name does not say."""
-        engine = self.settings.get("engine")
-        return None if engine is None else str(engine)
-
-    @property
-    def engine_label(self) -> str:
-        """The engine with its stride, for tables and messages."""
-        return engine_label(self.settings)
-
-    @property
     def vocab_sizes(self) -> list[int]:
         """Every vocabulary size the log names, padded first."""
         start = self.metrics.start if self.metrics else {}
         known = [self.vocab_size, start.get("padded_vocab_size"), start.get("vocab_size")]
         return [size for size in known if isinstance(size, int) and size > 1]
-
-
-def engine_label(settings: Mapping[str, object]) -> str:
-    """``hybrid (stride 2)``, ``vanilla``; ``unknown engine`` when the settings do not say."""
-    engine, stride = settings.get("engine"), settings.get("stride")
-    if engine is None:
-        return "unknown engine"
-    return f"{engine} (stride {stride})" if engine == "hybrid" and stride else str(engine)
 
 
 def after_warmup(iterations: Sequence[Iteration], warmup: int) -> Sequence[Iteration]:

@@ -1,90 +1,87 @@
-"""Everything the report's templates show, as plain data."""
+"""What the report of measured runs says, as plain data that its templates show."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from parse.compare.comparisons import NOT_COMPARED, TIMED_PHASES, PointComparison
+from configs.study import Study
+from parse.compare.comparisons import NOT_COMPARED, PointComparison, timed_phases
 from parse.compare.pairs import group_points
 from parse.compare.present import log_notes
 from parse.compare.stats import INSIDE_A_RUN, LEVEL, RESAMPLES, SEED
-from parse.report.figures import FigureFile, find_figures
-from parse.report.rows import (
-    claim,
-    comparison_row,
-    run_row,
-    summary_rows,
-    times_row,
-    verdict_of,
-)
+from parse.report.rows import claim, comparison_row, run_row, summary_rows, times_row
 from parse.report.setup import command_of, hardware_rows, version_rows
 from parse.run_folder import Run
 
 _HEADLINES = 8
 """Comparisons up to which each has its line at the top; more are counted."""
-TABLES = ("runs", "iterations", "comparisons", "memory", "monitor")
 
 
 def report_context(
     sweep_dir: Path,
-    index: dict[str, Any],
+    index: Mapping[str, Any],
     runs: Sequence[Run],
     comparisons: Sequence[PointComparison],
     warmup: int,
 ) -> dict[str, Any]:
-    """Collect what the report says.
+    """Collect what the report says, figures aside.
 
     Args:
         sweep_dir: Folder that paths are shown relative to.
         index: The object of ``sweep.json``.
         runs: Runs of the sweep, labelled, in their order.
-        comparisons: Plugin points with their vanilla points.
+        comparisons: Points with the reference engine's points.
         warmup: First iterations left out of times.
     """
-    groups = group_points(runs)
-    wanted = index.get("figures")
-    wanted = [str(name) for name in wanted] if isinstance(wanted, list) else []
-    figures = find_figures(sweep_dir / "figures", wanted)
+    groups, study = group_points(runs), runs[0].study
     rows = [run_row(run, sweep_dir, warmup) for run in runs]
     on_cpu = any(run.on_cpu for run in runs)
+    not_run = _not_run(index)
+    statuses = Counter(str(row["status"]) for row in rows).most_common()
+    ratios = [item.ratio("iteration") for item in comparisons]
     return {
-        "name": str(index.get("name") or sweep_dir.name),
-        "description": str(index.get("description") or ""),
+        "study": study_words(study),
         "warmup": warmup,
         "on_cpu": on_cpu,
         "measured": "measured on a CPU" if on_cpu else "measured",
-        "statuses": ", ".join(f"{n} {word}" for word, n in _statuses(rows)),
-        "headline": _headlines(comparisons),
-        "phases": TIMED_PHASES,
-        "summary": summary_rows(groups, comparisons, warmup),
+        "statuses": ", ".join(f"{n} {word}" for word, n in statuses),
+        "headline": _headlines(comparisons, study),
+        "phases": timed_phases(study),
+        "summary": summary_rows(groups, comparisons, warmup, [row["engine"] for row in not_run]),
         "comparisons": [comparison_row(item) for item in comparisons],
-        "one_run_intervals": any(
-            (ratio := item.ratio("iteration")) and ratio.covers == INSIDE_A_RUN
-            for item in comparisons
-        ),
-        "verdicts": [(pair.run.label, pair.verdict) for item in comparisons for pair in item.pairs],
+        "one_run_intervals": any(r is not None and r.covers == INSIDE_A_RUN for r in ratios),
+        "verdicts": [(f.label, f.verdict) for item in comparisons for f in item.findings],
         "times": [times_row(group, warmup) for group in groups],
         "runs": rows,
         "failed": [row for row in rows if row["status"] not in ("ok", "unknown")],
-        "not_run": _not_run(index),
-        "figures": [figure_entry(figure, on_cpu) for figure in figures],
-        "not_drawn": [name for name in wanted if name not in {f.stem for f in figures}],
+        "not_run": not_run,
         "versions": version_rows(runs),
         "hardware": hardware_rows(runs),
         "commands": [(run.label, text) for run in runs if (text := command_of(run))],
         "notes": [(run.label, note) for run in runs for note in log_notes(run.log)],
-        "tables": [name for name in TABLES if (sweep_dir / "tables" / f"{name}.csv").is_file()],
         "level": f"{LEVEL:.0%}",
         "resamples": RESAMPLES,
         "seed": SEED,
     }
 
 
-def _headlines(comparisons: Sequence[PointComparison]) -> list[str]:
+def study_words(study: Study) -> dict[str, str]:
+    """What a report says of its study: name, title, source, reference engine and gate."""
+    return {
+        "name": study.name,
+        "title": study.title,
+        "source": study.source,
+        "reference": study.reference,
+        "reference_title": study.engines[study.reference].title,
+        "gate": study.gate.kind,
+        "gate_words": study.gate.words,
+    }
+
+
+def _headlines(comparisons: Sequence[PointComparison], study: Study) -> list[str]:
     """A line for each comparison; of many, how many are equal and a line for those that are not."""
     if len(comparisons) <= _HEADLINES:
         return [_headline(item) for item in comparisons]
@@ -92,28 +89,24 @@ def _headlines(comparisons: Sequence[PointComparison]) -> list[str]:
     shown = ", ".join(f"{n} {word}" for word, n in words.items())
     claimed = sum(not item.withheld for item in comparisons)
     lines = [
-        f"{len(comparisons)} plugin points against vanilla: {shown}",
+        f"{len(comparisons)} points against {study.reference}: {shown}",
         f"speed-ups: {claimed} claimed, {len(comparisons) - claimed} withheld (reasons below)",
     ]
-    other = [item for item in comparisons if item.equality != "equal"]
+    other = [item for item in comparisons if not all(f.holds for f in item.findings)]
     lines += [_headline(item) for item in other[:_HEADLINES]]
     more = len(other) - _HEADLINES
-    return [*lines, f"and {more} more that are not equal"] if more > 0 else lines
+    return [*lines, f"and {more} more that are not"] if more > 0 else lines
 
 
 def _headline(item: PointComparison) -> str:
     """A verdict; with the speed-up only where a GPU ran it and the verdict allows it."""
-    line = f"{item.ours.label}: {verdict_of(item)}"
+    line = f"{item.ours.label}: {item.verdict}"
     if item.equality == NOT_COMPARED or any(run.on_cpu for run in item.ours.runs):
         return line
     return f"{line}; speed-up {claim(item)}"
 
 
-def _statuses(rows: Sequence[dict[str, Any]]) -> list[tuple[str, int]]:
-    return Counter(str(row["status"]) for row in rows).most_common()
-
-
-def _not_run(index: dict[str, Any]) -> list[dict[str, Any]]:
+def _not_run(index: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Points that the sweep asks for and that have fewer runs than repeats."""
     points, runs = index.get("points"), index.get("runs")
     runs = [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
@@ -130,21 +123,3 @@ def _not_run(index: dict[str, Any]) -> list[dict[str, Any]]:
                 {"name": name, "engine": engine, "runs": counts[name, engine], "asked": asked}
             )
     return found
-
-
-def figure_entry(figure: FigureFile, on_cpu: bool = False) -> dict[str, Any]:
-    """A figure with its links, relative to the report."""
-    source = figure.source
-    links = {
-        kind: f"./figures/{quote(path.name, errors='replace')}"
-        for kind, path in figure.paths.items()
-    }
-    return {
-        "stem": figure.stem,
-        "title": figure.title,
-        "source": f"{source} on a CPU" if on_cpu and source == "measured" else source,
-        "description": figure.description,
-        "links": links,
-        "image": links.get("png") or links["svg"],
-        "data_uri": figure.data_uri,
-    }

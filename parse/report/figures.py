@@ -5,27 +5,13 @@ from __future__ import annotations
 import base64
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
-TITLES = {
-    "iteration-breakdown": "Iteration by phase",
-    "models": "Models",
-    "stride": "Update throughput and iteration time against the stride",
-    "micro-batch": "Iteration time and TFLOP/s against the micro-batch",
-    "subgroup-size": "Update and iteration time against the subgroup size",
-    "data-parallel": "Weak scaling over data-parallel ranks",
-    "offload-ratio": "Iteration and update time against the resident share",
-    "accumulation": "Gradient accumulation",
-    "gpu-hogging": "A co-process takes a share of the device",
-    "update-rates": "Update throughput",
-    "memory": "Memory over the phases of an iteration",
-    "utilisation": "Utilisation over the time of a run",
-    "loss": "Losses over each other",
-}
-"""By the file's stem; other figures go by their stem."""
-SOURCES = ("measured", "simulated", "published")
+from parse.unmeasured import SOURCES
 
 _LARGEST_SVG_BYTES = 1_500_000
 """An SVG beyond this, a scatter of many samples, goes into the page as PNG."""
@@ -37,13 +23,10 @@ class FigureFile:
     """One figure, in all the formats that lie there."""
 
     stem: str
+    title: str
+    """What it shows."""
     paths: dict[str, Path]
     """By ending: ``png``, ``svg``, ``pdf``."""
-
-    @property
-    def title(self) -> str:
-        """What it shows."""
-        return TITLES.get(self.stem, self.stem)
 
     @property
     def description(self) -> str:
@@ -61,6 +44,23 @@ class FigureFile:
         words = re.findall(r"\w+", self.description.lower())
         return " and ".join(source for source in SOURCES if source in words) or SOURCES[0]
 
+    def entry(self, on_cpu: bool = False) -> dict[str, Any]:
+        """What a template shows, with links relative to the report."""
+        links = {
+            kind: f"./figures/{quote(path.name, errors='replace')}"
+            for kind, path in self.paths.items()
+        }
+        source = self.source
+        return {
+            "stem": self.stem,
+            "title": self.title,
+            "source": f"{source} on a CPU" if on_cpu and source == "measured" else source,
+            "description": self.description,
+            "links": links,
+            "image": links.get("png") or links["svg"],
+            "data_uri": self.data_uri,
+        }
+
     @property
     def data_uri(self) -> str:
         """The figure itself, to stand in the page."""
@@ -71,8 +71,16 @@ class FigureFile:
         return _data_uri("image/png", png)
 
 
-def find_figures(folder: Path, wanted: Sequence[str]) -> list[FigureFile]:
-    """Figures that lie in a folder: those asked for in their order, then the others by name."""
+def find_figures(
+    folder: Path, wanted: Sequence[str], titles: Mapping[str, str]
+) -> list[FigureFile]:
+    """Figures that lie in a folder: those asked for in their order, then the others by name.
+
+    Args:
+        folder: Where they lie.
+        wanted: Stems of those asked for.
+        titles: What figures show, by their stem; others go by their stem.
+    """
     found: dict[str, dict[str, Path]] = {}
     if folder.is_dir():
         for path in sorted(folder.iterdir()):
@@ -80,10 +88,8 @@ def find_figures(folder: Path, wanted: Sequence[str]) -> list[FigureFile]:
             if kind in ("png", "svg", "pdf") and path.is_file() and not path.name.startswith("."):
                 found.setdefault(path.stem, {})[kind] = path
     shown = [stem for stem, paths in found.items() if "png" in paths or "svg" in paths]
-    order = [name for name in dict.fromkeys(wanted) if name in shown]
-    return [
-        FigureFile(stem, found[stem]) for stem in (*order, *(s for s in shown if s not in order))
-    ]
+    order = [*(name for name in wanted if name in shown), *shown]
+    return [FigureFile(s, titles.get(s, s), found[s]) for s in dict.fromkeys(order)]
 
 
 def _data_uri(kind: str, path: Path) -> str:

@@ -1,65 +1,75 @@
-"""Rows of the report's tables: points in three columns, comparisons, times, runs."""
+"""Rows of the report's tables: engines by case, comparisons, times, runs."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from parse.compare.comparisons import TIMED_PHASES, PointComparison
-from parse.compare.pairs import PointRuns, point_key, preferred
+from configs.naming import Namer
+from parse.compare.comparisons import PointComparison, timed_phases
+from parse.compare.pairs import PointRuns
 from parse.compare.stats import INSIDE_A_RUN, Ratio, Spread, spread
 from parse.compare.two_runs import ON_CPU
 from parse.compare.verdict import judge_log
-from parse.log.records import Setting
 from parse.run_folder import Run
 
-ENGINES = ("vanilla", "async-gradients", "hybrid")
-"""The three columns, always."""
 MISSING = "missing"
 
 
-@dataclass(frozen=True)
-class Cell:
-    """What a point shows in its column."""
-
-    text: str
-    detail: str
-    state: str
-    """``ok``, ``missing`` or ``bad``."""
-    value: float | None
-    """Median of the iteration in ms, to sort by."""
-
-
 def summary_rows(
-    groups: Sequence[PointRuns], comparisons: Sequence[PointComparison], warmup: int
+    groups: Sequence[PointRuns],
+    comparisons: Sequence[PointComparison],
+    warmup: int,
+    asked_for: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """One row a case, and one more for each further stride of it; three cells each."""
+    """One row a case and engine, engines in the study's order.
+
+    An engine that the sweep has elsewhere, or was asked for, has a row in every case.
+
+    Args:
+        groups: Points of the sweep.
+        comparisons: Points with the reference engine's points.
+        warmup: First iterations left out of times.
+        asked_for: Engines of points that were not run.
+    """
+    study = groups[0].runs[0].study
+    namer = Namer(study)
     compared = {id(item.ours.runs[0]): item for item in comparisons}
+    expected = {study.reference, *asked_for, *(str(g.engine) for g in groups if g.engine)}
     rows = []
     for title, members in _cases(groups):
-        columns = [[g for g in members if g.engine == engine] for engine in ENGINES]
-        first = [next(iter(column), None) for column in columns]
-        for hybrid in columns[2] or first[2:]:
-            cells = [_cell(point, compared, warmup) for point in (*first[:2], hybrid)]
-            rows.append({"case": title, "stride": _stride(hybrid), "cells": cells})
+        lines = [(namer.engine_key(g.runs[0].fields), _point_row(g, compared, warmup, namer))
+                 for g in members]  # fmt: skip
+        lines += [
+            (namer.engine_key({"engine": name}), {**_NO_RUN, "engine": name})
+            for name in expected - {str(group.engine) for group in members}
+        ]
+        lines.sort(key=lambda line: line[0])
+        rows += [{"case": title, **row} for _, row in lines]
     return rows
 
 
+_NO_RUN = {"text": MISSING, "state": MISSING, "value": None, "iqr": "", "count": "no run"} | {
+    "equality": "",
+    "speedup": "",
+}
+
+
 def comparison_row(item: PointComparison) -> dict[str, Any]:
-    """A plugin point against vanilla: ratios of all phases, and the speed-up or why not."""
+    """A point against the reference: ratios of all phases, and the speed-up or why not."""
     speedup = item.speedup("iteration")
     ratio = item.ratio("iteration")
+    phases = timed_phases(item.study)
     return {
         "label": item.ours.label,
         "reference": item.reference.label if item.reference else MISSING,
         "equality": item.equality,
-        "ratios": [ratio_text(item.ratio(phase)) for phase in TIMED_PHASES],
-        "values": [r.ratio if (r := item.ratio(phase)) else None for phase in TIMED_PHASES],
+        "ratios": [ratio_text(item.ratio(phase)) for phase in phases],
+        "values": [r.ratio if (r := item.ratio(phase)) else None for phase in phases],
         "paired": "" if ratio is None or not ratio.covers else "yes" if ratio.paired else "no",
         "covers": ratio.covers if ratio else "",
         "speedup": "" if speedup is None else f"{speedup:.3f}x",
@@ -79,21 +89,10 @@ def claim(item: PointComparison) -> str:
     return f"{ratio.ratio:.3f}x (95% interval {ratio.low:.3f} to {ratio.high:.3f})"
 
 
-def verdict_of(item: PointComparison) -> str:
-    """The verdict of a point over its repeats."""
-    first = item.pairs[0].verdict
-    if len(item.pairs) == 1:
-        return first
-    equal = sum(pair.equal for pair in item.pairs)
-    if equal == len(item.pairs):
-        return f"{first}, in each of {equal} repeats"
-    worst = next(pair for pair in item.pairs if not pair.equal)
-    return f"{worst.verdict}; {equal} of {len(item.pairs)} repeats are equal"
-
-
 def times_row(group: PointRuns, warmup: int) -> dict[str, Any]:
     """Statistics of a point's phases over all its finished repeats."""
-    spreads = [spread(group.times_ms(phase, warmup)) for phase in TIMED_PHASES]
+    phases = timed_phases(group.runs[0].study)
+    spreads = [spread(group.times_ms(phase, warmup)) for phase in phases]
     whole = spreads[0]
     return {
         "label": group.label,
@@ -157,14 +156,12 @@ def _cases(groups: Sequence[PointRuns]) -> list[tuple[str, list[PointRuns]]]:
     """Points by case, engines left out, each with a title of its own."""
     cases: dict[str, list[PointRuns]] = {}
     for group in groups:
-        run = group.runs[0]
-        identity = json.dumps([point_key(run), preferred(run)], default=str)
+        identity = json.dumps([group.key, group.preferred], default=str)
         cases.setdefault(identity, []).append(group)
     titles: dict[str, int] = {}
     found = []
     for members in cases.values():
-        run = members[0].runs[0]
-        title = run.case or str(run.log.settings.get("model") or "one point")
+        title = members[0].runs[0].case or "one point"
         titles[title] = titles.get(title, 0) + 1
         found.append((title if titles[title] == 1 else f"{title} #{titles[title]}", members))
     return found
@@ -175,24 +172,26 @@ def _ending(run: Run) -> str:
     return run.status if run.status not in ("", "ok") else "no iterations"
 
 
-def _stride(group: PointRuns | None) -> Setting:
-    return "" if group is None else group.settings.get("stride", "")
-
-
-def _cell(group: PointRuns | None, compared: dict[int, PointComparison], warmup: int) -> Cell:
-    if group is None:
-        return Cell(MISSING, "no run", MISSING, None)
-    found = spread(group.times_ms("iteration", warmup))
+def _point_row(
+    group: PointRuns, compared: dict[int, PointComparison], warmup: int, namer: Namer
+) -> dict[str, Any]:
+    found, item = spread(group.times_ms("iteration", warmup)), compared.get(id(group.runs[0]))
+    row = {**_NO_RUN, "engine": namer.engine(group.runs[0].fields)}
+    row["equality"] = item.equality if item else ""
     bad = [_ending(run) for run in group.runs if run not in group.finished]
     if found is None:
-        return Cell(", ".join(dict.fromkeys(bad)) or "no times", "", "bad", None)
-    item = compared.get(id(group.runs[0]))
-    parts = [f"IQR {found.iqr_ms:.1f}, n {found.iterations} in {found.repeats}"]
-    parts += [item.equality] if item else []
-    if item and (speedup := item.speedup("iteration")) is not None:
-        parts += [f"{speedup:.3f}x"]
-    parts += [f"{len(bad)} of {len(group.runs)} {bad[0]}"] if bad else []
+        text = ", ".join(dict.fromkeys(bad)) or "no times"
+        return {**row, "text": text, "state": "bad", "count": ""}
+    counts = [f"{found.iterations} in {found.repeats}"]
+    counts += [f"{len(bad)} of {len(group.runs)} {bad[0]}"] if bad else []
+    speedup = item.speedup("iteration") if item else None
     wrong = bad or (item and item.equality not in ("equal", "close"))
-    return Cell(
-        f"{found.median_ms:.1f}", "; ".join(parts), "bad" if wrong else "ok", found.median_ms
-    )
+    return {
+        **row,
+        "text": f"{found.median_ms:.1f}",
+        "state": "bad" if wrong else "ok",
+        "value": found.median_ms,
+        "iqr": f"{found.iqr_ms:.1f}",
+        "count": "; ".join(counts),
+        "speedup": "" if speedup is None else f"{speedup:.3f}x",
+    }

@@ -14,24 +14,13 @@ _GIB = 1024**3
 
 def version_rows(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Package and version, and the commit; several where the runs do not agree."""
-    found: dict[str, list[str]] = {}
-    for run in runs:
-        own = versions(run)
-        commit = setup(run).get("commit")
-        for key, value in (own | ({"commit": commit} if commit else {})).items():
-            if value not in found.setdefault(key, []):
-                found[key].append(value)
-    return [(key, ", ".join(values)) for key, values in found.items()]
+    found = [versions(run) | {"commit": setup(run).get("commit", "")} for run in runs]
+    return _joined(found, ", ")
 
 
 def hardware_rows(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """What the runs ran on; several values where they do not agree."""
-    found: dict[str, list[str]] = {}
-    for run in runs:
-        for key, value in _hardware_of(run).items():
-            if value not in found.setdefault(key, []):
-                found[key].append(value)
-    return [(key, "; ".join(values)) for key, values in found.items()]
+    return _joined([_hardware_of(run) for run in runs], "; ")
 
 
 def command_of(run: Run) -> str:
@@ -41,6 +30,13 @@ def command_of(run: Run) -> str:
         return ""
     text = shlex.join(str(part) for part in command)
     return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _joined(tables: Sequence[dict[str, str]], separator: str) -> list[tuple[str, str]]:
+    """Each key with all its values, each value once."""
+    keys = dict.fromkeys(key for table in tables for key in table if table[key])
+    values = {key: dict.fromkeys(table[key] for table in tables if table.get(key)) for key in keys}
+    return [(key, separator.join(found)) for key, found in values.items()]
 
 
 def _hardware_of(run: Run) -> dict[str, str]:

@@ -3,66 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from parse.compare.comparisons import TIMED_PHASES, PointComparison
-from parse.log.records import Log
-from parse.report.context import TABLES, figure_entry
-from parse.report.figures import find_figures
+from configs.naming import Namer
+from parse.compare.comparisons import PointComparison, timed_phases
+from parse.compare.stats import Ratio
+from parse.report.context import study_words
 from parse.run_folder import Run, read_json
 from parse.unmeasured import PUBLISHED, SIMULATED
 
-_GIB, _MILLION = 1024**3, 1_000_000
-_SETTINGS = {
-    "model": "model",
-    "dp": "DP",
-    "tp": "TP",
-    "micro_batch_size": "micro-batch",
-    "global_batch_size": "global batch",
-    "subgroup_numel": "subgroup",
-    "offload_ratio": "offload ratio",
-}
-"""What a report names where it does not vary."""
+_GIB = 1024**3
+_NOT_SHOWN = ("iterations", "seed", "data_prefix")
+"""Fields that no prediction depends on."""
 
 
 def simulated_context(
-    sweep_dir: Path,
-    index: Mapping[str, Any],
-    runs: Sequence[Run],
-    comparisons: Sequence[PointComparison],
+    index: Mapping[str, Any], runs: Sequence[Run], comparisons: Sequence[PointComparison]
 ) -> dict[str, Any]:
-    """Collect what the templates ``simulated`` show.
+    """Collect what the templates ``simulated`` show, figures aside.
 
     Args:
-        sweep_dir: Folder that paths are shown relative to.
         index: The object of ``sweep.json``.
         runs: Simulated and published ones, labelled.
-        comparisons: Plugin points with their vanilla points, predicted ones alone.
+        comparisons: Points with the reference engine's points, predicted ones alone.
     """
     about = index.get(SIMULATED)
     about = about if isinstance(about, dict) else {}
-    wanted = index.get("figures")
-    wanted = [str(name) for name in wanted] if isinstance(wanted, list) else []
-    figures = find_figures(sweep_dir / "figures", wanted)
     ratios = {id(item.ours.runs[0]): item.ratio("iteration") for item in comparisons}
     simulated = [run for run in runs if run.source == SIMULATED]
-    values = [(run, read_json(run.log.path)) for run in simulated]
     beside = _beside(simulated, [run for run in runs if run.source == PUBLISHED])
+    phases = timed_phases(runs[0].study)
     return {
-        "name": str(index.get("name") or sweep_dir.name),
-        "description": str(index.get("description") or ""),
+        "study": study_words(runs[0].study),
         "machine": str(about.get("machine") or "an unknown machine"),
         "about": [*_about_rows(about), *_shared_rows(simulated)],
-        "phases": TIMED_PHASES,
-        "points": [_point_row(run, own, ratios.get(id(run))) for run, own in values],
+        "phases": phases,
+        "points": [_point_row(run, phases, ratios.get(id(run))) for run in simulated],
         "beside": beside,
-        "deviation": _deviation(beside),
+        "deviation": _deviation(beside, phases),
         "is_fitted": "fitted" in _kinds(about).values(),
-        "figures": [figure_entry(figure) for figure in figures],
-        "not_drawn": [name for name in wanted if name not in {f.stem for f in figures}],
-        "tables": [name for name in TABLES if (sweep_dir / "tables" / f"{name}.csv").is_file()],
     }
 
 
@@ -101,30 +81,32 @@ def _residual_rows(head: str, residuals: object) -> list[tuple[str, str]]:
 
 def _shared_rows(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Settings that all points share; what differs is in their names."""
-    names = {name for run in runs for name in run.log.settings} & set(_SETTINGS)
-    found = {name: {_short(run.log.settings.get(name)) for run in runs} for name in names}
-    same = [f"{_SETTINGS[n]} {min(found[n])}" for n in _SETTINGS if len(found.get(n, ())) == 1]
-    if not same:
+    if not runs:
         return []
-    return [("all points", ", ".join(same))]
+    study = runs[0].study
+    rows = study.all_fields.items()
+    names = [n for n, row in rows if not row.only_some_engines and n not in _NOT_SHOWN]
+    found = {name: {run.settings.get(name) for run in runs} for name in names}
+    namer = Namer(study)
+    same = [
+        namer.setting(name, value)
+        for name, values in found.items()
+        if len(values) == 1 and (value := next(iter(values))) is not None
+    ]
+    return [("all points", ", ".join(same))] if same else []
 
 
-def _short(value: object) -> str:
-    whole = isinstance(value, int) and value >= _MILLION and value % _MILLION == 0
-    return f"{value // _MILLION}M" if whole and isinstance(value, int) else str(value)
-
-
-def _point_row(run: Run, values: Mapping[str, Any], ratio: Any) -> dict[str, Any]:  # noqa: ANN401
-    memory = [_gib(values.get(f"{where}_memory_bytes")) for where in ("device", "host")]
+def _point_row(run: Run, phases: Sequence[str], ratio: Ratio | None) -> dict[str, Any]:
+    values = read_json(run.log.path)
     return {
         "label": run.label,
-        "times": [_ms(run.log, phase) for phase in TIMED_PHASES],
+        "times": [_text(_ms(run, phase)) for phase in phases],
         "bound": _text(values.get("bound_ms")),
         "resident": _text(values.get("all_resident_iteration_ms")),
         "ratio": f"{ratio.ratio:.2f}" if ratio else "",
         "binding": str(values.get("binding") or ""),
         "policy": str(values.get("policy") or ""),
-        "memory": memory,
+        "memory": [_gib(values.get(f"{where}_memory_bytes")) for where in ("device", "host")],
         "ok": run.status == "ok",
         "fits": "yes" if run.status == "ok" else run.cause or run.status,
     }
@@ -136,9 +118,8 @@ def _beside(simulated: Sequence[Run], published: Sequence[Run]) -> list[dict[str
     rows = []
     for run in published:
         predicted = own.get(run.label)
-        for phase in TIMED_PHASES:
-            theirs = _ms_or_none(run.log, phase)
-            ours = _ms_or_none(predicted.log, phase) if predicted else None
+        for phase in timed_phases(run.study):
+            theirs, ours = _ms(run, phase), _ms(predicted, phase) if predicted else None
             if theirs and ours is not None:
                 off = ours / theirs - 1
                 shown = (f"{ours:.0f}", f"{theirs:.0f}", f"{off:+.0%}")
@@ -149,10 +130,10 @@ def _beside(simulated: Sequence[Run], published: Sequence[Run]) -> list[dict[str
     return rows
 
 
-def _deviation(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _deviation(rows: Sequence[Mapping[str, Any]], phases: Sequence[str]) -> list[str]:
     """Median and worst deviation, a sentence a phase."""
     found = []
-    for phase in TIMED_PHASES:
+    for phase in phases:
         off = [abs(row["off"]) for row in rows if row["phase"] == phase]
         if off:
             found.append(
@@ -162,13 +143,8 @@ def _deviation(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
-def _ms_or_none(log: Log, phase: str) -> float | None:
-    return log.iterations[0].phase_ms(phase) if log.iterations else None
-
-
-def _ms(log: Log, phase: str) -> str:
-    value = _ms_or_none(log, phase)
-    return "" if value is None else f"{value:.0f}"
+def _ms(run: Run, phase: str) -> float | None:
+    return next(iter(run.times_ms(phase, 0)), None)
 
 
 def _text(value: object) -> str:

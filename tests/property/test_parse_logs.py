@@ -139,6 +139,6 @@ def test_a_damaged_log_is_never_an_error(rows, flips, kept, noise):
     damaged = bytes(data[: int(kept * len(data))]) + noise
     log, whole = read_text(damaged), read_text("\n".join(log_lines(rows, 1)).encode())
     result = compare(whole, log)
-    json.dumps(comparison_json(whole, log, result), allow_nan=False)
+    json.dumps(comparison_json((whole, log), result, ("a", "b"), ("a", "b")), allow_nan=False)
     assert all(note.isprintable() for note in log_notes(log))
     assert len(log.iterations) <= len(rows) + 1

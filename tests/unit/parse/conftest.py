@@ -86,6 +86,7 @@ class SweepWriter:
 
     def write_runs(self, runs, **index) -> Path:
         """``runs``: engine, stride and changed fields of each; ``index``: more of sweep.json."""
+        self.study = index.get("study")
         runs = [self._run(engine, stride, **fields) for engine, stride, fields in runs]
         index = {"schema_version": 1, "name": "small | sweep", "description": "", **index}
         index["runs"] = runs
@@ -96,19 +97,24 @@ class SweepWriter:
     def _run(self, engine, stride, **changes):
         fields = {"losses": LOSSES, "norms": None, "digest": "aa", "log": True}
         fields |= {"status": "ok", "cause": "", "seconds": (), "repeat": None, "last_lines": []}
-        fields |= {"point": {}, "provenance": {}, **changes}
-        losses, norms, digest = fields["losses"], fields["norms"], fields["digest"]
+        fields |= {"point": {}, "provenance": {}, "measured": {}, "evaluations": ()}
+        fields |= changes
+        losses = fields["losses"]
         on = int(engine == "hybrid")
         stem = (
             f"log-tiny-tp1-dp1-l2-h64-a4-sl64-gbs2-mbs{fields['point'].get('micro_batch_size', 1)}"
             f"-ratio1-subg{fields['point'].get('subgroup_numel', 1_000_000)}"
             f"-prefetch{on}-flush_async{int(engine != 'vanilla')}-opt_gaps{stride}"
         )
+        if engine not in dict(ENGINES):
+            stem += f"-engine_{engine}"
+        if "seed" in fields["point"]:
+            stem += f"-seed{fields['point']['seed']}"
         run = self.folder / stem / f"run-{fields['repeat'] or 1:03}"
         run.mkdir(parents=True)
         if fields["log"]:
             (run / f"{stem}.log").write_text(Recipe(losses, fields["seconds"]).text())
-            self._metrics(run / "metrics.jsonl", engine, losses, norms, digest)
+            self._metrics(run / "metrics.jsonl", engine, fields)
         status = {"status": fields["status"], "seconds": 1.5, "cause": fields["cause"]}
         status["last_lines"] = fields["last_lines"]
         (run / "status.json").write_text(json.dumps(status))
@@ -128,13 +134,16 @@ class SweepWriter:
                     "command": ["python", "a b"], "provenance": provenance}  # fmt: skip
         entry = {"name": point.get("name", engine), "engine": engine, "log": f"{stem}.log",
                  "run_dir": run.relative_to(self.folder).as_posix()}  # fmt: skip
+        if self.study is not None:
+            run_json["study"] = self.study
         if fields["repeat"] is not None:
             run_json["repeat"] = entry["repeat"] = fields["repeat"]
             entry["status"] = fields["status"]
         (run / "run.json").write_text(json.dumps(run_json))
         return entry
 
-    def _metrics(self, path, engine, losses, norms, digest):
+    def _metrics(self, path, engine, fields):
+        losses, norms, digest = fields["losses"], fields["norms"], fields["digest"]
         start = {
             "event": "start", "engine": engine, "parameters": 12345, "vocab_size": 50257,
             "device": self.device, "versions": {"torch": "2.13.0"}, "num_ranks": 1,
@@ -144,7 +153,10 @@ class SweepWriter:
             finite = loss is not None and math.isfinite(loss)
             event = {"event": "iteration", "iteration": index + 1, "loss": loss if finite else None,
                      "grad_norm": (norms or [0.5] * len(losses))[index]}  # fmt: skip
+            event |= fields["measured"]
             events.append(event if finite else {**event, "loss_text": "nan"})
+        events += [{"event": "evaluation", "iteration": i, "loss": loss, "perplexity": 2.0}
+                   for i, loss in fields["evaluations"]]  # fmt: skip
         events.append({"event": "end", "iterations": len(losses), "weights_sha256": digest,
                        "optimizer_sha256": digest})  # fmt: skip
         path.write_text("".join(json.dumps(event) + "\n" for event in events))

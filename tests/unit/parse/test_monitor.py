@@ -113,4 +113,4 @@ def test_a_run_folder_has_its_samples(sweep_writer, tmp_path):
     out = tmp_path / "out"
     assert main([str(folder), "--out", str(out)]) == 0
     (row,) = monitor_rows(out)
-    assert row.endswith(",hybrid (stride 2),,hybrid,0.5,7,,,,,,,,,")
+    assert row.endswith(",tiny hybrid stride 2,tiny,hybrid,0.5,7,,,,,,,,,")

@@ -50,7 +50,12 @@ def test_a_repeat_is_a_whole_number_from_one(sweep_writer, damaged):
     folder = sweep_writer.write()
     set_run(folder, "flush_async0", repeat=damaged, run_id=7, point_key=[], started={})
     run = read_run(sweep_entries(folder)[0].log_path)
-    assert (run.repeat, run.run_id, run.point_key, run.started) == (None, "", "", "")
+    assert [run.repeat, *map(run.recorded, ("run_id", "point_key", "started"))] == [
+        None,
+        "",
+        "",
+        "",
+    ]
 
 
 def test_repeats_number_labels_only_where_run_json_counts_them(sweep_writer, write_log):
@@ -58,11 +63,15 @@ def test_repeats_number_labels_only_where_run_json_counts_them(sweep_writer, wri
     set_run(folder, "flush_async0", repeat=2)
     runs = [read_sweep_run(entry) for entry in sweep_entries(folder)]
     label_runs(runs)
-    assert [run.label for run in runs] == ["vanilla #2", "async-gradients", "hybrid (stride 2)"]
+    assert [run.label for run in runs] == [
+        "tiny vanilla #2",
+        "tiny async-gradients",
+        "tiny hybrid stride 2",
+    ]
     name = "log-7B-tp1-dp1-l2-h4-a2-sl64-gbs2-mbs1-ratio1-subg100-prefetch0-flush_async0.log"
     lone = [read_run(write_log(f"{folder}/{name}")) for folder in ("a", "b")]
     label_runs(lone)
-    assert [run.label for run in lone] == ["vanilla", "vanilla #2"]
+    assert [run.label for run in lone] == ["7B vanilla", "7B vanilla #2"]
     assert [run.repeat for run in lone] == [None, None]
 
 
@@ -79,4 +88,20 @@ def test_columns_of_the_run_come_from_run_json(sweep_writer, tmp_path):
     assert {name: cells[name] for name in expected} == expected
     assert float(cells["update_rate"]) == pytest.approx(12345 / 0.03325)
     assert float(cells["samples_per_s"]) == pytest.approx(2 / (0.1 + 0.0123456789 * 2.5))
-    assert cells["case"] == "hogged 0.25"
+    assert cells["case"] == "tiny, seed 77, hogged 0.25"
+
+
+def test_points_keep_their_names_unless_two_points_share_one(sweep_writer):
+    folder = sweep_writer.write()
+    for engine_part, name in (("flush_async0", "mine"), ("prefetch1", "yours")):
+        path = next(folder.glob(f"*{engine_part}*/run-001/run.json"))
+        edit(path, point=json.loads(path.read_text())["point"] | {"name": name})
+    runs = [read_sweep_run(entry) for entry in sweep_entries(folder)]
+    label_runs(runs)
+    assert [run.label for run in runs] == ["mine", "tiny async-gradients", "yours"]
+    for run in runs:
+        run.point["name"] = "ours"
+    label_runs(runs)
+    assert [run.label for run in runs] == [
+        "tiny vanilla", "tiny async-gradients", "tiny hybrid stride 2",
+    ]  # fmt: skip

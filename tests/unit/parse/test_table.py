@@ -6,7 +6,8 @@ from parse.__main__ import main
 
 REQUIRED = [
     *("path", "model", "tp", "dp", "global_batch_size", "micro_batch_size", "offload_ratio"),
-    *("subgroup_numel", "engine", "stride", "iterations", "iteration_ms", "forward_ms"),
+    *("subgroup_numel", "hog_share", "engine", "stride", "just_in_time", "iterations"),
+    *("iteration_ms", "forward_ms"),
     *("backward_ms", "backward_inner_ms", "backward_allreduce_ms", "update_ms"),
     *("optimizer_step_ms", "tflops", "loss_first", "loss_last", "verdict", "parameters"),
 ]
@@ -69,7 +70,11 @@ def test_under_a_sweep_only_its_runs_count(sweep_writer, tmp_path, write_log):
     assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     table = rows(tmp_path / "out" / "runs.csv")
     assert [row["engine"] for row in table] == ["vanilla", "async-gradients", "hybrid"]
-    assert [row["label"] for row in table] == ["vanilla", "async-gradients", "hybrid (stride 2)"]
+    assert [row["label"] for row in table] == [
+        "tiny vanilla",
+        "tiny async-gradients",
+        "tiny hybrid stride 2",
+    ]
     assert {row["device"] for row in table} == {"cpu"}
     assert {row["parameters"] for row in table} == {"12345"}
     assert folder.is_dir()
@@ -80,8 +85,9 @@ def test_labels_name_what_varies(write_log, tmp_path):
     paths = [str(write_log(name.format(m, d))) for m, d in (("7B", 1), ("7B", 2), ("8B", 2))]
     main([*paths, str(write_log("again/" + name.format("8B", 2))), "--out", str(tmp_path / "out")])
     labels = [row["label"] for row in rows(tmp_path / "out" / "runs.csv")]
-    expected = ["7B, DP 1, vanilla", "7B, DP 2, vanilla", "8B, DP 2, vanilla"]
-    assert labels == [*expected, "8B, DP 2, vanilla #2"]
+    expected = [f"{what} vanilla" for what in ("7B DP 1 accumulation 2", "7B DP 2 accumulation 1",
+                                               "8B DP 2 accumulation 1")]  # fmt: skip
+    assert labels == [*expected, f"{expected[2]} #2"]
 
 
 def test_tables_are_rebuilt_but_a_users_file_is_not_overwritten(write_log, tmp_path, capsys):

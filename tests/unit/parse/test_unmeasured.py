@@ -138,7 +138,7 @@ def test_a_measured_run_is_never_held_against_a_predicted_one(whole, sweep_write
     found = rows(tmp_path / "t" / "comparisons.csv")
     (row,) = (r for r in found if r["source"] == "measured" and r["phase"] == "iteration")
     assert (row["reference_label"], row["ratio"]) == ("", "")
-    assert {r["vanilla_repeats"] for r in found if r["source"] == "simulated"} == {"1"}
+    assert {r["reference_repeats"] for r in found if r["source"] == "simulated"} == {"1"}
 
 
 def test_the_report_is_headed_simulated_and_gives_no_verdict(whole, capsys):
@@ -161,16 +161,18 @@ def test_the_report_is_headed_simulated_and_gives_no_verdict(whole, capsys):
 def test_the_report_shows_predictions_beside_published_values(whole):
     report.main([str(whole)])
     text = (whole / "report.md").read_text()
-    assert "| vanilla | 650 | 100 | 200 | 300 | 90 |  | 80 | host Adam |  | 2.0 |  | yes |" in text
-    assert "| hybrid (stride 2) | 325 | 50 | 100 | 150 | 90 | 2.00 | 80 | host Adam |" in text
-    assert "| vanilla | update | 300 | 200 | +50% | a DOI |" in text
+    assert (
+        "| 7B vanilla | 650 | 100 | 200 | 300 | 90 |  | 80 | host Adam |  | 2.0 |  | yes |" in text
+    )
+    assert "| 7B hybrid stride 2 | 325 | 50 | 100 | 150 | 90 | 2.00 | 80 | host Adam |" in text
+    assert "| 7B vanilla | update | 300 | 200 | +50% | a DOI |" in text
     assert "- update: off by 50% in the median and 50% at worst over 1 published value" in text
     assert "| fitted rates | a\\_rate |" in text
     assert "| fit, rows | 7 |" in text
     assert "| fit, update s | off by 1.0% in the median, 21.0% at worst |" in text
     assert "| fit, left out 7B | off by 2.0% in the median, 30.0% at worst |" in text
     assert "where these are among them, agreement proves nothing" in text
-    assert "| all points | model 7B, DP 4, micro-batch 1, global batch 4 |" in text
+    assert "| all points | 7B, DP 4, micro-batch 1, accumulation 1, global batch 4 |" in text
 
 
 def test_a_point_that_does_not_fit_says_why(simulated):

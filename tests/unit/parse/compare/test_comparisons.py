@@ -3,8 +3,9 @@ import csv
 import pyarrow.parquet as pq
 import pytest
 
+from configs.study import default_study
 from parse.__main__ import main as parse
-from parse.compare.comparisons import COLUMNS, compare_points
+from parse.compare.comparisons import compare_points, comparison_columns
 from parse.compare.provenance import differences
 from parse.labels import label_runs
 from parse.run_folder import read_sweep_run, sweep_entries
@@ -50,14 +51,14 @@ def test_repeats_that_are_not_the_same_are_not_paired(gpu_sweep):
     (item,) = compared(gpu_sweep(vanilla2={"status": "failed"}))
     assert not item.ratio("iteration").paired
     assert (item.equality, item.withheld) == ("equal", "")
-    assert item.vanilla_spread("iteration").repeats == 2
+    assert item.reference_spread("iteration").repeats == 2
 
 
 def test_as_many_repeats_that_are_others_are_not_paired(gpu_sweep):
     failed = {"status": "failed"}
     (item,) = compared(gpu_sweep(vanilla2=failed, hybrid3=failed))
     assert not item.ratio("iteration").paired
-    assert item.ours_spread("iteration").repeats == item.vanilla_spread("iteration").repeats == 2
+    assert item.ours_spread("iteration").repeats == item.reference_spread("iteration").repeats == 2
 
 
 @pytest.mark.parametrize(
@@ -90,11 +91,13 @@ def test_a_speed_up_is_withheld_with_its_reason(gpu_sweep, changes, equality, wh
     assert item.speedup("iteration") is None
 
 
-def test_one_close_repeat_makes_the_point_close(gpu_sweep):
+def test_one_close_repeat_makes_the_point_close_and_passes_no_bitwise_gate(gpu_sweep):
     changes = {"hybrid2": {"losses": (9.0, 8.5, 8.25, 8.125, 8.0005), "digest": "bb"}}
     folder = gpu_sweep(**changes)
     (item,) = compared(folder)
-    assert (item.equality, item.withheld) == ("close", "")
+    reason = "repeat 2: the pair is only close (5 losses, largest difference 0.0005 at iteration 5)"
+    assert (item.equality, item.withheld) == ("close", reason)
+    assert item.speedup("iteration") is None
     (item,) = compared(folder, tolerance=1e-4)
     assert item.equality == "differs"
 
@@ -119,13 +122,17 @@ def test_the_table_has_a_row_a_phase_and_its_parquet_says_the_same(gpu_sweep, tm
     assert parse([str(gpu_sweep(**changes)), "--out", str(tmp_path / "t")]) == 0
     with (tmp_path / "t" / "comparisons.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == list(COLUMNS)
+    assert list(rows[0]) == list(comparison_columns(default_study()))
     assert [row["phase"] for row in rows] == ["iteration", "forward", "backward", "update"]
     first = rows[0]
     assert (first["engine"], first["stride"], first["repeats"]) == ("hybrid", "2", "3")
-    assert (first["label"], first["reference_label"]) == ("hybrid (stride 2)", "vanilla")
+    assert (first["label"], first["reference_label"]) == ("tiny hybrid stride 2", "tiny vanilla")
     assert (first["paired"], first["equality"], first["speedup"]) == ("yes", "differs", "")
-    assert (first["vanilla_ms"], first["ours_ms"], first["iterations"]) == ("415.0", "207.5", "12")
+    assert (first["reference_ms"], first["ours_ms"], first["iterations"]) == (
+        "415.0",
+        "207.5",
+        "12",
+    )
     assert float(first["ratio_low"]) < 2 < float(first["ratio_high"])
     assert "differs" in first["withheld"]
     table = pq.read_table(tmp_path / "t" / "comparisons.parquet").to_pylist()

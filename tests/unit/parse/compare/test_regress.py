@@ -75,7 +75,7 @@ def test_equal_sides_have_no_regression(sides, capsys):
 def test_what_is_a_regression(sides, capsys, new, word, code):
     folders = sides(hybrid=new)
     found, out, _ = compare(capsys, *folders, "--json")
-    assert (words(out)["hybrid (stride 2)"], words(out)["vanilla"]) == (word, "same")
+    assert (words(out)["tiny hybrid stride 2"], words(out)["tiny vanilla"]) == (word, "same")
     assert found == code
     assert json.loads(out)["exit_code"] == code
     found, out, _ = compare(capsys, *folders)
@@ -103,7 +103,7 @@ def test_tables_say_the_same_as_the_runs_they_are_of(sides, tmp_path, capsys):
     ]
     assert [code for code, _ in results] == [1] * 4
     assert len({out for _, out in results}) == 1
-    assert words(results[0][1])["hybrid (stride 2)"] == "equality worse"
+    assert words(results[0][1])["tiny hybrid stride 2"] == "equality worse"
 
 
 def test_run_folders_and_logs_can_be_compared(sides, capsys):

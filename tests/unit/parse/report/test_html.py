@@ -172,7 +172,7 @@ def test_figures_stand_in_the_page_in_the_order_asked_for(sweep_writer, page):
     captions = (folder / "report.html").read_text().split("<figcaption>")[1:]
     assert captions[0].startswith("Update throughput")
     assert "measured on a CPU" in captions[0]
-    assert captions[1].startswith("Losses over each other")
+    assert captions[1].startswith("Loss of every iteration")
     assert '<span class="tag">simulated</span>' in captions[1]
     assert captions[2].startswith("aaa ")
     assert "./figures/loss.pdf" in found.addresses()

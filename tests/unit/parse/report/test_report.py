@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.study import default_study
 from parse.report.__main__ import main
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "report" / "report.md"
@@ -20,10 +21,10 @@ def draw(folder, *names):
 
 
 def summary(report):
-    """Rows of the table in three columns."""
+    """Rows of the table of engines by case."""
     section = report.split("## Summary")[1].split("##")[0]
     rows = [line for line in section.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[1:]]
+    return [[cell.strip() for cell in row.strip().strip("|").split(" | ")] for row in rows[1:]]
 
 
 def run(folder, capsys, *options):
@@ -38,7 +39,8 @@ def test_three_equal_engines_on_a_cpu(sweep_writer, capsys):
     draw(folder, "iteration-breakdown.png", "loss.png", "loss.pdf")
     code, lines, report = run(folder, capsys)
     equal = "equal to vanilla (5 losses, 5 gradient norms, weights and optimizer state)"
-    assert lines == [f"async-gradients: {equal}", f"hybrid (stride 2): {equal}"]
+    equal += "; gate bitwise passed"
+    assert lines == [f"tiny async-gradients: {equal}", f"tiny hybrid stride 2: {equal}"]
     assert code == 0
     assert "no speed-up is claimed" in report
     assert "measured on a CPU, not a speed claim" in report
@@ -52,7 +54,7 @@ def test_three_equal_engines_on_a_cpu(sweep_writer, capsys):
     ):  # fmt: skip
         assert expected in report
     times = ("130.9 (18.5) / 130.9", "12.8 (1.5) / 12.8", "22.5 (1.5) / 22.5", "33.2 (1.5) / 33.2")
-    assert f"| vanilla | {' | '.join(times)} | 4 | 1 |" in report
+    assert f"| tiny vanilla | {' | '.join(times)} | 4 | 1 |" in report
     with (folder / "tables" / "runs.csv").open(newline="") as file:
         paths = [row["path"] for row in csv.DictReader(file)]
     assert all(path.startswith("log-tiny-") for path in paths)
@@ -74,14 +76,30 @@ def test_a_speed_up_is_claimed_on_a_gpu_alone(sweep_writer, capsys):
     assert "cuda NVIDIA Test GPU" in report
 
 
-def test_three_columns_even_where_nobody_ran_one(sweep_writer, capsys):
-    _, _, report = run(sweep_writer.write((("vanilla", 0), ("hybrid", 2))), capsys)
-    head = "| case | stride | stock ZeRO-3 offload | asynchronous gradients | hybrid |"
-    assert head in report
-    assert [row[3] for row in summary(report)] == ["missing (no run)"]
+def test_an_engine_that_was_asked_for_or_is_the_reference_has_a_row(sweep_writer, capsys):
+    engines = ("vanilla", "async-gradients", "hybrid")
+    points = [{"name": e, "engine": e, "repeats": 1} for e in engines]
+    runs = [("vanilla", 0, {}), ("hybrid", 2, {})]
+    _, _, report = run(sweep_writer.write_runs(runs, points=points), capsys)
+    assert [row[1] for row in summary(report)] == ["vanilla", "async-gradients", "hybrid stride 2"]
+    assert summary(report)[1][2:5] == ["missing", "", "no run"]
     _, _, report = run(sweep_writer.write((("async-gradients", 0),)), capsys)
-    assert summary(report)[0][2] == "missing (no run)"
-    assert summary(report)[0][4] == "missing (no run)"
+    assert [row[1:3] for row in summary(report)] == [
+        ["vanilla", "missing"], ["async-gradients", "130.9"],
+    ]  # fmt: skip
+
+
+def test_twelve_engines_have_a_row_each_in_the_order_of_the_study(sweep_writer, capsys):
+    study = json.loads(default_study().as_json())
+    names = [f"e{number:02}" for number in range(12)]
+    study |= {"engines": {name: {"title": name, "tag": name} for name in reversed(names)}}
+    study |= {"name": "other", "reference": "e03", "engine_keys": []}
+    folder = sweep_writer.write_runs([(name, 0, {}) for name in names], study=study)
+    _, lines, report = run(folder, capsys)
+    assert [row[1] for row in summary(report)] == names[::-1]
+    assert len(lines) == 11
+    assert all("equal to e03 (" in line for line in lines)
+    assert "Study other: " in report
 
 
 def test_every_stride_has_its_row_and_every_case_too(sweep_writer, capsys):
@@ -91,8 +109,9 @@ def test_every_stride_has_its_row_and_every_case_too(sweep_writer, capsys):
         runs += [("vanilla", 0, point), ("hybrid", 2, point), ("hybrid", 3, point)]
     _, _, report = run(sweep_writer.write_runs(runs), capsys)
     rows = [(row[0], row[1]) for row in summary(report)]
-    cases = ("micro-batch 1", "micro-batch 2")
-    assert rows == [(case, stride) for case in cases for stride in ("2", "3")]
+    cases = ("tiny, micro-batch 1, accumulation 2", "tiny, micro-batch 2, accumulation 1")
+    engines = ("vanilla", "hybrid stride 2", "hybrid stride 3")
+    assert rows == [(case, engine) for case in cases for engine in engines]
 
 
 def test_repeats_are_one_row_and_one_comparison(sweep_writer, capsys):
@@ -106,12 +125,12 @@ def test_repeats_are_one_row_and_one_comparison(sweep_writer, capsys):
     code, lines, report = run(sweep_writer.write_runs(runs), capsys)
     assert (code, len(lines)) == (0, 3)
     assert [line.split(":")[0] for line in lines][1:] == [
-        "hybrid (stride 2) #2",
-        "hybrid (stride 2) #3",
+        "tiny hybrid stride 2 #2",
+        "tiny hybrid stride 2 #3",
     ]
-    (row,) = summary(report)
-    assert row[2] == "400.0 (IQR 5.0, n 12 in 3)"
-    assert row[4] == "200.0 (IQR 5.0, n 12 in 3; equal; 2.000x)"
+    theirs, ours = summary(report)
+    assert theirs[2:] == ["400.0", "5.0", "12 in 3", "", ""]
+    assert ours[2:] == ["200.0", "5.0", "12 in 3", "equal", "2.000x"]
     assert "in each of 3 repeats; speed-up 2.000x (95% interval 2.000 to 2.000)" in report
     assert "| 2.000 \\[2.000, 2.000\\] |" in report
     assert "| 12 | 3 |" in report
@@ -133,7 +152,7 @@ def test_what_was_asked_for_and_not_run_is_said(sweep_writer, capsys):
     assert "Asked for and not drawn: stride." in report
     figures = re.findall(r"!\[(.*?), measured.*?\]\((.*?)\)", report)
     assert figures == [
-        ("Losses over each other", "./figures/loss.png"),
+        ("Loss of every iteration, engines over each other", "./figures/loss.png"),
         ("zzz", "./figures/zzz.svg"),
     ]
 
@@ -160,10 +179,10 @@ def test_a_large_sweep_has_counts_at_the_top(sweep_writer, capsys):
     code, _, report = run(sweep_writer.write_runs(runs), capsys)
     assert code == 1
     top = report.split("## Summary")[0]
-    assert "40 plugin points against vanilla: 39 equal, 1 differs" in top
-    assert "micro-batch 7, hybrid (stride 2): differs" in top
+    assert "40 points against vanilla: 39 equal, 1 differs" in top
+    assert "tiny micro-batch 7 hybrid stride 2: differs" in top
     assert top.count("\n- ") == 3
-    assert len(summary(report)) == 20
+    assert len(summary(report)) == 60
 
 
 def test_golden_report(sweep_writer, capsys):
@@ -187,17 +206,19 @@ def test_a_pair_that_differs_is_exit_code_1_and_withholds_the_speed_up(sweep_wri
     losses = (9.0, 8.5, 8.0, 8.0, 8.0)
     code, lines, report = run(sweep_writer.write(hybrid={"losses": losses}), capsys)
     assert code == 1
-    assert lines[1].startswith("hybrid (stride 2): differs from vanilla from iteration 3 (5 losses")
+    assert lines[1].startswith(
+        "tiny hybrid stride 2: differs from vanilla from iteration 3 (5 losses"
+    )
     assert "frozen at 8.0 from iteration 3" in lines[1]
-    assert "withheld: the loss of deep-optimizer-states is frozen at 8.0" in report
+    assert "withheld: the loss of hybrid is frozen at 8.0" in report
 
 
 def test_weights_that_differ_are_exit_code_1(sweep_writer, capsys):
     code, lines, _ = run(sweep_writer.write(hybrid={"digest": "bb"}), capsys)
     assert code == 1
     assert lines[1] == (
-        "hybrid (stride 2): differs from vanilla: the losses agree, the final weights and "
-        "optimizer state do not"
+        "tiny hybrid stride 2: differs from vanilla: the losses agree, the final weights and "
+        "optimizer state do not; gate bitwise not passed"
     )
 
 
@@ -206,8 +227,8 @@ def test_a_failed_run_is_listed_and_does_not_break_the_report(sweep_writer, caps
     failed = {"status": "oom-host", "cause": "killed | by <kernel>", "log": log}
     code, lines, report = run(sweep_writer.write(hybrid={**failed, "losses": (9.0, 8.5)}), capsys)
     assert code == 1
-    assert "; equal) | " in report
-    assert lines[0].startswith("async-gradients: equal")
+    assert [row[5] for row in summary(report)] == ["", "equal", "not compared"]
+    assert lines[0].startswith("tiny async-gradients: equal")
     assert "oom-host (killed | by <kernel>)" in lines[1]
     assert ("as far as it got equal to vanilla" in lines[1]) == log
     assert "| oom-host | 1.5 |" in report
@@ -220,7 +241,7 @@ def test_a_failed_vanilla_run_leaves_nothing_equal(sweep_writer, capsys):
     assert code == 1
     assert lines == [
         f"{label}: not compared: vanilla run failed (no memory)"
-        for label in ("async-gradients", "hybrid (stride 2)")
+        for label in ("tiny async-gradients", "tiny hybrid stride 2")
     ]
 
 
@@ -241,7 +262,7 @@ def test_runs_of_another_point_are_not_paired(sweep_writer, capsys):
     path.write_text(json.dumps(table))
     code, lines, _ = run(folder, capsys)
     assert code == 1
-    assert lines[1] == "hybrid (stride 2): not compared: no vanilla run of this point"
+    assert lines[1] == "tiny seed 2 hybrid stride 2: not compared: no vanilla run of this point"
 
 
 def test_equal_nan_is_said(sweep_writer, capsys):

@@ -1,4 +1,4 @@
-"""The report as one page that works offline: style, script and figures stand in it.
+"""The report as Markdown, and as one page that works offline with style, script and figures in it.
 
 Everything that comes from a log, a name or a path is escaped by the template engine; links are
 relative and percent-encoded; and a policy in the page itself allows no script or style but ours, by
@@ -19,18 +19,39 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 
 def render_html(context: dict[str, Any], template: str = "report") -> str:
-    """The page, from what ``report_context`` or ``simulated_context`` collects."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=True,
-    )
+    """The page of what :mod:`parse.report.findings` collected."""
+    environment = _environment(autoescape=True)
     environment.filters["line"] = one_line
     style, script = (_own_file(name) for name in ("report.css", "report.js"))
     page = environment.get_template(f"{template}.html.j2")
     return page.render(context, style=style, script=script, policy=_policy(style, script))
+
+
+def render_markdown(context: dict[str, Any], template: str = "report") -> str:
+    """The same for a repository; what logs say is escaped by the filter ``text``."""
+    environment = _environment(autoescape=False)
+    environment.filters["text"] = _escape
+    environment.filters["code"] = lambda text: one_line(f".{text}")[1:]
+    return environment.get_template(f"{template}.md.j2").render(context).rstrip("\n") + "\n"
+
+
+def _environment(autoescape: bool) -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=autoescape,
+    )
+
+
+def _escape(text: object) -> str:
+    """Plain text for Markdown, safe inside a table's cell."""
+    line = one_line("" if text is None else text)
+    # A reader of Markdown decodes entities, so that "&lt;" would come out as "<".
+    for character in "\\`*_[]|<>&":
+        line = line.replace(character, f"\\{character}")
+    return line
 
 
 def one_line(text: object) -> str:

@@ -1,0 +1,183 @@
+"""Tables and report of a study that the code has never heard of."""
+
+import csv
+import json
+import shutil
+
+import pytest
+
+from configs.study import study_from
+from parse.__main__ import main
+from parse.report.__main__ import main as report
+
+STUDY = {
+    "name": "paint",
+    "title": "How paint dries",
+    "source": "a shelf",
+    "reference": "oil",
+    "gate": {"kind": "close", "tolerance": 0.01},
+    "phases": {
+        "forward": {"title": "forward", "colour": "#000000"},
+        "dry": {"title": "drying", "colour": "#ffffff"},
+    },
+    "fields": {
+        "coats": {"title": "coats", "in_pairs": "prefer", "default": 1},
+        "wet": {"title": "wet", "type": "bool", "default": False},
+        "thinner": {"title": "thinner", "type": "float", "default": 0.0, "only_some_engines": True},
+    },
+    "engines": {
+        "acrylic": {
+            "title": "Acrylic", "tag": "A", "fields": {"thinner": {}}, "ends_update": "wet",
+        },
+        "oil": {"title": "Oil", "tag": "O"},
+    },
+    "figures": {"drying": {"kind": "swept", "title": "How long it takes"}},
+}  # fmt: skip
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def painted(sweep_writer):
+    """A sweep of the study; ``ours`` is more of the second engine's point."""
+    sweep_writer.device = "Test GPU"
+
+    def write(**ours):
+        same = {"measured": {"dry_ms": 5.0}, "repeat": 1}
+        own = {"coats": 2, "wet": False}
+        runs = [("oil", 0, {**same, "point": {**own, "thinner": 0.0}})]
+        runs += [("acrylic", 0, {**same, "point": {**own, "thinner": 0.5, **ours}})]
+        runs[1][2]["evaluations"] = [(2, 4.0), (4, 3.5)]
+        return sweep_writer.write_runs(runs, study=STUDY, figures=["drying"])
+
+    return write
+
+
+def test_columns_names_phases_and_pairs_are_the_studys(painted, tmp_path):
+    out = tmp_path / "t"
+    assert main([str(painted()), "--out", str(out), "--report"]) == 0
+    oil, acrylic = rows(out / "runs.csv")
+    assert (oil["coats"], oil["wet"], acrylic["thinner"]) == ("2", "0", "0.5")
+    assert (acrylic["dry_ms"], acrylic["dry_median_ms"], acrylic["forward_ms"]) == (
+        "5.0", "5.0", "12.75",
+    )  # fmt: skip
+    assert "stride" not in oil
+    assert "update_median_ms" not in oil
+    assert [oil["label"], acrylic["label"]] == ["tiny oil", "tiny acrylic thinner 0.5"]
+    found = rows(out / "comparisons.csv")
+    assert [row["phase"] for row in found] == ["iteration", "forward", "dry"]
+    first = found[0]
+    assert (first["engine"], first["thinner"], first["coats"]) == ("acrylic", "0.5", "2")
+    assert "wet" not in first
+    assert (first["reference"], first["reference_label"]) == ("oil", "tiny oil")
+    assert (first["gate"], first["equality"], first["ratio"]) == ("close", "equal", "1.0")
+    assert first["verdict"].startswith("equal to oil (")
+    travelled = study_from(json.loads((out / "study.json").read_text()), "it")
+    assert (travelled.name, travelled.reference) == ("paint", "oil")
+
+
+def test_evaluations_are_columns(painted, tmp_path):
+    main([str(painted()), "--out", str(tmp_path)])
+    assert [row["validation_loss"] for row in rows(tmp_path / "runs.csv")] == ["", "3.5"]
+    losses = [row["validation_loss"] for row in rows(tmp_path / "iterations.csv")]
+    assert losses == [*[""] * 5, "", "4.0", "", "3.5", ""]
+    assert {row["validation_perplexity"] for row in rows(tmp_path / "runs.csv")} == {"", "2.0"}
+
+
+def test_a_field_that_should_agree_withholds_and_one_that_must_leaves_no_pair(painted, tmp_path):
+    main([str(painted(coats=3)), "--out", str(tmp_path / "a")])
+    reasons = rows(tmp_path / "a" / "comparisons.csv")[0]["withheld"]
+    assert reasons == "oil has another coats (2 for 3)"
+    shutil.rmtree(tmp_path / "a sweep")
+    main([str(painted(wet=True)), "--out", str(tmp_path / "b")])
+    row = rows(tmp_path / "b" / "comparisons.csv")[0]
+    assert (row["withheld"], row["reference_label"]) == ("no oil run of this point", "")
+
+
+def test_phases_of_an_update_that_does_not_end_are_nobodys(painted, tmp_path):
+    main([str(painted(wet=True)), "--out", str(tmp_path)])
+    oil, acrylic = rows(tmp_path / "runs.csv")
+    cells = [(row["forward_ms"], row["dry_ms"], row["dry_median_ms"]) for row in (oil, acrylic)]
+    assert cells == [("12.75", "5.0", "5.0"), ("", "", "")]
+    assert acrylic["iteration_ms"] == oil["iteration_ms"] != ""
+
+
+def test_the_report_is_made_of_the_tables_without_a_second_look_at_the_logs(painted, capsys):
+    folder = painted()
+    assert report([str(folder)]) == 0
+    whole = {name: (folder / name).read_bytes() for name in ("report.md", "report.html")}
+    said = capsys.readouterr().out
+    tables = folder / "tables"
+    kept = {path.name: path.read_bytes() for path in tables.iterdir()}
+    shutil.rmtree(tables)
+    assert main([str(folder), "--out", str(tables), "--report"]) == 0
+    assert {path.name: path.read_bytes() for path in tables.iterdir()} == kept
+    for log in folder.rglob("run-001"):
+        shutil.rmtree(log)
+    (folder / "figures").mkdir()
+    (folder / "figures" / "drying.png").write_bytes(b"not a real image")
+    capsys.readouterr()
+    assert report([str(folder), "--from-tables"]) == 0
+    assert capsys.readouterr().out == said
+    text = (folder / "report.md").read_text()
+    assert "![How long it takes, measured](./figures/drying.png)" in text
+    (folder / "figures" / "drying.png").unlink()
+    assert report([str(folder), "--from-tables"]) == 0
+    assert {name: (folder / name).read_bytes() for name in whole} == whole
+
+
+def test_the_report_names_study_source_reference_and_gate(painted):
+    folder = painted()
+    assert report([str(folder)]) == 0
+    text = (folder / "report.md").read_text()
+    assert (
+        "Study paint: How paint dries (a shelf). The reference is\noil: Oil. The gate close" in text
+    )
+    assert "## Against oil" in text
+    assert "Asked for and not drawn: drying." in text
+    for word in ("vanilla", "interleaved", "stride"):
+        assert word not in text
+
+
+def test_a_report_of_no_tables_says_what_to_do(painted, capsys):
+    folder = painted()
+    assert report([str(folder), "--from-tables"]) == 2
+    assert "findings.json: is missing or damaged; make it with python -m parse" in (
+        capsys.readouterr().err
+    )
+    assert main([str(folder), str(folder), "--out", str(folder / "t"), "--report"]) == 2
+    assert "give its folder alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["study.json", "findings.json"])
+def test_a_users_json_file_stays(painted, tmp_path, capsys, name):
+    (tmp_path / "t").mkdir()
+    for text in ('{"mine": 1}', "[]", "not JSON"):
+        (tmp_path / "t" / name).write_text(text)
+        shutil.rmtree(tmp_path / "a sweep", ignore_errors=True)
+        assert main([str(painted()), "--out", str(tmp_path / "t"), "--report"]) == 2
+        assert f"{name}: not a file of this parser" in capsys.readouterr().err
+        assert [path.name for path in (tmp_path / "t").iterdir()] == [name]
+        assert (tmp_path / "t" / name).read_text() == text
+
+
+def test_runs_of_two_studies_and_of_a_damaged_one_are_one_line(
+    painted, sweep_writer, tmp_path, capsys
+):
+    folder = painted()
+    sweep_writer.folder = tmp_path / "other"
+    other = sweep_writer.write_runs([("oil", 0, {})], study={**STUDY, "name": "ink"})
+    for run, study in ((folder, STUDY), (other, {**STUDY, "name": "ink"})):
+        for path in run.rglob("run.json"):
+            path.write_text(json.dumps({**json.loads(path.read_text()), "study": study}))
+    assert main([str(folder), str(other), "--out", str(tmp_path / "t")]) == 2
+    assert "runs of the studies ink, paint: parse each" in capsys.readouterr().err
+    for path in other.rglob("run.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "study": {"name": "x"}}))
+    assert main([str(other), "--out", str(tmp_path / "t")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "not a study; parse it with the version that ran it" in error
