@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from configs.study import Study
 from plots.bars import has_iteration, phase_face, phase_handles, phases
 from plots.canvas import (
     WIDTH_INCHES,
@@ -25,7 +26,7 @@ from plots.canvas import (
 )
 from plots.observations import observe
 from plots.series import describe, remarks, summarise
-from plots.style import PHASES, engine_order
+from plots.style import REST, ink, phase_styles
 from plots.tables import MEASURED, PlotError, Tables
 from plots.units import ITERATION, short
 
@@ -76,24 +77,24 @@ def draw(tables: Tables) -> Figure:
     Raises:
         PlotError: no run has the time of an iteration.
     """
-    data = observe(tables)
-    bars = _bars(data.values[has_iteration(data.values)])
+    data, study = observe(tables), tables.study
+    bars = _bars(data.values[has_iteration(data.values, study)])
     if not bars:
         raise PlotError("no run has iterations after its warm-up: no breakdown to draw")
     every = list(dict.fromkeys(bar.case for bar in bars))
     shown = every[:_MOST_PANELS]
     panels = [[bar for bar in bars if bar.case == case] for case in shown]
-    longest = max(sum(phases(bar.rows).values()) for bar in bars)
+    longest = max(sum(phases(bar.rows, study).values()) for bar in bars)
     scale = ITERATION.scale([longest])
-    found = {phase for bar in bars for phase in phases(bar.rows)}
-    handles = phase_handles(found)
+    found = {phase for bar in bars for phase in phases(bar.rows, study)}
+    handles = phase_handles(found, study)
     with canvas():
         figure, axes, columns = _panels(panels, handles)
         room = _Room(longest / scale.divisor, scale.divisor, columns)
         for place, (ax, panel) in enumerate(zip(axes, panels, strict=False)):
             first = place - place % columns
             slots = max(len(beside) for beside in panels[first : first + columns])
-            _panel(ax, panel, slots, room)
+            _panel(ax, panel, slots, room, study)
             text = fold(panel[0].case, _TITLE_CHARACTERS[columns])
             ax.set_title(text, loc="left", fontsize=9 if columns == 1 else 7.5)
             ax.tick_params(axis="y", labelsize=8 if columns == 1 else 7)
@@ -123,7 +124,7 @@ def _bars(values: pd.DataFrame) -> list[_Row]:
     for case in cases(values):
         inside = values[values["case"] == case]
         groups = [rows for _, rows in inside.groupby(key[inside.index], sort=False)]
-        groups.sort(key=lambda rows: (engine_order(rows["engine"].iloc[0]), rows["stride"].iloc[0]))
+        groups.sort(key=lambda rows: rows["look"].iloc[0])
         for rows in groups:
             label, source = rows["label"].iloc[0], rows["source"].iloc[0]
             name = short_label(label, case)
@@ -151,18 +152,19 @@ def _panels(panels: list[list[_Row]], legends: Iterable[str]) -> tuple[Figure, l
     return figure, list(grid.ravel()), columns
 
 
-def _panel(ax: Axes, panel: list[_Row], slots: int, room: _Room) -> None:
+def _panel(ax: Axes, panel: list[_Row], slots: int, room: _Room, study: Study) -> None:
     """Draw the bars of a case from above; ``slots`` keeps bars of neighbours equally thick."""
+    styles = phase_styles(study)
     for position, bar in enumerate(panel):
         start = 0.0
-        for phase, milliseconds in phases(bar.rows).items():
-            style, length = PHASES[phase], milliseconds / room.divisor
+        for phase, milliseconds in phases(bar.rows, study).items():
+            style, length = styles[phase], milliseconds / room.divisor
             ax.barh(position, length, left=start, height=0.68, **phase_face(style, bar.source))
-            if length > room.narrowest and phase != "other":
+            if length > room.narrowest and phase != REST:
                 box = {"boxstyle": "round,pad=0.15", "facecolor": style.colour, "linewidth": 0}
                 ax.text(
                     start + length / 2, position, short(length), ha="center", va="center",
-                    fontsize=7, color=style.text_colour, bbox=box,
+                    fontsize=7, color=ink(style.colour), bbox=box,
                 )  # fmt: skip
             start += length
         ax.annotate(

@@ -44,7 +44,9 @@ def cases(table: pd.DataFrame) -> list[str]:
 
 def short_label(label: str, case: str) -> str:
     """A run's label without the case, which is the panel's title."""
-    return plain(label.removeprefix(f"{case}, ") if case else label)
+    for start in (f"{case}, ", f"{case.replace(', ', ' ')} ") if case else ():
+        label = label.removeprefix(start)
+    return plain(label)
 
 
 def title(ax: Axes, case: str, columns: int) -> None:

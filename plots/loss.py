@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from configs.study import Style
 from plots.canvas import (
     WIDTH_INCHES,
     canvas,
@@ -23,7 +24,7 @@ from plots.canvas import (
     unused,
     watermark,
 )
-from plots.style import SOURCE_STYLES, EngineStyle, engine_style
+from plots.style import SOURCE_STYLES, Looks
 from plots.tables import MEASURED, PlotError, Tables
 
 _PANEL_INCHES = 2.5
@@ -48,6 +49,8 @@ def draw(tables: Tables) -> Figure:
     if known.empty:
         raise PlotError("no run has a loss: no curves to draw")
     panels = cases(known)
+    engines = known[["engine"]].drop_duplicates().to_dict("records")
+    looks = Looks(tables.study, engines)
     columns = 1 if len(panels) == 1 else 2
     rows = math.ceil(len(panels) / columns)
     with canvas():
@@ -58,7 +61,7 @@ def draw(tables: Tables) -> Figure:
         entries: dict[str, Line2D] = {}
         for ax, case in zip(axes, panels, strict=False):
             inside = known[known["case"] == case]
-            entries |= _panel(ax, inside)
+            entries |= _panel(ax, inside, looks)
             title(ax, case, columns)
             watermark(ax, set(inside["source"]))
         unused(list(axes[len(panels) :]))
@@ -69,19 +72,23 @@ def draw(tables: Tables) -> Figure:
     return figure
 
 
-def _panel(ax: Axes, iterations: pd.DataFrame) -> dict[str, Line2D]:
+def _panel(ax: Axes, iterations: pd.DataFrame, looks: Looks) -> dict[str, Line2D]:
     """Draw the runs of a case; returns a line for each entry of the legend."""
     entries = {}
-    for order, (label, run, style) in enumerate(_styled(iterations)):
+    styled = _styled(iterations, looks)
+    for order, (label, run, style, variant) in enumerate(styled):
         finite = np.isfinite(run["loss"])
         name, source = short_label(label, run["case"].iloc[0]), run["source"].iloc[0]
         name = name if source == MEASURED else f"{name}, {source}"
-        filled = style.filled and not SOURCE_STYLES[source].hollow
+        filled = variant == 0 and not SOURCE_STYLES[source].hollow
+        # Many lines take turns in their markers, which would hide each other where lines agree.
+        step = max(1, len(run) * max(len(styled), 3) // 36)
         (entries[name],) = ax.plot(
             run["iteration"], run["loss"].where(finite), color=style.colour, linestyle=style.dash,
             linewidth=style.width, marker=style.marker, markersize=style.marker_size,
-            markevery=max(1, len(run) // 12), markeredgewidth=1.2,
+            markevery=(order * step // len(styled) if len(styled) > 3 else 0, step),
             markerfacecolor=style.colour if filled else "none", zorder=3 + order,
+            markeredgewidth=1.2,
         )  # fmt: skip
         lost = run.loc[~finite, "iteration"]
         if len(lost):
@@ -96,12 +103,13 @@ def _panel(ax: Axes, iterations: pd.DataFrame) -> dict[str, Line2D]:
     return entries
 
 
-def _styled(iterations: pd.DataFrame) -> list[tuple[str, pd.DataFrame, EngineStyle]]:
-    """Runs with their styles, the widest line first."""
+def _styled(iterations: pd.DataFrame, looks: Looks) -> list[tuple[str, pd.DataFrame, Style, int]]:
+    """Runs with their styles and places among those of their engine, the widest line first."""
     seen: dict[str, int] = {}
     found = []
     for label, run in iterations.groupby("label", sort=False):
         engine = run["engine"].iloc[0]
-        found.append((label, run, engine_style(engine, seen.get(engine, 0))))
-        seen[engine] = seen.get(engine, 0) + 1
+        variant = seen.get(engine, 0)
+        found.append((label, run, looks.style(engine, variant), variant))
+        seen[engine] = variant + 1
     return sorted(found, key=lambda item: -item[2].width)
