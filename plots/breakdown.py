@@ -68,7 +68,8 @@ class _Room:
 
 def unsupported(tables: Tables) -> str:
     """Why the figure is not worth drawing unasked; empty when it is."""
-    return "" if len(observe(tables).values) else "no run has iterations after its warm-up"
+    known = has_iteration(observe(tables).values, tables.study).any()
+    return "" if known else "no run has iterations after its warm-up"
 
 
 def draw(tables: Tables) -> Figure:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from configs.fields import field_row
@@ -88,12 +89,12 @@ def varying(frame: pd.DataFrame, names: Sequence[str]) -> list[str]:
 
 def fields_of(row: pd.Series | dict[str, Any], study: Study) -> Fields:
     """A row of a table as the namer takes it: what is known of its fields, with their types."""
-    rows = study.all_fields
-    return {
-        name: bool(value) if name in rows and rows[name].type == "bool" else value
-        for name, value in row.items()
-        if name in (*rows, "engine") and value != "" and not pd.isna(value)
-    }
+    rows, found = study.all_fields, {}
+    for name, value in row.items():
+        if name in (*rows, "engine") and value != "" and not pd.isna(value):
+            plain = value.item() if isinstance(value, np.generic) else value
+            found[name] = bool(plain) if name in rows and rows[name].type == "bool" else plain
+    return found
 
 
 def settle_own_fields(table: pd.DataFrame, study: Study) -> pd.DataFrame:

@@ -84,7 +84,7 @@ class _Swept:
         runs = self._data.runs
         runs = runs[taken(runs, x, self._study)]
         row = field_row(self._study.all_fields, x)
-        values = ", ".join(row.text(value) for value in sorted(runs[x].dropna().unique()))
+        values = ", ".join(map(row.text, sorted(runs[x].dropna().unique().tolist())))
         return f"no model was run with two values of {x}, only {values}"
 
     def draw(self, ratios: Ratios | None) -> Figure:
@@ -127,7 +127,7 @@ class _Swept:
     def _at(self, panel: Panel) -> list[float]:
         """Values of the setting in a panel, runs that failed included."""
         runs = panel.runs[taken(panel.runs, self._row.x, self._study)]
-        return sorted(runs[X].dropna().unique())
+        return sorted(map(float, runs[X].dropna().unique()))
 
     def _lines(self, ax: Axes, many: Sequence[Series], scale: Scale) -> dict[str, Any]:
         runs = self._data.runs
