@@ -10,18 +10,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from plots.canvas import (
-    WIDTH_INCHES,
-    canvas,
-    cases,
-    fold,
-    footnote,
-    legend,
-    legend_inches,
-    watermark,
-)
+from plots.canvas import cases, fold, sheet, watermark
 from plots.style import Look
-from plots.tables import Tables
+from plots.tables import PlotError, Tables
 
 _MOST_CASES = 4
 Row = TypeVar("Row")
@@ -55,27 +46,34 @@ class Blocks(Generic[Row]):
         every = cases(lines)
         shown = every[:_MOST_CASES]
         more = len(every) - len(shown)
-        names = [look.title() for look in lines["look"].unique()] + list(self.entries)
+        left_out = f"{more} more cases not drawn" if more else ""
+        names = [*(look.title() for look in sorted(lines["look"].unique())), *self.entries]
         count = len(shown) * len(rows)
-        height = self.edge_inches + legend_inches(names) + count * self.row_inches
-        with canvas():
-            figure = Figure(figsize=(WIDTH_INCHES, height + self.gap_inches * (len(shown) - 1)))
-            grid = figure.subplots(count, 1, squeeze=False)[:, 0]
-            entries: dict[str, Any] = {}
-            for place, ax in enumerate(grid):
+        inches = self.edge_inches + count * self.row_inches + self.gap_inches * (len(shown) - 1)
+        where = tables.provenance(set(lines["path"]))
+        with sheet(names, inches, (count, 1), (*notes, left_out, where)) as made:
+            figure, grid, entries = made
+            for place, ax in enumerate(grid[:, 0]):
                 case, row = shown[place // len(rows)], rows[place % len(rows)]
                 block = lines[lines["case"] == case]
                 entries |= self.panel(ax, block, row, row is rows[-1])
                 watermark(ax, set(block["source"]), size=22 if self.row_inches > 1.5 else 14)
                 if row is rows[0] and case:
                     ax.set_title(fold(case, 62), loc="left")
+            entries |= self.entries
             figure.align_ylabels(grid)
-            legend(figure, {**entries, **self.entries})
-            left_out = f"{more} more cases not drawn" if more else ""
-            footnote(figure, *notes, left_out, tables.provenance(set(lines["path"])))
         return figure
 
 
 def by_look(lines: pd.DataFrame) -> Iterator[tuple[Look, pd.DataFrame]]:
     """Lines of each engine, in the order of the figures."""
     yield from sorted(lines.groupby("look", sort=False), key=lambda item: item[0])
+
+
+def why_not(look: Callable[[], object]) -> str:
+    """What is missing when the data of a figure is looked for; empty when nothing is."""
+    try:
+        look()
+    except PlotError as error:
+        return str(error)
+    return ""

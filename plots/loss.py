@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -12,18 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from configs.study import Style
-from plots.canvas import (
-    WIDTH_INCHES,
-    canvas,
-    cases,
-    footnote,
-    legend,
-    legend_inches,
-    short_label,
-    title,
-    unused,
-    watermark,
-)
+from plots.canvas import cases, fold, sheet, short_label, watermark
 from plots.style import SOURCE_STYLES, Looks
 from plots.tables import MEASURED, PlotError, Tables
 
@@ -53,22 +43,19 @@ def draw(tables: Tables) -> Figure:
     looks = Looks(tables.study, engines)
     columns = 1 if len(panels) == 1 else 2
     rows = math.ceil(len(panels) / columns)
-    with canvas():
-        names = {short_label(*pair) for pair in zip(known["label"], known["case"], strict=True)}
-        height = 0.6 + legend_inches(names) + rows * (_PANEL_INCHES + 0.4 * (columns == 1))
-        figure = Figure(figsize=(WIDTH_INCHES, height))
-        axes = figure.subplots(rows, columns, squeeze=False).ravel()
-        entries: dict[str, Line2D] = {}
-        for ax, case in zip(axes, panels, strict=False):
+    pairs = known[["label", "case"]].drop_duplicates().itertuples(index=False)
+    names = dict.fromkeys(short_label(label, case) for label, case in pairs)
+    inches = 0.6 + rows * (_PANEL_INCHES + 0.4 * (columns == 1))
+    notes = "loss of every iteration, warm-up included", tables.provenance(known["path"])
+    with sheet(names, inches, (rows, columns), notes) as (figure, grid, entries):
+        for ax, case in itertools.zip_longest(grid.ravel(), panels):
+            if case is None:
+                ax.remove()
+                continue
             inside = known[known["case"] == case]
             entries |= _panel(ax, inside, looks)
-            title(ax, case, columns)
+            ax.set_title(fold(case, 72 // columns), loc="left")
             watermark(ax, set(inside["source"]))
-        unused(list(axes[len(panels) :]))
-        legend(figure, entries)
-        footnote(
-            figure, "loss of every iteration, warm-up included", tables.provenance(known["path"])
-        )
     return figure
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from plots.blocks import Blocks, by_look
+from plots.blocks import Blocks, by_look, why_not
 from plots.lines import from_zero
 from plots.observations import observe
 from plots.tables import PlotError, Tables
@@ -35,11 +35,7 @@ _DASHES: dict[str, Any] = {
 
 def unsupported(tables: Tables) -> str:
     """Why the figure is not worth drawing unasked; empty when it is."""
-    try:
-        _shown(_lines(tables))
-    except PlotError as error:
-        return str(error)
-    return ""
+    return why_not(lambda: _shown(_lines(tables)))
 
 
 def draw(tables: Tables) -> Figure:

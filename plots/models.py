@@ -19,7 +19,7 @@ from plots.bars import (
     phase_handles,
     phases,
 )
-from plots.canvas import WIDTH_INCHES, canvas, footnote, legend, legend_inches, watermark
+from plots.canvas import sheet, watermark
 from plots.observations import observe
 from plots.series import describe, remarks, summarise
 from plots.tables import PlotError, Tables
@@ -52,24 +52,23 @@ def draw(tables: Tables) -> Figure:
     shown = _shown(every)
     found = {phase for bar in every for phase in phases(bar.rows, tables.study)}
     handles = {**phase_handles(found, tables.study), **engine_handles(every)}
-    with canvas():
-        height = 0.5 + legend_inches(handles) + len(rows) * (0.45 + len(shown) * _PANEL_INCHES)
-        figure = Figure(figsize=(WIDTH_INCHES, height))
-        grid = figure.subplots(len(rows) * len(shown), 1, squeeze=False)[:, 0]
-        for place, ax in enumerate(grid):
+    values = [v for bar in every for v in summarise(bar.rows, "", "iteration_ms")]
+    measured = any(v.measured for v in values)
+    notes = [
+        describe(values, "phases and 100 iterations: mean", bars=False),
+        f"{_NUM_ITERATIONS} iterations: {_NUM_ITERATIONS} times that mean, not run",
+        "update throughput: median, error bars: interquartile range" if measured else "",
+        *remarks(data.runs, data.failed), tables.provenance(set(data.values["path"])),
+    ]  # fmt: skip
+    inches = 0.5 + len(rows) * (0.45 + len(shown) * _PANEL_INCHES)
+    with sheet(handles, inches, (len(rows) * len(shown), 1), notes) as made:
+        figure, grid, entries = made
+        entries |= handles
+        for place, ax in enumerate(grid[:, 0]):
             row, which = rows[place // len(shown)], shown[place % len(shown)]
             _panel(ax, row, which, every, tables.study)
             name_bars(ax, row, last=which is shown[-1])
             watermark(ax, {bar.source for group in row for bar in group})
-        legend(figure, handles)
-        values = [v for bar in every for v in summarise(bar.rows, "", "iteration_ms")]
-        measured = any(v.measured for v in values)
-        footnote(
-            figure, describe(values, "phases and 100 iterations: mean", bars=False),
-            f"{_NUM_ITERATIONS} iterations: {_NUM_ITERATIONS} times that mean, not run",
-            "update throughput: median, error bars: interquartile range" if measured else "",
-            *remarks(data.runs, data.failed), tables.provenance(set(data.values["path"])),
-        )  # fmt: skip
     return figure
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from configs.naming import Namer
 from configs.study import Figure as FigureRow, Study
 from plots.bars import face
-from plots.canvas import WIDTH_INCHES, canvas, fold, footnote, plain, watermark
+from plots.canvas import fold, plain, sheet, watermark
 from plots.observations import X, fields_of, observe, taken
 from plots.series import Panel, Value, describe, remarks, split, summarise
 from plots.style import Look
@@ -53,21 +53,18 @@ def draw(tables: Tables, figure: FigureRow) -> Figure:
     values = [bar.value for _, bars in panels for bar in bars]
     scale = shown.scale(v.high for v in values)
     sizes = [len(bars) for _, bars in panels]
-    with canvas():
-        lines = sum(1 + fold(panel.title, 52).count("\n") for panel, _ in panels)
-        height = 0.7 + 0.16 * lines + sum(0.3 + _BAR_INCHES * size for size in sizes)
-        drawn = Figure(figsize=(WIDTH_INCHES, height))
-        axes = drawn.subplots(
-            len(panels), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": sizes}
-        )[:, 0]
-        for ax, (panel, bars) in zip(axes, panels, strict=True):
+    notes = [describe(values), *remarks(data.runs, data.failed)]
+    notes.append(tables.provenance(set(data.values["path"])))
+    lines = sum(1 + fold(panel.title, 52).count("\n") for panel, _ in panels)
+    inches = 0.7 + 0.16 * lines + sum(0.3 + _BAR_INCHES * size for size in sizes)
+    layout = {"sharex": True, "gridspec_kw": {"height_ratios": sizes}}
+    with sheet([], inches, (len(panels), 1), notes, **layout) as (drawn, grid, _):
+        for ax, (panel, bars) in zip(grid[:, 0], panels, strict=True):
             _draw_panel(ax, bars, scale)
             ax.set_title(fold(panel.title, 52), loc="left")
             watermark(ax, {bar.source for bar in bars})
-        axes[-1].set_xlim(0, 1.12 * max(v.high for v in values) / scale.divisor)
-        axes[-1].set_xlabel(shown.label(scale).replace("\n", " "))
-        where = tables.provenance(set(data.values["path"]))
-        footnote(drawn, describe(values), *remarks(data.runs, data.failed), where)
+        ax.set_xlim(0, 1.12 * max(v.high for v in values) / scale.divisor)
+        ax.set_xlabel(shown.label(scale).replace("\n", " "))
     return drawn
 
 

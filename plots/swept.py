@@ -15,16 +15,7 @@ from matplotlib.figure import Figure
 
 from configs.fields import field_row
 from configs.study import Figure as FigureRow
-from plots.canvas import (
-    WIDTH_INCHES,
-    canvas,
-    footnote,
-    heading,
-    heading_inches,
-    legend,
-    legend_inches,
-    watermark,
-)
+from plots.canvas import heading, heading_inches, sheet, watermark
 from plots.lines import FAILED, Axis, draw_levels, draw_lines, finish
 from plots.observations import X, observe, taken
 from plots.ratios import Ratios
@@ -90,14 +81,13 @@ class _Swept:
     def draw(self, ratios: Ratios | None) -> Figure:
         panels = self._panels
         cells = [[series(panel, q) for q in self.quantities] for panel in panels]
-        names = [*titles(cells), FAILED]
-        entries: dict[str, Any] = {}
-        columns = len(self.quantities) + (ratios is not None and ratios.known)
-        with canvas():
-            height = 0.6 + legend_inches(names) + len(panels) * _ROW_INCHES
-            height += heading_inches(panel.title for panel in panels)
-            figure = Figure(figsize=(WIDTH_INCHES, height))
-            grid = figure.subplots(len(panels), columns, squeeze=False)
+        beside = ratios if ratios is not None and ratios.known else None
+        how = ratios.how if ratios else ""
+        shape = len(panels), len(self.quantities) + (beside is not None)
+        inches = 0.6 + len(panels) * _ROW_INCHES
+        inches += heading_inches(panel.title for panel in panels)
+        with sheet([*titles(cells), FAILED], inches, shape, self._notes(cells, how)) as made:
+            figure, grid, entries = made
             for column, shown in enumerate(self.quantities):
                 every = [one for row in cells for one in row[column]]
                 scale = shown.scale(v.high for one in every for v in one.values)
@@ -105,13 +95,11 @@ class _Swept:
                     entries |= self._lines(ax, row[column], scale)
                     self._finish(ax, panel, row[column], column, every)
                     ax.set_ylabel(shown.label(scale))
-            if ratios is not None and ratios.known:
-                for ax, panel, row in zip(grid[:, -1], panels, cells, strict=True):
-                    self._finish(ax, panel, row[0], columns - 1, ())
-                    ratios.draw(ax, row[0], panel)
+            for ax, panel, row in zip(grid[:, -1], panels, cells, strict=True):
+                if beside is not None:
+                    self._finish(ax, panel, row[0], len(self.quantities), ())
+                    beside.draw(ax, row[0], panel)
             figure.align_ylabels(grid)
-            legend(figure, {name: entries[name] for name in names if name in entries})
-            footnote(figure, *self._note(cells), ratios.how if ratios else "", self._source())
         return figure
 
     @cached_property
@@ -145,15 +133,12 @@ class _Swept:
             ax.set_xlabel("")
         heading(ax, panel.title, column)
 
-    def _note(self, cells: Sequence[Sequence[list[Series]]]) -> list[str]:
+    def _notes(self, cells: Sequence[Sequence[list[Series]]], how: str) -> list[str]:
         shown = {path for panel in self._panels for path in panel.runs["path"]}
+        timed = {path for panel in self._panels for path in panel.values["path"]}
         values = [v for row in cells for many in row for one in many for v in one.values]
         runs, failed = (
             table[table["path"].isin(shown)] for table in (self._data.runs, self._data.failed)
         )
-        return [describe(values), *remarks(runs, failed)]
-
-    def _source(self) -> str:
-        return self._tables.provenance(
-            {path for panel in self._panels for path in panel.values["path"]}
-        )
+        where = self._tables.provenance(timed)
+        return [describe(values), *remarks(runs, failed), how, where]

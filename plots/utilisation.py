@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from plots.blocks import Blocks, by_look
+from plots.blocks import Blocks, by_look, why_not
 from plots.lines import from_zero
 from plots.observations import observe
 from plots.tables import PlotError, Tables
@@ -42,11 +42,7 @@ _ROWS = (
 
 def unsupported(tables: Tables) -> str:
     """Why the figure is not worth drawing unasked; empty when it is."""
-    try:
-        _known(_samples(tables))
-    except PlotError as error:
-        return str(error)
-    return ""
+    return why_not(lambda: _known(_samples(tables)))
 
 
 def draw(tables: Tables) -> Figure:

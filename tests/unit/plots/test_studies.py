@@ -18,7 +18,8 @@ STUDY = {
     },
     "fields": {
         "yeast_g": {
-            "type": "float", "default": 1.0, "title": "yeast", "axis": "yeast (g)", "log_axis": True,
+            "type": "float", "default": 1.0, "title": "yeast", "axis": "yeast (g)",
+            "log_axis": True,
         },
         "flour": {"type": "str", "default": "rye", "title": "flour"},
         "fan_speed": {
@@ -33,7 +34,9 @@ STUDY = {
     "engines": {
         "wood": {"title": "wood oven", "tag": "W"},
         "gas": {"title": "gas oven", "tag": "G", "style": {"colour": "#123456"}},
-        "electric": {"title": "electric oven", "tag": "E", "fields": {"fan_speed": {}, "steam": {}}},
+        "electric": {
+            "title": "electric oven", "tag": "E", "fields": {"fan_speed": {}, "steam": {}},
+        },
     },
     "figures": {
         "parts": {"kind": "breakdown", "title": "Parts of a loaf"},
