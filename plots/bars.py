@@ -93,6 +93,12 @@ def slots(group: list[Bar]) -> int:
     return max(len(group), 3)
 
 
+def _placed(groups: Sequence[list[Bar]]) -> list[tuple[Bar, float]]:
+    """Bars of a row with their centres."""
+    at = [place for places in positions(groups) for place in places]
+    return list(zip((bar for group in groups for bar in group), at, strict=True))
+
+
 def draw_bars(
     ax: Axes, groups: Sequence[list[Bar]], quantity: Quantity, scale: Scale, factor: float = 0.0
 ) -> None:
@@ -105,41 +111,31 @@ def draw_bars(
         scale: Its unit.
         factor: 100 for the time of 100 iterations.
     """
-    for group, places in zip(groups, positions(groups), strict=True):
-        for bar, at in zip(group, places, strict=True):
-            values = summarise(bar.rows, "", quantity.column)
-            if not values:
-                continue
-            (value,) = values
+    for bar, at in _placed(groups):
+        for value in summarise(bar.rows, "", quantity.column):
             height = (factor * value.mean if factor else value.median) / scale.divisor
+            low, high = value.low / scale.divisor, value.high / scale.divisor
             ax.bar(at, height, _WIDTH, **face(bar.look.alone, bar.source))
-            top = height
-            if not factor:
-                low, high = value.low / scale.divisor, value.high / scale.divisor
-                if high > low:
-                    ax.errorbar(
-                        at, height, yerr=([height - low], [high - height]), color="black",
-                        capsize=1.5, elinewidth=0.8, capthick=0.8,
-                    )  # fmt: skip
-                top = high
-            above(ax, at, top, height, narrow=sum(map(slots, groups)) > 12)
+            if high > low and not factor:
+                ax.errorbar(
+                    at, height, yerr=([height - low], [high - height]), color="black",
+                    capsize=1.5, elinewidth=0.8, capthick=0.8,
+                )  # fmt: skip
+            _above(ax, at, height if factor else high, height, groups)
 
 
 def draw_stacks(ax: Axes, groups: Sequence[list[Bar]], scale: Scale, study: Study) -> None:
     """Draw the mean of each phase on top of the one before, up to the whole iteration."""
     styles = phase_styles(study)
-    for group, places in zip(groups, positions(groups), strict=True):
-        for bar, at in zip(group, places, strict=True):
-            height = 0.0
-            if not has_iteration(bar.rows, study).any():
-                continue
-            for phase, length in phases(bar.rows, study).items():
-                ax.bar(
-                    at, length / scale.divisor, _WIDTH, bottom=height,
-                    **phase_face(styles[phase], bar.source),
-                )  # fmt: skip
-                height += length / scale.divisor
-            above(ax, at, height, height, narrow=sum(map(slots, groups)) > 12)
+    for bar, at in _placed(groups):
+        height = 0.0
+        if not has_iteration(bar.rows, study).any():
+            continue
+        for phase, length in phases(bar.rows, study).items():
+            colours = phase_face(styles[phase], bar.source)
+            ax.bar(at, length / scale.divisor, _WIDTH, bottom=height, **colours)
+            height += length / scale.divisor
+        _above(ax, at, height, height, groups)
 
 
 def has_iteration(rows: pd.DataFrame, study: Study) -> pd.Series:
@@ -174,8 +170,9 @@ def _face(colour: str, hatch: str, source: str, outline: str) -> dict[str, Any]:
     return {"facecolor": fill, "hatch": hatch, "edgecolor": "black", "linewidth": 0.5}
 
 
-def above(ax: Axes, at: float, top: float, value: float, *, narrow: bool) -> None:
+def _above(ax: Axes, at: float, top: float, value: float, groups: Sequence[list[Bar]]) -> None:
     """Write a bar's value over it, upright where bars are narrow."""
+    narrow = sum(map(slots, groups)) > 12
     ax.annotate(
         short(value), (at, top), xytext=(0, 3), textcoords="offset points", ha="center",
         va="bottom", fontsize=6.5, rotation=90 if narrow else 0, annotation_clip=False,
@@ -184,20 +181,13 @@ def above(ax: Axes, at: float, top: float, value: float, *, narrow: bool) -> Non
 
 def name_bars(ax: Axes, groups: Sequence[list[Bar]], last: bool) -> None:
     """Tag every bar, and name the groups below the last axes of a column."""
-    places = positions(groups)
-    tags = [
-        (at, bar.look.tag)
-        for row, g in zip(places, groups, strict=True)
-        for at, bar in zip(row, g, strict=True)
-    ]
-    ax.set_xticks([at for at, _ in tags], [tag for _, tag in tags], fontsize=6.5)
+    placed = _placed(groups)
+    ax.set_xticks([at for _, at in placed], [bar.look.tag for bar, _ in placed], fontsize=6.5)
     ax.tick_params(axis="x", length=0, pad=2)
     width = sum(slots(group) + _GAP for group in groups)
     ax.set_xlim(-0.5 - _GAP / 2, width - 0.5 - _GAP / 2)
     ax.grid(visible=False, axis="x")
-    if not last:
-        return
-    for row, group in zip(places, groups, strict=True):
+    for row, group in zip(positions(groups), groups if last else (), strict=False):
         size = 6.0 if "," in group[0].group else 8.0
         room = int(_ROW_CHARACTERS[size] * (slots(group) + _GAP) / width)
         ax.annotate(

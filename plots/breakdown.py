@@ -42,7 +42,7 @@ def unsupported(tables: Tables) -> str:
 
 
 def draw(tables: Tables) -> Figure:
-    """Stacked bars of forward, backward and update, a panel a case, on one scale.
+    """Stacked bars of the phases, a panel a case, on one scale.
 
     Raises:
         PlotError: no run has the time of an iteration.

@@ -76,7 +76,7 @@ def split(data: Observations, setting: str, study: Study) -> list[Panel]:
 
 
 def setting_title(run: pd.Series, names: Sequence[str], study: Study) -> str:
-    """Model and settings in words: ``7B, DP 4, subgroup 100M``; unknown ones are left out."""
+    """Model and settings in words: ``7B, DP 4, micro-batch 2``; unknown ones are left out."""
     named = [name for name in names if name != "model"]
     return Namer(study).case(fields_of(run, study), named)
 

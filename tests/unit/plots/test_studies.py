@@ -7,6 +7,7 @@ import pytest
 from configs.study import study_from
 from plots.__main__ import main
 from plots.registry import KINDS, figures
+from plots.style import Looks
 from plots.tables import PlotError, read_tables
 
 KEYS = ("path", "label", "case", "engine", "source")
@@ -154,6 +155,18 @@ def test_engines_with_fields_of_their_own_are_variants_by_their_values(folder):
     ]  # fmt: skip
     shown = legend(drawn(folder, "models"))
     assert {"W: wood oven", "E5: electric oven (fan 5)"} < set(shown)
+
+
+def test_an_engines_own_field_may_be_a_text():
+    timber = {"type": "str", "default": "oak", "title": "timber", "only_some_engines": True}
+    engines = {**STUDY["engines"], "wood": {"title": "wood", "tag": "W", "fields": {"timber": {}}}}
+    fields = {**STUDY["fields"], "timber": timber}
+    study = study_from({**STUDY, "fields": fields, "engines": engines}, "study")
+    rows = [{"engine": "wood", "timber": text} for text in ("pine", "beech", "oak")]
+    made = Looks(study, rows)
+    assert [look.name for look in sorted(map(made.of, rows))] == [
+        "wood", "wood (timber beech)", "wood (timber pine)",
+    ]  # fmt: skip
 
 
 def test_columns_have_the_titles_and_units_of_their_names(folder):
