@@ -60,7 +60,7 @@ class Namer:
         names = list(self.study.engines)
         place = names.index(name) if name in names else len(names)
         own = {key: point[key] for key in self._set_fields(point)}
-        values = tuple(float(own.get(key, 0.0)) for key in self._own_fields(name))
+        values = tuple(_sortable(own.get(key, 0.0)) for key in self._own_fields(name))
         return (place, name, values)
 
     def setting(self, name: str, value: object) -> str:
@@ -137,6 +137,11 @@ def _varies(points: Sequence[Fields], key: str) -> bool:
     """Whether points of one model differ in the field; models differ in their names already."""
     pairs = {(str(point.get("model")), str(point.get(key))) for point in points}
     return len(pairs) > len({str(point.get("model")) for point in points})
+
+
+def _sortable(value: float | str) -> tuple[float, str]:
+    """Numbers in their order, and texts after the number 0 in theirs."""
+    return (0.0, value) if isinstance(value, str) else (float(value), "")
 
 
 def _is_missing(value: object) -> bool:

@@ -1,49 +1,55 @@
 """Tables to figures: ``python -m plots TABLES_DIR --out FIGURES_DIR``, from the repository's root.
 
-Draws every figure that the tables have something to show for, and says of the others why not; or,
-with ``--figure``, those asked for. Exit code 0 when figures were drawn, 1 when one could not be
-written or there was none to draw, 2 when there are no tables or a figure asked for is impossible.
+Draws every figure of the tables' study that they have something to show for, and says of the others
+why not; or, with ``--figure``, those asked for. Exit code 0 when figures were drawn, 1 when one
+could not be written or there was none to draw, 2 when there are no tables or a figure asked for is
+impossible.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib as mpl
 
+from configs.errors import ConfigError
+from configs.study import load_study
 from plots.canvas import save
-from plots.registry import FIGURES
-from plots.tables import PlotError, Tables, read_tables
+from plots.registry import Drawing, figures
+from plots.tables import PlotError, Tables, read_tables, study_of
 
 
 def main(argv: list[str] | None = None) -> int:
     """Draw figures; returns the exit code."""
     args = _parser().parse_args(argv)
-    if args.list:
-        for name, figure in FIGURES.items():
-            sys.stdout.write(f"{name:20} {figure.shows}\n{'':20}   needs {figure.needs}\n")
-        return 0
-    if args.tables is None or args.out is None:
-        return _error("give TABLES_DIR and --out FIGURES_DIR, or --list")
-    unknown = [name for name in (*args.figure, *args.expect) if name not in FIGURES]
-    if unknown:
-        return _error(f"figure '{unknown[0]}' is unknown; known: {', '.join(FIGURES)}")
-    mpl.use("agg")
     try:
-        tables = read_tables(args.tables)
+        study = load_study(args.study) if args.study else study_of(args.tables)
+        known = figures(study)
+        if args.list:
+            for name, figure in known.items():
+                sys.stdout.write(f"{name:20} {figure.row.title}\n{'':20}   needs {figure.needs}\n")
+            return 0
+        if args.tables is None or args.out is None:
+            return _error("give TABLES_DIR and --out FIGURES_DIR, or --list")
+        unknown = [name for name in (*args.figure, *args.expect) if name not in known]
+        if unknown:
+            return _error(f"figure '{unknown[0]}' is unknown; known: {', '.join(known)}")
+        mpl.use("agg")
+        tables = read_tables(args.tables, study)
         args.out.mkdir(parents=True, exist_ok=True)
-        return _draw(tables, args)
-    except (PlotError, OSError) as error:
-        return _error(str(error))
+        return _draw(tables, known, args)
+    except (PlotError, ConfigError, OSError) as error:
+        return _error(_line(str(error)))
 
 
-def _draw(tables: Tables, args: argparse.Namespace) -> int:
+def _draw(tables: Tables, known: Mapping[str, Drawing], args: argparse.Namespace) -> int:
     """Draw the figures asked for, or else all that are worth it."""
     impossible, drawn = 0, 0
-    for name in dict.fromkeys(args.figure or FIGURES):
-        figure = FIGURES[name]
+    for name in dict.fromkeys(args.figure or known):
+        figure = known[name]
         why_not = "" if args.figure else figure.unsupported(tables)
         if why_not:
             if not args.expect or name in args.expect:
@@ -54,7 +60,7 @@ def _draw(tables: Tables, args: argparse.Namespace) -> int:
         except PlotError as error:
             impossible += _error(f"{name}: {_line(str(error))}")
             continue
-        first, *others = save(made, args.out, name, figure.shows)
+        first, *others = save(made, args.out, name, figure.row.title)
         sys.stdout.write(f"{first} (and {', '.join(path.suffix for path in others)})\n")
         drawn += 1
     if impossible:
@@ -73,6 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--expect", nargs="+", action="extend", default=[], metavar="NAME",
         help="what these runs are to show: say of no other figure why it is not drawn",
+    )  # fmt: skip
+    parser.add_argument(
+        "--study", metavar="NAME|FOLDER", help="whose figures; by default the tables' own",
     )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="say what figures there are, and leave")
     return parser

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -19,7 +19,6 @@ from plots.style import SOURCE_STYLES, STYLE_FILE
 
 WIDTH_INCHES = 6.4
 FORMATS = ("png", "pdf", "svg")
-_TITLE_CHARACTERS = 72
 _HEADING_CHARACTERS = 32
 _NOTE_CHARACTERS = 112
 _LEGEND_CHARACTERS = 104
@@ -44,12 +43,9 @@ def cases(table: pd.DataFrame) -> list[str]:
 
 def short_label(label: str, case: str) -> str:
     """A run's label without the case, which is the panel's title."""
-    return plain(label.removeprefix(f"{case}, ") if case else label)
-
-
-def title(ax: Axes, case: str, columns: int) -> None:
-    """Name a panel after its case, folded so that it does not run into its neighbour."""
-    ax.set_title(fold(case, _TITLE_CHARACTERS // columns), loc="left")
+    for start in (f"{case}, ", f"{case.replace(', ', ' ')} ") if case else ():
+        label = label.removeprefix(start)
+    return plain(label)
 
 
 def heading(ax: Axes, text: str, column: int) -> None:
@@ -79,29 +75,50 @@ def _longest_word(text: str) -> int:
     return max(map(len, text.split()), default=0)
 
 
-def legend(figure: Figure, entries: Mapping[str, Any]) -> None:
-    """Put the legend above the panels, in as many columns as its longest entry leaves room for."""
-    if not entries:
-        return
-    longest = max(len(text) for text in entries) + 8
-    columns = max(1, min(len(entries), _LEGEND_CHARACTERS // longest, 4))
-    names = [plain(text) for text in entries]
-    figure.legend(list(entries.values()), names, loc="outside upper center", ncols=columns)
+@contextmanager
+def sheet(
+    names: Iterable[str],
+    inches: float,
+    shape: tuple[int, int],
+    notes: Iterable[str],
+    **layout: Any,  # noqa: ANN401 - as matplotlib's subplots takes it
+) -> Iterator[tuple[Figure, Any, dict[str, Any]]]:
+    """A figure of panels, with a legend above them and a footnote below.
+
+    Args:
+        names: Entries that the legend may have, in their order.
+        inches: Height without the legend.
+        shape: Rows and columns of panels.
+        notes: What the numbers are and where they come from.
+        layout: Passed on to ``subplots``.
+
+    Yields:
+        The figure, its axes, and a dict that takes the handles of the legend by their names.
+    """
+    names = list(names)
+    with canvas():
+        figure = Figure(figsize=(WIDTH_INCHES, inches + legend_inches(names)))
+        entries: dict[str, Any] = {}
+        yield figure, figure.subplots(*shape, squeeze=False, **layout), entries
+        ordered = {name: entries[name] for name in names if name in entries} | entries
+        texts = [plain(name) for name in ordered]
+        if ordered:
+            figure.legend(
+                list(ordered.values()), texts, loc="outside upper center",
+                ncols=_legend_columns(ordered),
+            )  # fmt: skip
+        note = textwrap.fill(plain(" · ".join(filter(None, notes))), width=_NOTE_CHARACTERS)
+        figure.supxlabel(note, fontsize=7, color="0.35", x=0.01, ha="left")
 
 
-def legend_inches(entries: Iterable[str]) -> float:
-    """Height that :func:`legend` takes."""
-    names = list(entries)
-    if not names:
-        return 0.0
-    columns = max(1, min(len(names), _LEGEND_CHARACTERS // (max(map(len, names)) + 8), 4))
-    return 0.12 + 0.17 * -(-len(names) // columns)
+def _legend_columns(names: Collection[str]) -> int:
+    """As many as the longest entry leaves room for."""
+    return max(1, min(len(names), _LEGEND_CHARACTERS // (max(map(len, names)) + 8), 4))
 
 
-def footnote(figure: Figure, *parts: str) -> None:
-    """Write under a figure what its numbers are and where they come from."""
-    lines = textwrap.fill(plain(" · ".join(part for part in parts if part)), width=_NOTE_CHARACTERS)
-    figure.supxlabel(lines, fontsize=7, color="0.35", x=0.01, ha="left")
+def legend_inches(names: Collection[str]) -> float:
+    """Height of a legend."""
+    return 0.12 + 0.17 * -(-len(names) // _legend_columns(names)) if names else 0.0
 
 
 def watermark(ax: Axes, sources: Iterable[str], size: float = 22) -> None:
@@ -111,12 +128,6 @@ def watermark(ax: Axes, sources: Iterable[str], size: float = 22) -> None:
             0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", rotation=20,
             fontsize=size, fontweight="bold", color="0.35", alpha=0.28, zorder=20, gid="watermark",
         )  # fmt: skip
-
-
-def unused(axes: Sequence[Axes]) -> None:
-    """Take panels that have nothing to show off the figure."""
-    for ax in axes:
-        ax.remove()
 
 
 def save(figure: Figure, out: Path, stem: str, text: str = "") -> list[Path]:

@@ -28,13 +28,9 @@ _CHARACTER, _LINE = 0.031, 0.055
 class Axis:
     """The setting that a figure's x shows."""
 
-    column: str
-    """Of the observations."""
-    name: str
-    """In a message."""
     label: str
-    scale: str = "linear"
-    """``linear``, or ``log`` where values double or grow tenfold."""
+    is_log: bool = False
+    """Values double or grow tenfold."""
     text: Callable[[float], str] = "{:g}".format
 
 
@@ -42,7 +38,7 @@ def draw_lines(ax: Axes, found: Sequence[Series], scale: Scale) -> dict[str, Any
     """Draw a line a series with its quartiles; returns a handle for each entry of the legend."""
     entries: dict[str, Any] = {}
     for order, one in enumerate(found):
-        style = one.style
+        style = one.look.alone
         values = one.values
         if values:
             middle = [v.median / scale.divisor for v in values]
@@ -57,7 +53,7 @@ def draw_lines(ax: Axes, found: Sequence[Series], scale: Scale) -> dict[str, Any
                 marker=style.marker, markersize=style.marker_size, capsize=2.5, elinewidth=1.0,
                 zorder=3 + order,
                 alpha=SOURCE_STYLES[one.source].alpha,
-                markerfacecolor=style.colour if style.filled else "white",
+                markerfacecolor="white" if hollow else style.colour,
             )  # fmt: skip
         if one.failed:
             height = 0.03 + 0.05 * order
@@ -76,7 +72,7 @@ def draw_levels(ax: Axes, found: Sequence[Series], scale: Scale) -> dict[str, An
     """Draw a horizontal line and the band of its quartiles for engines that have no x."""
     entries: dict[str, Any] = {}
     for one in found:
-        style = one.style
+        style = one.look.alone
         for value in one.values:
             if SOURCE_STYLES[one.source].hollow:
                 (entries[one.title],) = ax.plot(
@@ -90,7 +86,7 @@ def draw_levels(ax: Axes, found: Sequence[Series], scale: Scale) -> dict[str, An
             ax.axhspan(low, high, color=style.colour, alpha=0.18, linewidth=0, zorder=1)
             entries[one.title] = ax.axhline(
                 value.median / scale.divisor, color=style.colour, linewidth=style.width, zorder=2,
-                linestyle="solid" if one.engine == "vanilla" else (0, (5, 2)),
+                linestyle="solid" if one.look.is_reference else (0, (5, 2)),
             )  # fmt: skip
     return entries
 
@@ -101,7 +97,7 @@ def finish(ax: Axes, axis: Axis, at: Sequence[float], found: Sequence[Series]) -
     The vertical axis is logarithmic where the largest value would press the others onto it.
     """
     position: Callable[[float], float] = float
-    if axis.scale == "log" and at and at[0] > 0:
+    if axis.is_log and at and at[0] > 0:
         ax.set_xscale("log", base=2)
         position = math.log2
     if at:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -11,19 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from plots.canvas import (
-    WIDTH_INCHES,
-    canvas,
-    cases,
-    footnote,
-    legend,
-    legend_inches,
-    short_label,
-    title,
-    unused,
-    watermark,
-)
-from plots.style import SOURCE_STYLES, EngineStyle, engine_style
+from configs.study import Style
+from plots.canvas import cases, fold, sheet, short_label, watermark
+from plots.style import SOURCE_STYLES, Looks
 from plots.tables import MEASURED, PlotError, Tables
 
 _PANEL_INCHES = 2.5
@@ -48,40 +39,43 @@ def draw(tables: Tables) -> Figure:
     if known.empty:
         raise PlotError("no run has a loss: no curves to draw")
     panels = cases(known)
+    engines = known[["engine"]].drop_duplicates().to_dict("records")
+    looks = Looks(tables.study, engines)
     columns = 1 if len(panels) == 1 else 2
     rows = math.ceil(len(panels) / columns)
-    with canvas():
-        names = {short_label(*pair) for pair in zip(known["label"], known["case"], strict=True)}
-        height = 0.6 + legend_inches(names) + rows * (_PANEL_INCHES + 0.4 * (columns == 1))
-        figure = Figure(figsize=(WIDTH_INCHES, height))
-        axes = figure.subplots(rows, columns, squeeze=False).ravel()
-        entries: dict[str, Line2D] = {}
-        for ax, case in zip(axes, panels, strict=False):
+    pairs = known[["label", "case"]].drop_duplicates().itertuples(index=False)
+    names = dict.fromkeys(short_label(label, case) for label, case in pairs)
+    inches = 0.6 + rows * (_PANEL_INCHES + 0.4 * (columns == 1))
+    notes = "loss of every iteration, warm-up included", tables.provenance(known["path"])
+    with sheet(names, inches, (rows, columns), notes) as (figure, grid, entries):
+        for ax, case in itertools.zip_longest(grid.ravel(), panels):
+            if case is None:
+                ax.remove()
+                continue
             inside = known[known["case"] == case]
-            entries |= _panel(ax, inside)
-            title(ax, case, columns)
+            entries |= _panel(ax, inside, looks)
+            ax.set_title(fold(case, 72 // columns), loc="left")
             watermark(ax, set(inside["source"]))
-        unused(list(axes[len(panels) :]))
-        legend(figure, entries)
-        footnote(
-            figure, "loss of every iteration, warm-up included", tables.provenance(known["path"])
-        )
     return figure
 
 
-def _panel(ax: Axes, iterations: pd.DataFrame) -> dict[str, Line2D]:
+def _panel(ax: Axes, iterations: pd.DataFrame, looks: Looks) -> dict[str, Line2D]:
     """Draw the runs of a case; returns a line for each entry of the legend."""
     entries = {}
-    for order, (label, run, style) in enumerate(_styled(iterations)):
+    styled = _styled(iterations, looks)
+    for order, (label, run, style, variant) in enumerate(styled):
         finite = np.isfinite(run["loss"])
         name, source = short_label(label, run["case"].iloc[0]), run["source"].iloc[0]
         name = name if source == MEASURED else f"{name}, {source}"
-        filled = style.filled and not SOURCE_STYLES[source].hollow
+        filled = variant == 0 and not SOURCE_STYLES[source].hollow
+        # Many lines take turns in their markers, which would hide each other where lines agree.
+        step = max(1, len(run) * max(len(styled), 3) // 36)
         (entries[name],) = ax.plot(
             run["iteration"], run["loss"].where(finite), color=style.colour, linestyle=style.dash,
             linewidth=style.width, marker=style.marker, markersize=style.marker_size,
-            markevery=max(1, len(run) // 12), markeredgewidth=1.2,
+            markevery=(order * step // len(styled) if len(styled) > 3 else 0, step),
             markerfacecolor=style.colour if filled else "none", zorder=3 + order,
+            markeredgewidth=1.2,
         )  # fmt: skip
         lost = run.loc[~finite, "iteration"]
         if len(lost):
@@ -96,12 +90,13 @@ def _panel(ax: Axes, iterations: pd.DataFrame) -> dict[str, Line2D]:
     return entries
 
 
-def _styled(iterations: pd.DataFrame) -> list[tuple[str, pd.DataFrame, EngineStyle]]:
-    """Runs with their styles, the widest line first."""
+def _styled(iterations: pd.DataFrame, looks: Looks) -> list[tuple[str, pd.DataFrame, Style, int]]:
+    """Runs with their styles and places among those of their engine, the widest line first."""
     seen: dict[str, int] = {}
     found = []
     for label, run in iterations.groupby("label", sort=False):
         engine = run["engine"].iloc[0]
-        found.append((label, run, engine_style(engine, seen.get(engine, 0))))
-        seen[engine] = seen.get(engine, 0) + 1
+        variant = seen.get(engine, 0)
+        found.append((label, run, looks.style(engine, variant), variant))
+        seen[engine] = variant + 1
     return sorted(found, key=lambda item: -item[2].width)

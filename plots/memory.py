@@ -9,24 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from plots.canvas import (
-    WIDTH_INCHES,
-    canvas,
-    cases,
-    fold,
-    footnote,
-    legend,
-    legend_inches,
-    watermark,
-)
+from plots.blocks import Blocks, by_look, why_not
 from plots.lines import from_zero
 from plots.observations import observe
-from plots.series import variants
-from plots.style import engine_order, engine_title, sweep_style
 from plots.tables import PlotError, Tables
 
-_ROW_INCHES = 1.9
-_MOST_CASES = 4
 _MOST_NAMES = 26
 _COLUMNS = {
     "device": {"allocated_gib": "allocated", "cached_gib": "cached by the allocator"},
@@ -38,7 +25,7 @@ _NOTES = {
     "process": "process: rank 0's own, which DeepSpeed counts where there is no device",
     "host": "host: all processes of the machine",
 }
-_OF_RUNS = ["stride", "warmup_iterations", "source", "device"]
+_OF_RUNS = ["look", "warmup_iterations", "source", "device"]
 _DASHES: dict[str, Any] = {
     "allocated_gib": "solid",
     "cached_gib": (0, (1, 1.5)),
@@ -48,11 +35,7 @@ _DASHES: dict[str, Any] = {
 
 def unsupported(tables: Tables) -> str:
     """Why the figure is not worth drawing unasked; empty when it is."""
-    try:
-        _shown(_lines(tables))
-    except PlotError as error:
-        return str(error)
-    return ""
+    return why_not(lambda: _shown(_lines(tables)))
 
 
 def draw(tables: Tables) -> Figure:
@@ -63,36 +46,13 @@ def draw(tables: Tables) -> Figure:
     """
     lines = _lines(tables)
     kinds = _shown(lines)
-    every = cases(lines)
-    shown = every[:_MOST_CASES]
-    places = variants(lines)
-    with canvas():
-        names = [engine_title(e, s) for e, s in places] + ["allocated", "cached by the allocator"]
-        rows = len(shown) * len(kinds)
-        height = 1.4 + legend_inches(names) + rows * _ROW_INCHES + 0.9 * (len(shown) - 1)
-        figure = Figure(figsize=(WIDTH_INCHES, height))
-        grid = figure.subplots(rows, 1, squeeze=False)[:, 0]
-        entries: dict[str, Any] = {}
-        for place, ax in enumerate(grid):
-            case, kind = shown[place // len(kinds)], kinds[place % len(kinds)]
-            last = kind == kinds[-1]
-            inside = lines[lines["case"] == case]
-            entries |= _panel(ax, inside, kind, places, last)
-            watermark(ax, set(inside["source"]))
-            if kind == kinds[0] and case:
-                ax.set_title(fold(case, 62), loc="left")
-        if "device" in kinds:
-            for column, text in _COLUMNS["device"].items():
-                entries[text] = Line2D([], [], color="0.2", linestyle=_DASHES[column])
-        figure.align_ylabels(grid)
-        legend(figure, entries)
-        left_out = len(every) - len(shown)
-        footnote(
-            figure, _counts(lines), *(_NOTES[kind] for kind in kinds),
-            f"{left_out} more cases not drawn" if left_out else "",
-            tables.provenance(set(lines["path"])),
-        )  # fmt: skip
-    return figure
+    entries = {}
+    if "device" in kinds:
+        for column, text in _COLUMNS["device"].items():
+            entries[text] = Line2D([], [], color="0.2", linestyle=_DASHES[column])
+    blocks = Blocks(_panel, edge_inches=1.4, row_inches=1.9, gap_inches=0.9, entries=entries)
+    notes = [_counts(lines), *(_NOTES[kind] for kind in kinds)]
+    return blocks.draw(tables, lines, kinds, notes)
 
 
 def _lines(tables: Tables) -> pd.DataFrame:
@@ -130,21 +90,11 @@ def _shown(lines: pd.DataFrame) -> list[str]:
     return kinds
 
 
-def _panel(
-    ax: Axes,
-    lines: pd.DataFrame,
-    kind: str,
-    places: dict[tuple[str, float], int],
-    last: bool,
-) -> dict[str, Any]:
+def _panel(ax: Axes, lines: pd.DataFrame, kind: str, last: bool) -> dict[str, Any]:
     titles = _titles(lines)
     entries: dict[str, Any] = {}
-    groups = sorted(
-        lines.groupby(["engine", "stride"], sort=False),
-        key=lambda item: (engine_order(item[0][0]), item[0][1]),
-    )
-    for (engine, stride), rows in groups:
-        style = sweep_style(engine, places[engine, stride])
+    for look, rows in by_look(lines):
+        style = look.alone
         for column in _COLUMNS[kind]:
             if column not in rows:
                 continue
@@ -157,7 +107,7 @@ def _panel(
                 linewidth=style.width if main else 1.2,
             )  # fmt: skip
             if main:
-                entries[engine_title(engine, stride)] = line
+                entries[look.title()] = line
     ax.set_ylabel(f"{kind} memory (GiB)")
     from_zero(ax)
     step = -(-len(titles) // _MOST_NAMES)
@@ -180,7 +130,7 @@ def _titles(lines: pd.DataFrame) -> list[tuple[str, int]]:
 
 
 def _counts(lines: pd.DataFrame) -> str:
-    groups = lines.groupby(["case", "engine", "stride"])
+    groups = lines.groupby(["case", "look"], sort=False)
     numbers = [len(rows[["path", "iteration"]].drop_duplicates()) for _, rows in groups]
     text = "-".join(str(n) for n in dict.fromkeys((min(numbers), max(numbers))))
     after = " after the warm-up" if (lines["iteration"] > lines["warmup_iterations"]).all() else ""

@@ -4,33 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from configs.fields import field_row
+from configs.naming import Fields
+from configs.study import Figure, Study
+from plots.style import Looks
 from plots.tables import Tables
 
-SETTINGS = {
-    "model": "",
-    "tp": "TP ",
-    "dp": "DP ",
-    "micro_batch_size": "micro-batch ",
-    "accumulation": "accumulation ",
-    "global_batch_size": "global batch ",
-    "offload_ratio": "offload ratio ",
-    "subgroup_numel": "subgroup ",
-    "hog_share": "device share taken ",
-}
-"""What a run was asked for, engine and stride aside, and how a title names it."""
-MEASURES = (
-    *("iteration_ms", "forward_ms", "backward_ms", "update_ms"),
-    *("tflops", "update_rate", "samples_per_s"),
-)
-_SUMMARIES = {name: f"{name.removesuffix('_ms')}_median_ms" for name in MEASURES[:4]}
+X = "x"
+"""Column of the observations that holds the setting along a figure's axis."""
+_NO_SETTINGS = frozenset(("iterations", "seed", "data_prefix"))
+"""Fields that do not set runs apart: their runs are repeats of one point."""
 _RUN_COLUMNS = (
-    *("path", "label", "case", "engine", "stride", "source", "status", "verdict", "point_key"),
-    "device",
-    *("parameters", *SETTINGS),
+    *("path", "label", "case", "engine", "source", "status", "verdict", "point_key", "device"),
+    *("parameters", "warmup_iterations"),
 )
+_RATES = (
+    ("update_rate", "parameters", "update_ms"),
+    ("samples_per_s", "global_batch_size", "iteration_ms"),
+)
+"""Rate, and what it is of by which time."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +35,13 @@ class Observations:
     """What figures are made of; times in ms, rates a second."""
 
     runs: pd.DataFrame
-    """A row a run: ``path``, engine, source, status and settings, without gaps in them."""
+    """A row a run: ``path``, engine with its :class:`plots.style.Look`, source, status and
+    settings, without gaps in them; with a figure, its x."""
     values: pd.DataFrame
     """A row an iteration after the warm-up: all of ``runs`` and the measures. A run of which the
     tables hold only a summary has one row, with ``iterations`` (how many it sums up)."""
+    settings: tuple[str, ...]
+    """Columns of what a run was asked for, the engine and its own fields aside."""
 
     @property
     def failed(self) -> pd.DataFrame:
@@ -49,9 +49,17 @@ class Observations:
         return self.runs[~self.runs["path"].isin(set(self.values["path"]))]
 
 
-def observe(tables: Tables) -> Observations:
-    """Join both tables."""
-    runs = _settled(tables.runs)
+def observe(tables: Tables, figure: Figure | None = None) -> Observations:
+    """Join both tables, for the x and the columns of a figure where one is given."""
+    study = tables.study
+    settings = tuple(
+        name
+        for name, row in study.all_fields.items()
+        if not row.only_some_engines and name not in _NO_SETTINGS
+    )
+    runs = _settled(tables.runs, settings, study, figure)
+    measures = list(dict.fromkeys((*_times(study), "tflops", *(r for r, _, _ in _RATES))))
+    measures += [name for name in (figure.y if figure else ()) if name not in measures]
     iterations = tables.iterations.merge(
         runs[["path", "warmup_iterations"]], on="path", how="inner", validate="m:1"
     )
@@ -60,40 +68,100 @@ def observe(tables: Tables) -> Observations:
     early = (position < iterations["warmup_iterations"]).astype(float)
     left_out = iterations["warmup"].where(iterations["warmup"].notna(), early)
     timed = iterations[(left_out == 0) & iterations["iteration_ms"].notna()]
-    own = timed[["path", *(name for name in MEASURES if name in timed)]].assign(iterations=1)
-    summed = _summaries(tables.runs[~tables.runs["path"].isin(set(timed["path"]))])
+    own = timed[["path", *(name for name in measures if name in timed)]].assign(iterations=1)
+    once = [name for name in measures if name not in tables.iterations and name in tables.runs]
+    of_run = own[["path"]].drop_duplicates().merge(tables.runs[["path", *once]], on="path")
+    own[once] = of_run[once].set_axis(own.index[~own["path"].duplicated()])
+    summed = _summaries(tables.runs[~tables.runs["path"].isin(set(timed["path"]))], measures)
     values = pd.concat([own, summed]) if len(summed) else own
     values = runs.merge(values, on="path", how="inner", validate="1:m")
-    for rate, amount, time in (
-        ("update_rate", "parameters", "update_ms"),
-        ("samples_per_s", "global_batch_size", "iteration_ms"),
-    ):
-        derived = 1000.0 * values[amount] / values[time].where(values[time] > 0)
-        values[rate] = derived.fillna(values[rate]) if rate in values else derived
-    return Observations(runs, values)
+    for rate, amount, time in _RATES:
+        if time in values:
+            derived = 1000.0 * values[amount] / values[time].where(values[time] > 0)
+            values[rate] = derived.fillna(values[rate])
+    return Observations(runs, values, settings)
 
 
-def varying(frame: pd.DataFrame, names: Sequence[str] = tuple(SETTINGS)) -> list[str]:
+def varying(frame: pd.DataFrame, names: Sequence[str]) -> list[str]:
     """Those of some settings that are not the same in all rows."""
     return [name for name in names if frame[name].nunique(dropna=False) > 1]
 
 
-def _settled(runs: pd.DataFrame) -> pd.DataFrame:
+def fields_of(row: pd.Series | dict[str, Any], study: Study) -> Fields:
+    """A row of a table as the namer takes it: what is known of its fields, with their types."""
+    rows, found = study.all_fields, {}
+    for name, value in row.items():
+        if name in (*rows, "engine") and value != "" and not pd.isna(value):
+            plain = value.item() if isinstance(value, np.generic) else value
+            found[name] = bool(plain) if name in rows and rows[name].type == "bool" else plain
+    return found
+
+
+def settle_own_fields(table: pd.DataFrame, study: Study) -> pd.DataFrame:
+    """The table with engines' own fields at their default wherever they do not apply."""
+    own = {}
+    for name, row in study.fields.items():
+        if row.only_some_engines and name in table:
+            unknown = table[name].isna() | (table[name] == "") | ~taken(table, name, study)
+            default = float(row.default) if isinstance(row.default, bool) else row.default
+            own[name] = table[name].mask(unknown, default)
+    return table.assign(**own)
+
+
+def taken(table: pd.DataFrame, field: str, study: Study) -> pd.Series:
+    """Which rows are of an engine that a field has a meaning for."""
+    if not field_row(study.all_fields, field).only_some_engines:
+        return pd.Series(data=True, index=table.index)
+    return table["engine"].isin(
+        [name for name, row in study.engines.items() if field in row.fields]
+    )
+
+
+def _times(study: Study) -> list[str]:
+    return ["iteration_ms", *(f"{phase}_ms" for phase in study.phases)]
+
+
+def _settled(
+    runs: pd.DataFrame, settings: Sequence[str], study: Study, figure: Figure | None
+) -> pd.DataFrame:
     """Runs with every setting that the others allow to work out."""
-    table = runs.drop_duplicates("path")[[*_RUN_COLUMNS, "warmup_iterations"]].copy()
+    own = [name for name, row in study.fields.items() if row.only_some_engines]
+    x = [figure.x] if figure and figure.x else []
+    columns = list(dict.fromkeys((*_RUN_COLUMNS, *settings, *own, *(n for n in x if n in runs))))
+    table = settle_own_fields(runs.drop_duplicates("path")[columns], study)
     ranked = table["micro_batch_size"] * table["dp"].fillna(1)
     table["accumulation"] = table["accumulation"].fillna(table["global_batch_size"] / ranked)
-    # Without a co-process nobody says so.
-    table["hog_share"] = table["hog_share"].fillna(0.0)
-    table["resident_share"] = (1.0 - table["offload_ratio"]).round(6)
-    table["stride"] = table["stride"].fillna(0.0).where(table["engine"] == "hybrid", 0.0)
-    return table
+    for companion in study.companions.values():
+        # A log of a run without a companion does not name its field.
+        table[companion.field] = table[companion.field].fillna(0.0)
+    # Along its axis, an engine's own field makes points of one series.
+    named = [
+        fields_of(row, study) for row in table.drop(columns=x, errors="ignore").to_dict("records")
+    ]
+    looks = Looks(study, named)
+    table["look"] = [looks.of(row) for row in named]
+    return table if not (figure and x) else table.assign(**{X: _along(table, figure, study)})
 
 
-def _summaries(runs: pd.DataFrame) -> pd.DataFrame:
+def _along(table: pd.DataFrame, figure: Figure, study: Study) -> pd.Series:
+    """Places on a figure's axis: values, or for text its place in the order of the texts."""
+    if figure.x not in table:
+        return pd.Series(float("nan"), index=table.index)
+    values = table[figure.x]
+    if not pd.api.types.is_numeric_dtype(values):
+        texts = sorted({text for text in values if text})
+        places = {text: float(place) for place, text in enumerate(texts)}
+        values = values.map(places).astype(float)
+    elif figure.complement:
+        values = (1.0 - values).round(6)
+    # Engines that do not take the field stand beside the axis, not on it.
+    return values.where(taken(table, figure.x, study), 0.0)
+
+
+def _summaries(runs: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
     """One row a run that has no iterations of its own, from its medians or else its means."""
     rows = pd.DataFrame({"path": runs["path"], "iterations": runs["timed_iterations"]})
-    for name in MEASURES:
-        known = runs[name]
-        rows[name] = runs[_SUMMARIES[name]].fillna(known) if name in _SUMMARIES else known
-    return rows[rows[["iteration_ms", "update_ms", "update_rate"]].notna().any(axis=1)]
+    for name in (name for name in measures if name in runs):
+        median = f"{name.removesuffix('_ms')}_median_ms"
+        rows[name] = runs[median].fillna(runs[name]) if median in runs else runs[name]
+    return rows[rows.drop(columns=["path", "iterations"]).notna().any(axis=1)]

@@ -1,92 +1,117 @@
-"""Every figure by its name: what it shows, how it is drawn, when it is worth drawing."""
+"""The kinds of figures that a study may declare: what each needs, and how it is drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from matplotlib.figure import Figure
 
-from plots import accumulation, breakdown, loss, memory, models, swept, update_rates, utilisation
-from plots.tables import Tables
+from configs.errors import explain
+from configs.study import Figure as FigureRow, Study
+from plots import breakdown, loss, memory, models, rates, swept, utilisation
+from plots.tables import PlotError, Tables
+
+_PARAMETERS = ("x", "y", "complement", "label")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to draw."""
+
+    needs: str
+    """Tables and columns without which it cannot be drawn; ``{x}`` and ``{y}`` are the figure's."""
+    draw: Callable[[Tables, FigureRow], Figure]
+    unsupported: Callable[[Tables, FigureRow], str]
+    """Why the figure is not drawn unasked; empty when it is."""
+    required: tuple[str, ...] = ()
+    """Parameters that the study has to give."""
+    optional: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure that can be asked for."""
+    """A figure of a study that can be asked for."""
 
-    shows: str
-    """In a sentence."""
-    needs: str
-    """Tables and columns without which it cannot be drawn."""
-    draw: Callable[[Tables], Figure]
-    unsupported: Callable[[Tables], str]
-    """Why it is not drawn unasked; empty when it is."""
+    row: FigureRow
+    kind: Kind
+
+    @property
+    def needs(self) -> str:
+        """Tables and columns without which it cannot be drawn."""
+        return self.kind.needs.format(x=self.row.x, y=" or ".join(self.row.y))
+
+    def draw(self, tables: Tables) -> Figure:
+        """Draw it.
+
+        Raises:
+            PlotError: the tables hold nothing of it.
+        """
+        return self.kind.draw(tables, self.row)
+
+    def unsupported(self, tables: Tables) -> str:
+        """Why it is not drawn unasked; empty when it is."""
+        return self.kind.unsupported(tables, self.row)
 
 
-def _swept(name: str, shows: str, needs: str) -> Drawing:
-    figure = swept.FIGURES[name]
-    return Drawing(shows, needs, figure.draw, figure.unsupported)
+def _fixed(
+    needs: str, draw: Callable[[Tables], Figure], unsupported: Callable[[Tables], str]
+) -> Kind:
+    """A kind that takes no parameters."""
+    return Kind(needs, lambda tables, _: draw(tables), lambda tables, _: unsupported(tables))
 
 
-FIGURES = {
-    "iteration-breakdown": Drawing(
-        "Forward, backward and update of an iteration, engine by engine",
-        "runs: iteration_ms, forward_ms, backward_ms, update_ms",
-        breakdown.draw, breakdown.unsupported,
+KINDS = {
+    "breakdown": _fixed(
+        "runs: iteration_ms and the phases", breakdown.draw, breakdown.unsupported
     ),
-    "loss": Drawing(
-        "Loss of every iteration, engines over each other", "iterations: iteration, loss",
-        loss.draw, loss.unsupported,
+    "loss": _fixed("iterations: iteration, loss", loss.draw, loss.unsupported),
+    "swept": Kind(
+        "runs: {x}; {y}", swept.draw, swept.unsupported, ("x", "y"), ("complement", "label")
     ),
-    "stride": _swept(
-        "stride", "Update throughput and iteration time against the stride",
-        "runs: stride, parameters; update_ms or iteration_ms",
+    "ratios": Kind(
+        "runs: {x}; {y}. comparisons: case, engine, phase, ratio, speedup, withheld",
+        partial(swept.draw, with_ratios=True), swept.unsupported, ("x", "y"),
+        ("complement", "label"),
     ),
-    "models": Drawing(
-        "Iteration breakdown, update throughput and time of 100 iterations of each model",
-        "runs: model; iteration_ms; update_ms and parameters for the throughput",
-        models.draw, models.unsupported,
+    "models": _fixed(
+        "runs: model; iteration_ms; update_rate for the throughput", models.draw, models.unsupported
     ),
-    "micro-batch": _swept(
-        "micro-batch", "Iteration time and TFLOP/s against the micro-batch",
-        "runs: micro_batch_size; iteration_ms or tflops",
-    ),
-    "subgroup-size": _swept(
-        "subgroup-size", "Update and iteration time against the subgroup size",
-        "runs: subgroup_numel; update_ms or iteration_ms",
-    ),
-    "data-parallel": _swept(
-        "data-parallel", "Weak scaling: iteration time and samples a second against the ranks",
-        "runs: dp; iteration_ms; global_batch_size for samples a second",
-    ),
-    "offload-ratio": _swept(
-        "offload-ratio", "Iteration and update time against the share of the state on the device",
-        "runs: offload_ratio; iteration_ms or update_ms",
-    ),
-    "accumulation": Drawing(
-        "Iteration time and allowed speed-ups against gradient accumulation",
-        "runs: accumulation, or global_batch_size, micro_batch_size, dp; iteration_ms. "
-        "comparisons: case, engine, stride, phase, ratio, speedup, withheld for the speed-ups",
-        accumulation.draw, accumulation.unsupported,
-    ),
-    "gpu-hogging": _swept(
-        "gpu-hogging", "Iteration and update time while a co-process takes a share of the device",
-        "runs: hog_share; iteration_ms or update_ms",
-    ),
-    "update-rates": Drawing(
-        "Update throughput of each engine and offload ratio",
-        "runs: parameters, offload_ratio; update_ms",
-        update_rates.draw, update_rates.unsupported,
-    ),
-    "memory": Drawing(
-        "Memory of device and host over the phases of an iteration",
+    "rates": Kind("runs: {x}; {y}", rates.draw, rates.unsupported, ("x", "y")),
+    "memory": _fixed(
         "memory: iteration, title; allocated_gib, cached_gib or host_used_gib",
         memory.draw, memory.unsupported,
     ),
-    "utilisation": Drawing(
-        "CPU, memory, GPU and PCIe over the time of a run",
+    "utilisation": _fixed(
         "monitor: time_s; cpu_percent, host_used_bytes, gpu_* or pcie_*",
         utilisation.draw, utilisation.unsupported,
     ),
 }  # fmt: skip
+
+
+def figures(study: Study) -> dict[str, Drawing]:
+    """The figures of a study by their names, in its order.
+
+    Raises:
+        PlotError: the study declares a figure that no kind can draw.
+    """
+    found = {}
+    for name, row in study.figures.items():
+        where = f"study '{study.name}', figure '{name}'"
+        if row.kind not in KINDS:
+            raise PlotError(f"{where}: {explain.unknown('kind', row.kind, KINDS)}")
+        kind = KINDS[row.kind]
+        given = [parameter for parameter in _PARAMETERS if getattr(row, parameter)]
+        taken = (*kind.required, *kind.optional)
+        for parameter in kind.required:
+            if parameter not in given:
+                raise PlotError(f"{where}: kind '{row.kind}' needs {' and '.join(kind.required)}")
+        for parameter in given:
+            if parameter not in taken:
+                known = ", ".join(taken) or "no parameter"
+                raise PlotError(
+                    f"{where}: {parameter} means nothing to kind '{row.kind}', which takes {known}"
+                )
+        found[name] = Drawing(row, kind)
+    return found

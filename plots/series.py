@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from plots.observations import SETTINGS, Observations, varying
-from plots.style import EngineStyle, engine_order, engine_title, sweep_style
+from configs.naming import Namer
+from configs.study import Study
+from plots.observations import Observations, X, fields_of, varying
+from plots.style import Look
 from plots.tables import MEASURED, SOURCES
-from plots.units import Quantity, count
+from plots.units import Quantity
 
 _BATCH = ("accumulation", "global_batch_size")
 
@@ -34,12 +36,9 @@ class Value:
 class Series:
     """What one engine did in one panel."""
 
-    engine: str
-    stride: float
-    """0 for an engine without, or where it is the panel's x."""
+    look: Look
+    """Its engine; a field of its own that is the panel's x is not part of it."""
     source: str
-    variant: int
-    """Place among the strides of the whole figure, so that panels agree in their markers."""
     values: tuple[Value, ...]
     failed: tuple[float, ...] = ()
     """Where runs ended without a time."""
@@ -47,12 +46,7 @@ class Series:
     @property
     def title(self) -> str:
         """Entry of the legend."""
-        return engine_title(self.engine, self.stride, self.source)
-
-    @property
-    def style(self) -> EngineStyle:
-        """How it is drawn."""
-        return sweep_style(self.engine, self.variant, self.source)
+        return self.look.title(self.source)
 
 
 @dataclass(frozen=True)
@@ -60,76 +54,43 @@ class Panel:
     """Runs that differ in engine and in one setting, the x, alone."""
 
     title: str
-    key: tuple[object, ...]
     runs: pd.DataFrame
     values: pd.DataFrame
 
 
-def split(data: Observations, setting: str) -> list[Panel]:
+def split(data: Observations, setting: str, study: Study) -> list[Panel]:
     """Put observations into panels, one for each combination of the settings but one.
 
     A sweep keeps either the accumulation or the global batch; the one that leaves fewer panels is
     taken to be kept, and the other follows.
     """
-    others = [name for name in SETTINGS if name not in (setting, *_BATCH)]
+    others = [name for name in data.settings if name not in (setting, *_BATCH)]
     kept = [others] if setting in _BATCH else [[*others, name] for name in _BATCH]
     fixed = min(kept, key=lambda names: len(data.runs.drop_duplicates(names)))
     named = varying(data.runs, fixed)
     panels = []
-    for key, runs in data.runs.groupby(fixed, sort=False, dropna=False):
+    for _, runs in data.runs.groupby(fixed, sort=False, dropna=False):
         values = data.values[data.values["path"].isin(set(runs["path"]))]
-        names = dict.fromkeys(["model", *named])
-        panels.append(Panel(setting_title(runs.iloc[0], list(names)), key, runs, values))
+        panels.append(Panel(setting_title(runs.iloc[0], named, study), runs, values))
     return panels
 
 
-def setting_title(run: pd.Series, names: Sequence[str]) -> str:
-    """Settings in words: ``7B, DP 4, subgroup 100M``; what nobody says is left out."""
-    parts = []
-    for name in names:
-        value = run[name]
-        if pd.isna(value) or value == "":
-            continue
-        text = count(value) if name == "subgroup_numel" else str(value)
-        if not isinstance(value, str) and name != "subgroup_numel":
-            text = f"{value:g}"
-        parts.append(SETTINGS[name] + text)
-    return ", ".join(parts)
+def setting_title(run: pd.Series, names: Sequence[str], study: Study) -> str:
+    """Model and settings in words: ``7B, DP 4, micro-batch 2``; unknown ones are left out."""
+    named = [name for name in names if name != "model"]
+    return Namer(study).case(fields_of(run, study), named)
 
 
-def variants(frame: pd.DataFrame) -> dict[tuple[str, float], int]:
-    """Place of each stride among those of its engine, over the whole figure."""
-    found: dict[tuple[str, float], int] = {}
-    for engine, rows in frame.groupby("engine", sort=False):
-        for place, stride in enumerate(sorted(rows["stride"].unique())):
-            found[engine, stride] = place
-    return found
-
-
-def series(
-    panel: Panel, x: str, quantity: Quantity, places: dict[tuple[str, float], int]
-) -> list[Series]:
-    """Series of a panel, in the order of the engines.
-
-    Args:
-        panel: Its observations.
-        x: Column that is the x; an empty name puts all values at 0. With ``stride`` the strides of
-            an engine are one series.
-        quantity: What is shown.
-        places: From :func:`variants`.
-    """
+def series(panel: Panel, quantity: Quantity) -> list[Series]:
+    """Series of a panel over its x, in the order of the engines."""
     found = []
-    key = ["engine", "source"] if x == "stride" else ["engine", "source", "stride"]
-    for (engine, source, *strides), runs in panel.runs.groupby(key, sort=False):
-        stride = strides[0] if strides else 0.0
+    for (look, source), runs in panel.runs.groupby(["look", "source"], sort=False):
         rows = panel.values[panel.values["path"].isin(set(runs["path"]))]
-        values = summarise(rows, x, quantity.column)
+        values = summarise(rows, X, quantity.column)
         gone = runs[~runs["path"].isin(set(rows["path"]))]
-        failed = set(gone[x].dropna()) - {v.x for v in values} if x else set()
+        failed = set(gone[X].dropna()) - {v.x for v in values}
         if values or failed:
-            place = places.get((engine, stride), 0)
-            many = tuple(values), tuple(sorted(failed))
-            found.append(Series(engine, stride, source, place, *many))
+            found.append(Series(look, source, tuple(values), tuple(sorted(failed))))
     return sorted(found, key=_order)
 
 
@@ -155,8 +116,8 @@ def titles(cells: Sequence[Sequence[list[Series]]]) -> list[str]:
     return list(dict.fromkeys(one.title for one in sorted(every, key=_order)))
 
 
-def _order(one: Series) -> tuple[int, int, float]:
-    return SOURCES.index(one.source), engine_order(one.engine), one.stride
+def _order(one: Series) -> tuple[int, Look]:
+    return SOURCES.index(one.source), one.look
 
 
 def describe(values: Sequence[Value], what: str = "median", bars: bool = True) -> str:

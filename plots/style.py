@@ -1,41 +1,25 @@
-"""Colour, hatch, dash and marker of every phase, engine and source, in one place.
+"""How engines, phases and sources are drawn: as the study says, the rest from lists of our own.
 
-Colours are Okabe and Ito's, which stay apart for colour-blind readers; hatches, dashes and markers
-carry the same distinction on grey paper.
+Colours stay apart for colour-blind readers; hatches, dashes and markers carry the same distinction
+on grey paper.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from matplotlib.colors import to_rgb
+
+from configs.naming import Fields, Namer
+from configs.study import Phase, Study, Style
 from plots.tables import MEASURED, PUBLISHED, SIMULATED
 
 STYLE_FILE = Path(__file__).resolve().parent / "paper.mplstyle"
-
-
-@dataclass(frozen=True)
-class PhaseStyle:
-    """A segment of a bar."""
-
-    title: str
-    colour: str
-    hatch: str
-    text_colour: str
-
-
-@dataclass(frozen=True)
-class EngineStyle:
-    """A line or a bar; wider lines are drawn first, so that equal ones show through."""
-
-    title: str
-    colour: str
-    dash: str | tuple[int, tuple[int, ...]]
-    marker: str
-    width: float
-    marker_size: float
-    hatch: str
-    filled: bool = True
 
 
 @dataclass(frozen=True)
@@ -50,84 +34,145 @@ class SourceStyle:
     """Opacity of lines and of bars."""
 
 
-PHASES = {
-    "forward": PhaseStyle("forward", "#56B4E9", "", "black"),
-    "backward": PhaseStyle("backward", "#E69F00", "///", "black"),
-    "update": PhaseStyle("update", "#009E73", "...", "black"),
-    "other": PhaseStyle("outside the phases", "#FFFFFF", "", "black"),
-}
-ENGINES = {
-    "vanilla": EngineStyle("ZeRO-3 offload (vanilla)", "#999999", "solid", "o", 4.5, 8.0, ""),
-    "async-gradients": EngineStyle(
-        "asynchronous gradients", "#0072B2", "solid", "s", 2.2, 4.5, "///"
-    ),
-    "hybrid": EngineStyle("hybrid", "#D55E00", (0, (4, 3)), "x", 1.4, 5.0, "\\\\\\"),
-}
-"""In the order in which figures show them."""
-UNKNOWN_ENGINE = EngineStyle("unknown engine", "#CC79A7", (0, (1, 2)), "^", 1.4, 4.0, "++")
 SOURCE_STYLES = {
     MEASURED: SourceStyle(hollow=False, watermark="", alpha=1.0),
     SIMULATED: SourceStyle(hollow=False, watermark="simulated", alpha=0.55),
     PUBLISHED: SourceStyle(hollow=True, watermark="", alpha=1.0),
 }
+REST = ""
+"""Stands for what of an iteration no phase covers, after the phases of the study."""
+_REST_PHASE = Phase(title="outside the phases", colour="#FFFFFF")
 
-_VARIANT_MARKERS = ("p", "^", "v", "P", "<", ">", "*")
-_VARIANT_HATCHES = ("xxx", "--", "oo", "||", "**", "OO", "xx--")
+_CHOICES = {
+    "colour": (
+        *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288"),
+        *("#117733", "#882255", "#999933", "#44AA99", "#AA4499", "#999999", "#661100"),
+    ),
+    "marker": ("o", "s", "D", "^", "v", "P", "*", "<", ">", "p", "h", "d"),
+    "hatch": (
+        *("", "///", "\\\\\\", "xxx", "...", "--", "||", "oo", "++", "**", "OO", "//--", "xx||"),
+    ),
+}
+"""What engines take in turn whose rows leave it open; markers all have an inside to fill."""
+_VARIANTS = {
+    "marker": ("p", "^", "v", "P", "<", ">", "*", "h", "d", "s", "o"),
+    "hatch": ("xxx", "--", "oo", "||", "**", "OO", "xx--", "++", "//--", "xx||"),
+}
+"""What one engine takes in turn for values of its own fields."""
+_UNKNOWN = Style(
+    colour="#000000", dash=(0, (1, 2)), marker="h", width=1.4, marker_size=4, hatch="++"
+)
+_REFERENCE_WIDTH, _REFERENCE_MARKER = 4.5, 8.0
 
 
-def engine_style(engine: str, variant: int = 0) -> EngineStyle:
-    """Style of an engine by its name in the tables, where lines may lie over each other.
+@dataclass(frozen=True, order=True)
+class Look:
+    """An engine with certain values of its own fields: its names, and how it is drawn.
 
-    Args:
-        engine: ``vanilla``, ``async-gradients``, ``hybrid``; others look alike.
-        variant: Position among the runs of that engine in one panel; each has its own marker and
-            hatch and, past the first, its own dash.
+    Looks sort as figures show them, and are equal where engine and values are.
     """
-    style = ENGINES.get(engine, UNKNOWN_ENGINE)
-    if variant == 0:
-        return style
-    size, dash = 7.0 + 1.5 * variant, (2 * variant, (2, 2 + variant))
-    return replace(
-        style, marker=_nth(_VARIANT_MARKERS, variant), hatch=_nth(_VARIANT_HATCHES, variant),
-        marker_size=size, filled=False, dash=dash, width=1.2,
-    )  # fmt: skip
+
+    key: tuple[Any, ...]
+    engine: str = field(compare=False)
+    name: str = field(compare=False)
+    """In a legend, without the source."""
+    tag: str = field(compare=False)
+    """Below a bar."""
+    style: Style = field(compare=False)
+    is_reference: bool = field(compare=False)
+    variant: int = field(compare=False)
+    """Place among those of its engine, so that panels agree in their markers."""
+
+    def title(self, source: str = MEASURED) -> str:
+        """Entry of a legend, with the source unless measured."""
+        return self.name if source == MEASURED else f"{self.name}, {source}"
+
+    @property
+    def alone(self) -> Style:
+        """Where each point is a result of its own.
+
+        The reference's markers are the largest, and its line the widest, so that an engine that is
+        as fast does not hide it.
+        """
+        size, width = (7.5, 3.0) if self.is_reference else (5.0, min(self.style.width, 1.8))
+        # A cross has no inside that could be hollow.
+        marker = "D" if self.style.marker == "x" else self.style.marker
+        return self.style.model_copy(update={"marker_size": size, "width": width, "marker": marker})
 
 
-def sweep_style(engine: str, variant: int = 0, source: str = MEASURED) -> EngineStyle:
-    """Style of an engine where each point is a result of its own.
+class Looks:
+    """Looks of the engines of a study that some rows hold."""
 
-    Markers are filled, except those of published values. Stock's are the largest, and its line the
-    widest, so that an engine that is as fast does not hide it.
-    """
-    style = engine_style(engine, variant)
-    # A cross has no inside that could be hollow.
-    marker = "D" if style.marker == "x" else style.marker
-    filled = not SOURCE_STYLES[source].hollow
-    stock = engine == "vanilla"
-    size, width = (7.5, 3.0) if stock else (5.0, min(style.width, 1.8))
-    return replace(style, marker=marker, marker_size=size, width=width, filled=filled)
+    def __init__(self, study: Study, rows: Sequence[Fields]) -> None:
+        self._study = study
+        self._namer = Namer(study)
+        self._present = {str(row.get("engine")) for row in rows}
+        keys: dict[str, set[tuple[Any, ...]]] = {}
+        for row in rows:
+            keys.setdefault(str(row.get("engine")), set()).add(self._namer.engine_key(row))
+        self._places = {
+            key: place for of_one in keys.values() for place, key in enumerate(sorted(of_one))
+        }
+
+    def of(self, row: Fields) -> Look:
+        """The look of a run."""
+        key = self._namer.engine_key(row)
+        engine, variant = str(row.get("engine")), self._places[key]
+        return Look(
+            key, engine, self._namer.engine_title(row), self._namer.engine_tag(row),
+            self.style(engine, variant), engine == self._study.reference, variant,
+        )  # fmt: skip
+
+    def style(self, engine: str, variant: int = 0) -> Style:
+        """Style of an engine; each variant past the first has a marker, hatch and dash of its own.
+
+        Variants pass over the markers and hatches of the other engines that are shown.
+        """
+        style = self._styles.get(engine, _UNKNOWN)
+        if variant == 0:
+            return style
+        own = {name: self._free(name, variant - 1) for name in _VARIANTS}
+        dash = (2 * variant, (2, 2 + variant))
+        return style.model_copy(
+            update={**own, "dash": dash, "width": 1.2, "marker_size": 7.0 + 1.5 * variant}
+        )
+
+    def _free(self, name: str, place: int) -> str:
+        taken = {getattr(self._styles.get(engine, _UNKNOWN), name) for engine in self._present}
+        free = [choice for choice in _VARIANTS[name] if choice not in taken]
+        return free[place % len(free)]
+
+    @cached_property
+    def _styles(self) -> dict[str, Style]:
+        """The rows' own styles, what they leave open filled in."""
+        engines = self._study.engines
+        rest = {
+            name: _unused(choices, {getattr(row.style, name) for row in engines.values()} - {""})
+            for name, choices in _CHOICES.items()
+        }
+        found = {}
+        for name, row in engines.items():
+            empty = {key: next(more) for key, more in rest.items() if not getattr(row.style, key)}
+            found[name] = row.style.model_copy(update=empty)
+        # Lines over each other: the reference has to show through.
+        first = found[self._study.reference]
+        wide = {
+            "width": max(first.width, _REFERENCE_WIDTH),
+            "marker_size": max(first.marker_size, _REFERENCE_MARKER),
+        }
+        return {**found, self._study.reference: first.model_copy(update=wide)}
 
 
-def _nth(values: tuple[str, ...], variant: int) -> str:
-    return values[(variant - 1) % len(values)]
+def _unused(choices: Sequence[str], taken: Collection[str]) -> itertools.cycle[str]:
+    return itertools.cycle([choice for choice in choices if choice not in taken] or choices)
 
 
-def engine_order(engine: str) -> int:
-    """Place of an engine in every figure: stock, asynchronous gradients, hybrid, others."""
-    return list(ENGINES).index(engine) if engine in ENGINES else len(ENGINES)
+def phase_styles(study: Study) -> Mapping[str, Phase]:
+    """Phases in the order they run, and last what none of them covers."""
+    return {**study.phases, REST: _REST_PHASE}
 
 
-def engine_title(engine: str, stride: float | None = None, source: str = MEASURED) -> str:
-    """Name of an engine in a legend, with its stride and with its source unless measured."""
-    name = ENGINES[engine].title if engine in ENGINES else engine or UNKNOWN_ENGINE.title
-    # A stride that is unknown is NaN, and 0 is no stride.
-    if engine == "hybrid" and stride is not None and stride > 0:
-        name += f" (stride {stride:g})"
-    return name if source == MEASURED else f"{name}, {source}"
-
-
-def engine_tag(engine: str, stride: float | None = None) -> str:
-    """Shortest name, for below a bar: the paper's ``V``, ``A`` and ``H`` with the stride."""
-    letters = {"vanilla": "V", "async-gradients": "A", "hybrid": "H"}
-    letter = letters.get(engine, "?")
-    return f"{letter}{stride:g}" if letter == "H" and stride is not None and stride > 0 else letter
+def ink(colour: str) -> str:
+    """Black, or white on a dark colour."""
+    red, green, blue = to_rgb(colour)
+    return "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.4 else "white"

@@ -1,45 +1,38 @@
-"""Reads the tables that ``python -m parse`` writes."""
+"""Reads the tables that ``python -m parse`` writes, and the study that they are of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
 
+from configs.errors import ConfigError
+from configs.study import Study, default_study, study_from
+
 MEASURED, SIMULATED, PUBLISHED = SOURCES = ("measured", "simulated", "published")
 """Where a number comes from: column ``source``, which is ``measured`` where a table lacks it."""
+STUDY_FILE = "study.json"
+"""Beside the tables: the study that declares their fields, engines, phases and figures."""
 
+_KEYS = ("path", "label", "case", "engine")
 _RUNS_NEED = (
-    *("path", "label", "case", "engine", "device", "hardware"),
-    *("iteration_ms", "forward_ms", "backward_ms", "update_ms"),
-    *("warmup_iterations", "timed_iterations"),
+    *(*_KEYS, "device", "hardware"),
+    *("iteration_ms", "warmup_iterations", "timed_iterations"),
 )
-_ITERATIONS_NEED = ("path", "label", "case", "engine", "iteration", "loss")
-_PHASE_MEDIANS = tuple(f"{name}_median_ms" for name in ("iteration", "forward", "backward"))
-_OPTIONAL = {
-    "runs": (
-        *("model", "status", "verdict", "source", "point_key", "tp", "dp", "global_batch_size"),
-        *("micro_batch_size", "accumulation", "offload_ratio", "subgroup_numel", "hog_share"),
-        *("stride", "parameters", "tflops", "update_rate", "samples_per_s", "repeat"),
-        *(*_PHASE_MEDIANS, "update_median_ms"),
-    ),
-    "iterations": (
-        *("stride", "warmup", "iteration_ms", "forward_ms", "backward_ms", "update_ms", "tflops"),
-        *("source",),
-    ),
-}
+_OPTIONAL = (
+    *("status", "verdict", "source", "point_key", "parameters", "warmup"),
+    *("iteration_ms", "iteration_median_ms", "tflops", "update_rate", "samples_per_s"),
+)
 """Columns that tables of an older parser, or of another program, may lack: empty there."""
-_MEMORY_NEED = ("path", "label", "case", "engine", "title")
-_MONITOR_NEED = ("path", "label", "case", "engine", "time_s")
-_COMPARISONS_NEED = ("case", "engine", "phase", "ratio", "ratio_low", "ratio_high", "speedup")
 _TEXT = frozenset(
     (
-        *("path", "label", "reference_label", "case", "engine", "model", "status", "point_key"),
-        *("device", "hardware", "source", "verdict", "verdict_detail", "loss_first", "loss_last"),
-        *("title", "phase", "equality", "speedup", "withheld", "paired"),
+        *(*_KEYS, "reference_label", "status", "point_key", "device", "hardware", "source"),
+        *("verdict", "verdict_detail", "loss_first", "loss_last", "title", "phase", "equality"),
+        *("speedup", "withheld", "paired", "run_id", "started"),
     )
 )
 
@@ -50,12 +43,13 @@ class PlotError(ValueError):
 
 @dataclass(frozen=True)
 class Tables:
-    """All tables of a set of runs."""
+    """All tables of a set of runs, and their study."""
 
     runs: pd.DataFrame
     iterations: pd.DataFrame
     """With a column ``loss_known``: whether there is a loss, be it NaN."""
     folder: Path
+    study: Study
 
     @cached_property
     def memory(self) -> pd.DataFrame:
@@ -64,17 +58,22 @@ class Tables:
         Raises:
             PlotError: there is no such table, or it has no rows.
         """
-        return _read(self.folder / "memory.csv", _MEMORY_NEED)
+        return self._read("memory.csv", (*_KEYS, "title"))
 
     @cached_property
     def monitor(self) -> pd.DataFrame:
         """``monitor.csv``: a row a sample and device; see :attr:`memory`."""
-        return _read(self.folder / "monitor.csv", _MONITOR_NEED)
+        return self._read("monitor.csv", (*_KEYS, "time_s"))
 
     @cached_property
     def comparisons(self) -> pd.DataFrame:
         """``comparisons.csv``: a row a pair of engines and a phase; see :attr:`memory`."""
-        return _read(self.folder / "comparisons.csv", _COMPARISONS_NEED)
+        needed = ("case", "engine", "phase", "ratio", "ratio_low", "ratio_high", "speedup")
+        table = self._read("comparisons.csv", needed)
+        return _with_columns(table, ("withheld", "source"), _text_columns(self.study))
+
+    def _read(self, name: str, needed: Sequence[str]) -> pd.DataFrame:
+        return _read(self.folder / name, needed, self.study)
 
     def provenance(self, paths: Iterable[str] | None = None) -> str:
         """What every figure carries: that it was measured, and on what.
@@ -96,27 +95,57 @@ class Tables:
         return " · ".join(parts)
 
 
-def read_tables(folder: Path) -> Tables:
+def study_of(folder: Path | None) -> Study:
+    """The study that lies beside tables, or the default one where none does.
+
+    Raises:
+        PlotError: the file is no study.
+    """
+    path = (folder or Path()) / STUDY_FILE
+    if folder is None or not path.exists():
+        return default_study()
+    try:
+        return study_from(json.loads(path.read_text(encoding="utf-8")), str(path))
+    except (OSError, ValueError, ConfigError) as error:
+        reason = " ".join(str(error).removeprefix(f"{path}: ").split())
+        raise PlotError(f"{path}: cannot be read as a study: {reason}") from None
+
+
+def read_tables(folder: Path, study: Study | None = None) -> Tables:
     """Read ``runs.csv`` and ``iterations.csv``; the others are read when a figure asks for them.
+
+    Args:
+        folder: Where the tables lie.
+        study: What declares their fields; by default :func:`study_of` the folder.
 
     Raises:
         PlotError: a table is missing, is not one of ours, or has no rows.
     """
-    runs = _filled(_read(folder / "runs.csv", _RUNS_NEED), _OPTIONAL["runs"])
-    table = _read(folder / "iterations.csv", _ITERATIONS_NEED, may_be_empty=True)
-    iterations = _filled(table, _OPTIONAL["iterations"])
-    known = set(SOURCES)
+    study = study or study_of(folder)
+    needed = (*_KEYS, "iteration", "loss")
+    runs = _read(folder / "runs.csv", _RUNS_NEED, study)
+    iterations = _read(folder / "iterations.csv", needed, study, may_be_empty=True)
+    times = [f"{phase}{end}" for phase in study.phases for end in ("_ms", "_median_ms")]
+    text = _text_columns(study)
+    runs = _with_columns(runs, (*_OPTIONAL, *times, *study.all_fields), text)
+    iterations = _with_columns(iterations, (*_OPTIONAL, *times), text)
     for name, table in (("runs.csv", runs), ("iterations.csv", iterations)):
         table["source"] = table["source"].replace("", MEASURED)
-        strange = set(table["source"]) - known
+        strange = set(table["source"]) - set(SOURCES)
         if strange:
             raise PlotError(
                 f"{folder / name}: source '{min(strange)}' is none of {', '.join(SOURCES)}"
             )
-    return Tables(runs, iterations, folder)
+    return Tables(runs, iterations, folder, study)
 
 
-def _read(path: Path, needed: tuple[str, ...], *, may_be_empty: bool = False) -> pd.DataFrame:
+def _text_columns(study: Study) -> frozenset[str]:
+    return _TEXT | {name for name, row in study.all_fields.items() if row.type == "str"}
+
+
+def _read(
+    path: Path, needed: Sequence[str], study: Study, *, may_be_empty: bool = False
+) -> pd.DataFrame:
     try:
         # As text first: a loss of "nan" was measured, an empty cell was not.
         table = pd.read_csv(path, dtype=str, keep_default_na=False)
@@ -131,13 +160,16 @@ def _read(path: Path, needed: tuple[str, ...], *, may_be_empty: bool = False) ->
         raise PlotError(f"{path}: has no rows")
     if "loss" in needed:
         table["loss_known"] = table["loss"] != ""
-    for column in set(table.columns) - _TEXT - {"loss_known"}:
+    switches = {name for name, row in study.all_fields.items() if row.type == "bool"}
+    for column in set(table.columns) - _text_columns(study) - {"loss_known"}:
+        if column in switches:
+            table[column] = table[column].str.lower().replace({"true": "1", "false": "0"})
         table[column] = pd.to_numeric(table[column], errors="coerce")
     return table
 
 
-def _filled(table: pd.DataFrame, columns: tuple[str, ...]) -> pd.DataFrame:
-    absent = {
-        column: "" if column in _TEXT else float("nan") for column in columns if column not in table
-    }
-    return table.assign(**absent)
+def _with_columns(
+    table: pd.DataFrame, columns: Iterable[str], text: Collection[str]
+) -> pd.DataFrame:
+    absent = dict.fromkeys(column for column in columns if column not in table)
+    return table.assign(**{name: "" if name in text else float("nan") for name in absent})

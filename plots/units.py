@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+from configs.study import Phase
 
 GIB = 2.0**30
 
@@ -35,12 +37,13 @@ class Quantity:
 
     def label(self, scale: Scale) -> str:
         """Text of an axis: ``iteration time (ms)``, in two lines where the unit is long."""
+        if not scale.unit:
+            return self.title
         return f"{self.title}{chr(10) if len(self.title + scale.unit) > 24 else ' '}({scale.unit})"
 
 
 _TIME = (Scale("ms", 1.0), Scale("s", 1e3))
 ITERATION = Quantity("iteration_ms", "iteration time", _TIME)
-UPDATE = Quantity("update_ms", "update time", _TIME)
 UPDATE_RATE = Quantity(
     "update_rate",
     "update throughput",
@@ -55,19 +58,33 @@ TFLOPS = Quantity(
     "tflops", "throughput of a device", (Scale("GFLOP/s", 1e-3), Scale("TFLOP/s", 1.0))
 )
 SAMPLES = Quantity("samples_per_s", "throughput", (Scale("samples/s", 1.0),))
-TOTAL = Quantity(
-    "iteration_ms", "100 iterations", (Scale("ms", 1.0), Scale("s", 1e3), Scale("min", 6e4))
-)
+TOTAL = Quantity("iteration_ms", "100 iterations", (*_TIME, Scale("min", 6e4)))
+ONE = Scale("", 1.0)
+
+_KNOWN = {quantity.column: quantity for quantity in (ITERATION, UPDATE_RATE, TFLOPS, SAMPLES)}
+_ENDINGS = {
+    "_ms": _TIME,
+    "_per_s": (Scale("1/s", 1.0),),
+    "_s": (Scale("s", 1.0),),
+    "_percent": (Scale("%", 1.0),),
+    "_gib": (Scale("GiB", 1.0),),
+    "_bytes": (Scale("bytes", 1.0), Scale("MiB", 2.0**20), Scale("GiB", GIB)),
+}
+"""Units of columns that are not known by their names."""
+
+
+def quantity(column: str, phases: Mapping[str, Phase]) -> Quantity:
+    """What a column of the tables holds; its unit is the end of its name."""
+    if column in _KNOWN:
+        return _KNOWN[column]
+    ending = next((ending for ending in _ENDINGS if column.endswith(ending)), "")
+    stem = column.removesuffix(ending)
+    if ending == "_ms":
+        title = phases[stem].title if stem in phases else stem.replace("_", " ")
+        return Quantity(column, f"{title} time", _TIME)
+    return Quantity(column, stem.replace("_", " "), _ENDINGS.get(ending, (ONE,)))
 
 
 def short(value: float) -> str:
     """Three digits, or all before the point: no more than a figure can show."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def count(number: float) -> str:
-    """A number of elements with its magnitude: ``10M``, ``1.5B``."""
-    for divisor, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= divisor:
-            return f"{number / divisor:.4g}{letter}"
-    return f"{number:g}"

@@ -3,9 +3,10 @@ from itertools import pairwise
 
 from hypothesis import given, strategies as st
 
+from configs.fields import count
 from plots.canvas import fold
 from plots.lines import _fit
-from plots.units import ITERATION, TOTAL, UPDATE_RATE, count, short
+from plots.units import ITERATION, TOTAL, UPDATE_RATE, short
 
 POSITIVE = st.floats(1e-6, 1e15)
 WORDS = st.lists(st.text("abc- ", min_size=1, max_size=30), min_size=1, max_size=8)

@@ -4,10 +4,14 @@ import numpy as np
 import pytest
 from matplotlib.patches import Rectangle
 
+from configs.study import default_study
 from plots import breakdown, loss
 from plots.__main__ import main
-from plots.style import ENGINES, PHASES
+from plots.style import phase_styles
 from plots.tables import read_tables
+
+ENGINES = {name: row.style for name, row in default_study().engines.items()}
+PHASES = {name or "other": row for name, row in phase_styles(default_study()).items()}
 
 RUN = {
     "path": "x.log", "label": "vanilla", "case": "", "engine": "vanilla", "device": "cpu",

@@ -3,8 +3,11 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from configs.study import default_study
 from plots.__main__ import main
-from plots.registry import FIGURES
+from plots.registry import figures
+
+FIGURES = figures(default_study())
 
 EVERY = {
     "model": "13B", "micro_batch_size": 4, "subgroup_numel": 10**9, "dp": 2, "offload_ratio": 0.5,

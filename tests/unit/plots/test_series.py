@@ -1,17 +1,23 @@
 import pytest
 
+from configs.study import Figure, default_study
 from plots.observations import observe
-from plots.series import describe, remarks, series, split, summarise, variants
+from plots.series import describe, remarks, series, split as split_of, summarise
 from plots.tables import read_tables
 from plots.units import ITERATION, SAMPLES, UPDATE_RATE
 
 
 @pytest.fixture
 def look(tmp_path):
-    def look(sweep, **options):
-        return observe(read_tables(sweep.write(tmp_path / "tables", **options)))
+    def look(sweep, x="", y=(), **options):
+        figure = Figure(kind="swept", title="", x=x, y=y) if x or y else None
+        return observe(read_tables(sweep.write(tmp_path / "tables", **options)), figure)
 
     return look
+
+
+def split(data, setting):
+    return split_of(data, setting, default_study())
 
 
 def timed(*iterations_ms):
@@ -61,13 +67,12 @@ def test_engines_come_in_their_order_and_strides_keep_their_place(sweep, look):
     sweep.add("hybrid", 4, dp=2).update()
     for engine, stride in (("hybrid", 2), ("other", 0), ("async-gradients", 0), ("vanilla", 0)):
         sweep.add(engine, stride)
-    data = look(sweep)
-    places = variants(data.runs)
-    one, two = (series(panel, "dp", ITERATION, places) for panel in split(data, "model")[::-1])
-    assert [s.engine for s in one] == ["vanilla", "async-gradients", "hybrid", "other"]
-    assert (one[2].variant, two[0].variant) == (0, 1)
-    assert one[2].style.marker != two[0].style.marker
-    assert one[2].style.colour == two[0].style.colour
+    data = look(sweep, x="model")
+    one, two = (series(panel, ITERATION) for panel in split(data, "model")[::-1])
+    assert [s.look.engine for s in one] == ["vanilla", "async-gradients", "hybrid", "other"]
+    assert (one[2].look.variant, two[0].look.variant) == (0, 1)
+    assert one[2].look.alone.marker != two[0].look.alone.marker
+    assert one[2].look.alone.colour == two[0].look.alone.colour
 
 
 def test_a_panel_holds_one_setting_of_all_but_the_x(sweep, look):
@@ -92,9 +97,9 @@ def test_a_failed_run_is_no_value_but_known(sweep, look):
     sweep.add("vanilla", dp=1)
     sweep.add("vanilla", dp=2, times=(), status="oom-host")
     sweep.add("vanilla", dp=4, times=timed(float("nan")), status="timeout")
-    data = look(sweep)
+    data = look(sweep, x="dp")
     (panel,) = split(data, "dp")
-    (one,) = series(panel, "dp", SAMPLES, {})
+    (one,) = series(panel, SAMPLES)
     assert [v.x for v in one.values] == [1]
     assert one.failed == (2, 4)
     assert remarks(data.runs, data.failed) == ["runs without times: oom-host 1, timeout 1"]
@@ -102,8 +107,8 @@ def test_a_failed_run_is_no_value_but_known(sweep, look):
 
 def test_strides_are_one_series_where_the_stride_is_the_x(sweep, look):
     sweep.grid(engines=[("vanilla", 0), ("hybrid", 2), ("hybrid", 5)], model=["7B"])
-    (panel,) = split(look(sweep), "stride")
-    stock, hybrid = series(panel, "stride", UPDATE_RATE, {})
+    (panel,) = split(look(sweep, x="stride"), "stride")
+    stock, hybrid = series(panel, UPDATE_RATE)
     assert [v.x for v in stock.values] == [0]
     assert [v.x for v in hybrid.values] == [2, 5]
     assert hybrid.title == "hybrid"

@@ -2,10 +2,13 @@
 
 import pytest
 
+from configs.study import default_study
 from plots.canvas import save
-from plots.registry import FIGURES
-from plots.style import ENGINES
+from plots.registry import figures
 from plots.tables import read_tables
+
+FIGURES = figures(default_study())
+ENGINES = {name: row.style for name, row in default_study().engines.items()}
 
 PHASES = {"forward_ms": 100.0, "backward_ms": 200.0, "update_ms": 300.0}
 

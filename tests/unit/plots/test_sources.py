@@ -1,8 +1,13 @@
 import pytest
 
-from plots.registry import FIGURES
-from plots.style import ENGINES, PHASES, engine_style, sweep_style
+from configs.study import default_study, study_from
+from plots.registry import figures
+from plots.style import Looks
 from plots.tables import read_tables
+
+FIGURES = figures(default_study())
+ENGINES = {name: row.style for name, row in default_study().engines.items()}
+PHASES = default_study().phases
 
 
 @pytest.fixture
@@ -85,15 +90,49 @@ def test_a_source_is_in_the_legend_unless_measured(draw, sweep):
     ]  # fmt: skip
 
 
+def looks(engines, **fields):
+    """Looks of engines, or of one engine with several values of a field."""
+    rows = [{"engine": engine} for engine in engines]
+    for name, values in fields.items():
+        rows = [{**row, name: value} for row in rows for value in values]
+    made = Looks(default_study(), rows)
+    return [made.of(row) for row in rows]
+
+
 def test_engines_differ_in_more_than_colour():
+    found = looks(ENGINES)
+    assert len(found) >= 7
     for attribute in ("colour", "marker", "hatch"):
-        for style in (engine_style, sweep_style):
-            assert len({getattr(style(engine), attribute) for engine in ENGINES}) == len(ENGINES)
-    assert len({style.hatch for style in PHASES.values() if style.colour != "#FFFFFF"}) == 3
+        for styles in ([look.style for look in found], [look.alone for look in found]):
+            assert len({getattr(style, attribute) for style in styles}) == len(ENGINES)
+    assert len({phase.hatch for phase in PHASES.values()}) == 3
 
 
 def test_strides_of_the_hybrid_differ_in_marker_and_hatch_and_share_their_colour():
-    styles = [sweep_style("hybrid", variant) for variant in range(7)]
+    styles = [look.alone for look in looks(["hybrid"], stride=range(2, 9))]
     assert len({style.marker for style in styles}) == 7
     assert len({style.hatch for style in styles}) == 7
     assert len({style.colour for style in styles}) == 1
+
+
+def test_a_variant_never_takes_the_marker_of_another_engine_that_is_shown():
+    rows = [{"engine": engine} for engine in ENGINES]
+    rows += [{"engine": "hybrid", "stride": stride} for stride in (2, 3, 4)]
+    made = Looks(default_study(), rows)
+    for attribute in ("marker", "hatch"):
+        assert len({getattr(made.of(row).alone, attribute) for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize("count", range(2, 13))
+def test_engines_whose_rows_leave_their_style_open_stay_apart_on_grey_paper(count):
+    rows = {f"engine-{n}": {"title": f"engine {n}", "tag": f"{n}"} for n in range(count)}
+    table = {"name": "s", "title": "s", "reference": "engine-1", "engines": rows}
+    fields = [{"engine": name} for name in rows]
+    made = Looks(study_from(table, "s"), fields)
+    styles = [made.of(row).style for row in fields]
+    for attribute in ("colour", "marker", "hatch"):
+        assert len({getattr(style, attribute) for style in styles}) == count
+    widths = [style.width for style in styles]
+    assert widths.index(max(widths)) == 1, "the reference shows through the others"
+    sizes = [made.of(row).alone.marker_size for row in fields]
+    assert sizes.index(max(sizes)) == 1

@@ -1,10 +1,11 @@
 import pytest
 from matplotlib.container import ErrorbarContainer
 
-from plots import accumulation, models, update_rates
-from plots.registry import FIGURES
-from plots.style import ENGINES
+from configs.study import default_study
+from plots.registry import figures
 from plots.tables import PlotError, read_tables
+
+FIGURES = figures(default_study())
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def drawn(ax):
 
 
 def colour(engine):
-    return ENGINES[engine].colour
+    return default_study().engines[engine].style.colour
 
 
 @pytest.mark.parametrize(
@@ -185,14 +186,15 @@ def test_update_rates_are_a_bar_an_engine_and_ratio(draw, sweep):
     sweep.grid(engines=[("vanilla", 0), ("hybrid", 2)], model=["7B"], offload_ratio=[0.0, 1.0])
     (ax,) = draw("update-rates", sweep).axes
     assert [label.get_text() for label in ax.get_yticklabels()] == [
-        "ZeRO-3 offload (vanilla), ratio 1", "ZeRO-3 offload (vanilla), ratio 0",
-        "hybrid (stride 2), ratio 1", "hybrid (stride 2), ratio 0",
+        "ZeRO-3 offload (vanilla), offload ratio 1", "ZeRO-3 offload (vanilla), offload ratio 0",
+        "hybrid (stride 2), offload ratio 1", "hybrid (stride 2), offload ratio 0",
     ]  # fmt: skip
     assert [patch.get_width() for patch in ax.patches] == pytest.approx([6, 6, 11, 11], rel=0.03)
 
 
-@pytest.mark.parametrize("figure", [models, update_rates, accumulation])
-def test_a_figure_of_nothing_is_refused_in_a_line(tmp_path, sweep, figure):
+@pytest.mark.parametrize("name", ["models", "update-rates", "accumulation"])
+def test_a_figure_of_nothing_is_refused_in_a_line(tmp_path, sweep, name):
+    figure = FIGURES[name]
     sweep.add("vanilla", times=(), status="failed")
     tables = read_tables(sweep.write(tmp_path / "t"))
     with pytest.raises(PlotError, match="no run has"):

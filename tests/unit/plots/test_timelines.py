@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
 
+from configs.study import default_study
 from plots import memory, utilisation
-from plots.style import ENGINES
 from plots.tables import PlotError, read_tables
+
+ENGINES = {name: row.style for name, row in default_study().engines.items()}
 
 TITLES = ("before forward", "after forward", "before forward", "after forward", "after step")
 
