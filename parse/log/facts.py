@@ -10,10 +10,10 @@ from math import prod
 
 from parse.log.records import Log, Setting
 
-FACT_MARKERS = (
-    *(b"using world size", b"dist_world_size=", b"ds_accelerator", b"padded vocab"),
-    *(b"number of parameters on", b"model parallel rank (", b"_size ....", b"num_layers ."),
-    *(b"num_attention_heads .", b"seq_length .", b"sub_group_size="),
+_MARKERS = (
+    *("using world size", "dist_world_size=", "ds_accelerator", "padded vocab"),
+    *("number of parameters on", "model parallel rank (", "_size ....", "num_layers ."),
+    *("num_attention_heads .", "seq_length .", "sub_group_size="),
 )
 _INTEGER = r"\d{1,18}"
 _WORLD = re.compile(rf"\busing world size:\s*({_INTEGER})(?=,|\s|$)")
@@ -60,6 +60,8 @@ class RunFacts:
 
     def feed(self, text: str) -> bool:
         """Take one whole line; returns whether it is one that the start of a run prints."""
+        if not any(marker in text for marker in _MARKERS):
+            return False
         if " ...." in text:
             self._argument(text)
             return False
