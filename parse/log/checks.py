@@ -158,10 +158,11 @@ def _learning_rate_agrees(window: Window) -> bool | None:
     """DeepSpeed's progress line has it in full precision."""
     assert window.line is not None
     printed = window.line.values.get("learning_rate")
-    if printed is None or window.step_rate is None:
+    rates = [line.learning_rate for line in window.progress if line.learning_rate]
+    if printed is None or not rates:
         return None
     try:
-        exact = float(window.step_rate)
+        exact = float(rates[-1])
     except ValueError:
         return None
     digits = _decimals(printed.lower().partition("e")[0])

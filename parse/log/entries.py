@@ -1,12 +1,14 @@
 """One log line to its values, or to the reason why it is left out. Standard library alone.
 
-A line counts as a whole or not at all: where a single part of it cannot be read, or two lines have
-run into each other, nothing tells which of its other digits are sound.
+A line counts as a whole or not at all: where a part of it cannot be read, or two lines have run
+into each other, nothing tells which of its other digits are sound.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple
 
 from parse.log.fields import (
     INTERVAL_TIMER,
@@ -23,23 +25,44 @@ RUN_TOGETHER = "two lines run together"
 CUT_OFF = "cut off: the log ends here"
 
 
+class Mark(Enum):
+    """What a line tells of the lines around it."""
+
+    LINES_LOST = auto()
+    RUN_START = auto()
+
+
+class ProgressLine(NamedTuple):
+    """A line with DeepSpeed's count of iterations."""
+
+    step: int
+    learning_rate: str | None
+    """As printed, in full precision; None where the line does not have it."""
+
+
 @dataclass
-class IterationLine:
-    """The line that Megatron prints at the end of an iteration."""
+class LabelledLine:
+    """A line of labels and values."""
 
     number: int
     """Position in the log, from 1."""
     text: str
-    cut: bool
+    problem: str = ""
+    """Why the line cannot be used; empty for a sound one."""
+    unknown: list[str] = field(default_factory=list)
+    """Labels that are not in the table of fields."""
+
+
+@dataclass
+class IterationLine(LabelledLine):
+    """The line that Megatron prints at the end of an iteration."""
+
+    cut: bool = False
     """Whether the log ends inside the line."""
     values: dict[str, str] = field(default_factory=dict)
     """Text of each value, by its name in the table of fields."""
-    unknown: list[str] = field(default_factory=list)
-    """Labels that are not in the table of fields."""
     bar_at_end: bool = True
     """Whether a bar follows the last field."""
-    problem: str = ""
-    """Why the line cannot be used; empty for a sound one."""
 
     def integer(self, name: str) -> int | None:
         """A value as a whole number; None when it is not there."""
@@ -51,41 +74,18 @@ class IterationLine:
 
 
 @dataclass
-class TimerLine:
-    """A line of DeepSpeed's timers, in ms."""
+class TimerLine(LabelledLine):
+    """A line of DeepSpeed's timers, in ms, by the name of their field."""
 
-    number: int
-    text: str
     main: dict[str, float] = field(default_factory=dict)
-    """Timers of the iteration, by the name of their field."""
+    """Of the iteration."""
     micro: dict[str, float] = field(default_factory=dict)
-    """Timers of one micro-batch."""
-    unknown: list[str] = field(default_factory=list)
-    problem: str = ""
+    """Of one micro-batch."""
 
     @property
     def ends_iteration(self) -> bool:
         """Whether DeepSpeed prints this line last in an iteration."""
         return bool(self.main.keys() - {"optimizer_step_ms"})
-
-
-@dataclass
-class ProgressLine:
-    """A line with DeepSpeed's count of iterations."""
-
-    step: int
-    learning_rate: str | None
-    """As printed, in full precision; None where the line does not have it."""
-
-
-@dataclass
-class Damage:
-    """A place where lines may be missing."""
-
-
-@dataclass
-class RunStart:
-    """The first line of a run."""
 
 
 def iteration_line(number: int, text: str, cut: bool) -> IterationLine | None:
@@ -96,20 +96,16 @@ def iteration_line(number: int, text: str, cut: bool) -> IterationLine | None:
         text: The line.
         cut: Whether the log ends inside the line.
     """
-    line = IterationLine(number, text, cut)
+    line = IterationLine(number, text, cut=cut)
     head = ITERATION_HEAD.search(text)
-    first, *parts = text[head.start() :].split("|") if head else ["", *text.split("|")]
-    start = ITERATION_START.fullmatch(first)
-    if start:
+    first, *parts = text[head.start() if head else 0 :].split("|")
+    if start := ITERATION_START.fullmatch(first):
         line.values |= {name: value for name, value in start.groupdict().items() if value}
     else:
         parts.insert(0, first)
-    last = parts.pop() if parts else ""
+    last = INTERVAL_TIMER.sub("", parts.pop()) if parts else ""
     for part in parts:
         _take_field(line, part)
-    if not line.values.keys() & {known.name for known in ITERATION_FIELDS.values()}:
-        return None
-    last = INTERVAL_TIMER.sub("", last)
     if last.strip():
         line.bar_at_end = False
         _take_field(line, last)
@@ -117,20 +113,19 @@ def iteration_line(number: int, text: str, cut: bool) -> IterationLine | None:
         line.problem = CUT_OFF
     elif not head:
         line.problem = "an iteration line without its beginning"
-    return line
+    known = {known.name for known in ITERATION_FIELDS.values()}
+    return line if line.values.keys() & known else None
 
 
 def _take_field(line: IterationLine, part: str) -> None:
-    found = LABELLED.match(part)
+    found = LABELLED.fullmatch(part)
+    label, value = found.groups() if found else ("", "")
+    known = ITERATION_FIELDS.get(label)
     if not found:
         line.problem = "an iteration line with a field that cannot be read"
-        return
-    label, value = found[1].strip(), found[2]
-    known = ITERATION_FIELDS.get(label)
-    if known is None:
+    elif known is None:
         line.unknown.append(label)
-        if ":" in value:
-            line.problem = RUN_TOGETHER
+        line.problem = RUN_TOGETHER if ":" in value else line.problem
     elif not known.value.fullmatch(value):
         line.problem = f"an iteration line whose {label!r} cannot be read"
     elif known.name in line.values:

@@ -19,25 +19,24 @@ _WITH_MOE_DETAIL = rf"{_DECIMAL}(?: \([^()]*\))?"
 
 
 class Field(NamedTuple):
-    """What stands behind a label."""
+    """What stands behind a label: the name of the value, and a pattern of all of it."""
 
     name: str
-    """Name of the value; its end is the unit."""
     value: re.Pattern[str]
-    """Matches the whole of a well-formed value."""
 
 
 def _fields(*rows: tuple[str, str, str]) -> dict[str, Field]:
     return {label: Field(name, re.compile(value)) for label, name, value in rows}
 
 
-LABELLED = re.compile(r"\s*([^:|]{2,60}?):\s*(.*?)\s*$", re.DOTALL)
+LABELLED = re.compile(r"\s*([^:|]{2,60}?)\s*:\s*(.*?)\s*", re.DOTALL)
 """One part of a line, between two bars: a label and its value."""
 
 ITERATION_HEAD = re.compile(r"\belapsed_time \d|\biteration +\d+ */|\bconsumed samples:")
 """Where an iteration line begins, behind whatever prefix."""
 ITERATION_START = re.compile(
-    r"iteration\s+(?P<iteration>\d{1,12})\s*/\s*\d{1,12}\s*|elapsed_time\s+(?P<elapsed_s>\d{1,9}\.\d{6})\s*"
+    r"iteration\s+(?P<iteration>\d{1,12})\s*/\s*\d{1,12}\s*"
+    r"|elapsed_time\s+(?P<elapsed_s>\d{1,9}\.\d{6})\s*"
 )
 """The first part of Megatron's iteration line, and of the paper's fork's."""
 ITERATION_FIELDS = _fields(

@@ -28,7 +28,8 @@ _ROUNDING_GIB = 0.011
 _WHOLE_ROUNDING_GIB = 0.511
 """``Max_CA`` is printed as a whole number."""
 _ROUNDING_PERCENT = 0.06
-_DAMAGED = "a damaged memory line"
+Reject = Callable[[int, str, str], None]
+"""Lists a line that is left out: its number, the reason, its text."""
 _FIRST_TITLE = "Engine before forward"
 """What comes before it is the setup."""
 _TITLES = {
@@ -41,12 +42,12 @@ _TITLES = {
 class MemoryReader:
     """Reads memory lines; a line of the device waits for the host's that follows it."""
 
-    def __init__(self, reject: Callable[[int, str, str], None]) -> None:
+    def __init__(self, reject: Reject) -> None:
         self.lines: list[MemoryLine] = []
         self._reject = reject
         self._pending: MemoryLine | None = None
 
-    def add(self, number: int, text: str, before: str) -> MemoryLine | None:
+    def add(self, number: int, text: str, before: str) -> list[MemoryLine]:
         """Take one line that looks like memory.
 
         Args:
@@ -55,39 +56,28 @@ class MemoryReader:
             before: The line before it, which may be its title.
 
         Returns:
-            The record that begins with this line; None where it goes on with the one before.
+            The record that begins with this line; none where it goes on with the one before.
         """
-        if "CPU Virtual" in text:
-            return self._add_host(number, text)
-        line = self._begin(number)
-        device = _DEVICE.search(text)
-        figures = [float(value) for value in device.groups()] if device else []
-        if device and _possible(*figures):
+        is_host, pending = "CPU Virtual" in text, self._pending
+        goes_on = is_host and pending and number - pending.line <= _LINES_APART
+        line = pending if goes_on and pending else MemoryLine(number)
+        self._pending = None if is_host else line
+        found = (_HOST if is_host else _DEVICE).search(text)
+        figures = [float(value) for value in found.groups()] if found else []
+        if not found:
+            self._reject(number, "a damaged memory line", text)
+        elif is_host:
+            line.host_used_gib, line.host_percent = figures
+        elif _possible(*figures):
             line.title = _title(before, text)
             line.allocated_gib, line.max_allocated_gib = figures[:2]
             line.cached_gib, line.max_cached_gib = figures[2:]
         else:
-            reason = "memory figures that contradict each other" if device else _DAMAGED
-            self._reject(number, reason, text)
-        self._pending = line
-        return line
-
-    def _add_host(self, number: int, text: str) -> MemoryLine | None:
-        line = self._pending
-        is_new = line is None or number - line.line > _LINES_APART
-        if line is None or is_new:
-            line = self._begin(number)
-        host = _HOST.search(text)
-        if host:
-            line.host_used_gib, line.host_percent = float(host[1]), float(host[2])
-        else:
-            self._reject(number, _DAMAGED, text)
-        self._pending = None
-        return line if is_new else None
-
-    def _begin(self, number: int) -> MemoryLine:
-        self.lines.append(MemoryLine(number))
-        return self.lines[-1]
+            self._reject(number, "memory figures that contradict each other", text)
+        if goes_on:
+            return []
+        self.lines.append(line)
+        return [line]
 
     def end_pair(self) -> None:
         """Note that a line of the host which follows is not the pending one's."""
@@ -116,29 +106,22 @@ def _title(before: str, text: str) -> str | None:
     return title if readable and 0 < len(title) <= _TITLE_CHARACTERS else None
 
 
-def check_host(lines: Sequence[MemoryLine]) -> list[MemoryLine]:
-    """Drop host figures whose share does not fit the size of the machine that the others give.
-
-    Returns:
-        The lines whose figures were dropped.
-    """
-    known = [m for m in lines if m.host_used_gib and m.host_percent]
-    if len(known) < _FEWEST:
-        return []
-    size = median((m.host_used_gib or 0.0) / (m.host_percent or 1.0) * 100 for m in known)
-    unsure = median(_ROUNDING_PERCENT / (m.host_percent or 1.0) for m in known)
-
-    def fits(line: MemoryLine) -> bool:
-        expected = size * (line.host_percent or 0.0) / 100
-        slack = expected * unsure + size * _ROUNDING_PERCENT / 100 + _ROUNDING_GIB
-        return abs((line.host_used_gib or 0.0) - expected) <= slack
-
-    wrong = [line for line in known if not fits(line)]
-    if 4 * len(wrong) > len(known):
-        return []
-    for line in wrong:
+def check_host(lines: Sequence[MemoryLine], reject: Reject) -> None:
+    """Drop host figures whose share does not fit the size of the machine that the others give."""
+    known = [(m, m.host_used_gib, m.host_percent) for m in lines]
+    sure = [(m, used, percent) for m, used, percent in known if used and percent]
+    if len(sure) < _FEWEST:
+        return
+    size_gib = median(used / percent * 100 for _, used, percent in sure)
+    unsure = median(_ROUNDING_PERCENT / percent for *_, percent in sure)
+    wrong = []
+    for line, used, percent in sure:
+        expected = size_gib * percent / 100
+        slack = expected * unsure + size_gib * _ROUNDING_PERCENT / 100 + _ROUNDING_GIB
+        wrong += [line] if abs(used - expected) > slack else []
+    for line in wrong if 4 * len(wrong) <= len(sure) else ():
         line.host_used_gib = line.host_percent = None
-    return wrong
+        reject(line.line, "host memory that does not fit the machine's size", "")
 
 
 def number_memory(windows: Sequence[Window], lines: Sequence[MemoryLine]) -> None:

@@ -7,8 +7,9 @@ never moves figures to another iteration.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
 from parse.log.entries import CUT_OFF, IterationLine
@@ -26,9 +27,6 @@ def number_by_lines(windows: Sequence[Window], log: Log, drop: Drop) -> Sequence
     Returns:
         The windows of the log's last run, those that are left out among them.
     """
-    for window in windows:
-        if window.line and window.line.problem:
-            drop(window, window.line.problem)
     _count(windows, log, drop)
     windows = _last_run(windows, log)
     _drop_odd_lines(windows, drop)
@@ -52,7 +50,7 @@ def _count(windows: Sequence[Window], log: Log, drop: Drop) -> None:
     # say nothing of iterations while the batch grows.
     trusted = [c for c in spoken if c is spoken[0] or (_mostly_equal(c, spoken[0]) and not ramped)]
     for position, (window, _) in enumerate(sound):
-        said = {column[position] for column in trusted} - {None} or set(window.steps)
+        said = {column[position] for column in trusted} - {None} or window.steps
         if len(said) == 1 and 0 not in said:
             window.iteration = said.pop()
         elif said:
@@ -158,11 +156,10 @@ def number_by_steps(windows: Sequence[Window], log: Log, drop: Drop) -> Sequence
         The windows of the log's last run, those that are left out among them.
     """
     for window, number in zip(windows, _numbers_by_steps(windows), strict=True):
-        damaged = window.last_timers.problem if window.last_timers else ""
-        if number is None or number < 1 or damaged or {*window.steps} - {number}:
-            drop(window, damaged or "timers of an iteration whose number is lost")
-        else:
-            window.iteration = number
+        sound = window.last_timers and not window.last_timers.problem
+        window.iteration = number if sound and number and number > 0 else None
+        if window.iteration is None or window.steps - {number}:
+            drop(window, "timers of an iteration whose number is lost")
     windows = _last_run(windows, log)
     _drop_falling(windows, drop)
     return windows
@@ -171,42 +168,24 @@ def number_by_steps(windows: Sequence[Window], log: Log, drop: Drop) -> Sequence
 def _numbers_by_steps(windows: Sequence[Window]) -> list[int | None]:
     usual = Counter(window.micro_lines for window in windows).most_common(1)[0][0]
     sound = [w.micro_lines == usual and not (w.damaged or w.repeats) for w in windows]
-    said = [
-        (position, window.steps[0] - position)  # what the first window's number would be
-        for position, window in enumerate(windows)
-        if sound[position] and len(set(window.steps)) == 1
-    ]
-    # A progress line counts if the count agrees with the one before it or behind it.
-    marks = dict(
-        mark
-        for index, mark in enumerate(said)
-        if len(said) == 1
-        or mark[1] in {m[1] for m in said[max(index - 1, 0) : index + 2] if m != mark}
-    )
-    places = range(len(windows))
-    forward = _count_on(places, marks, sound, None if said else 1)
-    backward = _count_on(places[::-1], marks, sound, None)
+    # What each progress line says the first window's number is: all the same where none is lost.
+    first = {
+        place: min(window.steps) - place
+        for place, window in enumerate(windows)
+        if sound[place] and len(window.steps) == 1
+    }
+    if len(set(first.values())) < 2 and all(sound):
+        start = next(iter(first.values()), 1)
+        return [start + place for place in range(len(windows))]
+    # Elsewhere two progress lines must agree: those before and behind a window, or its own.
     numbers: list[int | None] = []
-    for place in places:
-        (first, _), (other, _) = forward[place], backward[place]
-        if first != other:  # one of them is missing, or lines between the two are lost
-            ends = [f for f, sure in (forward[place], backward[place]) if f is not None and sure]
-            first = ends[0] if None in (first, other) and ends else None
-        numbers.append(first + place if first is not None and sound[place] else None)
+    marks = list(first)
+    for place, is_sound in enumerate(sound):
+        at = bisect_left(marks, place)
+        near = [first[mark] for mark in marks[max(at - 1, 0) : at + 1 + (place in first)]]
+        agreed = [number for number in near if near.count(number) > 1]
+        numbers.append(agreed[0] + place if agreed and is_sound else None)
     return numbers
-
-
-def _count_on(
-    places: Iterable[int], marks: dict[int, int], sound: Sequence[bool], first: int | None
-) -> dict[int, tuple[int | None, bool]]:
-    """The first window's number by the nearest mark, and whether all windows since are sound."""
-    found, unbroken = {}, True
-    for place in places:
-        unbroken = unbroken and sound[place]
-        if place in marks:
-            first, unbroken = marks[place], True
-        found[place] = first, unbroken
-    return found
 
 
 def count_lost(windows: Sequence[Window]) -> None:
@@ -217,6 +196,6 @@ def count_lost(windows: Sequence[Window]) -> None:
             left_out += not window.repeated
             continue
         window.lost_before = max(0, window.iteration - previous - 1 - left_out)
-        if position == 0 and set(window.steps) == {window.iteration} and not window.damaged:
+        if position == 0 and window.steps == {window.iteration} and not window.damaged:
             window.lost_before = 0  # a run that goes on from a checkpoint
         previous, left_out = window.iteration, 0

@@ -12,6 +12,7 @@ Megatron-DeepSpeed, the paper's fork, Megatron-LM and megatron-core.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -20,10 +21,10 @@ from parse.errors import LogError
 from parse.log.checks import drop_contradictions, iteration_seconds
 from parse.log.entries import (
     RUN_TOGETHER,
-    Damage,
     IterationLine,
+    LabelledLine,
+    Mark,
     ProgressLine,
-    RunStart,
     TimerLine,
     iteration_line,
     timer_line,
@@ -36,7 +37,7 @@ from parse.log.metrics import attach_metrics
 from parse.log.name import settings_from_name
 from parse.log.numbering import count_lost, number_by_lines, number_by_steps
 from parse.log.records import PHASES, Iteration, Log, Reject
-from parse.log.windows import Entry, Window, group
+from parse.log.windows import Entry, Window, group, reject_odd_timers
 
 _MARKS = {
     "iteration": ("consumed samples:", "elapsed_time ", "elapsed time per iteration", "lm loss:"),
@@ -126,132 +127,125 @@ class _Reader:
     def feed(self, line: Line, before: str) -> None:
         """Take one line; ``before`` is the text of the one before it."""
         text = line.text
-        kinds = [name for name, marks in _MARKS.items() if any(mark in text for mark in marks)]
-        if line.overlong:
-            self._lose(line, f"a line of over {MAX_LINE_CHARACTERS} characters", kinds)
-        elif "\0" in text:
-            self._lose(line, "NUL bytes", kinds)
-        elif len(kinds) > 1:
-            self._lose(line, RUN_TOGETHER, kinds)
-        elif kinds == ["iteration"]:
-            self._add_iteration(iteration_line(line.number, text, line.cut))
-        elif kinds and not line.cut:  # else its iteration is cut off as well
-            self._add_other(kinds[0], line, before)
-        elif not line.cut and self.facts.feed(text):
-            self.entries.append(RunStart())
-        if "<TIMER:" in text:
-            self._add_interval_timers(line)
-
-    def _lose(self, line: Line, reason: str, kinds: list[str]) -> None:
-        """Leave out a line that hides where lines before or behind it end."""
-        self.entries.append(Damage())
-        if "iteration" in kinds:
-            self._add_iteration(IterationLine(line.number, line.text, line.cut, problem=reason))
-            self.entries.append(Damage())
-        else:
-            self.memory.end_pair()
-            self.reject(line.number, reason, line.text)
-
-    def _add_iteration(self, line: IterationLine | None) -> None:
-        if line:
-            self.memory.end_pair()
-            self.entries.append(line)
-
-    def _add_other(self, kind: str, line: Line, before: str) -> None:
-        if kind == "timers":
-            timers = timer_line(line.number, line.text)
-            self.entries.append(timers)
-        elif kind == "progress":
-            steps = [*PROGRESS.finditer(line.text), *GLOBAL_STEP.finditer(line.text)]
+        kinds = [kind for kind, marks in _MARKS.items() if any(mark in text for mark in marks)]
+        damage = RUN_TOGETHER if len(kinds) > 1 else ""
+        damage = "NUL bytes" if "\0" in text else damage
+        damage = f"a line of over {MAX_LINE_CHARACTERS} characters" if line.overlong else damage
+        if damage or kinds == ["iteration"]:
+            self._end_iteration(line, damage, "iteration" in kinds)
+        elif line.cut:  # the iteration that it belongs to is cut off as well
+            return
+        elif kinds == ["timers"]:
+            self.entries.append(timer_line(line.number, text))
+        elif kinds == ["progress"]:
             # DeepSpeed prints step 0 before the first iteration.
-            self.entries += [
-                ProgressLine(int(s[1]), (*s.groups(), None)[1]) for s in steps if int(s[1])
-            ]
-        elif memory := self.memory.add(line.number, line.text, before):
-            self.entries.append(memory)
+            found = [ProgressLine(int(m[1]), m[2]) for m in PROGRESS.finditer(text)]
+            found += [ProgressLine(int(m[1]), None) for m in GLOBAL_STEP.finditer(text)]
+            self.entries += [progress for progress in found if progress.step]
+        elif kinds:
+            self.log.recognised = True
+            self.entries += self.memory.add(line.number, text, before)
+        elif self.facts.feed(text):
+            self.entries.append(Mark.RUN_START)
+        if "<TIMER:" in text:
+            timers = INTERVAL_TIMER.findall(text)
+            self.entries += map(float, timers)
+            if text.count("TIMER:interval-time") > len(timers) and not damage:
+                self.reject(line.number, "an interval timer that cannot be read", text)
 
-    def _add_interval_timers(self, line: Line) -> None:
-        found = INTERVAL_TIMER.findall(line.text)
-        self.entries += [float(seconds) for seconds in found]
-        if line.text.count("TIMER:interval-time") > len(found):
-            self.reject(line.number, "an interval timer that cannot be read", line.text)
+    def _end_iteration(self, line: Line, damage: str, ends: bool) -> None:
+        """Take an iteration line, or a line that hides where those around it begin and end."""
+        self.memory.end_pair()
+        found = iteration_line(line.number, line.text, line.cut) if ends and not damage else None
+        if damage:
+            self.entries.append(Mark.LINES_LOST)
+            self.reject(line.number, damage, line.text)
+            found = IterationLine(line.number, line.text, problem=damage) if ends else None
+        elif found and found.problem:
+            self.reject(line.number, found.problem, line.text)
+        if found:
+            self.entries.append(found)
+        if found and damage:
+            self.entries.append(Mark.LINES_LOST)
 
     def finish(self) -> None:
         """Make the records, and say what is missing in them."""
-        log = self.log
-        log.recognised |= any(not isinstance(e, Damage | RunStart) for e in self.entries)
-        *windows, rest = group(self.entries)
-        by_lines = any(window.line for window in windows)
+        log, entries = self.log, self.entries
+        log.recognised |= any(not isinstance(entry, Mark) for entry in entries)
+        timers = [entry for entry in entries if isinstance(entry, TimerLine)]
+        reject_odd_timers(timers)
+        for line in timers:
+            if line.problem:
+                self.reject(line.number, line.problem, line.text)
+        *windows, rest = group(entries)
         self.facts.finish(trained=bool(windows))
-        first_phases = windows[0].phases if windows else {}
-        for timers in (entry for entry in self.entries if isinstance(entry, TimerLine)):
-            if timers.problem:
-                self.reject(timers.number, timers.problem, timers.text)
         if windows:
-            number = number_by_lines if by_lines else number_by_steps
-            windows = list(number(windows, log, self._drop))
-            count_lost(windows)
-            drop_contradictions(windows, self._drop, self._drop_timers)
-            count_lost(windows)
-        if windows and not by_lines:
+            counted = self._number(windows, rest)
+            number_memory(counted, self.memory.lines)
+            log.iterations = [_record(window, log) for window in counted]
+            _note_missing(log, counted)
+        log.memory = self.memory.lines
+        log.rejects.sort(key=lambda reject: reject.line_number)
+
+    def _number(self, windows: Sequence[Window], rest: Window) -> list[Window]:
+        """The windows that make a record, their iteration set; ``rest`` is the open one."""
+        log, first, by_lines = self.log, windows[0], any(window.line for window in windows)
+        if not by_lines:
             log.notes.append("no iteration lines: records are DeepSpeed's timers, without loss")
+        number = number_by_lines if by_lines else number_by_steps
+        windows = number(windows, log, self._drop)
+        count_lost(windows)
+        drop_contradictions(windows, self._drop, self._drop_timers)
+        count_lost(windows)
         counted = [window for window in windows if window.iteration is not None]
-        if by_lines and rest.phases and not first_phases and any(w.phases for w in counted):
+        if by_lines and rest.phases and not first.phases and any(w.phases for w in counted):
             # Either this log prints timers behind their iteration line, or it lost its first ones
             # and was cut before its last line.
             log.notes.append("phase times could be of two iterations; left out")
             for window in counted:
                 window.phases = {}
-        log.memory = self.memory.lines
-        for wrong in check_host(log.memory):
-            self.reject(wrong.line, "host memory that does not fit the machine's size", "")
-        number_memory(counted, log.memory)
-        log.iterations = [_record(window, log, len(windows) > 1) for window in counted]
-        log.rejects.sort(key=lambda reject: reject.line_number)
-        _note_missing(log, counted)
+        if len(windows) == 1 and not by_lines:
+            first.interval_timers = []  # the log may be cut before its first iteration line
+        check_host(self.memory.lines, self.reject)
+        return counted
 
     def _drop(self, window: Window, reason: str) -> None:
         """Leave a window out."""
         window.iteration = None
-        line = window.line or window.last_timers
-        if line and not (line.problem and line is window.last_timers):
-            line.problem = reason
-            self.reject(line.number, reason, line.text)
+        self._leave_out(window.line or window.last_timers, reason)
 
     def _drop_timers(self, window: Window, reason: str) -> None:
         """Leave the timers of a window out."""
-        line = window.last_timers
-        self.reject(line.number if line else 0, reason, line.text if line else "")
         window.phases, window.micro = {}, {}
+        self._leave_out(window.last_timers, reason)
+
+    def _leave_out(self, line: LabelledLine | None, reason: str) -> None:
+        if line and not line.problem:
+            line.problem = reason
+            self.reject(line.number, reason, line.text)
 
 
-def _record(window: Window, log: Log, several: bool) -> Iteration:
+def _record(window: Window, log: Log) -> Iteration:
     assert window.iteration is not None
-    record = Iteration(window.iteration)
+    record, line = Iteration(window.iteration), window.line
     if window.repeats >= window.lost_before:
         # Else they may be of an iteration whose own line is lost.
         for name, value_ms in window.phases.items():
             setattr(record, name, value_ms)
-    line = window.line
     if line is None:
-        # The slowest rank ends the iteration. One window alone may be of a log that was cut.
+        # The slowest rank ends the iteration.
         timers = window.interval_timers
-        record.iteration_s = max(timers) if several and len(timers) == log.world_size else None
+        record.iteration_s = max(timers) if timers and len(timers) == log.world_size else None
         return record
     record.iteration_s = iteration_seconds(window)
-    record.loss = _loss(line)
-    for name in ("grad_norm", "learning_rate", "tflops"):
+    for name in ("loss", "grad_norm", "learning_rate", "tflops"):
         setattr(record, name, line.real(name))
     record.tokens, record.skipped = line.integer("tokens"), line.integer("skipped")
+    if record.loss is None and record.skipped is not None:
+        # Megatron prints no loss that is NaN, nor that of a step which the loss scaler skipped.
+        record.loss = None if record.skipped and not line.integer("nan") else math.nan
     record.device_memory_gib, record.host_memory_gib = largest_gib(window)
     return record
-
-
-def _loss(line: IterationLine) -> float | None:
-    """The loss. Megatron prints none that is NaN, nor that of a step the loss scaler skipped."""
-    if "loss" in line.values or "skipped" not in line.values:
-        return line.real("loss")
-    return None if line.integer("skipped") and not line.integer("nan") else float("nan")
 
 
 def _note_missing(log: Log, counted: Sequence[Window]) -> None:
@@ -259,17 +253,20 @@ def _note_missing(log: Log, counted: Sequence[Window]) -> None:
     numbers = [record.iteration for record in log.iterations]
     step = min((b - a for a, b in pairwise(numbers)), default=1)
     gaps = [(a + step, b - step) for a, b in pairwise(numbers) if b - a > step]
-    if gaps:
-        shown = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in gaps[:_SHOWN])
-        log.notes.append(f"iterations missing: {shown}{', ...' if gaps[_SHOWN:] else ''}")
+    _note(log, "iterations missing", [f"{a}" if a == b else f"{a} to {b}" for a, b in gaps])
     for phase in ("iteration", *PHASES):
-        without = [r.iteration for r in log.iterations if r.phase_ms(phase) is None]
-        if 0 < len(without) < len(numbers):
-            shown = ", ".join(map(str, without[:_SHOWN])) + (", ..." if without[_SHOWN:] else "")
-            log.notes.append(f"{phase} time missing in iterations: {shown}")
+        without = [f"{r.iteration}" for r in log.iterations if r.phase_ms(phase) is None]
+        if len(without) < len(numbers):
+            _note(log, f"{phase} time missing in iterations", without)
     expected = (log.world_size or 0) * len(counted)
     found = sum(len(window.interval_timers) for window in counted)
     if found and expected and found != expected:
         log.notes.append(
             f"{found} interval timers for {log.world_size} ranks x {len(counted)} iterations"
         )
+
+
+def _note(log: Log, what: str, iterations: Sequence[str]) -> None:
+    if iterations:
+        more = ", ..." if len(iterations) > _SHOWN else ""
+        log.notes.append(f"{what}: {', '.join(iterations[:_SHOWN])}{more}")

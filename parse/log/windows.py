@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from parse.log.entries import Damage, IterationLine, ProgressLine, RunStart, TimerLine
+from parse.log.entries import IterationLine, Mark, ProgressLine, TimerLine
 from parse.log.records import MemoryLine
 
 AFTER_STEP = "Engine after step"
 """Title of memory that DeepSpeed prints behind the timers of its iteration."""
 
-Entry = IterationLine | TimerLine | ProgressLine | MemoryLine | Damage | RunStart | float
+Entry = IterationLine | TimerLine | ProgressLine | MemoryLine | Mark | float
 """What one line says; a number is the interval timer of a rank, in s."""
 
 
@@ -37,13 +37,10 @@ class Window:
     """Sums of the micro-batches' timers, in ms."""
     micro_lines: int = 0
     micro_complete: bool = True
-    """Whether every line of a micro-batch could be read."""
+    """Whether every line of timers could be read."""
     repeats: int = 0
     """How often a timer was printed again: the window spans as many lost iteration lines."""
-    steps: list[int] = field(default_factory=list)
-    """Iterations that DeepSpeed's progress lines name."""
-    step_rate: str | None = None
-    """Learning rate of DeepSpeed's progress line."""
+    progress: list[ProgressLine] = field(default_factory=list)
     memory: list[MemoryLine] = field(default_factory=list)
     new_run: bool = False
     """Whether a run begins in it."""
@@ -60,6 +57,11 @@ class Window:
     def is_whole(self) -> bool:
         """Whether it holds the lines of one iteration, none missing and no other's."""
         return not (self.damaged or self.repeats or self.lost_before)
+
+    @property
+    def steps(self) -> set[int]:
+        """Iterations that DeepSpeed's progress lines name."""
+        return {line.step for line in self.progress}
 
     def add_timers(self, line: TimerLine) -> None:
         """Take one line of timers; of a damaged one only its place counts."""
@@ -81,12 +83,11 @@ class Window:
 def group(entries: Sequence[Entry]) -> list[Window]:
     """Sort the entries of a log into windows; the last one is still open at the log's end."""
     by_lines = any(isinstance(entry, IterationLine) for entry in entries)
-    _reject_odd_timers(entries)
     windows = [Window()]
     for entry in entries:
         window = windows[-1]
         # Without iteration lines, some lines follow the timers that close their window.
-        closed = windows[-2] if not by_lines and window == Window() and windows[1:] else window
+        closed = windows[-2] if not by_lines and windows[1:] and window == Window() else window
         match entry:
             case IterationLine():
                 window.line = entry
@@ -96,23 +97,20 @@ def group(entries: Sequence[Entry]) -> list[Window]:
                 if entry.ends_iteration and not by_lines:
                     windows.append(Window())
             case ProgressLine():
-                window.steps.append(entry.step)
-                window.step_rate = entry.learning_rate or window.step_rate
+                window.progress.append(entry)
             case MemoryLine():
-                owner = closed if entry.title == AFTER_STEP else window
-                owner.memory.append(entry)
+                (closed if entry.title == AFTER_STEP else window).memory.append(entry)
             case float():
                 closed.interval_timers.append(entry)
-            case Damage():
+            case Mark.LINES_LOST:
                 window.damaged = True
-            case RunStart():
+            case Mark.RUN_START:
                 window.new_run = True
     return windows
 
 
-def _reject_odd_timers(entries: Sequence[Entry]) -> None:
-    """Reject timer lines with a label that no other line has: a damaged one."""
-    lines = [entry for entry in entries if isinstance(entry, TimerLine)]
+def reject_odd_timers(lines: Sequence[TimerLine]) -> None:
+    """Note as damaged what has a label that no other line of timers has."""
     known = Counter(name for line in lines for name in (*line.main, *line.micro))
     unknown = Counter(label for line in lines for label in line.unknown)
     for line in lines:
