@@ -12,6 +12,7 @@ from pathlib import Path
 from parse.arguments import warmup_count
 from parse.compare import regress
 from parse.compare.comparisons import compare_points, write_comparisons
+from parse.compare.present import log_notes
 from parse.errors import LogError
 from parse.labels import label_runs
 from parse.monitor import is_monitor_csv
@@ -34,7 +35,8 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"parse: error: {error}\n")
         return 2
     for run in runs:
-        if note := _nothing_timed(run, args.warmup):
+        notes = log_notes(run.log) if run.log.rejects else []
+        for note in filter(None, [*notes, _nothing_timed(run, args.warmup)]):
             sys.stderr.write(f"parse: {run.log.path}: {note}\n")
     iterations = sum(len(run.log.iterations) for run in runs)
     rejects = sum(len(run.log.rejects) for run in runs)

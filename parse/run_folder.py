@@ -1,4 +1,4 @@
-"""A run: its log with what ``run.json`` and ``status.json`` beside it say."""
+"""Reads runs: a log, with ``run.json`` and ``status.json`` if they lie beside it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Run:
     label: str = ""
     """Name in tables and figures, unique among the runs read together."""
     case: str = ""
-    """What the run has in common with those it is compared with, engine left out."""
+    """The settings that vary among the runs read together, without the engine."""
     monitor_files: list[Path] = field(default_factory=list)
-    """Samples taken from outside the run."""
+    """Files of samples that were taken beside the run."""
 
     @property
     def status(self) -> str:
-        """``ok``, ``failed``, ...; empty when no ``status.json`` says."""
+        """``ok``, ``failed``, ...; empty when not recorded."""
         return str(self.status_json.get("status") or "")
 
     @property
@@ -44,50 +44,50 @@ class Run:
         return source_of(self.run_json)
 
     def warmup(self, warmup: int) -> int:
-        """First iterations that statistics leave out: none of what was not measured."""
+        """How many first iterations statistics leave out: 0 for figures that were not measured."""
         return warmup if self.source == MEASURED else 0
 
     @property
     def finished(self) -> bool:
-        """Whether nothing says that the run did not reach its end."""
+        """Whether the run reached its end, as far as is recorded."""
         return self.status in ("", "ok")
 
     @property
     def cause(self) -> str:
-        """Why the run is not ``ok``, in a line."""
+        """Why the run is not ``ok``, in one line."""
         return str(self.status_json.get("cause") or "")
 
     @property
     def repeat(self) -> int | None:
-        """Which repeat of its point the run is, from 1; None when ``run.json`` does not say."""
+        """Which repeat of its point the run is, from 1; None when not recorded."""
         found = self.run_json.get("repeat")
         whole = isinstance(found, int) and not isinstance(found, bool) and found > 0
         return found if whole else None
 
     @property
     def point_key(self) -> str:
-        """Digest of all that makes two runs the same; empty when ``run.json`` does not say."""
+        """Hash of the settings and the data of the run; empty when not recorded."""
         return _text(self.run_json.get("point_key"))
 
     @property
     def run_id(self) -> str:
-        """The run's name, unique in its sweep; empty when ``run.json`` does not say."""
+        """The run's name, unique in its sweep; empty when not recorded."""
         return _text(self.run_json.get("run_id"))
 
     @property
     def started(self) -> str:
-        """When it began, in ISO 8601; empty when ``run.json`` does not say."""
+        """When it began, in ISO 8601; empty when not recorded."""
         return _text(self.run_json.get("started"))
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Versions, hardware and environment that ``run.json`` keeps."""
+        """Versions, hardware and environment of the run; empty when not recorded."""
         found = self.run_json.get("provenance")
         return found if isinstance(found, dict) else {}
 
     @property
     def hardware(self) -> str:
-        """The processor that held the model, by name; empty when nobody says."""
+        """Name of the GPU or CPU that held the model; empty when not recorded."""
         device, name = self.log.device or "", self.log.device_name
         if name:
             return name
@@ -126,9 +126,12 @@ def read_run(log_path: Path) -> Run:
 
 
 def attach_samples(runs: Sequence[Run], paths: Sequence[Path]) -> list[Path]:
-    """Give CSV files of the paper's monitor to their runs; returns those that fit none.
+    """Assign CSV files of the paper's monitor to their runs.
 
     A file belongs to the run whose log has its name, or to the only run there is.
+
+    Returns:
+        The files that belong to no run.
     """
     left = []
     for path in paths:
@@ -142,7 +145,7 @@ def attach_samples(runs: Sequence[Run], paths: Sequence[Path]) -> list[Path]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object of a JSON file; empty when there is none, or it is damaged."""
+    """Read the object of a JSON file; empty when the file is missing or damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError, RecursionError):
@@ -151,7 +154,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def find_logs(path: Path) -> list[Path]:
-    """Logs that a path names: itself, or those of a folder.
+    """Find the logs that a path names: itself, or those below a folder.
 
     Under a folder with a ``sweep.json`` the logs are the runs it lists, in its order; elsewhere all
     ``*.log``, by name. Links to folders are not followed.
@@ -188,11 +191,11 @@ class SweepEntry:
     repeat: int | None = None
     """From 1; None in a sweep of schema 1, which did not count them."""
     status: str = ""
-    """As it was when ``sweep.json`` was written; empty in a sweep of schema 1."""
+    """Status when ``sweep.json`` was written; empty in a sweep of schema 1."""
 
 
 def sweep_entries(folder: Path) -> list[SweepEntry]:
-    """Runs of a sweep folder, in the order they ran; entries that name no folder are left out."""
+    """List the runs of a sweep in the order they ran; entries that name no folder are left out."""
     runs = read_json(folder / SWEEP_FILE).get("runs")
     entries = []
     for item in runs if isinstance(runs, list) else []:
@@ -210,7 +213,7 @@ def sweep_entries(folder: Path) -> list[SweepEntry]:
 
 
 def read_sweep_run(entry: SweepEntry) -> Run:
-    """Read a run of a sweep, whether or not it got as far as writing a log."""
+    """Read a run of a sweep, even if it never wrote a log."""
     try:
         return read_run(entry.log_path)
     except LogError:
@@ -230,7 +233,7 @@ def _text(value: object) -> str:
 
 
 def _settings(point: dict[str, Any]) -> dict[str, Setting]:
-    """Settings of a point, under the names that a log's name gives."""
+    """Settings of a point, under the same keys as those of a log's name."""
     names = (
         *("tp", "dp", "global_batch_size", "micro_batch_size", "offload_ratio"),
         *("subgroup_numel", "engine", "stride", "hog_share", "seed"),

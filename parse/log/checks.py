@@ -34,34 +34,27 @@ def drop_contradictions(windows: Sequence[Window], drop: Drop, drop_timers: Drop
         drop: Leaves a window out.
         drop_timers: Leaves its timers out.
     """
-    lines = [window for window in windows if window.line]
-    _apply(lines, drop, _times_agree, "an iteration line whose two times do not agree", always=True)
-    lines = [window for window in lines if window.iteration is not None]
+    lines = [window for window in windows if window.iteration is not None and window.line]
     for check, what in (
-        (_rate_agrees, "an iteration line whose time and samples per second do not agree"),
-        (_work_check(lines), "an iteration line whose time and TFLOP/s do not agree"),
-        (
-            _learning_rate_agrees,
-            "an iteration line whose learning rate is not that of DeepSpeed's progress line",
-        ),
+        (_times_agree, "two times"),
+        (_rate_agrees, "time and samples per second"),
+        (_work_check(lines), "time and TFLOP/s"),
+        (_learning_rate_agrees, "learning rate and DeepSpeed's progress line"),
     ):
-        _apply(lines, drop, check, what)
+        _apply(lines, drop, check, f"an iteration line whose {what} do not agree")
     for name in sorted({name for window in windows for name in window.micro}):
         what = f"timers whose {name} is not the sum of its micro-batches"
         _apply(windows, drop_timers, partial(_micro_batches_add_up, name), what)
-    for check, what in (
-        (_backward_adds_up, "timers whose parts of backward do not add up to it"),
-        (_optimizer_within_update, "timers whose optimizer step is longer than the update"),
-    ):
-        _apply(windows, drop_timers, check, what)
+    what = "timers whose parts of backward do not add up to it"
+    _apply(windows, drop_timers, _backward_adds_up, what)
+    what = "timers whose optimizer step is longer than the update"
+    _apply(windows, drop_timers, _optimizer_within_update, what)
 
 
-def _apply(
-    windows: Sequence[Window], drop: Drop, check: Check, what: str, always: bool = False
-) -> None:
+def _apply(windows: Sequence[Window], drop: Drop, check: Check, what: str) -> None:
     verdicts = [check(window) for window in windows]
     holds, fails = verdicts.count(True), verdicts.count(False)
-    if always or (holds >= 2 and holds >= 3 * fails):
+    if check is _times_agree or (holds >= 2 and holds >= 3 * fails):
         for window, verdict in zip(windows, verdicts, strict=True):
             if verdict is False and window.iteration is not None:
                 drop(window, what)

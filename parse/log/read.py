@@ -131,8 +131,10 @@ class _Reader:
         damage = RUN_TOGETHER if len(kinds) > 1 else ""
         damage = "NUL bytes" if "\0" in text else damage
         damage = f"a line of over {MAX_LINE_CHARACTERS} characters" if line.overlong else damage
-        if damage or kinds == ["iteration"]:
-            self._end_iteration(line, damage, "iteration" in kinds)
+        if damage:
+            self._lose(line, damage, "iteration" in kinds)
+        elif kinds == ["iteration"]:
+            self._add_iteration(iteration_line(line.number, text, line.cut))
         elif line.cut:  # the iteration that it belongs to is cut off as well
             return
         elif kinds == ["timers"]:
@@ -153,20 +155,22 @@ class _Reader:
             if text.count("TIMER:interval-time") > len(timers) and not damage:
                 self.reject(line.number, "an interval timer that cannot be read", text)
 
-    def _end_iteration(self, line: Line, damage: str, ends: bool) -> None:
-        """Take an iteration line, or a line that hides where those around it begin and end."""
-        self.memory.end_pair()
-        found = iteration_line(line.number, line.text, line.cut) if ends and not damage else None
-        if damage:
+    def _add_iteration(self, line: IterationLine | None) -> None:
+        if line:
+            self.memory.end_pair()
+            self.entries.append(line)
+            if line.problem:
+                self.reject(line.number, line.problem, line.text)
+
+    def _lose(self, line: Line, damage: str, ends_iteration: bool) -> None:
+        """Leave out a line that hides where the lines around it begin and end."""
+        self.entries.append(Mark.LINES_LOST)
+        if ends_iteration:
+            self._add_iteration(IterationLine(line.number, line.text, damage))
             self.entries.append(Mark.LINES_LOST)
+        else:
+            self.memory.end_pair()
             self.reject(line.number, damage, line.text)
-            found = IterationLine(line.number, line.text, problem=damage) if ends else None
-        elif found and found.problem:
-            self.reject(line.number, found.problem, line.text)
-        if found:
-            self.entries.append(found)
-        if found and damage:
-            self.entries.append(Mark.LINES_LOST)
 
     def finish(self) -> None:
         """Make the records, and say what is missing in them."""
@@ -179,6 +183,7 @@ class _Reader:
                 self.reject(line.number, line.problem, line.text)
         *windows, rest = group(entries)
         self.facts.finish(trained=bool(windows))
+        check_host(self.memory.lines, self.reject)
         if windows:
             counted = self._number(windows, rest)
             number_memory(counted, self.memory.lines)
@@ -206,7 +211,6 @@ class _Reader:
                 window.phases = {}
         if len(windows) == 1 and not by_lines:
             first.interval_timers = []  # the log may be cut before its first iteration line
-        check_host(self.memory.lines, self.reject)
         return counted
 
     def _drop(self, window: Window, reason: str) -> None:

@@ -184,6 +184,13 @@ def test_lines_run_together_are_left_out(read):
                 assert value in (None, getattr(whole[record.iteration - 1], name))
 
 
+def test_fields_run_together_leave_their_line_out(read):
+    for old in ("| grad norm", "| loss scale"):
+        log = read([CORE[0], CORE[3].replace(old, old.replace("|", "x")), *CORE[4:]])
+        assert 41 not in numbers(log)
+        assert [reject.reason for reject in log.rejects] == ["two lines run together"]
+
+
 def test_a_line_whose_time_and_rate_do_not_agree_is_left_out(read):
     log = read([line.replace("(ms): 398.7", "(ms): 998.7") for line in CORE])
     assert numbers(log) == [41, 42, 44]
