@@ -111,8 +111,6 @@ def iteration_line(number: int, text: str, cut: bool) -> IterationLine | None:
         _take_field(line, last)
     if cut and not line.bar_at_end:
         line.problem = CUT_OFF
-    elif not head:
-        line.problem = "an iteration line without its beginning"
     known = {known.name for known in ITERATION_FIELDS.values()}
     return line if line.values.keys() & known else None
 
@@ -137,10 +135,10 @@ def _take_field(line: IterationLine, part: str) -> None:
 def timer_line(number: int, text: str) -> TimerLine:
     """Read a line of DeepSpeed's timers; labels of other timers are left out."""
     line = TimerLine(number, text)
-    _, *pieces = text.split(TIMERS_HEAD)
-    if len(pieces) != 1:
-        line.problem = RUN_TOGETHER if pieces else "a timer line without its beginning"
-    for part in "|".join(pieces).split("|")[1:]:
+    _, head, rest = text.partition(TIMERS_HEAD)
+    if not head:
+        line.problem = "a timer line without its beginning"
+    for part in rest.split("|")[1:]:
         label, colon, value = (text.strip() for text in part.partition(":"))
         known = TIMER_FIELDS.get(label.removesuffix(MICRO))
         if known is None and colon:

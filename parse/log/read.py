@@ -40,13 +40,16 @@ from parse.log.records import PHASES, Iteration, Log, Reject
 from parse.log.windows import Entry, Window, group, reject_odd_timers
 
 _MARKS = {
-    "iteration": ("consumed samples:", "elapsed_time ", "elapsed time per iteration", "lm loss:"),
-    "timers": (TIMERS_HEAD, MICRO + ":", "optimizer_step:"),
-    "progress": ("global_step=", ", skipped="),
-    "device memory": ("Max_MA",),
-    "host memory": ("CPU Virtual",),
+    TIMERS_HEAD: "timers",
+    "global_step=": "progress",
+    ", skipped=": "progress",
+    "Max_MA": "memory",
+    "CPU Virtual": "memory",
 }
-"""What tells the kind of a line; one with marks of two kinds is two lines run together."""
+"""What tells the kind of a line; where two of them stand, two lines have run together."""
+_ITERATION_MARKS = ("consumed samples:", "elapsed_time ", "elapsed time per iteration", "lm loss:")
+_TIMER_MARKS = (MICRO + ":", "optimizer_step:")
+"""What tells a line of timers whose beginning is damaged."""
 _SHOWN = 5
 
 
@@ -111,6 +114,23 @@ def _read(log: Log, file: io.TextIOWrapper) -> None:
     reader.finish()
 
 
+def _kinds(text: str) -> list[str]:
+    """The kind of a line; none for one that does not matter, several for lines run together."""
+    kinds = [kind for mark, kind in _MARKS.items() for _ in range(text.count(mark))]
+    if any(mark in text for mark in _ITERATION_MARKS):
+        return [*kinds, "iteration"]
+    return kinds or (["timers"] if any(mark in text for mark in _TIMER_MARKS) else [])
+
+
+def _damage(line: Line, kinds: Sequence[str]) -> str:
+    """Why nothing of a line can be used; empty for a line that looks sound."""
+    if line.overlong:
+        return f"a line of over {MAX_LINE_CHARACTERS} characters"
+    if "\0" in line.text:
+        return "NUL bytes"
+    return RUN_TOGETHER if len(kinds) > 1 else ""
+
+
 class _Reader:
     """Reads lines to entries, and entries to records."""
 
@@ -127,10 +147,8 @@ class _Reader:
     def feed(self, line: Line, before: str) -> None:
         """Take one line; ``before`` is the text of the one before it."""
         text = line.text
-        kinds = [kind for kind, marks in _MARKS.items() if any(mark in text for mark in marks)]
-        damage = RUN_TOGETHER if len(kinds) > 1 else ""
-        damage = "NUL bytes" if "\0" in text else damage
-        damage = f"a line of over {MAX_LINE_CHARACTERS} characters" if line.overlong else damage
+        kinds = _kinds(text)
+        damage = _damage(line, kinds)
         if damage:
             self._lose(line, damage, "iteration" in kinds)
         elif kinds == ["iteration"]:
@@ -140,12 +158,8 @@ class _Reader:
         elif kinds == ["timers"]:
             self.entries.append(timer_line(line.number, text))
         elif kinds == ["progress"]:
-            # DeepSpeed prints step 0 before the first iteration.
-            found = [ProgressLine(int(m[1]), m[2]) for m in PROGRESS.finditer(text)]
-            found += [ProgressLine(int(m[1]), None) for m in GLOBAL_STEP.finditer(text)]
-            self.entries += [progress for progress in found if progress.step]
-        elif kinds:
-            self.log.recognised = True
+            self._add_progress(line)
+        elif kinds == ["memory"]:
             self.entries += self.memory.add(line.number, text, before)
         elif self.facts.feed(text):
             self.entries.append(Mark.RUN_START)
@@ -154,6 +168,14 @@ class _Reader:
             self.entries += map(float, timers)
             if text.count("TIMER:interval-time") > len(timers) and not damage:
                 self.reject(line.number, "an interval timer that cannot be read", text)
+
+    def _add_progress(self, line: Line) -> None:
+        found = PROGRESS.search(line.text) or GLOBAL_STEP.search(line.text)
+        if found and int(found[1]):  # DeepSpeed prints step 0 before the first iteration
+            rate = found[2] if found.re is PROGRESS else None
+            self.entries.append(ProgressLine(int(found[1]), rate))
+        elif not found and ", skipped=" in line.text:
+            self.reject(line.number, "a progress line that cannot be read", line.text)
 
     def _add_iteration(self, line: IterationLine | None) -> None:
         if line:

@@ -1,5 +1,6 @@
 """Which iteration figures are of, where lines are damaged or lost."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,16 @@ def test_lost_timers_leave_a_gap(read, number, more, tags):
     found = updates(read(without(lines, update, *(lost[name] for name in more))))
     assert number not in found
     assert found.items() <= OLD_UPDATES.items()
+
+
+@pytest.mark.parametrize("length", [2, 5, 9])
+def test_a_cut_line_of_timers_gives_no_half_number(read, length):
+    log = read(form("deepspeed_0_19")[:-3])
+    whole = updates(log)
+    path = log.path
+    path.write_bytes(path.read_bytes().rstrip()[:-length])
+    assert updates(read_log(path)) == {n: ms for n, ms in whole.items() if n < 3}
+    assert read_log(path).ends_mid_line
 
 
 def test_timers_between_two_steps_that_do_not_agree_are_left_out(read):
@@ -170,6 +181,11 @@ def test_a_last_field_needs_no_bar_where_no_line_has_one(read):
     lines += [line.partition(" | learning rate")[0] for line in CORE[3:]]
     log = read(lines)
     assert [r.tflops for r in log.iterations] == [41.3, 83.5, 84.2, 83.8]
+    cut = log.path
+    cut.write_bytes(cut.read_bytes()[:-3])  # 83
+    log = read_log(cut)
+    assert [r.tflops for r in log.iterations] == [41.3, 83.5, 84.2]
+    assert [reject.reason for reject in log.rejects] == ["cut off: the log ends here"]
 
 
 def test_lines_run_together_are_left_out(read):
@@ -182,6 +198,21 @@ def test_lines_run_together_are_left_out(read):
         for record in log.iterations:
             for name, value in vars(record).items():
                 assert value in (None, getattr(whole[record.iteration - 1], name))
+
+
+@pytest.mark.parametrize("name", ["deepspeed_0_19", "deepspeed_old", "megatron_deepspeed"])
+def test_of_any_two_lines_run_together_nothing_counts(read, name):
+    lines = [
+        line for line in form(name) if re.search(r"time \(ms|step=|Max_MA|CPU V|elapsed", line)
+    ]
+    whole = {record.iteration: vars(record) for record in read(lines).iterations}
+    for at in range(len(lines) - 1):
+        log = read([*lines[:at], lines[at] + "x" + lines[at + 1], *lines[at + 2 :]])
+        assert at + 1 in [reject.line_number for reject in log.rejects]
+        assert "two lines run together" in [reject.reason for reject in log.rejects]
+        for record in log.iterations:
+            for field, value in vars(record).items():
+                assert value in (None, whole[record.iteration][field])
 
 
 def test_fields_run_together_leave_their_line_out(read):

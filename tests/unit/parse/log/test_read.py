@@ -351,6 +351,15 @@ def test_zeros_of_a_power_cut_hide_an_iteration_and_move_none(write_log, recipe)
         assert "NUL bytes" in [reject.reason for reject in log.rejects]
 
 
+def test_an_overlong_line_hides_an_iteration_and_moves_none(write_log, recipe):
+    third = recipe().iteration_line(2)
+    text = recipe().text().replace(third, third + " " * 2**20 + "end")
+    log = read_log(write_log(text=text))
+    assert numbers(log) == [1, 2, 4, 5]
+    assert reasons(log) == ["a line of over 1048576 characters"]
+    assert [r.update_ms for r in log.iterations] == [30.75, 31.75, 33.75, 34.75]
+
+
 def test_the_mean_of_an_interval_is_an_iterations_time(write_log):
     lines = []
     for number in (10, 20, 30):
