@@ -1,6 +1,6 @@
-"""Samples of a run taken from outside: our ``monitor.jsonl``, and the CSV of the paper's monitor.
+"""Reads samples that were taken beside a run: our ``monitor.jsonl`` or the paper's CSV.
 
-Standard library alone. The paper's CSV names the unit of its time alone; the others are NVML's:
+Standard library alone. The paper's CSV names the unit of its time only; the other units are NVML's:
 ``txpci`` and ``rxpci`` in KB/s (1 KB = 1000 bytes), ``gpu_util`` and ``mem_util`` in percent,
 ``mem_used`` and ``mem_free`` in bytes.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 MONITOR_FILE = "monitor.jsonl"
@@ -30,15 +30,15 @@ SAMPLE_COLUMNS = {
     "gpu_memory_free_bytes": "Int64",
     "gpu_memory_util_percent": "Float64",
 }
-"""Columns of a sample, those of ``monitor.jsonl`` first; ``time_s`` counts from the first sample in
-the paper's CSV, from the run's start in ours."""
+"""Columns of a sample, those of ``monitor.jsonl`` first. ``time_s`` counts from the run's start in
+our file, and from the first sample in the paper's CSV."""
 
 Sample = tuple[float | int | None, ...]
 """One sample of a device, in the order of ``SAMPLE_COLUMNS``."""
 
 
 def is_monitor_csv(path: Path) -> bool:
-    """Whether a file is a CSV of the paper's monitor, by its first line."""
+    """Whether the first line of a file is that of the paper's monitor."""
     if path.suffix != ".csv":
         return False
     try:
@@ -50,21 +50,30 @@ def is_monitor_csv(path: Path) -> bool:
 
 
 def read_samples(path: Path) -> tuple[list[Sample], int]:
-    """Samples of either form, in the file's order, and how many lines cannot be read.
+    """Read a file of either form.
 
-    Of a sample that lacks figures the others count; a missing file has no samples.
+    Returns:
+        The samples in the file's order, and how many lines cannot be read. A figure that a sample
+        lacks is None; a missing file has no samples.
     """
     parse = _csv_rows if path.suffix == ".csv" else _json_rows
     try:
-        return _collect(path, parse)
+        rows = list(parse(path))
     except OSError:
         return [], 0
+    samples = [row for row in rows if row is not None]
+    return samples, len(rows) - len(samples)
 
 
 def monitor_files(log_path: Path, own_folder: bool) -> list[Path]:
-    """The samples that belong to a log: those of its run folder, or a CSV with its name.
+    """Find the files of samples that belong to a log.
 
-    A CSV of another name belongs to a log only where no other log lies beside it.
+    They are the ``monitor.jsonl`` of its run folder, and CSV files beside it with the log's name,
+    or with any name if no other log lies there.
+
+    Args:
+        log_path: The log.
+        own_folder: Whether the folder holds this run alone.
     """
     found = []
     ours = log_path.parent / MONITOR_FILE
@@ -79,18 +88,6 @@ def monitor_files(log_path: Path, own_folder: bool) -> list[Path]:
             if (alone or path.stem == log_path.stem) and is_monitor_csv(path)
         ]
     return found
-
-
-def _collect(
-    path: Path, parse: Callable[[Path], Iterator[Sample | None]]
-) -> tuple[list[Sample], int]:
-    samples, damaged = [], 0
-    for sample in parse(path):
-        if sample is None:
-            damaged += 1
-        else:
-            samples.append(sample)
-    return samples, damaged
 
 
 def _json_rows(path: Path) -> Iterator[Sample | None]:

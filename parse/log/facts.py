@@ -10,11 +10,6 @@ from math import prod
 
 from parse.log.records import Log, Setting
 
-FACT_MARKERS = (
-    *(b"using world size", b"dist_world_size=", b"ds_accelerator", b"padded vocab"),
-    *(b"number of parameters on", b"model parallel rank (", b"_size ....", b"num_layers ."),
-    *(b"num_attention_heads .", b"seq_length .", b"sub_group_size="),
-)
 _INTEGER = r"\d{1,18}"
 _WORLD = re.compile(rf"\busing world size:\s*({_INTEGER})(?=,|\s|$)")
 _WORLD_PARTS = re.compile(
@@ -31,7 +26,7 @@ _RANK_PARAMETERS = re.compile(
     r"number of parameters on \(tensor, pipeline\) model parallel rank "
     rf"\((\d{{1,6}}), (\d{{1,6}})\):\s*({_INTEGER})(?=\s|$|<|\[)"
 )
-ARGUMENT_LINE = re.compile(r"^(?:\[?[\w.-]+\]?: )?\s{2,3}(\w+) \.{3,} (\S+)\s*$")
+_ARGUMENT_LINE = re.compile(rf"(?:\[?[\w.-]+\]?: )?\s{{2,3}}(\w+) \.{{3,}} ({_INTEGER})\s*$")
 """Megatron's list of arguments; DeepSpeed's own list looks the same behind a ``[file]`` prefix."""
 _ARGUMENTS = {
     "tensor_model_parallel_size": "tp",
@@ -68,35 +63,27 @@ class RunFacts:
             degrees = {name: int(size) for name, size in _WORLD_PARTS.findall(text)}
             total, product = int(world[1]), prod(degrees.values())
             if total and product and total % product == 0:
-                log.world_size = total
-                self._degrees = degrees
+                log.world_size, self._degrees = total, degrees
         if dist := _DIST_WORLD.search(text):
             self._dist_world_size = int(dist[1]) or None
         vocabulary = _VOCABULARY.search(text)
         if vocabulary and int(vocabulary[1]) + int(vocabulary[2]) == int(vocabulary[3]):
             log.vocab_size = int(vocabulary[3])
-        device = _DEVICE.search(text)
-        if device:
+        if device := _DEVICE.search(text):
             log.device = device[1]
-        if "number of parameters on" in text or "model parallel rank (" in text:
-            self._parameters(text)
-        log.recognised = log.recognised or bool(world or dist or vocabulary or device)
+        parameters = _RANK_PARAMETERS.findall(text)
+        for tensor, pipeline, value in parameters:
+            self._rank_parameters.setdefault((int(tensor), int(pipeline)), set()).add(int(value))
+        marks = max(map(text.count, ("number of parameters on", "model parallel rank (")))
+        self._parameters_damaged |= len(parameters) < marks
+        log.recognised |= bool(world or dist or vocabulary or device or parameters)
         return bool(world)
 
-    def _parameters(self, text: str) -> None:
-        found = _RANK_PARAMETERS.findall(text)
-        marks = (text.count("number of parameters on"), text.count("model parallel rank ("))
-        self._parameters_damaged |= len(found) < max(marks)
-        for tensor, pipeline, value in found:
-            self._rank_parameters.setdefault((int(tensor), int(pipeline)), set()).add(int(value))
-            self.log.recognised = True
-
     def _argument(self, text: str) -> None:
-        argument = ARGUMENT_LINE.match(text)
-        if argument and argument[1] in _ARGUMENTS and re.fullmatch(_INTEGER, argument[2]):
+        argument = _ARGUMENT_LINE.match(text)
+        if argument and argument[1] in _ARGUMENTS:
             self._settings[_ARGUMENTS[argument[1]]] = int(argument[2])
-        zero = _ZERO_CONFIG.search(text)
-        if zero:
+        if zero := _ZERO_CONFIG.search(text):
             self._settings["subgroup_numel"] = int(zero[1])
             ratio = _RATIO.search(text)
             if ratio and 0 <= float(ratio[1]) <= 1:
@@ -104,32 +91,24 @@ class RunFacts:
 
     def finish(self, trained: bool) -> None:
         """Work out what needs the whole log; ``trained`` says that it goes on beyond its setup."""
-        log, settings = self.log, self.log.settings
-        for key, value in self._settings.items():
-            settings.setdefault(key, value)
-        if log.world_size is None:
-            tp, dp = settings.get("tp"), settings.get("dp")
-            from_name = tp * dp if isinstance(tp, int) and isinstance(dp, int) else None
-            log.world_size = self._dist_world_size or from_name
-        if self._rank_parameters:
-            # Of a log that ends in its setup, ranks may be missing that nothing names.
-            named = "tensor-model" in self._degrees or "tp" in settings
-            log.parameters = self._whole_model() if trained or named else None
-            if log.parameters is None:
-                log.notes.append(
-                    "the number of parameters of some rank is missing or contradictory"
-                )
+        log = self.log
+        log.settings = self._settings | log.settings
+        tp, dp = log.settings.get("tp"), log.settings.get("dp")
+        from_name = tp * dp if isinstance(tp, int) and isinstance(dp, int) else None
+        log.world_size = log.world_size or self._dist_world_size or from_name
+        # Of a log that ends in its setup, ranks may be missing that nothing names.
+        if self._rank_parameters and (trained or tp is not None or "tensor-model" in self._degrees):
+            log.parameters = self._whole_model(tp)
+        if self._rank_parameters and log.parameters is None:
+            log.notes.append("the number of parameters of some rank is missing or contradictory")
 
-    def _whole_model(self) -> int | None:
+    def _whole_model(self, tp: Setting | None) -> int | None:
         """Parameters over all model-parallel ranks; None unless each rank's is known."""
         ranks = self._rank_parameters
-        tensor = 1 + max(t for t, _ in ranks)
-        pipeline = 1 + max(p for _, p in ranks)
-        complete = len(ranks) == tensor * pipeline and all(len(v) == 1 for v in ranks.values())
-        stated = {self._degrees.get("tensor-model"), self.log.settings.get("tp")}
-        fits = (
-            stated <= {None, tensor} and self._degrees.get("pipeline-model", pipeline) == pipeline
-        )
-        if self._parameters_damaged or not complete or not fits:
+        tensor, pipeline = (1 + max(places) for places in zip(*ranks, strict=True))
+        sound = len(ranks) == tensor * pipeline and all(len(v) == 1 for v in ranks.values())
+        fits = {self._degrees.get("tensor-model"), tp} <= {None, tensor}
+        fits = fits and self._degrees.get("pipeline-model", pipeline) == pipeline
+        if self._parameters_damaged or not (sound and fits):
             return None
         return sum(value for values in ranks.values() for value in values)

@@ -1,8 +1,8 @@
-"""The one table of regular expressions for log lines. Standard library alone.
+"""The labels and values of log lines, in one table. Standard library alone.
 
-Of a line, values are found by their label, wherever it stands, so that ``hostname: `` or
-``[rank0]:`` prefixes and DeepSpeed's ``[date] [INFO] [file]`` do no harm; and each number must be
-followed by what its writer puts there, so that a line cut inside a number gives no number.
+A value is found by its label, wherever in its line it stands, so prefixes such as ``hostname: ``,
+``[rank0]:`` or DeepSpeed's ``[date] [INFO] [file]`` do no harm. A value must match its pattern
+from end to end.
 """
 
 from __future__ import annotations
@@ -15,83 +15,69 @@ _NUMBER = rf"[-+]?{_DECIMAL}(?:[eE][-+]?\d{{1,3}})?"
 _LOSS = rf"(?:{_NUMBER}|[-+]?(?:nan|NaN|NAN|inf|Inf|INF|Infinity))"
 _INTEGER = r"\d{1,18}"
 _WITH_AVERAGE = rf"{_DECIMAL}(?: \(avg {_DECIMAL}\))?"
+_WITH_MOE_DETAIL = rf"{_DECIMAL}(?: \([^()]*\))?"
 
 
-class LineField(NamedTuple):
-    """One fact of a log line."""
+class Field(NamedTuple):
+    """What stands behind a label: the name of the value, and a pattern of all of it."""
 
     name: str
-    """Field of the record it goes to."""
-    unit: str
-    label: str
-    """What is printed before the value."""
     value: re.Pattern[str]
-    """Matches the whole of a well-formed value."""
 
 
-def _fields(*rows: tuple[str, str, str, str]) -> dict[str, LineField]:
-    return {
-        label: LineField(name, unit, label, re.compile(value)) for name, unit, label, value in rows
-    }
+def _fields(*rows: tuple[str, str, str]) -> dict[str, Field]:
+    return {label: Field(name, re.compile(value)) for label, name, value in rows}
 
+
+LABELLED = re.compile(r"\s*([^:|]{2,60}?)\s*:\s*(.*?)\s*", re.DOTALL)
+"""One part of a line, between two bars: a label and its value."""
+
+ITERATION_HEAD = re.compile(r"\belapsed_time \d|\biteration +\d+ */|\bconsumed samples:")
+"""Where an iteration line begins, behind whatever prefix."""
+ITERATION_START = re.compile(
+    r"iteration\s+(?P<iteration>\d{1,12})\s*/\s*\d{1,12}\s*"
+    r"|elapsed_time\s+(?P<elapsed_s>\d{1,9}\.\d{6})\s*"
+)
+"""The first part of Megatron's iteration line, and of the paper's fork's."""
+ITERATION_FIELDS = _fields(
+    ("consumed samples", "samples", _INTEGER),
+    ("consumed tokens", "tokens", _INTEGER),
+    ("elapsed time per iteration (ms)", "elapsed_ms", _DECIMAL),
+    ("elapsed time per iteration (s)", "interval_s", _DECIMAL),
+    ("learning rate", "learning_rate", _NUMBER),
+    ("global batch size", "global_batch_size", _INTEGER),
+    ("lm loss", "loss", _LOSS),
+    ("grad norm", "grad_norm", _LOSS),
+    ("actual seqlen", "seq_length", _INTEGER),
+    ("number of skipped iterations", "skipped", _INTEGER),
+    ("number of nan iterations", "nan", _INTEGER),
+    ("samples per second", "samples_per_s", _DECIMAL),
+    ("TFLOPs", "tflops", _DECIMAL),
+    ("throughput per GPU (TFLOP/s/GPU)", "tflops", _WITH_AVERAGE),
+    ("compute per GPU (TFLOP/s/GPU)", "tflops", _WITH_AVERAGE),
+)
+OPTIONAL = {"loss", "grad_norm"}
+"""Values that Megatron leaves out of the line of an iteration that has none."""
 
 INTERVAL_TIMER = re.compile(rf"<TIMER:interval-time,\s*({_DECIMAL}(?:[eE]-\d{{1,3}})?)\s*>")
 """Seconds; one a rank and iteration, without the rank; several may stand in one line."""
-ANY_TIMER = re.compile(r"<TIMER:([^,<>|]{1,60}),[^,<>|]{0,40}>|TIMER:interval-time")
-INTERVAL_NAME = "interval-time"
 
-ITERATION_START = re.compile(
-    r"\biteration\s+(?P<iteration>\d{1,12})\s*/\s*(?P<last>\d{1,12})\s*$"
-    r"|\belapsed_time\s+(?P<elapsed_s>\d{1,9}\.\d{6})\s*$"
-)
-"""What an iteration line begins with: Megatron's, and the paper's fork's (in s)."""
-ITERATION_HEAD = re.compile(r"\belapsed_time \d|\biteration +\d+ */|\bconsumed samples:")
-"""Where one begins that is run together with another line."""
 TIMERS_HEAD = "time (ms)"
-ITERATION_LINE = _fields(
-    ("samples", "samples", "consumed samples", _INTEGER),
-    ("tokens", "tokens", "consumed tokens", _INTEGER),
-    ("elapsed_ms", "ms", "elapsed time per iteration (ms)", _DECIMAL),
-    ("interval_s", "s", "elapsed time per iteration (s)", _DECIMAL),
-    ("learning_rate", "", "learning rate", _NUMBER),
-    ("global_batch_size", "samples", "global batch size", _INTEGER),
-    ("loss", "", "lm loss", _LOSS),
-    ("grad_norm", "", "grad norm", _LOSS),
-    ("seq_length", "tokens", "actual seqlen", _INTEGER),
-    ("skipped", "iterations", "number of skipped iterations", _INTEGER),
-    ("nan", "iterations", "number of nan iterations", _INTEGER),
-    ("samples_per_s", "samples/s", "samples per second", _DECIMAL),
-    ("tflops", "TFLOP/s", "TFLOPs", _DECIMAL),
-    ("tflops", "TFLOP/s", "throughput per GPU (TFLOP/s/GPU)", _WITH_AVERAGE),
-    ("tflops", "TFLOP/s", "compute per GPU (TFLOP/s/GPU)", _WITH_AVERAGE),
-)  # fmt: skip
-OTHER_LABELS = {
-    *("loss scale", "num zeros", "params norm", "curriculum seqlen", "random ltd reserved length"),
+MICRO = "_microstep"
+TIMER_FIELDS = _fields(
+    *((label, "forward_ms", _WITH_MOE_DETAIL) for label in ("fwd", "forward")),
+    *((label, "backward_ms", _DECIMAL) for label in ("bwd", "backward")),
+    *((label, "backward_inner_ms", _DECIMAL) for label in ("bwd_inner", "backward_inner")),
     *(
-        "tokens per gpu per second (tgs)",
-        "skipped samples",
-        "mem usages",
-        "decoupled learning rate",
+        (label, "backward_allreduce_ms", _DECIMAL)
+        for label in ("bwd_allreduce", "backward_allreduce")
     ),
-}
-LABELLED = re.compile(r"\s*([^:|]{2,60}?):\s*(.*?)\s*$", re.DOTALL)
-
-PHASE_LINE = _fields(
-    ("forward_ms", "ms", "fwd", _DECIMAL),
-    ("forward_ms", "ms", "forward", _DECIMAL),
-    ("backward_ms", "ms", "bwd", _DECIMAL),
-    ("backward_ms", "ms", "backward", _DECIMAL),
-    ("backward_inner_ms", "ms", "bwd_inner", _DECIMAL),
-    ("backward_inner_ms", "ms", "backward_inner", _DECIMAL),
-    ("backward_allreduce_ms", "ms", "bwd_allreduce", _DECIMAL),
-    ("backward_allreduce_ms", "ms", "backward_allreduce", _DECIMAL),
-    ("update_ms", "ms", "step", _DECIMAL),
-    ("optimizer_step_ms", "ms", "optimizer_step", _DECIMAL),
+    ("step", "update_ms", _DECIMAL),
+    ("optimizer_step", "optimizer_step_ms", _DECIMAL),
 )
 """``[Rank 0] time (ms) | ...``; the same with ``_microstep`` behind is of one micro-batch alone."""
-MICRO = "_microstep"
-MOE_DETAIL = re.compile(r"\s*\(\w+:.*$")
-VALUE_END = re.compile(r"\s*[<\[].*$", re.DOTALL)
 
 PROGRESS = re.compile(r"\bstep=(\d{1,12}), skipped=\d{1,12}, lr=\[(?:([-+.eE\d]{1,30})[,\]])?")
+"""DeepSpeed's progress line."""
 GLOBAL_STEP = re.compile(r"/global_step=(\d{1,12}),")
+"""DeepSpeed's throughput line."""

@@ -8,43 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parse.log.records import PHASES, Log
+from parse.log.records import PHASES, Log, Metrics, as_number
 
 _PRINTED_DIGITS = 1e-5
 """Relative difference up to which a printed loss (7 digits) can be the exact one."""
-
-
-@dataclass
-class Metrics:
-    """Events of one ``metrics.jsonl``."""
-
-    path: Path
-    start: dict[str, Any] = field(default_factory=dict)
-    iterations: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Event by iteration."""
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-    """Events of the validation split, in the order of the file."""
-    end: dict[str, Any] = field(default_factory=dict)
-    rejected_lines: int = 0
-
-    def loss(self, iteration: int) -> float | None:
-        """Exact loss; NaN or infinite when the trainer said so; None when it is not there."""
-        event = self.iterations.get(iteration, {})
-        loss = _number(event.get("loss"))
-        return loss if loss is not None else _number(event.get("loss_text"))
-
-    def grad_norm(self, iteration: int) -> float | None:
-        """Exact gradient norm of an iteration."""
-        return _number(self.iterations.get(iteration, {}).get("grad_norm"))
-
-    def digest(self, name: str) -> str | None:
-        """``weights_sha256`` or ``optimizer_sha256`` of the end; None when not computed."""
-        value = self.end.get(name)
-        return value if isinstance(value, str) and value else None
 
 
 def read_metrics(path: Path) -> Metrics:
@@ -89,7 +59,7 @@ def attach_metrics(log: Log) -> None:
         event = metrics.iterations.get(record.iteration, {})
         for name in (*(f"{phase}_ms" for phase in PHASES), "grad_norm", "learning_rate"):
             if getattr(record, name) is None:
-                setattr(record, name, _number(event.get(name)))
+                setattr(record, name, as_number(event.get(name)))
     _take_start(log, metrics.start)
 
 
@@ -129,12 +99,3 @@ def _event(line: str) -> dict[str, Any] | None:
         return None
     known = ("start", "iteration", "evaluation", "end")
     return event if isinstance(event, dict) and event.get("event") in known else None
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return None

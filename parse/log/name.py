@@ -7,51 +7,53 @@ import re
 from parse.log.records import Setting
 
 _MODEL = re.compile(r"^log-(?P<model>.+?)-tp\d")
-_INTEGERS = {
-    "tp": r"-tp(\d{1,9})(?=-)",
-    "dp": r"-dp(\d{1,9})(?=-)",
-    "num_layers": r"-l(\d{1,9})(?=-)",
-    "hidden": r"-h(\d{1,9})(?=-)",
-    "heads": r"-a(\d{1,9})(?=-)",
-    "seq_length": r"-sl(\d{1,9})(?=-)",
-    "global_batch_size": r"-gbs(\d{1,9})(?=-)",
-    "micro_batch_size": r"-mbs(\d{1,9})(?=-)",
-    "subgroup_numel": r"-subg(\d{1,15})(?=-|\.)",
-    "prefetch": r"-prefetch([01])(?=-|\.)",
-    "flush_async": r"-flush_async([01])(?=-|\.)",
-    "opt_gaps": r"-opt_gaps(\d{1,9})(?=-|\.)",
+_KEYS = {
+    "tp": "tp",
+    "dp": "dp",
+    "l": "num_layers",
+    "h": "hidden",
+    "a": "heads",
+    "sl": "seq_length",
+    "gbs": "global_batch_size",
+    "mbs": "micro_batch_size",
+    "subg": "subgroup_numel",
+    "prefetch": "prefetch",
+    "flush_async": "flush_async",
+    "opt_gaps": "opt_gaps",
 }
-_PATTERNS = {name: re.compile(pattern) for name, pattern in _INTEGERS.items()}
+_LAST_KEYS = ("subg", "prefetch", "flush_async", "opt_gaps")
+"""A name may end with one of these."""
+_PART = re.compile(rf"-({'|'.join(_KEYS)})(\d{{1,15}})(?=-|(\.))")
 _RATIO = re.compile(r"-ratio(\d{1,3}(?:\.\d{1,12})?)(?=-)")
+_ENGINE = re.compile(r"-engine_([A-Za-z0-9][\w-]*)\.")
 
 
 def settings_from_name(name: str) -> dict[str, Setting]:
-    """Read ``log-{model}-tp{n}-...-opt_gaps{n}.log``.
+    """Read ``log-{model}-tp{n}-...`` up to ``-opt_gaps{n}.log`` or ``-engine_{name}.log``.
 
     Early logs lack ``flush_async`` and ``opt_gaps``; a name of another form gives few or no
-    settings. ``engine`` and ``stride`` follow from the last three: without prefetch the gaps have
-    no effect, whatever the name says (the paper's vanilla logs carry left-over ones).
+    settings, and parts that are not known are passed over. ``engine`` is the name at the end, or
+    else follows with ``stride`` from the last three numbers: without prefetch the gaps have no
+    effect, whatever the name says (the paper's vanilla logs carry left-over ones).
 
     Returns:
         Setting by name; a setting that the name does not carry is absent.
     """
-    found: dict[str, Setting] = {}
     model = _MODEL.search(name)
     if not model:
-        return found
-    found["model"] = model["model"]
-    for key, pattern in _PATTERNS.items():
-        match = pattern.search(name)
-        if match:
-            found[key] = int(match[1])
-    ratio = _RATIO.search(name)
-    if ratio:
+        return {}
+    engine, rest = _ENGINE.search(name), name[model.end("model") :]
+    parts = _ENGINE.sub("-.", rest)
+    found: dict[str, Setting] = {"model": model["model"]}
+    for key, value, end in _PART.findall(parts):
+        if not end or key in _LAST_KEYS:
+            found[_KEYS[key]] = int(value)
+    if ratio := _RATIO.search(parts):
         found["offload_ratio"] = float(ratio[1])
-    found.update(_engine(found))
-    return found
+    return found | ({"engine": engine[1]} if engine else _paper_engine(found))
 
 
-def _engine(found: dict[str, Setting]) -> dict[str, Setting]:
+def _paper_engine(found: dict[str, Setting]) -> dict[str, Setting]:
     if found.get("prefetch") == 1:
         stride = found.get("opt_gaps")
         return {"engine": "hybrid"} | ({"stride": stride} if stride is not None else {})

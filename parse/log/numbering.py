@@ -1,209 +1,201 @@
-"""Which iteration each window of a log is of. Standard library alone.
+"""The number of each window's iteration. Standard library alone.
 
-A log says it several times: Megatron's counter, samples and tokens consumed, DeepSpeed's progress
-lines. A number counts where these witnesses agree; so a lost line leaves a gap, and a damaged digit
-never moves figures to another iteration. What cannot be placed is left out.
+Megatron's lines count iterations, samples and tokens. A line whose counters do not agree is left
+out, since which of them is damaged cannot be known. So a lost or damaged line leaves a gap and
+never moves figures to another iteration.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
-from parse.log.records import Log, Reject
-from parse.log.window import Window
+from parse.log.entries import CUT_OFF, IterationLine
+from parse.log.fields import OPTIONAL
+from parse.log.records import Log
+from parse.log.windows import Window
 
-_Votes = dict[str, list[int | None]]
+Drop = Callable[[Window, str], None]
+"""Leaves a window out for a reason."""
 
 
-def number_windows(windows: Sequence[Window], log: Log) -> list[Window]:
-    """Set ``iteration`` and ``lost_before``; returns the windows that make a record, in order.
+def number_by_lines(windows: Sequence[Window], log: Log, drop: Drop) -> Sequence[Window]:
+    """Set ``iteration`` of the windows by their iteration lines.
 
-    Of several runs in one log the last counts. Rejects and notes go to ``log``.
+    Returns:
+        The windows of the log's last run, those that are left out among them.
     """
-    votes = _kept(_votes(windows, log))
-    if any(value is not None for values in votes.values() for value in values):
-        for position, window in enumerate(windows):
-            window.iteration = _agreed([values[position] for values in votes.values()])
-        windows, votes = _last_run(windows, votes, log)
-        _fill(windows, votes)
-    else:
-        micro_lines = _constant(window.micro_lines for window in windows)
-        for position, window in enumerate(windows, 1):
-            if not window.by_timers or _is_doubtful(window, micro_lines):
-                break  # every iteration line has a number; timers are counted while none is lost
-            window.iteration = position
-    counted = [w for w in windows if w.iteration is not None and _has_record(w)]
-    _count_lost(windows, log)
-    return counted
+    _count(windows, log, drop)
+    windows = _last_run(windows, log)
+    _drop_odd_lines(windows, drop)
+    _drop_odd_batch(windows, log, drop)
+    _drop_falling(windows, drop)
+    return windows
 
 
-def _has_record(window: Window) -> bool:
-    return window.reading is not None or window.by_timers
+def _sound(windows: Sequence[Window]) -> list[tuple[Window, IterationLine]]:
+    return [(w, w.line) for w in windows if w.line and not w.line.problem]
 
 
-def _votes(windows: Sequence[Window], log: Log) -> _Votes:
-    readings = [window.reading for window in windows]
-    batch = _constant(r.integer("global_batch_size") for r in readings if r)
-    batch = batch or _constant([log.settings.get("global_batch_size")])
-    length = _constant(r.integer("seq_length") for r in readings if r)
-    per_iteration = {"samples": batch, "tokens": batch * length if batch and length else None}
-    votes: _Votes = {"iteration": [r.integer("iteration") if r else None for r in readings]}
-    for name, size in per_iteration.items():
-        values = [r.integer(name) if r else None for r in readings]
-        votes[name] = [v // size if v and size and v % size == 0 else None for v in values]
-    micro_lines = _constant(window.micro_lines for window in windows)
-    votes["step"] = [
-        None if _is_doubtful(window, micro_lines) or not window.steps else window.steps[-1]
-        for window in windows
-    ]
-    return votes
+def _count(windows: Sequence[Window], log: Log, drop: Drop) -> None:
+    """Number windows by the counters of their own line, where all of them agree."""
+    sound = _sound(windows)
+    columns = list(zip(*(_counters(line, log) for _, line in sound), strict=True))
+    spoken = [column for column in columns if any(column)]
+    batches = Counter(line.integer("global_batch_size") for _, line in sound)
+    ramped = sum(count > 1 for count in batches.values()) > 1
+    # A counter that contradicts the first one on most lines counts something else, and samples
+    # say nothing of iterations while the batch grows.
+    trusted = [c for c in spoken if c is spoken[0] or (_mostly_equal(c, spoken[0]) and not ramped)]
+    for position, (window, _) in enumerate(sound):
+        said = {column[position] for column in trusted} - {None} or window.steps
+        if len(said) == 1 and 0 not in said:
+            window.iteration = said.pop()
+        elif said:
+            drop(window, "an iteration line whose counters do not agree")
+        else:
+            drop(window, "an iteration whose number is lost")
 
 
-def _is_doubtful(window: Window, micro_lines: int | None) -> bool:
-    """Whether its timers may be of a later iteration than the progress line before them."""
-    if window.damaged:
-        return True
-    uneven = micro_lines is not None and window.micro_lines != micro_lines
-    return window.by_timers and (window.repeats > 0 or uneven or len(set(window.steps)) > 1)
+def _counters(line: IterationLine, log: Log) -> list[int | None]:
+    """The iteration by each counter of a line; 0 where it is between two iterations."""
+    batch = line.integer("global_batch_size") or log.settings.get("global_batch_size")
+    samples = batch if isinstance(batch, int) else 0
+    sizes = {"iteration": 1, "samples": samples}
+    sizes["tokens"] = samples * (line.integer("seq_length") or 0)
+    found: list[int | None] = []
+    for name, size in sizes.items():
+        value = line.integer(name)
+        if value is None or not size:
+            found.append(None)
+        else:
+            found.append(value // size if value % size == 0 else 0)
+    return found
 
 
-def _constant(values: Iterable[object]) -> int | None:
-    """The value that all share, an odd one out aside; None where it changes along the run."""
-    counts = Counter(value for value in values if isinstance(value, int) and value > 0)
-    ranked = counts.most_common(2)
-    if not ranked or (len(ranked) > 1 and not ranked[0][1] > ranked[1][1] == 1):
-        return None
-    return ranked[0][0]
+def _mostly_equal(column: Sequence[int | None], lead: Sequence[int | None]) -> bool:
+    both = [a == b for a, b in zip(column, lead, strict=True) if a is not None and b is not None]
+    return 2 * sum(both) >= len(both)
 
 
-def _kept(votes: _Votes) -> _Votes:
-    """The witnesses that tell the same story as the first one that speaks."""
-    kept: _Votes = {}
-    lead: list[int | None] | None = None
-    for name, values in votes.items():
-        if not any(values):
-            continue
-        if lead is None:
-            lead = values
-        both = [(a, b) for a, b in zip(lead, values, strict=True) if a and b]
-        if not both or 2 * sum(a == b for a, b in both) >= len(both):
-            kept[name] = values
-    return kept
-
-
-def _agreed(values: Sequence[int | None]) -> int | None:
-    counts = Counter(value for value in values if value)
-    ranked = counts.most_common(2)
-    if not ranked or (len(ranked) > 1 and ranked[0][1] == ranked[1][1]):
-        return None
-    return ranked[0][0]
-
-
-def _last_run(
-    windows: Sequence[Window], votes: _Votes, log: Log
-) -> tuple[Sequence[Window], _Votes]:
-    """The windows of the last run; of them, numbers that do not rise are forgotten."""
-    start, previous = 0, 0
+def _last_run(windows: Sequence[Window], log: Log) -> Sequence[Window]:
+    start, previous, new_run = 0, 0, False
     for position, window in enumerate(windows):
+        new_run = new_run or window.new_run
         number = window.iteration
         if number is None:
             continue
-        if number < previous and (window.new_run or number == 1):
+        if number < previous and (new_run or number == 1):
             log.notes.append(f"the log starts anew at iteration {number}; the last run counts")
             start = position
-        elif number == previous and not window.by_timers:
-            _reject(log, window, "an iteration that was printed before")
-            window.iteration, window.reading, window.repeated = None, None, True
-        previous = number
-    windows = windows[start:]
+        previous, new_run = number, False
+    return windows[start:]
+
+
+def _drop_odd_lines(windows: Sequence[Window], drop: Drop) -> None:
+    """Lines of one writer look alike: drop those that lack a field, or have one too many."""
+    sound = _sound(windows)
+    names = Counter(name for _, line in sound for name in line.values)
+    unknown = Counter(label for _, line in sound for label in line.unknown)
+    usual = {n for n, count in names.items() if 2 * count >= len(sound)} - OPTIONAL
+    bars = Counter(line.bar_at_end for _, line in sound)
+    for window, line in sound:
+        missing = usual - line.values.keys()
+        if line.cut and (missing or len(sound) == 1):
+            drop(window, CUT_OFF)
+        elif missing:
+            drop(window, f"an iteration line without {', '.join(sorted(missing))}")
+        elif len(sound) > 1 and any(unknown[label] == 1 for label in line.unknown):
+            drop(window, "an iteration line with a label that no other line has")
+        elif bars[line.bar_at_end] < bars[not line.bar_at_end]:
+            drop(window, "an iteration line that ends as no other does")
+
+
+def _drop_odd_batch(windows: Sequence[Window], log: Log, drop: Drop) -> None:
+    """Drop a line whose batch size is no other's; where several differ, the size is ramped up."""
+    sound = _sound(windows)
+    batches = [line.integer("global_batch_size") for _, line in sound]
+    stated = log.settings.get("global_batch_size")
+    counts = Counter([batch for batch in [*batches, stated] if batch])
+    ranked = counts.most_common(2)
+    if len(counts) == 2 and ranked[0][1] > ranked[1][1] == 1 and ranked[1][0] != stated:
+        for (window, _), batch in zip(sound, batches, strict=True):
+            if batch == ranked[1][0]:
+                drop(window, "an iteration line with another global batch size")
+    printed = {batch for batch in batches if batch}
+    if len(printed) == 1 and log.settings.setdefault("global_batch_size", *printed) not in printed:
+        log.notes.append("two global batch sizes in one log: the name's or the arguments' is kept")
+
+
+def _drop_falling(windows: Sequence[Window], drop: Drop) -> None:
+    """Drop numbers that do not rise."""
     numbered = [window for window in windows if window.iteration is not None]
-    certain = _certain_rise([window.iteration or 0 for window in numbered])
-    for window, is_certain in zip(numbered, certain, strict=True):
-        if not is_certain:
-            window.iteration = None
-    return windows, {name: values[start:] for name, values in votes.items()}
+    previous = 0
+    for window, after in zip_longest(numbered, numbered[1:]):
+        number = window.iteration or 0
+        leaps = number > previous + 1
+        if number == previous:
+            window.repeated = True
+            drop(window, "an iteration that was printed before")
+        elif number < previous:
+            drop(window, "an iteration number that goes back")
+        elif leaps and after and (after.iteration or 0) <= number:
+            drop(window, "an iteration number that the next one contradicts")
+        else:
+            previous = number
 
 
-def _certain_rise(numbers: Sequence[int]) -> list[bool]:
-    """Which numbers belong to every longest rising subsequence."""
-    up = _rise_lengths(numbers)
-    down = _rise_lengths([-number for number in reversed(numbers)])[::-1]
-    longest = max(up, default=0)
-    on_one = [a + b - 1 == longest for a, b in zip(up, down, strict=True)]
-    at_level = Counter(level for level, on in zip(up, on_one, strict=True) if on)
-    return [on and at_level[level] == 1 for level, on in zip(up, on_one, strict=True)]
+def number_by_steps(windows: Sequence[Window], log: Log, drop: Drop) -> Sequence[Window]:
+    """Set ``iteration`` of windows that timers close, in a log without iteration lines.
+
+    Windows are counted: from DeepSpeed's progress lines where there are any, else from 1.
+
+    Returns:
+        The windows of the log's last run, those that are left out among them.
+    """
+    for window, number in zip(windows, _numbers_by_steps(windows), strict=True):
+        sound = window.last_timers and not window.last_timers.problem
+        window.iteration = number if sound and number and number > 0 else None
+        if window.iteration is None or window.steps - {number}:
+            drop(window, "timers of an iteration whose number is lost")
+    windows = _last_run(windows, log)
+    _drop_falling(windows, drop)
+    return windows
 
 
-def _rise_lengths(numbers: Sequence[int]) -> list[int]:
-    """Length of the longest rising subsequence that ends with each number."""
-    tails: list[int] = []
-    lengths = []
-    for number in numbers:
-        place = bisect_left(tails, number)
-        tails[place : place + 1] = [number]
-        lengths.append(place + 1)
-    return lengths
+def _numbers_by_steps(windows: Sequence[Window]) -> list[int | None]:
+    usual = Counter(window.micro_lines for window in windows).most_common(1)[0][0]
+    sound = [w.micro_lines == usual and not (w.damaged or w.repeats) for w in windows]
+    # What each progress line says the first window's number is: all the same where none is lost.
+    first = {
+        place: min(window.steps) - place
+        for place, window in enumerate(windows)
+        if sound[place] and len(window.steps) == 1
+    }
+    if len(set(first.values())) < 2 and all(sound):
+        start = next(iter(first.values()), 1)
+        return [start + place for place in range(len(windows))]
+    # Elsewhere two progress lines must agree: those before and behind a window, or its own.
+    numbers: list[int | None] = []
+    marks = list(first)
+    for place, is_sound in enumerate(sound):
+        at = bisect_left(marks, place)
+        near = [first[mark] for mark in marks[max(at - 1, 0) : at + 1 + (place in first)]]
+        agreed = [number for number in near if near.count(number) > 1]
+        numbers.append(agreed[0] + place if agreed and is_sound else None)
+    return numbers
 
 
-def _fill(windows: Sequence[Window], votes: _Votes) -> None:
-    """Number what its neighbours leave one number for, or one of its witnesses confirms."""
-    micro_lines = _constant(window.micro_lines for window in windows)
-    _doubt_last(windows, votes)
-    known = [i for i, w in enumerate(windows) if w.iteration is not None]
-    for before, after in pairwise([-1, *known, len(windows)]):
-        gap = [i for i in range(before + 1, after) if not windows[i].repeated]
-        low = windows[before].iteration if before >= 0 else None
-        high = windows[after].iteration if after < len(windows) else None
-        if low is None and high is not None:  # counted back, as a run may begin anywhere
-            low = max(high - len(gap) - 1, 0)
-        exact = high is not None and high - (low or 0) - 1 == len(gap) and before + high > 0
-        exact = exact and (before >= 0 or high == len(gap) + 1)
-        sound = not any(_is_doubtful(windows[i], micro_lines) for i in gap)
-        trusted = high is None and sound and all(windows[i].by_timers for i in gap)
-        for offset, position in enumerate(gap, 1):
-            expected = (low or 0) + offset
-            says = not windows[position].damaged and any(
-                values[position] == expected for values in votes.values()
-            )
-            if exact or trusted or (says and (low is not None)):
-                windows[position].iteration = expected
-            elif before >= 0:
-                break
-
-
-def _doubt_last(windows: Sequence[Window], votes: _Votes) -> None:
-    """Forget a last number that leaps, on the word of one witness alone."""
-    known = [i for i, w in enumerate(windows) if w.iteration is not None]
-    if len(known) < 2:
-        return
-    before, last = known[-2:]
-    number, previous = windows[last].iteration, windows[before].iteration
-    leaps = (number or 0) - (previous or 0) > last - before
-    several = len(windows[last].steps) > 1 and len(set(windows[last].steps)) == 1
-    witnesses = sum(values[last] == number for values in votes.values())
-    if leaps and witnesses < 2 and len(votes) == 1 and not several and windows[last].by_timers:
-        windows[last].iteration = None
-
-
-def _count_lost(windows: Sequence[Window], log: Log) -> None:
-    previous, others = 0, 0
+def count_lost(windows: Sequence[Window]) -> None:
+    """Set how many iterations are missing before each window, those left out aside."""
+    previous, left_out = 0, 0
     for position, window in enumerate(windows):
         if window.iteration is None:
-            if window.reading is not None:
-                _reject(log, window, "an iteration whose number is lost")
-            others += not window.repeated
+            left_out += not window.repeated
             continue
-        window.lost_before = max(0, window.iteration - previous - 1 - others)
-        alone = set(window.steps) == {window.iteration} and not window.damaged
-        if position == 0 and alone:
+        window.lost_before = max(0, window.iteration - previous - 1 - left_out)
+        if position == 0 and window.steps == {window.iteration} and not window.damaged:
             window.lost_before = 0  # a run that goes on from a checkpoint
-        previous, others = window.iteration, 0
-
-
-def _reject(log: Log, window: Window, reason: str) -> None:
-    reading = window.reading
-    if reading is not None:
-        log.rejects.append(Reject.of(reading.line_number, reason, reading.text))
+        previous, left_out = window.iteration, 0

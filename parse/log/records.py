@@ -1,4 +1,4 @@
-"""What a log holds, as records: nothing here is invented, what is missing is ``None``."""
+"""What a log holds, as records. A value that the log does not give is ``None``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from parse.log.memory import MemoryLine
-
-if TYPE_CHECKING:
-    from parse.log.metrics import Metrics
+from typing import Any
 
 Setting = int | float | str
 
@@ -67,9 +62,68 @@ class Iteration:
         return value
 
 
+@dataclass(slots=True)
+class MemoryLine:
+    """What one call of DeepSpeed's ``see_memory_usage`` printed; None where it cannot be read."""
+
+    line: int
+    """Position of its first line of figures in the log, from 1."""
+    title: str | None = None
+    """Where in the program, as printed: ``Engine before forward``."""
+    allocated_gib: float | None = None
+    max_allocated_gib: float | None = None
+    cached_gib: float | None = None
+    max_cached_gib: float | None = None
+    host_used_gib: float | None = None
+    """Memory in use on the machine, by all of its processes."""
+    host_percent: float | None = None
+    """The same as a share of the machine's memory, from 0 to 100."""
+    iteration: int | None = None
+    """The iteration it was printed in; None before the first forward and where it is unknown."""
+
+
+@dataclass
+class Metrics:
+    """Events of one ``metrics.jsonl``."""
+
+    path: Path
+    start: dict[str, Any] = field(default_factory=dict)
+    iterations: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Event by iteration."""
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    """Events of the validation split, in the order of the file."""
+    end: dict[str, Any] = field(default_factory=dict)
+    rejected_lines: int = 0
+
+    def loss(self, iteration: int) -> float | None:
+        """Exact loss; NaN or infinite when the trainer said so; None when it is not there."""
+        event = self.iterations.get(iteration, {})
+        loss = as_number(event.get("loss"))
+        return loss if loss is not None else as_number(event.get("loss_text"))
+
+    def grad_norm(self, iteration: int) -> float | None:
+        """Exact gradient norm of an iteration."""
+        return as_number(self.iterations.get(iteration, {}).get("grad_norm"))
+
+    def digest(self, name: str) -> str | None:
+        """``weights_sha256`` or ``optimizer_sha256`` of the end; None when not computed."""
+        value = self.end.get(name)
+        return value if isinstance(value, str) and value else None
+
+
+def as_number(value: object) -> float | None:
+    """A number of a JSON file, written as a number or as text; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
+
+
 @dataclass(frozen=True)
 class Reject:
-    """A line that looks like one of ours but cannot be read."""
+    """A line that is left out because it is damaged."""
 
     line_number: int
     reason: str

@@ -46,12 +46,26 @@ def test_what_the_log_does_not_say_is_an_empty_cell(write_log, tmp_path, recipe)
 
 
 def test_iterations_keep_nan_and_unknown_losses_apart(write_log, tmp_path, recipe):
-    text = recipe(losses=(9.0, None, 8.0)).text().replace("lm loss: 8.0", "lm loss: ?.0")
+    text, _, end = recipe(losses=(9.0, None, None)).text().rpartition("skipped iterations:   0")
+    text += "skipped iterations:   1" + end  # the loss scaler skipped the third
     main([str(write_log(text=text)), "--out", str(tmp_path)])
     table = rows(tmp_path / "iterations.csv")
     assert [row["loss"] for row in table] == ["9.0", "nan", ""]
     assert [row["warmup"] for row in table] == ["1", "0", "0"]
     assert [float(row["forward_ms"]) for row in table] == [10.25, 11.25, 12.25]
+
+
+def test_lines_that_are_left_out_are_named(write_log, recipe, tmp_path, capsys):
+    text = recipe().text().replace("lm loss: 8.25", "lm loss: 8x25")
+    path = write_log(text=text)
+    assert main([str(path), "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr()
+    assert "4 iterations, 1 lines rejected" in printed.out
+    assert printed.err.splitlines() == [
+        f"parse: {path}: iterations missing: 3",
+        f"parse: {path}: line 16 left out: an iteration line whose 'lm loss' cannot be read",
+    ]
+    assert [row["rejects"] for row in rows(tmp_path / "out" / "runs.csv")] == ["1"]
 
 
 def test_folders_are_searched_and_a_log_counts_once(write_log, tmp_path):

@@ -37,3 +37,20 @@ def test_engine_and_stride_follow_from_the_knobs(prefetch, rest, engine, stride)
 def test_a_name_of_another_form_says_nothing():
     assert settings_from_name("train.log") == {}
     assert settings_from_name("log-7B-tp1.log") == {"model": "7B"}
+
+
+@pytest.mark.parametrize("engine", ["dynamic", "super-offload", "auto_2", "zen-tp9-x"])
+def test_an_engine_at_the_end_counts_and_unknown_parts_do_not(engine):
+    name = NAME.format(ratio="0.5", prefetch=1, rest="").replace("-prefetch1", "-hog0.5-zz7")
+    settings = settings_from_name(name.replace(".log", f"-engine_{engine}.log"))
+    assert settings == {
+        "model": "8.3B", "tp": 2, "dp": 4, "num_layers": 72, "hidden": 3072, "heads": 32,
+        "seq_length": 2048, "global_batch_size": 8, "micro_batch_size": 1, "offload_ratio": 0.5,
+        "subgroup_numel": 100_000_000, "engine": engine,
+    }  # fmt: skip
+
+
+def test_unknown_parts_change_nothing():
+    name = NAME.format(ratio="1", prefetch=0, rest="-flush_async0-opt_gaps0")
+    more = name.replace("-subg", "-dtypebf16-x-y1.5-subg").replace(".log", "-new9.log")
+    assert settings_from_name(more) == settings_from_name(name)

@@ -13,6 +13,14 @@ def seconds(log):
     return [record.iteration_s for record in log.iterations]
 
 
+def numbers(log):
+    return [record.iteration for record in log.iterations]
+
+
+def reasons(log):
+    return [reject.reason for reject in log.rejects]
+
+
 def test_an_iteration_has_its_own_times_loss_and_settings(write_log):
     log = read_log(write_log())
     assert log.rejects == []
@@ -42,13 +50,23 @@ def test_glued_timers_are_all_found(write_log, recipe):
     assert log.notes == []
 
 
-def test_a_timer_glued_into_another_line_leaves_that_line_readable(write_log, recipe):
-    lines = recipe().text().splitlines()
-    at = next(i for i, line in enumerate(lines) if "elapsed_time" in line)
-    lines[at] = lines[at].replace("9.000000E+00", "9.00<TIMER:interval-time,0.1>0000E+00")
-    log = read_log(write_log(text="\n".join(lines) + "\n"))
-    assert log.iterations[0].loss == 9.0
-    assert log.iterations[0].tflops == 2.5
+@pytest.mark.parametrize("parts", [("9.00", "0000E+00"), ("TFLOPs: 2", ".50 |")])
+def test_a_line_with_a_timer_inside_is_left_out(write_log, recipe, parts):
+    first = recipe().iteration_line(0)
+    damaged = first.replace("".join(parts), "<TIMER:interval-time,0.1>".join(parts))
+    assert damaged != first
+    log = read_log(write_log(text=recipe().text().replace(first, damaged)))
+    assert numbers(log) == [2, 3, 4, 5]
+    assert [reject.line_number for reject in log.rejects] == [6]
+    assert "cannot be read" in log.rejects[0].reason
+
+
+def test_whole_timers_around_a_whole_line_do_no_harm(write_log, recipe):
+    timer, first = "<TIMER:interval-time,0.1>", recipe().iteration_line(0)
+    text = recipe().text().replace(first, timer + first + timer)
+    log = read_log(write_log(text=text))
+    assert log.iterations == read_log(write_log()).iterations
+    assert log.rejects == []
 
 
 def test_lost_timers_fall_back_on_the_iteration_line(write_log, recipe):
@@ -63,18 +81,15 @@ def test_lost_timers_fall_back_on_the_iteration_line(write_log, recipe):
     assert log.notes == ["8 interval timers for 2 ranks x 5 iterations"]
 
 
-def test_times_that_contradict_each_other_are_rejected(write_log, recipe):
+@pytest.mark.parametrize("timers", [True, False])
+def test_a_line_whose_times_contradict_each_other_is_left_out(write_log, recipe, timers):
     lines = recipe().text().splitlines()
-    lines = [line for line in lines if "TIMER" not in line]
+    lines = [line for line in lines if timers or "TIMER" not in line]
     lines[-1] = lines[-1].replace("(ms): 149.4", "(ms): 949.4")
     log = read_log(write_log(text="\n".join(lines) + "\n"))
-    assert seconds(log)[-1] is None
-    assert [r.reason for r in log.rejects] == ["two times that do not agree"]
-
-
-def test_a_timer_settles_which_of_two_times_is_right(write_log, recipe):
-    text = recipe().text().replace("(ms): 149.4", "(ms): 949.4")
-    assert seconds(read_log(write_log(text=text))) == [recipe().time(i) for i in range(5)]
+    assert numbers(log) == [1, 2, 3, 4]
+    assert reasons(log) == ["an iteration line whose two times do not agree"]
+    assert log.rejects[0].line_number == len(lines)
 
 
 def test_without_iteration_lines_timers_are_grouped_by_the_world_size(write_log, recipe):
@@ -96,11 +111,16 @@ def test_where_ranks_differ_a_coarse_time_stays_as_printed(write_log, recipe):
     assert seconds(read_log(write_log(text=text))) == [0.1] * 5
 
 
-def test_a_skip_that_is_run_together_with_its_neighbour_is_still_one(write_log, recipe):
+def test_fields_that_are_run_together_are_left_out_with_their_line(write_log, recipe):
     text = recipe(losses=(9.0, 8.5, None, 8.0)).text()
+    skipped = text.splitlines()[15]
+    assert "elapsed_time" in skipped
     for old in ("| number of skipped", "| number of nan", "| actual seqlen"):
-        log = read_log(write_log(text=text.replace(old, old.replace("|", "x"))))
-        assert [r.loss for r in log.iterations][2] is None
+        damaged = skipped.replace(old, old.replace("|", "x"))
+        log = read_log(write_log(text=text.replace(skipped, damaged)))
+        assert numbers(log) == [1, 2, 4]
+        assert [reject.line_number for reject in log.rejects] == [16]
+        assert log.notes == ["iterations missing: 3"]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +158,7 @@ def test_a_loss_left_out_is_nan_and_so_is_a_literal_one(write_log):
     assert log.rejects == []
 
 
-def test_a_damaged_loss_is_unknown_rather_than_nan(write_log, recipe):
+def test_a_line_with_a_damaged_loss_is_left_out_rather_than_nan(write_log, recipe):
     whole = "| lm loss: 8.250000E+00"
     for broken in (
         *("| lm lXss: 8.250000E+00", "| lm loss: 8.2X0000E+00", "| lm loss; 8.250000E+00"),
@@ -146,8 +166,19 @@ def test_a_damaged_loss_is_unknown_rather_than_nan(write_log, recipe):
     ):
         text = recipe().text().replace(whole, broken)
         log = read_log(write_log(text=text))
-        assert [r.loss for r in log.iterations] == [9.0, 8.5, None, 8.125, 8.0]
-        assert [r.reason for r in log.rejects] == ["the loss cannot be read"]
+        assert [r.loss for r in log.iterations] == [9.0, 8.5, 8.125, 8.0]
+        assert [reject.line_number for reject in log.rejects] == [16]
+        assert log.notes == ["iterations missing: 3"]
+
+
+def test_times_that_some_iterations_lack_are_named(write_log, recipe):
+    text = recipe().text().replace("step: 31.75", "step: 31x75").replace("step: 34.75", "step: 3\0")
+    log = read_log(write_log(text=text))
+    assert [r.update_ms for r in log.iterations] == [30.75, None, 32.75, 33.75, None]
+    assert [r.loss for r in log.iterations] == [9.0, 8.5, 8.25, 8.125, 8.0]
+    assert reasons(log) == ["a timer line with a value that cannot be read", "NUL bytes"]
+    names = ("forward", "backward", "update")
+    assert log.notes == [f"{name} time missing in iterations: 2, 5" for name in names]
 
 
 def test_every_place_of_a_cut_gives_a_prefix_of_the_records(write_log, recipe):
@@ -318,6 +349,15 @@ def test_zeros_of_a_power_cut_hide_an_iteration_and_move_none(write_log, recipe)
         assert 3 not in [record.iteration for record in log.iterations]
         assert all(record.loss == known[record.iteration].loss for record in log.iterations)
         assert "NUL bytes" in [reject.reason for reject in log.rejects]
+
+
+def test_an_overlong_line_hides_an_iteration_and_moves_none(write_log, recipe):
+    third = recipe().iteration_line(2)
+    text = recipe().text().replace(third, third + " " * 2**20 + "end")
+    log = read_log(write_log(text=text))
+    assert numbers(log) == [1, 2, 4, 5]
+    assert reasons(log) == ["a line of over 1048576 characters"]
+    assert [r.update_ms for r in log.iterations] == [30.75, 31.75, 33.75, 34.75]
 
 
 def test_the_mean_of_an_interval_is_an_iterations_time(write_log):
