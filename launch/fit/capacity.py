@@ -1,7 +1,7 @@
 """Whether a machine has the memory that a run needs, asked beforehand.
 
 The figures are those of the performance model, and somewhat more: a run that is let through should
-not die of memory after an hour.
+not die of memory after an hour. A run that the model does not know is let through.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from configs.errors import ConfigError
 from configs.schema import Point, model_names
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.memory_need import CONTEXT_BYTES, GIB, memory_of
+from deep_optimizer_states.predict.workload import WorkloadError
 from launch.fit.machine import Machine
 from launch.simulate.workloads import AsOf, workload_of
 
@@ -21,7 +22,7 @@ MARGIN = 1.1
 USABLE = 0.95
 """Share of the free memory that a run may count on."""
 PROFILES = {True: "h200x1", False: "cpu-only"}
-"""Profiles of a machine with GPUs and of one without, where nobody calibrated it."""
+"""Shipped profiles that stand for a machine with GPUs and for one without."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,15 @@ def runs_on_gpu(point: Point, machine: Machine) -> bool:
 
 
 def predict(point: Point, on_gpu: bool) -> Need:
-    """Memory that ``point`` needs on GPUs or on a CPU alone."""
+    """Memory that ``point`` needs on GPUs or on a CPU alone.
+
+    Raises:
+        WorkloadError: The performance model does not know such a run; names the setting.
+    """
     workload = workload_of(point, AsOf.TODAY)
-    memory = memory_of(workload, load_machine(PROFILES[on_gpu]), workload.policy)
+    # Of the policies that ``auto`` chooses among, ``dynamic`` needs the most memory.
+    policy = "dynamic" if workload.policy == "auto" else workload.policy
+    memory = memory_of(workload, load_machine(PROFILES[on_gpu]), policy)
     host = memory.host_bytes
     if point.grad_accum_dtype == "fp32":
         host += (4 - workload.weight_bytes) * sum(workload.subgroups)
@@ -52,12 +59,15 @@ def predict(point: Point, on_gpu: bool) -> Need:
 
 
 def shortages(point: Point, machine: Machine) -> list[str]:
-    """Why the point cannot run here, a line each; empty when it can."""
+    """Why the point cannot run here, a line each; empty when it can, or when it is not known."""
     on_gpu = runs_on_gpu(point, machine)
     gpus = machine.gpu_free_bytes
     if on_gpu and len(gpus) < point.num_ranks:
         return [f"tp {point.tp} x dp {point.dp} needs {point.num_ranks} GPUs, {len(gpus)} found"]
-    need = predict(point, on_gpu)
+    try:
+        need = predict(point, on_gpu)
+    except WorkloadError:
+        return []
     lines = []
     if need.host_bytes > USABLE * machine.host_free_bytes:
         lines.append(_short("host memory", need.host_bytes, machine.host_free_bytes))
@@ -70,6 +80,22 @@ def _short(what: str, need_bytes: int, free_bytes: int) -> str:
     return f"about {need_bytes / GIB:.1f} GiB of {what} needed, {free_bytes / GIB:.1f} GiB free"
 
 
+def memory_text(point: Point, machine: Machine) -> str:
+    """The memory that the point needs and whether it is there, or why it is not predicted."""
+    on_gpu = runs_on_gpu(point, machine)
+    short = "; ".join(shortages(point, machine))
+    try:
+        need = predict(point, on_gpu)
+    except WorkloadError as error:
+        return f"not predicted: {error}{short and f'; {short}'}"
+    without = on_gpu and not machine.gpu_free_bytes
+    as_if = f" (as on a GPU of profile {PROFILES[True]}; none here)" if without else ""
+    return (
+        f"predicted host {need.host_bytes / GIB:.1f} GiB, each GPU "
+        f"{need.device_bytes / GIB:.1f} GiB{as_if}: {short or 'fits this machine'}"
+    )
+
+
 def refuse_if_short(point: Point, machine: Machine) -> None:
     """Stop before a run that cannot end well.
 
@@ -79,7 +105,7 @@ def refuse_if_short(point: Point, machine: Machine) -> None:
     lines = shortages(point, machine)
     if lines:
         raise ConfigError(
-            f"{point.model.name} with engine {point.engine.value} does not fit: "
+            f"{point.model.name} with engine {point.engine} does not fit: "
             f"{'; '.join(lines)}. Choose a smaller model, more ranks or a smaller micro-batch, "
             "or pass --no-memory-check"
         )
@@ -93,12 +119,24 @@ def largest_model_that_fits(points_of: Callable[[str], Sequence[Point]], machine
         machine: what is free.
 
     Raises:
-        ConfigError: not even the smallest fits.
+        ConfigError: not even the smallest fits, or no point's memory can be predicted.
     """
     names = model_names()
+    _check_predictable(points_of(names[0]), machine)
     for name in reversed(names):
         if not any(shortages(point, machine) for point in points_of(name)):
             return name
     for point in points_of(names[0]):
         refuse_if_short(point, machine)
     raise AssertionError("a model that does not fit was not refused")
+
+
+def _check_predictable(points: Sequence[Point], machine: Machine) -> None:
+    """Refuse to choose a model for points of which none is known to fit."""
+    for point in points:
+        try:
+            predict(point, runs_on_gpu(point, machine))
+            return
+        except WorkloadError as error:
+            reason = str(error)
+    raise ConfigError(f"no model is known to fit: {reason}; name one with --model")

@@ -10,6 +10,7 @@ from configs.schema import Point
 from deep_optimizer_states.cores import usable_cores
 from deep_optimizer_states.predict.machine import Machine as Profile, load_machine
 from deep_optimizer_states.predict.predict import predict
+from deep_optimizer_states.predict.workload import WorkloadError
 from launch.fit.capacity import PROFILES, runs_on_gpu
 from launch.fit.machine import Machine
 from launch.records.identity import settings_key
@@ -24,9 +25,10 @@ START_S = {True: 45.0, False: 5.0}
 class Estimate:
     """Seconds of a whole run."""
 
-    seconds: float
+    seconds: float | None
+    """None where no run of before and no model of performance tells."""
     how: str
-    """``as it took before``, or ``rough, from the rates of NAME``."""
+    """``as it took before``, ``rough, from the rates of NAME``, or ``not predicted: REASON``."""
 
 
 def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> Estimate:
@@ -45,7 +47,10 @@ def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> 
     on_gpu = runs_on_gpu(point, machine)
     cores = usable_cores()
     start = START_S[on_gpu] * (1 if on_gpu else max(1.0, point.num_ranks / cores))
-    iteration = _iteration_s(point.model_copy(update={"name": ""}), on_gpu, cores)
+    try:
+        iteration = _iteration_s(point.model_copy(update={"name": ""}), on_gpu, cores)
+    except WorkloadError as error:
+        return Estimate(None, f"not predicted: {error}")
     how = f"rough, from the rates of {PROFILES[on_gpu]}"
     return Estimate(start + point.iterations * iteration, how)
 

@@ -72,7 +72,7 @@ class SimulatedSweep:
                 _write(path / "status.json", {"status": status, "cause": cause})
         except OSError as error:
             raise _unwritable(self.folder, error) from None
-        entry = {"name": point.name, "engine": point.engine.value, "repeat": 1, "log": VALUES}
+        entry = {"name": point.name, "engine": str(point.engine), "repeat": 1, "log": VALUES}
         entry["run_dir"] = path.relative_to(self.folder).as_posix()
         self._runs.append({**entry, "status": status if source == SIMULATED else ""})
 

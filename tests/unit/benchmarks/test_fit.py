@@ -5,21 +5,13 @@ import math
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from deep_optimizer_states.predict import fit_profile
-from deep_optimizer_states.predict.fit import (
-    MODELS,
-    STAGES,
-    FitError,
-    fit,
-    read_observations,
-    residuals,
-)
+from benchmarks.fit import __main__ as fit_profile
+from benchmarks.fit.rates import STAGES, fit, residuals
+from benchmarks.fit.rows import MODELS, FitError, read_observations
 from deep_optimizer_states.predict.machine import load_machine, machine_from_table
 from deep_optimizer_states.predict.predict import predict
-from deep_optimizer_states.predict.simplex import nelder_mead
 
 PUBLISHED = (
     Path(__file__).resolve().parents[3] / ".." / "shared" / "facts" / "published-figures.csv"
@@ -91,14 +83,14 @@ def test_the_help_names_the_columns(capsys):
 
 
 def test_the_csv_of_the_harness_is_read_with_its_own_columns():
-    path = Path(__file__).resolve().parents[3] / "configs" / "published" / "middleware24.csv"
+    path = next((Path(__file__).resolve().parents[3] / "configs").rglob("*.csv"))
     found = {item.label: item for item in read_observations(path, "H100")}
-    backward = found["8.3B vanilla stride 0 ratio 1 backward_s"]
+    backward = found["8.3B stride 0 ratio 1 backward_s"]
     assert (backward.workload.engine, backward.value) == ("zero3-0.13", 2.646)
     assert backward.workload.model.name == "8.3B"
-    hybrid = found["7B hybrid stride 2 ratio 0.8 update_s"].workload
+    hybrid = found["7B stride 2 ratio 0.8 update_s"].workload
     assert (hybrid.engine, hybrid.stride, hybrid.offload_ratio) == ("paper", 2, 0.8)
-    total = found["7B vanilla stride 0 ratio 1 iterations_99_s"]
+    total = found["7B stride 0 ratio 1 iterations_99_s"]
     assert total.quantity == "iteration_s"
     assert 2.0 < total.value < 4.0
     assert len(read_observations(path, "A100")) == 7
@@ -171,11 +163,3 @@ def test_a_profile_as_text_keeps_every_figure():
     machine = load_machine("h100x4")
     again = machine_from_table(tomllib.loads(fit_profile.profile_text(machine)))
     assert again == machine
-
-
-def test_the_simplex_finds_a_valley_s_floor():
-    def loss(point):
-        x, y = point
-        return (x - 1) ** 2 + 20 * (y + x) ** 2
-
-    assert nelder_mead(loss, np.zeros(2)) == pytest.approx([1.0, -1.0], abs=1e-3)
