@@ -17,14 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fit.rates import STAGES, fit, residuals
-from benchmarks.fit.rows import COLUMNS, FIELD_COLUMNS, FitError, Observation, read_observations
+from benchmarks.fit.rows import COLUMNS, FitError, Observation, read_observations
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.files import write_whole
 from deep_optimizer_states.predict.cli import residual_lines
 from deep_optimizer_states.predict.machine import RATE_NAMES, Kind, Machine, load_machine
-
-HARDWARE = {"h100x4": "H100", "a100x4": "A100"}
-"""How the CSV names each profile's machine."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,11 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "csv",
         type=Path,
-        help=f"published values: columns {','.join(COLUMNS)}; or {','.join(FIELD_COLUMNS)}",
+        help=f"published values, with the columns {','.join(COLUMNS)}",
     )
     parser.add_argument(
         "--machine",
-        choices=sorted(HARDWARE),
+        choices=sorted(STAGES),
         default="h100x4",
         help="the profile to begin with, and whose rows (default: %(default)s)",
     )
@@ -48,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     try:
         start = load_machine(given.machine)
-        observations = read_observations(given.csv, HARDWARE[given.machine])
-        machine = refit(start, observations, HARDWARE[given.machine])
+        observations = read_observations(given.csv, given.machine)
+        machine = refit(start, observations)
         if given.out is not None:
             if given.out.exists():
                 raise FitError(f"{given.out} is there already; give another name")
@@ -61,10 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def refit(start: Machine, observations: Sequence[Observation], hardware: str) -> Machine:
+def refit(start: Machine, observations: Sequence[Observation]) -> Machine:
     """The machine fitted to ``observations``, with its residuals and kinds."""
-    machine = fit(start, observations, STAGES[hardware])
-    fitted = {key for stage in STAGES[hardware] for keys in stage.parameters for key in keys}
+    machine = fit(start, observations, STAGES[start.name])
+    fitted = {key for stage in STAGES[start.name] for keys in stage.parameters for key in keys}
     kinds: dict[str, Kind] = {
         name: "fitted" if f"rates.{name}" in fitted else "assumed"
         for name in RATE_NAMES
@@ -77,14 +74,14 @@ def refit(start: Machine, observations: Sequence[Observation], hardware: str) ->
     for quantity in quantities:
         some = [e for item, e in residuals(machine, observations) if item.quantity == quantity]
         found[quantity] = list(summary(some))
-    left_out = leave_one_out(start, observations, hardware)
+    left_out = leave_one_out(start, observations)
     if left_out:
         found["left_out"] = {model: list(pair) for model, pair in left_out.items()}
     return dataclasses.replace(machine, kinds=kinds, residuals=found)
 
 
 def leave_one_out(
-    start: Machine, observations: Sequence[Observation], hardware: str
+    start: Machine, observations: Sequence[Observation]
 ) -> dict[str, tuple[float, float]]:
     """Median and worst error of each model, predicted from a fit to the others alone."""
     models = dict.fromkeys(item.workload.model.name for item in observations)
@@ -92,7 +89,7 @@ def leave_one_out(
     for model in models if len(models) > 1 else ():
         others = [item for item in observations if item.workload.model.name != model]
         own = [item for item in observations if item.workload.model.name == model]
-        machine = fit(start, others, STAGES[hardware])
+        machine = fit(start, others, STAGES[start.name])
         found[model] = summary([error for _, error in residuals(machine, own)])
     return found
 

@@ -53,7 +53,7 @@ BLOCKING = ("rates.pageable_h2d_bytes_per_s",)
 LINK = ("rates.h2d_bytes_per_s", "rates.d2h_bytes_per_s")
 HOST_STREAM = ("rates.host_stream_bytes_per_s",)
 STAGES = {
-    "H100": (
+    "h100x4": (
         Stage((HOST_ADAM, BLOCKING, LINK), ("update_s",)),
         # The hybrid update hides its gradients behind backward, the baseline adds them to it.
         Stage(
@@ -67,9 +67,9 @@ STAGES = {
         Stage((("costs.iteration_s", "costs.micro_batch_s"),), ("iteration_s",), (BASELINE,)),
         Stage((("costs.hybrid_s",),), ("iteration_s",), (HYBRID,)),
     ),
-    "A100": (Stage((HOST_ADAM, BLOCKING, HOST_STREAM), ("update_s",)),),
+    "a100x4": (Stage((HOST_ADAM, BLOCKING, HOST_STREAM), ("update_s",)),),
 }
-"""What the rows of each kind of machine determine, in the order it is fitted."""
+"""What the rows of each machine determine, in the order it is fitted."""
 
 
 def fit(machine: Machine, observations: Sequence[Observation], stages: Sequence[Stage]) -> Machine:

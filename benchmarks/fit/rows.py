@@ -1,14 +1,14 @@
-"""Published values as what the performance model predicts.
+"""Published values as what the performance model predicts, read from a CSV.
 
-Reads a CSV with the columns figure, group, series, quantity and value, or with those of
-``FIELD_COLUMNS``, and of it the rows of the models 7B, 8.3B and 10B alone.
+Of its rows those of one machine and of the models 7B, 8.3B and 10B count. Lines that begin with #
+are comments.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,19 +19,10 @@ from launch.simulate.paper_software import BASELINE, HYBRID
 
 MODELS = ("7B", "8.3B", "10B")
 RANKS = 4
-COLUMNS = ("figure", "group", "series", "quantity", "value")
-"""Of a CSV that names what ran in words."""
-FIELD_COLUMNS = ("machine", "model", "stride", "offload_ratio", "quantity", "value")
-"""Of a CSV with a column for each setting, as the harness keeps published values; other columns are
-not read."""
-PROFILES = {"H100": "h100x4", "A100": "a100x4"}
-"""And machines."""
+COLUMNS = ("machine", "model", "stride", "offload_ratio", "quantity", "value")
+"""Others are not read. Without a stride a row is of the baseline, with one of the hybrid update."""
 SUBGROUP_NUMEL = 100_000_000
 """As the authors' logs of these figures have it."""
-_SERIES = re.compile(
-    r"(?P<engine>ZeRO-3|default|TwinFlow|DOS|k)\s*(?:k?=?(?P<stride>\d+))?"
-    r"(?:\s*ratio(?P<ratio>[\d.]+))?"
-)
 
 
 class FitError(DeepOptimizerStatesError, ValueError):
@@ -58,11 +49,11 @@ class Observation:
 def read_observations(
     path: Path, machine: str, models: Sequence[str] = MODELS
 ) -> list[Observation]:
-    """The rows of one kind of machine.
+    """The rows of one machine.
 
     Args:
         path: CSV.
-        machine: ``H100`` or ``A100``.
+        machine: Name of its profile.
         models: Rows of other models are left out.
 
     Raises:
@@ -74,67 +65,25 @@ def read_observations(
             rows, columns = list(reader), reader.fieldnames or ()
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FitError(f"{path}: cannot be read: {error}") from None
-    observe = _observe
     if missing := [name for name in COLUMNS if name not in columns]:
-        if not set(FIELD_COLUMNS) <= set(columns):
-            raise FitError(
-                f"{path}: columns missing: {', '.join(missing)}; expected {','.join(COLUMNS)} or "
-                f"{','.join(FIELD_COLUMNS)}"
-            )
-        observe = _observe_fields
+        raise FitError(
+            f"{path}: columns missing: {', '.join(missing)}; expected {','.join(COLUMNS)}"
+        )
     try:
-        found = [item for row in rows for item in observe(row, machine, models)]
-    except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        own = [row for row in rows if row["machine"] == machine and row["model"] in models]
+        found = [item for row in own if (item := _observe(row))]
+    except (ValueError, TypeError, ZeroDivisionError) as error:
         raise FitError(f"{path}: a row cannot be read: {error}") from None
     if not found:
         raise FitError(f"{path}: no row of {', '.join(models)} on {machine}")
     return found
 
 
-def _observe(row: dict[str, str], machine: str, models: Sequence[str]) -> Iterable[Observation]:
-    where = f"{row.get('figure', '')} {row.get('group', '')}"
-    model = re.search(r"\d+(?:\.\d+)?B\b", f"{row.get('group', '')} {row.get('figure', '')}")
-    series = _SERIES.match(row.get("series", ""))
-    if model is None or series is None or model[0] not in models or machine not in where:
-        return
-    workload = _workload(model[0], int(series["stride"] or 0), float(series["ratio"] or 1.0))
-    value, quantity = float(row["value"]), row["quantity"]
-    label = f"{model[0]} {row['series']} {quantity}"
-    if quantity == "Bparam_per_s":
-        # The authors divide the model's nominal size, not its parameters, by the update's time.
-        yield Observation(workload, "update_s", float(model[0][:-1]) / value, label)
-    elif quantity == "s":
-        iterations = re.search(r"(\d+)-iteration", row["figure"])
-        if iterations:
-            yield Observation(workload, "iteration_s", value / int(iterations[1]), label)
-    else:
-        names = {"fwd_s": "forward_s", "bwd_s": "backward_s", "update_s": "update_s"}
-        if quantity in names:
-            yield Observation(workload, names[quantity], value, label)
-
-
-def _observe_fields(
-    row: dict[str, str], machine: str, models: Sequence[str]
-) -> Iterable[Observation]:
-    """A row with a column for each setting."""
+def _observe(row: Mapping[str, str]) -> Observation | None:
+    """What a row says; None for a quantity that is not predicted."""
     model, quantity, value = row["model"], row["quantity"], float(row["value"])
-    if model not in models or row["machine"] != PROFILES.get(machine):
-        return
     stride, ratio = int(row["stride"]), float(row["offload_ratio"])
-    workload = _workload(model, stride, ratio)
-    label = f"{model} stride {stride} ratio {ratio:g} {quantity}"
-    iterations = re.fullmatch(r"iterations_(\d+)_s", quantity)
-    if quantity == "update_rate":
-        yield Observation(workload, "update_s", float(model[:-1]) / value, label)
-    elif iterations:
-        yield Observation(workload, "iteration_s", value / int(iterations[1]), label)
-    elif quantity in ("forward_s", "backward_s", "update_s"):
-        yield Observation(workload, quantity, value, label)
-
-
-def _workload(model: str, stride: int, ratio: float) -> Workload:
-    """A published run: without a stride that of the baseline, with one that of the hybrid."""
-    return Workload(
+    workload = Workload(
         load_model(model)[0],
         HYBRID if stride else BASELINE,
         dp=RANKS,
@@ -142,3 +91,12 @@ def _workload(model: str, stride: int, ratio: float) -> Workload:
         offload_ratio=ratio,
         subgroup_numel=SUBGROUP_NUMEL,
     )
+    label = f"{model} stride {stride} ratio {ratio:g} {quantity}"
+    if quantity == "update_rate":
+        # The authors divide the model's nominal size, not its parameters, by the update's time.
+        return Observation(workload, "update_s", float(model[:-1]) / value, label)
+    if iterations := re.fullmatch(r"iterations_(\d+)_s", quantity):
+        return Observation(workload, "iteration_s", value / int(iterations[1]), label)
+    if quantity in ("forward_s", "backward_s", "update_s"):
+        return Observation(workload, quantity, value, label)
+    return None

@@ -46,7 +46,7 @@ class Fork(StockOffload):
 
 
 class HybridSimulator(StockSimulator):
-    """See [Note: one slot]; the last flush is waited for by nobody (and may be lost)."""
+    """See [Note: one slot]; nothing waits for the last flush, which may be lost."""
 
     slots = 1
     waits_for_flushes = False

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,11 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("plan: interrupted\n")
         return INTERRUPTED
-    except WorkloadError as error:
-        sys.stderr.write(f"plan: {_by_flags(str(error))}\n")
-        return 2
     except DeepOptimizerStatesError as error:
-        sys.stderr.write(f"plan: {error}\n")
+        sys.stderr.write(f"plan: {_by_flags(str(error))}\n")
         return 2
     if given.json:
         out = json.dumps(as_json(workload, machine, prediction, resident), indent=2)
@@ -242,17 +240,15 @@ def workload_from(given: argparse.Namespace, machine: Machine) -> Workload:
 def _policy(given: argparse.Namespace) -> str:
     """The policy that is asked for; ``--stride`` alone asks for ``stride``."""
     policy, stride = given.policy, given.stride
-    if policy is not None and given.engine != OURS:
-        raise WorkloadError(
-            f"policy = {policy!r}: engine '{given.engine}' has its own; leave it out"
-        )
+    if given.engine != OURS:
+        for name in ("policy", "stride"):
+            if getattr(given, name) is not None:
+                raise WorkloadError(
+                    f"{name} = {getattr(given, name)!r}: engine '{given.engine}' has its own; "
+                    f"leave it out, or choose {OURS}"
+                )
     if stride is None or stride < 1:
         return policy or "auto"
-    if given.engine != OURS:
-        raise WorkloadError(
-            f"stride = {stride}: engine '{given.engine}' updates nothing on the GPU by stride; "
-            f"choose {OURS}"
-        )
     if policy in POLICIES and policy != "stride":
         raise WorkloadError(
             f"stride = {stride}: policy '{policy}' has no stride; leave one of them out"
@@ -287,7 +283,8 @@ def as_json(
     return {
         "schema_version": SCHEMA_VERSION,
         "simulated": True,
-        "model": {**dataclasses.asdict(workload.model), "parameters": parameters(workload)},
+        "model": dataclasses.asdict(workload.model)
+        | {"parameters": workload.model.num_parameters(workload.tp)},
         "workload": settings,
         "subgroups": len(workload.subgroups),
         "predicted": {name: getattr(prediction, name) for name in times},
@@ -324,9 +321,10 @@ def as_text(
         ("hidden behind forward", -prediction.hidden_s),
     ]
     memory = prediction.memory
+    parameters = workload.model.num_parameters(workload.tp)
     lines = [] if resident is None else [_resident_line(resident, prediction), ""]
     lines += [
-        f"{workload.model.name} ({parameters(workload) / 1e9:.2f}e9 parameters) with engine "
+        f"{workload.model.name} ({parameters / 1e9:.2f}e9 parameters) with engine "
         f"{workload.engine} on {machine.name}: dp {workload.dp}, tp {workload.tp}, micro-batch "
         f"{workload.micro_batch_size}, accumulation {workload.accumulation}, "
         f"{len(workload.subgroups)} subgroups a rank",
@@ -385,11 +383,6 @@ def residual_lines(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def parameters(workload: Workload) -> int:
-    """Of the whole model."""
-    return workload.model.num_parameters(workload.tp)
-
-
 def _nodes(workload: Workload, machine: Machine) -> list[str]:
     """A line on what is left out where one node's GPUs are not enough."""
     nodes = num_nodes(workload, machine)
@@ -399,8 +392,6 @@ def _nodes(workload: Workload, machine: Machine) -> list[str]:
 
 
 def _kinds(machine: Machine) -> str:
-    counts: dict[str, int] = {}
-    for name in RATE_NAMES:
-        if getattr(machine.rates, name) is not None:
-            counts[machine.kind(name)] = counts.get(machine.kind(name), 0) + 1
+    known = (name for name in RATE_NAMES if getattr(machine.rates, name) is not None)
+    counts = Counter(map(machine.kind, known))
     return "rates: " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))

@@ -13,24 +13,24 @@ from benchmarks.fit.rows import MODELS, FitError, read_observations
 from deep_optimizer_states.predict.machine import load_machine, machine_from_table
 from deep_optimizer_states.predict.predict import predict
 
-PUBLISHED = (
-    Path(__file__).resolve().parents[3] / ".." / "shared" / "facts" / "published-figures.csv"
-)
-HEAD = "figure,file,group,series,quantity,value\n"
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+PUBLISHED = next(path for path in CONFIGS.rglob("*.csv") if "h100x4" in path.read_text())
+HEAD = "sweep,machine,model,engine,stride,offload_ratio,quantity,value\n"
 # Rows in the form of the published ones; the values are made up.
 ROWS = """\
-"H100 x4, DP4, mbs1: iteration breakdown by model",f,7B,ZeRO-3,fwd_s,0.15
-"H100 x4, DP4, mbs1: iteration breakdown by model",f,7B,ZeRO-3,bwd_s,1.7
-"H100 x4, DP4, mbs1: iteration breakdown by model",f,7B,ZeRO-3,update_s,0.9
-"H100 x4, DP4, mbs1: iteration breakdown by model",f,10B,DOS k=2,update_s,0.8
-"H100 x4, DP4, mbs1: iteration breakdown by model",f,13B,ZeRO-3,update_s,1.7
-H100 x4: update throughput by model,f,8.3B,DOS k=2,Bparam_per_s,10
-H100 x4: 99-iteration total time by model,f,7B,ZeRO-3,s,297
-H100 x4: 20% static by model,f,7B,DOS k=2 ratio0.8,update_s,0.4
-H100 x4: 20% static by model,f,7B,TwinFlow ratio0.8,update_s,0.7
-7B update throughput vs k,f,4xA100,k3,Bparam_per_s,5
-7B update throughput vs k,f,4xH100,default,Bparam_per_s,8
-7B update throughput vs k,f,4xH100,k10,Bparam_per_s,10
+models,h100x4,7B,v,0,1,forward_s,0.15
+models,h100x4,7B,v,0,1,backward_s,1.7
+models,h100x4,7B,v,0,1,update_s,0.9
+models,h100x4,10B,h,2,1,update_s,0.8
+models,h100x4,13B,v,0,1,update_s,1.7
+update-rates,h100x4,8.3B,h,2,1,update_rate,10
+models,h100x4,7B,v,0,1,iterations_99_s,297
+offload-ratio,h100x4,7B,h,2,0.8,update_s,0.4
+offload-ratio,h100x4,7B,v,0,0.8,update_s,0.7
+stride,a100x4,7B,h,3,1,update_rate,5
+stride,h100x4,7B,v,0,1,update_rate,8
+stride,h100x4,7B,h,10,1,update_rate,10
+models,h100x4,7B,v,0,1,tflops,10
 """
 
 
@@ -41,37 +41,37 @@ def rows(tmp_path):
     return path
 
 
-def test_rows_become_what_plan_predicts(rows):
-    found = {item.label: item for item in read_observations(rows, "H100")}
-    assert len(found) == 10  # neither another model nor another machine
-    assert found["7B ZeRO-3 bwd_s"].quantity == "backward_s"
-    assert found["7B ZeRO-3 bwd_s"].workload.engine == "zero3-0.13"
-    # The published throughput is of the nominal size.
-    assert found["8.3B DOS k=2 Bparam_per_s"].value == pytest.approx(0.83)
-    assert found["7B ZeRO-3 s"].quantity == "iteration_s"
-    assert found["7B ZeRO-3 s"].value == pytest.approx(3.0)
-    hybrid = found["7B DOS k=2 ratio0.8 update_s"].workload
+def test_rows_become_what_is_predicted(rows):
+    found = {item.label: item for item in read_observations(rows, "h100x4")}
+    assert len(found) == 10  # neither another model, nor another machine, nor another quantity
+    assert found["7B stride 0 ratio 1 backward_s"].quantity == "backward_s"
+    assert found["7B stride 0 ratio 1 backward_s"].workload.engine == "zero3-0.13"
+    # The published rate is of the nominal size.
+    assert found["8.3B stride 2 ratio 1 update_rate"].value == pytest.approx(0.83)
+    assert found["7B stride 0 ratio 1 iterations_99_s"].quantity == "iteration_s"
+    assert found["7B stride 0 ratio 1 iterations_99_s"].value == pytest.approx(3.0)
+    hybrid = found["7B stride 2 ratio 0.8 update_s"].workload
     assert (hybrid.engine, hybrid.stride, hybrid.offload_ratio) == ("paper", 2, 0.8)
-    assert found["7B TwinFlow ratio0.8 update_s"].workload.offload_ratio == 0.8
-    assert found["7B k10 Bparam_per_s"].workload.stride == 10
+    assert found["7B stride 0 ratio 0.8 update_s"].workload.offload_ratio == 0.8
+    assert found["7B stride 10 ratio 1 update_rate"].workload.stride == 10
     assert {item.workload.dp for item in found.values()} == {4}
-    assert len(read_observations(rows, "A100")) == 1
+    assert len(read_observations(rows, "a100x4")) == 1
 
 
 def test_a_csv_without_rows_is_refused(rows, tmp_path):
     with pytest.raises(FitError, match="no row of"):
-        read_observations(rows, "H200")
+        read_observations(rows, "h200x1")
     with pytest.raises(FitError, match="cannot be read"):
-        read_observations(tmp_path / "none.csv", "H100")
+        read_observations(tmp_path / "none.csv", "h100x4")
 
 
 def test_a_csv_of_other_columns_says_which_are_missing(tmp_path, capsys):
     path = tmp_path / "other.csv"
-    path.write_text("figure,group,value\na,b,1\n")
+    path.write_text("machine,model,stride,value\na,b,1,2\n")
     assert fit_profile.main([str(path)]) == 2
     err = capsys.readouterr().err
-    assert "columns missing: series, quantity; expected figure,group,series,quantity,value" in err
-    path.write_text(HEAD + "H100,f,7B,ZeRO-3,fwd_s,much\n")
+    assert "columns missing: offload_ratio, quantity; expected machine,model,stride," in err
+    path.write_text(HEAD + "models,h100x4,7B,v,0,1,forward_s,much\n")
     assert fit_profile.main([str(path)]) == 2
     assert "a row cannot be read" in capsys.readouterr().err
 
@@ -79,35 +79,14 @@ def test_a_csv_of_other_columns_says_which_are_missing(tmp_path, capsys):
 def test_the_help_names_the_columns(capsys):
     with pytest.raises(SystemExit, match="0"):
         fit_profile.main(["--help"])
-    assert "figure,group,series,quantity,value" in capsys.readouterr().out
-
-
-def test_the_csv_of_the_harness_is_read_with_its_own_columns():
-    path = next((Path(__file__).resolve().parents[3] / "configs").rglob("*.csv"))
-    found = {item.label: item for item in read_observations(path, "H100")}
-    backward = found["8.3B stride 0 ratio 1 backward_s"]
-    assert (backward.workload.engine, backward.value) == ("zero3-0.13", 2.646)
-    assert backward.workload.model.name == "8.3B"
-    hybrid = found["7B stride 2 ratio 0.8 update_s"].workload
-    assert (hybrid.engine, hybrid.stride, hybrid.offload_ratio) == ("paper", 2, 0.8)
-    total = found["7B stride 0 ratio 1 iterations_99_s"]
-    assert total.quantity == "iteration_s"
-    assert 2.0 < total.value < 4.0
-    assert len(read_observations(path, "A100")) == 7
-    machine = load_machine("h100x4")
-    median, worst = fit_profile.summary(
-        [error for _, error in residuals(machine, list(read_observations(path, "H100")))]
-    )
-    assert (median, worst) == pytest.approx(
-        (machine.residuals["median"], machine.residuals["worst"]), abs=2e-3
-    )
+    assert "machine,model,stride,offload_ratio,quantity,value" in capsys.readouterr().out
 
 
 def test_rates_behind_made_up_rows_are_found_again(rows):
     truth = load_machine("h100x4")
     observations = [
         dataclasses.replace(item, value=getattr(predict(item.workload, truth), item.quantity))
-        for item in read_observations(rows, "H100")
+        for item in read_observations(rows, "h100x4")
     ]
     start = dataclasses.replace(
         truth,
@@ -120,7 +99,7 @@ def test_rates_behind_made_up_rows_are_found_again(rows):
         ),
     )
     before = sum(abs(error) for _, error in residuals(start, observations))
-    found = fit(start, observations, STAGES["H100"])
+    found = fit(start, observations, STAGES["h100x4"])
     assert sum(abs(error) for _, error in residuals(found, observations)) < before / 20
     (_, adam) = found.rates.host_adam_parameters_per_s[0]
     assert adam == pytest.approx(truth.rates.host_adam_parameters_per_s[0][1], rel=0.1)
@@ -142,18 +121,17 @@ def test_a_profile_that_was_written_is_read_again(rows, tmp_path, capsys):
     assert "is there already" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not PUBLISHED.is_file(), reason="the published values are not here")
 @pytest.mark.parametrize("name", ["h100x4", "a100x4"])
 def test_shipped_profiles_are_what_the_fit_gives(name):
     shipped = load_machine(name)
-    hardware = fit_profile.HARDWARE[name]
-    observations = read_observations(PUBLISHED, hardware)
+    observations = read_observations(PUBLISHED, name)
+    assert len(observations) == shipped.residuals["rows"]
     assert {item.workload.model.name for item in observations} <= set(MODELS)
     errors = [error for _, error in residuals(shipped, observations)]
     assert fit_profile.summary(errors) == pytest.approx(
         (shipped.residuals["median"], shipped.residuals["worst"]), abs=1e-3
     )
-    again = fit(shipped, observations, STAGES[hardware])
+    again = fit(shipped, observations, STAGES[name])
     for item, error in residuals(again, observations):
         near = getattr(predict(item.workload, shipped), item.quantity)
         assert item.value * math.exp(error) == pytest.approx(near, rel=0.03)

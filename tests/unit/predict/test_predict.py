@@ -1,10 +1,12 @@
 """Whole iterations: what each setting changes, memory, choice of policy, advice."""
 
 import dataclasses
+import math
 
 import pytest
 from predicted_software import SOFTWARE
 
+from deep_optimizer_states.predict import policy as module
 from deep_optimizer_states.predict.closed_form import bound_update_s
 from deep_optimizer_states.predict.lanes import Lanes
 from deep_optimizer_states.predict.machine import MachineError, load_machine
@@ -121,6 +123,20 @@ def test_auto_is_about_the_shortest_iteration_of_all_policies(model, micro_batch
         assert more >= -2 * WORTH * (auto.update_s - auto.hidden_s) - 1e-9
         if other.iteration_s < auto.iteration_s - 1e-9:
             assert "a gain under 3% is not taken" in auto.policy
+
+
+@pytest.mark.parametrize(("factor", "is_best"), [(1.0, True), (1.5, False)])
+def test_the_stride_is_the_best_of_all_that_can_run(monkeypatch, factor, is_best):
+    """A bound that is too high, the negative control, leaves the best one out."""
+    least_shown_s = module._least_shown_s
+    monkeypatch.setattr(module, "_least_shown_s", lambda *args: factor * least_shown_s(*args))
+    numels = (10**8,) * 24
+    workload = of(dp=1, subgroup_numels=numels, just_in_time_forward=False)
+    every = [dataclasses.replace(workload, policy="stride", stride=k) for k in range(2, 25)]
+    least = min(module._time(each, H200, knows_model=False).shown_s for each in every)
+    found = module._best_stride(workload, H200, False, math.inf)
+    assert (found.shown_s == least) is is_best
+    assert found.stride == (3 if is_best else 2)
 
 
 def test_auto_weighs_what_the_forward_hides():
