@@ -17,6 +17,7 @@ from configs.schema import Point
 from deep_optimizer_states.predict.machine import Machine, MachineError, load_machine
 from deep_optimizer_states.predict.model import model_from_table
 from deep_optimizer_states.predict.predict import predict
+from deep_optimizer_states.predict.stock import STOCK
 from deep_optimizer_states.predict.workload import Workload
 
 _HASHED_BYTES = 14
@@ -125,7 +126,7 @@ def read_pace(profile: Path, start_s: float, point_of: Point) -> Pace:
 def _workload(point: Point) -> Workload:
     return Workload(
         model_from_table(point.model.model_dump()),
-        engine="zero3",
+        STOCK,
         subgroup_numel=point.subgroup_numel,
         activation_checkpointing=point.activation_checkpointing,
         materialized_attention=False,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 from configs.schema import Point
-from deep_optimizer_states.predict.memory_need import GIB
 from launch.data import data_prefix
-from launch.fit.capacity import PROFILES, predict, runs_on_gpu, shortages
+from launch.fit.capacity import memory_text
 from launch.fit.estimate import estimate
 from launch.fit.machine import Machine
 from launch.live import duration_text
@@ -32,20 +31,16 @@ def describe(point: Point, machine: Machine, options: RunOptions) -> str:
     program = options.trainer.program(point, path, prefix)
     port = options.launcher.master_port or 0
     commands = options.launcher.commands(program, point.num_ranks, port)
-    on_gpu = runs_on_gpu(point, machine)
-    need = predict(point, on_gpu)
-    as_if = f" (as on a GPU of profile {PROFILES[True]}; none here)"
-    verdict = "; ".join(shortages(point, machine)) or "fits this machine"
+    seconds = expected.seconds
+    time = expected.how if seconds is None else f"about {duration_text(seconds)} ({expected.how})"
     lines = [
         f"point    {point.name or stem}",
         f"folder   {path}",
         commands.describe(),
         f"model    {point.model.num_parameters(point.tp):,} parameters, "
         f"{point.num_ranks} rank(s), {point.iterations} iterations",
-        f"memory   predicted host {need.host_bytes / GIB:.1f} GiB, "
-        f"each GPU {need.device_bytes / GIB:.1f} GiB"
-        f"{as_if if on_gpu and not machine.gpu_free_bytes else ''}: {verdict}",
-        f"time     about {duration_text(expected.seconds)} ({expected.how})",
+        f"memory   {memory_text(point, machine)}",
+        f"time     {time}",
         f"DeepSpeed {json.dumps(options.trainer.ds_config(point), indent=2)}",
     ]
     if lacking := lacks(point, machine, options):

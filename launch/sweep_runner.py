@@ -180,7 +180,7 @@ def _run_one(
     line = f"{status.status} in {status.seconds or 0:.1f} s, last loss {loss if loss else 'none'}"
     if status.status == "ok":
         progress.ok += 1
-        if status.seconds:
+        if status.seconds and expected.seconds:
             progress.pace.append(status.seconds / expected.seconds)
         cli.say(f"{head}: {line}")
     else:
@@ -202,11 +202,12 @@ def _live(
     """Progress of this run and of the sweep, where there is something to tell the time by."""
     head, expected, progress = now
     iterations = rest[0].point.iterations
-    if not progress.pace and expected.how != "as it took before":
+    is_told = progress.pace or expected.how == "as it took before"
+    if not is_told or expected.seconds is None:
         return Live(head, iterations, None, None)
     pace = median(progress.pace) if progress.pace else 1.0
     others = [
-        estimate(task.point, plan.machine, records).seconds * pace
+        (estimate(task.point, plan.machine, records).seconds or 0.0) * pace
         for task in rest[1:]
         if (request.chosen is None or task.point.name in request.chosen)
         and decide(task.keys, records, request.choice).run
@@ -307,8 +308,11 @@ def total_text(plan: Plan) -> str:
     with contextlib.suppress(OSError):
         records = read_records(plan.folder)
     each = [estimate(point, plan.machine, records) for point in plan.points]
-    seconds = plan.sweep.repeats * sum(item.seconds for item in each)
+    seconds = plan.sweep.repeats * sum(item.seconds or 0.0 for item in each)
     rough = any(item.how != "as it took before" for item in each)
     how = "a rough figure from assumed rates" if rough else "as it took before"
+    unknown = sum(item.seconds is None for item in each)
+    if unknown:
+        how += f"; without {unknown} points whose time is not predicted"
     repeats = f" x {plan.sweep.repeats} repeats" if plan.sweep.repeats > 1 else ""
     return f"{len(each)} points{repeats}, about {duration_text(seconds)} in all ({how})"

@@ -1,7 +1,7 @@
 """Whether a machine has the memory that a run needs, asked beforehand.
 
 The figures are those of the performance model, and somewhat more: a run that is let through should
-not die of memory after an hour.
+not die of memory after an hour. A run that the model does not know is let through.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from configs.errors import ConfigError
 from configs.schema import Point
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.memory_need import CONTEXT_BYTES, GIB, memory_of
-from deep_optimizer_states.predict.predict import predict as predict_run
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.fit.machine import Machine
 from launch.simulate.workloads import AsOf, workload_of
@@ -22,12 +21,10 @@ MARGIN = 1.1
 """A run takes up to this much more than the model's figure, which is that of a usual run."""
 USABLE = 0.95
 """Share of the free memory that a run may count on."""
-CHOOSES = "auto"
-"""Policy of the plugin that stands for the one that is predicted to be fastest."""
 WEIGHT_AND_GRADIENT_BYTES = 4
 """Of a parameter in 16 bits, where the device holds the whole model."""
 PROFILES = {True: "h200x1", False: "cpu-only"}
-"""Profiles of a machine with GPUs and of one without, where nobody calibrated it."""
+"""Shipped profiles that stand for a machine with GPUs and for one without."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +45,13 @@ def runs_on_gpu(point: Point, machine: Machine) -> bool:
 def predict(point: Point, on_gpu: bool) -> Need:
     """Memory that ``point`` needs on GPUs or on a CPU alone.
 
-    Of an engine that the performance model does not know, what its row says that it needs at least.
+    Raises:
+        WorkloadError: The performance model does not know such a run; names the setting.
     """
-    try:
-        workload = workload_of(point, AsOf.TODAY)
-    except WorkloadError:
-        return _least_need(point, on_gpu)
-    profile = load_machine(PROFILES[on_gpu])
-    if workload.policy == CHOOSES:
-        memory = predict_run(workload, profile).memory
-    else:
-        memory = memory_of(workload, profile, workload.policy)
+    workload = workload_of(point, AsOf.TODAY)
+    # Of the policies that ``auto`` chooses among, ``dynamic`` needs the most memory.
+    policy = "dynamic" if workload.policy == "auto" else workload.policy
+    memory = memory_of(workload, load_machine(PROFILES[on_gpu]), policy)
     host = memory.host_bytes
     if point.grad_accum_dtype == "fp32":
         host += (4 - workload.weight_bytes) * sum(workload.subgroups)
@@ -75,12 +68,18 @@ def _least_need(point: Point, on_gpu: bool) -> Need:
 
 
 def shortages(point: Point, machine: Machine) -> list[str]:
-    """Why the point cannot run here, a line each; empty when it can."""
+    """Why the point cannot run here, a line each; empty when it can.
+
+    Of a run that the performance model does not know, the least counts that its engine needs.
+    """
     on_gpu = runs_on_gpu(point, machine)
     gpus = machine.gpu_free_bytes
     if on_gpu and len(gpus) < point.num_ranks:
         return [f"tp {point.tp} x dp {point.dp} needs {point.num_ranks} GPUs, {len(gpus)} found"]
-    need = predict(point, on_gpu)
+    try:
+        need = predict(point, on_gpu)
+    except WorkloadError:
+        need = _least_need(point, on_gpu)
     lines = []
     if need.host_bytes > USABLE * machine.host_free_bytes:
         lines.append(_short("host memory", need.host_bytes, machine.host_free_bytes))
@@ -91,6 +90,22 @@ def shortages(point: Point, machine: Machine) -> list[str]:
 
 def _short(what: str, need_bytes: int, free_bytes: int) -> str:
     return f"about {need_bytes / GIB:.1f} GiB of {what} needed, {free_bytes / GIB:.1f} GiB free"
+
+
+def memory_text(point: Point, machine: Machine) -> str:
+    """The memory that the point needs and whether it is there, or why it is not predicted."""
+    on_gpu = runs_on_gpu(point, machine)
+    short = "; ".join(shortages(point, machine))
+    try:
+        need = predict(point, on_gpu)
+    except WorkloadError as error:
+        return f"not predicted: {error}{short and f'; {short}'}"
+    without = on_gpu and not machine.gpu_free_bytes
+    as_if = f" (as on a GPU of profile {PROFILES[True]}; none here)" if without else ""
+    return (
+        f"predicted host {need.host_bytes / GIB:.1f} GiB, each GPU "
+        f"{need.device_bytes / GIB:.1f} GiB{as_if}: {short or 'fits this machine'}"
+    )
 
 
 def refuse_if_short(point: Point, machine: Machine) -> None:

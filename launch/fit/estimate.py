@@ -25,9 +25,10 @@ START_S = {True: 45.0, False: 5.0}
 class Estimate:
     """Seconds of a whole run."""
 
-    seconds: float
+    seconds: float | None
+    """None where no run of before and no model of performance tells."""
     how: str
-    """``as it took before``, or ``rough, from the rates of NAME``."""
+    """``as it took before``, ``rough, from the rates of NAME``, or ``not predicted: REASON``."""
 
 
 def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> Estimate:
@@ -46,11 +47,11 @@ def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> 
     on_gpu = runs_on_gpu(point, machine)
     cores = usable_cores()
     start = START_S[on_gpu] * (1 if on_gpu else max(1.0, point.num_ranks / cores))
-    how = f"rough, from the rates of {PROFILES[on_gpu]}"
     try:
         iteration = _iteration_s(point.model_copy(update={"name": ""}), on_gpu, cores)
-    except WorkloadError:
-        iteration, how = 0.0, "the start alone: the performance model does not know such a run"
+    except WorkloadError as error:
+        return Estimate(None, f"not predicted: {error}")
+    how = f"rough, from the rates of {PROFILES[on_gpu]}"
     return Estimate(start + point.iterations * iteration, how)
 
 

@@ -1,22 +1,48 @@
-"""Points of the harness as workloads of the performance model."""
+"""Points of the harness as workloads of the performance model.
+
+Who updates the optimizer state is read from the JSON that DeepSpeed gets, so that a prediction is
+of the very run that would be started.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+from collections.abc import Mapping
 from typing import Any
 
 from configs.schema import Point
 from configs.templates import filled
-from deep_optimizer_states.predict.model import model_from_table
+from deep_optimizer_states.config import read_settings, translate_paper_keys
+from deep_optimizer_states.errors import ConfigError
+from deep_optimizer_states.predict.model import ModelShape, model_from_table
+from deep_optimizer_states.predict.stock import STOCK
 from deep_optimizer_states.predict.workload import Workload, WorkloadError
 from launch.ds_json import deepspeed_config
+from launch.simulate.paper_software import paper_software_of
 
 PAPER_MACHINES = ("a100x4", "h100x4")
 """Profiles fitted to the paper's figures, and so to its software."""
+DEFAULT_SUBGROUP_NUMEL = 1_000_000_000
+"""DeepSpeed's default ``sub_group_size``, in elements."""
+ZERO_KEYS = {"stage", "offload_optimizer", "sub_group_size"}
+"""Keys of ``zero_optimization`` that a prediction depends on."""
+OFFLOAD_KEYS = {"device", "ratio"}
+"""The same of ``offload_optimizer``."""
+HARMLESS_KEYS = {
+    *("pin_memory", "buffer_count", "fast_init"),
+    *("reduce_bucket_size", "allgather_bucket_size", "overlap_comm", "contiguous_gradients"),
+    *("allgather_partitions", "reduce_scatter", "round_robin_gradients"),
+    *("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"),
+    *("stage3_max_live_parameters", "stage3_max_reuse_distance"),
+    "stage3_gather_16bit_weights_on_model_save",
+}
+"""Keys of both that do not change who updates what. The performance model takes DeepSpeed's own
+values for the sizes among them."""
 
 
 class AsOf(enum.StrEnum):
-    """Whose software a point's engine stands for."""
+    """Whose software a point stands for."""
 
     PAPER = "paper"
     """The authors' fork of DeepSpeed 0.13."""
@@ -33,39 +59,56 @@ _WORDS = {
     AsOf.PAPER: "the paper's DeepSpeed 0.13 and its plugin",
     AsOf.TODAY: "today's DeepSpeed and this plugin",
 }
-_PAPER_ENGINES = {
-    "vanilla": "zero3-0.13",
-    "async-gradients": "async-0.13",
-    "hybrid": "paper",
-}
 
 
 def as_of(word: str | None, machine: str) -> AsOf:
-    """What was asked for, or else what a machine's rates were fitted to."""
+    """The software that was asked for, or else that to which a machine's rates were fitted."""
     if word is not None:
         return AsOf(word)
     return AsOf.PAPER if machine in PAPER_MACHINES else AsOf.TODAY
 
 
 def workload_of(point: Point, when: AsOf) -> Workload:
-    """The workload that a point is.
+    """The workload that a run of ``point`` would be.
+
+    Args:
+        point: Gives the model, the ranks and the batch; the rest is in the JSON made of it.
+        when: Whose software runs it.
 
     Raises:
-        WorkloadError: The performance model does not know such a run.
+        WorkloadError: The performance model does not know such a run; names the setting.
     """
-    return Workload(
-        model=model_from_table(point.model.model_dump()),
+    try:
+        config = translate_paper_keys(deepspeed_config(point))
+        settings = read_settings(config)
+    except ConfigError as error:
+        raise WorkloadError(str(error)) from None
+    zero = config.get("zero_optimization") or {}
+    offload_ratio = _offload_ratio(config, zero)
+    workload = Workload(
+        model=_shape_of(point),
+        software=None if settings.enabled else STOCK,
         dp=point.dp,
         tp=point.tp,
         micro_batch_size=point.micro_batch_size,
         accumulation=point.accumulation,
-        offload_ratio=point.values.get("offload_ratio", 1.0),
-        subgroup_numel=point.values.get("subgroup_numel", 1_000_000_000),
+        offload_ratio=settings.ratio if settings.enabled else offload_ratio,
+        subgroup_numel=int(zero.get("sub_group_size", DEFAULT_SUBGROUP_NUMEL)),
         activation_checkpointing=point.activation_checkpointing,
         materialized_attention=point.attention == "local",
         hog_share=_taken_share(point),
-        **_engine_fields(point, when),
+        dtype=_dtype(config),
     )
+    if settings.enabled:
+        workload = dataclasses.replace(
+            workload,
+            policy=settings.policy,
+            stride=settings.stride,
+            just_in_time_forward=settings.just_in_time_forward,
+            keeps_device_grads=settings.keep_grads_on_device,
+            tile_numel=settings.tile_numel,
+        )
+    return workload if when is AsOf.TODAY else _with_paper_software(workload)
 
 
 def _taken_share(point: Point) -> float:
@@ -74,15 +117,71 @@ def _taken_share(point: Point) -> float:
     return sum(float(filled(row.device_share, point.values) or 0.0) for row in rows)
 
 
-def _engine_fields(point: Point, when: AsOf) -> dict[str, Any]:
-    block = deepspeed_config(point).get("deep_optimizer_states", {})
-    stride = {"stride": block["stride"]} if "stride" in block else {}
-    if when is AsOf.PAPER:
-        if point.engine not in _PAPER_ENGINES:
-            raise WorkloadError(f"engine {point.engine!r}: the paper's software has no such engine")
-        return {"engine": _PAPER_ENGINES[point.engine], **stride}
-    if not block:
-        return {"engine": "zero3"}
-    just_in_time = block["just_in_time_forward"]
-    policy = block["policy"]
-    return {"engine": "ours", "policy": policy, "just_in_time_forward": just_in_time, **stride}
+def _shape_of(point: Point) -> ModelShape:
+    """The model as the performance model knows models.
+
+    Raises:
+        WorkloadError: The model is built otherwise, and so has other parameters.
+    """
+    table = point.model.model_dump(include=set(ModelShape.__dataclass_fields__))
+    shape = model_from_table(table)
+    counts = (shape.num_parameters(point.tp), point.model.num_parameters(point.tp))
+    if counts[0] != counts[1]:
+        raise WorkloadError(
+            f"model = {shape.name!r}: has {counts[1]:,} parameters; the performance model knows "
+            f"GPTs with SwiGLU, RMSNorm and no bias, of which one of these sizes has {counts[0]:,}"
+        )
+    return shape
+
+
+def _with_paper_software(workload: Workload) -> Workload:
+    if workload.software is not None:
+        return dataclasses.replace(workload, software=paper_software_of(""))
+    if workload.just_in_time_forward:
+        raise WorkloadError(
+            "just_in_time_forward = true: the paper's software has no such forward; predict "
+            "today's with --as-of today"
+        )
+    return dataclasses.replace(workload, software=paper_software_of(workload.policy))
+
+
+def _offload_ratio(config: Mapping[str, Any], zero: Mapping[str, Any]) -> float:
+    """DeepSpeed's own share of the state in host memory.
+
+    Raises:
+        WorkloadError: The optimizer is not offloaded to the host by ZeRO-3 as the model knows it.
+    """
+    if zero.get("stage") != 3:
+        raise _unknown("zero_optimization.stage", zero.get("stage"), "ZeRO stage 3 alone")
+    _only_known(zero, ZERO_KEYS, "zero_optimization")
+    offload = zero.get("offload_optimizer") or {}
+    if offload.get("device") != "cpu":
+        what = "an optimizer that is offloaded to the CPU"
+        raise _unknown("offload_optimizer.device", offload.get("device"), what)
+    _only_known(offload, OFFLOAD_KEYS, "offload_optimizer")
+    if (config.get("compile") or {}).get("deepcompile"):
+        raise _unknown("compile.deepcompile", True, "runs without DeepCompile")
+    optimizer = (config.get("optimizer") or {}).get("type")
+    if optimizer not in ("Adam", "AdamW"):
+        raise _unknown("optimizer.type", optimizer, "Adam and AdamW")
+    return float(offload.get("ratio", 1.0))
+
+
+def _only_known(table: Mapping[str, Any], known: set[str], where: str) -> None:
+    """Refuse settings of which it is not known what they change; those that are off are fine."""
+    for key, value in table.items():
+        is_off = not value or (isinstance(value, Mapping) and value.get("device") == "none")
+        if key not in known | HARMLESS_KEYS and not is_off:
+            raise _unknown(f"{where}.{key}", value, "stock ZeRO-3 offload and this plugin")
+
+
+def _unknown(field: str, value: object, known: str) -> WorkloadError:
+    return WorkloadError(f"{field} = {value!r}: the performance model knows {known}")
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    """Type of weights and gradients."""
+    for name in ("bf16", "fp16"):
+        if (config.get(name) or {}).get("enabled"):
+            return name
+    return "fp32"

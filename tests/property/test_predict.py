@@ -1,10 +1,13 @@
 """The closed form against the simulation, and what must hold for any rates."""
 
 import dataclasses
+import math
 
 from hypothesis import assume, example, given, settings, strategies as st
+from predicted_software import SOFTWARE
 
 from deep_optimizer_states.plan import Plan
+from deep_optimizer_states.predict import policy as module
 from deep_optimizer_states.predict.closed_form import bound_update_s, estimate_update
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.model import ModelShape
@@ -47,7 +50,7 @@ def workloads(draw, engines=("zero3-0.13", "async-0.13", "paper", "zero3", "ours
         numels = tuple(draw(st.lists(st.integers(1000, 10**7), min_size=1, max_size=20)))
     return Workload(
         SHAPE,
-        engine,
+        SOFTWARE[engine],
         dp=draw(st.sampled_from([1, 2, 4])),
         stride=draw(st.integers(2 if engine == "paper" else 1, 8)),
         offload_ratio=draw(st.sampled_from([1.0, 1.0, 0.75, 0.5, 0.0])),
@@ -108,6 +111,25 @@ def test_the_chosen_policy_is_about_the_fastest(workload, machine):
     whole = dataclasses.replace(workload, dp=4, offload_ratio=1.0)
     for policy in ("all-host", "all-device", "dynamic"):
         assert choice.seconds <= 1.06 * simulate_update(whole, machine, policy).seconds
+
+
+@settings(max_examples=60, deadline=None)
+@given(workloads(engines=("ours",)), machines(), st.sampled_from([None, False, True]))
+def test_no_stride_is_better_than_the_one_that_is_found(workload, machine, forward):
+    """Against every stride, one by one; ``forward`` says whether one is known and just in time."""
+    knows_model = forward is not None
+    workload = dataclasses.replace(workload, just_in_time_forward=bool(forward))
+    timed = [
+        module._time(
+            dataclasses.replace(workload, policy="stride", stride=stride), machine, knows_model
+        )
+        for stride in range(2, min(len(workload.subgroups), module.MAX_STRIDE) + 1)
+    ]
+    least = min((item.shown_s for item in timed), default=math.inf)
+    found = module._best_stride(workload, machine, knows_model, math.inf)
+    assert (found.shown_s if found else math.inf) == least
+    limited = module._best_stride(workload, machine, knows_model, least)
+    assert limited is None
 
 
 @settings(max_examples=60, deadline=None)

@@ -14,6 +14,7 @@ from deep_optimizer_states.predict.memory_need import (
     memory_of,
 )
 from deep_optimizer_states.predict.rank import STATE_BYTES, rank_of
+from deep_optimizer_states.predict.stock import STOCK
 from deep_optimizer_states.predict.workload import Workload
 
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
@@ -50,13 +51,13 @@ def advise(workload: Workload, machine: Machine, total_s: float, predict: Predic
 
 
 def _engine(workload: Workload, machine: Machine, total_s: float, predict: Predict) -> str:
-    if workload.engine == "ours":
-        stock = predict(dataclasses.replace(workload, engine="zero3"), machine).iteration_s
+    if workload.software is None:
+        stock = predict(dataclasses.replace(workload, software=STOCK), machine).iteration_s
         return (
             f"engine: stock DeepSpeed would take {stock:.3f} s an iteration, {stock / total_s:.2f} "
             "times as long"
         )
-    ours = predict(dataclasses.replace(workload, engine="ours", policy="auto"), machine).iteration_s
+    ours = predict(dataclasses.replace(workload, software=None, policy="auto"), machine).iteration_s
     return f"engine: 'ours' would take {ours:.3f} s an iteration, {total_s / ours:.2f} times faster"
 
 
@@ -126,9 +127,7 @@ def _pinned(workload: Workload, machine: Machine) -> str:
 def _threads(workload: Workload, machine: Machine) -> str:
     rank = rank_of(workload, machine)
     threads = max(1, int(rank.threads))
-    name = (
-        "host_adam_parameters_per_s" if workload.engine != "ours" else "host_fused_parameters_per_s"
-    )
+    name = "host_adam_parameters_per_s" if workload.software else "host_fused_parameters_per_s"
     full = machine.curve(name, threads) / 1e9
     one = machine.curve(name, 1) / 1e9
     moved = STATE_BYTES * 2 * sum(workload.subgroups) / rank.host_bytes_per_s

@@ -7,18 +7,18 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deep_optimizer_states.errors import DeepOptimizerStatesError
-from deep_optimizer_states.predict.fit_profile import summary_lines
 from deep_optimizer_states.predict.machine import (
     RATE_NAMES,
     Machine,
     load_machine,
     machine_names,
 )
-from deep_optimizer_states.predict.model import load_model
+from deep_optimizer_states.predict.model import load_model, model_names
 from deep_optimizer_states.predict.predict import (
     AllResident,
     Prediction,
@@ -26,10 +26,12 @@ from deep_optimizer_states.predict.predict import (
     predict,
 )
 from deep_optimizer_states.predict.rank import num_nodes
-from deep_optimizer_states.predict.workload import ENGINES, POLICIES, Workload, WorkloadError
+from deep_optimizer_states.predict.stock import STOCK
+from deep_optimizer_states.predict.workload import OURS, POLICIES, Workload, WorkloadError, one_of
 
 GIB = 2**30
 SCHEMA_VERSION = 1
+ENGINES = {STOCK.name: STOCK, OURS: None}
 SUBGROUP_NUMEL = 100_000_000
 """As in the published runs of every model."""
 MAX_TILES = 10_000
@@ -47,8 +49,7 @@ _FLAGS = {
 }
 """Fields of a workload whose flags are named otherwise."""
 _EPILOG = """\
-engines: zero3-0.13 (the paper's baseline), async-0.13 (its asynchronous gradients), paper (its
-hybrid update), zero3 (today's DeepSpeed), ours (this package; its policy is chosen unless given).
+engines: zero3 (stock DeepSpeed), ours (this package; its policy is chosen unless given).
 Nothing is run: every figure is predicted from the rates of the machine's profile."""
 
 
@@ -67,11 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("plan: interrupted\n")
         return INTERRUPTED
-    except WorkloadError as error:
-        sys.stderr.write(f"plan: {_by_flags(str(error))}\n")
-        return 2
     except DeepOptimizerStatesError as error:
-        sys.stderr.write(f"plan: {error}\n")
+        sys.stderr.write(f"plan: {_by_flags(str(error))}\n")
         return 2
     if given.json:
         out = json.dumps(as_json(workload, machine, prediction, resident), indent=2)
@@ -89,13 +87,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--model", required=True, help="a name of configs/models (7B), or a TOML file")
+    add("--model", required=True, help=f"{', '.join(model_names())}, or a TOML file")
     add(
         "--machine",
         required=True,
         help=f"a profile ({', '.join(machine_names())}), or a file that calibrate wrote",
     )
-    add("--engine", default="ours", help=f"{', '.join(ENGINES)} (default: %(default)s)")
+    add("--engine", default=OURS, help=f"{', '.join(ENGINES)} (default: %(default)s)")
     add("--dp", type=_whole, help="data-parallel ranks (default: the GPUs of one node)")
     add("--tp", type=_whole, default=1, help="tensor-parallel ranks (default: %(default)s)")
     add(
@@ -206,12 +204,13 @@ def workload_from(given: argparse.Namespace, machine: Machine) -> Workload:
         ModelError: There is no such model.
         WorkloadError: A value is impossible.
     """
+    one_of("engine", given.engine, tuple(ENGINES))
     shape, defaults = load_model(given.model)
     policy = _policy(given)
     dp = max(1, machine.gpus // max(1, given.tp)) if given.dp is None else given.dp
     workload = Workload(
         shape,
-        engine=given.engine,
+        software=ENGINES[given.engine],
         dp=dp,
         tp=given.tp,
         micro_batch_size=(
@@ -241,17 +240,15 @@ def workload_from(given: argparse.Namespace, machine: Machine) -> Workload:
 def _policy(given: argparse.Namespace) -> str:
     """The policy that is asked for; ``--stride`` alone asks for ``stride``."""
     policy, stride = given.policy, given.stride
-    if policy is not None and given.engine != "ours":
-        raise WorkloadError(
-            f"policy = {policy!r}: engine '{given.engine}' has its own; leave it out"
-        )
+    if given.engine != OURS:
+        for name in ("policy", "stride"):
+            if getattr(given, name) is not None:
+                raise WorkloadError(
+                    f"{name} = {getattr(given, name)!r}: engine '{given.engine}' has its own; "
+                    f"leave it out, or choose {OURS}"
+                )
     if stride is None or stride < 1:
         return policy or "auto"
-    if given.engine not in ("ours", "paper"):
-        raise WorkloadError(
-            f"stride = {stride}: engine '{given.engine}' updates nothing on the GPU by stride; "
-            "choose paper or ours"
-        )
     if policy in POLICIES and policy != "stride":
         raise WorkloadError(
             f"stride = {stride}: policy '{policy}' has no stride; leave one of them out"
@@ -260,7 +257,7 @@ def _policy(given: argparse.Namespace) -> str:
 
 
 def _check_tiles(workload: Workload) -> None:
-    if workload.engine != "ours":
+    if workload.software is not None:
         return
     tiles = sum(-(-numel // workload.tile_numel) for numel in workload.subgroups)
     if tiles > MAX_TILES:
@@ -276,11 +273,9 @@ def as_json(
 ) -> dict[str, Any]:
     """The prediction as plain data, beside that of ratio 0 where all state fits on the device."""
     times = ("iteration_s", "forward_s", "backward_s", "update_s", "outside_s", "hidden_s")
-    settings = {
-        item.name: getattr(workload, item.name)
-        for item in dataclasses.fields(workload)
-        if item.name not in ("model", "subgroup_numels")
-    }
+    left_out = ("model", "software", "subgroup_numels")
+    names = [item.name for item in dataclasses.fields(workload) if item.name not in left_out]
+    settings = {name: getattr(workload, name) for name in ["engine", *names]}
     settings |= {
         "global_batch_size": workload.samples,
         "sequence_length": workload.sequence,
@@ -288,7 +283,8 @@ def as_json(
     return {
         "schema_version": SCHEMA_VERSION,
         "simulated": True,
-        "model": {**dataclasses.asdict(workload.model), "parameters": parameters(workload)},
+        "model": dataclasses.asdict(workload.model)
+        | {"parameters": workload.model.num_parameters(workload.tp)},
         "workload": settings,
         "subgroups": len(workload.subgroups),
         "predicted": {name: getattr(prediction, name) for name in times},
@@ -325,9 +321,10 @@ def as_text(
         ("hidden behind forward", -prediction.hidden_s),
     ]
     memory = prediction.memory
+    parameters = workload.model.num_parameters(workload.tp)
     lines = [] if resident is None else [_resident_line(resident, prediction), ""]
     lines += [
-        f"{workload.model.name} ({parameters(workload) / 1e9:.2f}e9 parameters) with engine "
+        f"{workload.model.name} ({parameters / 1e9:.2f}e9 parameters) with engine "
         f"{workload.engine} on {machine.name}: dp {workload.dp}, tp {workload.tp}, micro-batch "
         f"{workload.micro_batch_size}, accumulation {workload.accumulation}, "
         f"{len(workload.subgroups)} subgroups a rank",
@@ -354,7 +351,7 @@ def as_text(
     lines += [f"    {lack}" for lack in prediction.shortages]
     lines += ["", "advice"]
     lines += [f"  {sentence}" for sentence in prediction.advice]
-    residuals = summary_lines(machine.residuals)
+    residuals = residual_lines(machine.residuals)
     return "\n".join([*lines, *([""] if residuals else []), *residuals])
 
 
@@ -371,9 +368,19 @@ def _resident_line(resident: AllResident, prediction: Prediction) -> str:
     )
 
 
-def parameters(workload: Workload) -> int:
-    """Of the whole model."""
-    return workload.model.num_parameters(workload.tp)
+def residual_lines(found: Mapping[str, Any]) -> list[str]:
+    """A profile's residuals as text; empty for a profile that was not fitted."""
+    if not found:
+        return []
+    lines = [
+        f"fit: {found['rows']} rows, median error {found['median']:.1%}, worst {found['worst']:.1%}"
+    ]
+    for key, value in found.items():
+        if isinstance(value, list):
+            lines.append(f"  {key.removesuffix('_s')}: median {value[0]:.1%}, worst {value[1]:.1%}")
+    for model, (median, worst) in found.get("left_out", {}).items():
+        lines.append(f"  {model} from the other models: median {median:.1%}, worst {worst:.1%}")
+    return lines
 
 
 def _nodes(workload: Workload, machine: Machine) -> list[str]:
@@ -385,8 +392,6 @@ def _nodes(workload: Workload, machine: Machine) -> list[str]:
 
 
 def _kinds(machine: Machine) -> str:
-    counts: dict[str, int] = {}
-    for name in RATE_NAMES:
-        if getattr(machine.rates, name) is not None:
-            counts[machine.kind(name)] = counts.get(machine.kind(name), 0) + 1
+    known = (name for name in RATE_NAMES if getattr(machine.rates, name) is not None)
+    counts = Counter(map(machine.kind, known))
     return "rates: " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))

@@ -15,8 +15,8 @@ from deep_optimizer_states.predict.lanes import QUEUE_ENTRIES
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.memory_need import kept_subgroups
 from deep_optimizer_states.predict.rank import STATE_BYTES, Rank, rank_of
-from deep_optimizer_states.predict.update_sim import FP32_BYTES, STATE_COPIES, WAIT_AND_RECORD
-from deep_optimizer_states.predict.workload import Workload, resident_subgroups, schedule_of
+from deep_optimizer_states.predict.update_sim import STATE_COPIES, WAIT_AND_RECORD
+from deep_optimizer_states.predict.workload import Workload, schedule_of
 from deep_optimizer_states.schedule import Schedule
 
 ENOUGH_TILES = 100
@@ -67,10 +67,8 @@ def estimate_update(workload: Workload, machine: Machine, policy: str = "all-hos
         MachineError: A rate that is needed was not measured.
     """
     rank = rank_of(workload, machine)
-    if workload.engine == "paper":
-        return _paper(workload, rank)
-    if workload.engine != "ours":
-        return _stock(workload, rank)
+    if workload.software is not None:
+        return workload.software.estimate_update(workload, rank)
     schedule = schedule_of(workload, policy)
     kept, moved = kept_subgroups(workload, machine, policy), schedule.device_tiles
     if schedule.dynamic:
@@ -85,60 +83,11 @@ def estimate_update(workload: Workload, machine: Machine, policy: str = "all-hos
     return estimate if fetched in (0, through) else dataclasses.replace(estimate, applies=False)
 
 
-def _stock(workload: Workload, rank: Rank) -> Estimate:
-    """Host Adam and a copy that blocks, subgroup after subgroup."""
-    resident = resident_subgroups(workload)
-    numels = workload.subgroups
-    host = sum(n for idx, n in enumerate(numels) if idx not in resident)
-    adam = host / _host_rate(rank)
-    copies = host * FP32_BYTES / min(rank.blocking_bytes_per_s, rank.host_bytes_per_s)
-    device = (sum(numels) - host) / rank.device_parameters_per_s
-    lanes = {"host Adam": adam, "copies to the GPU": copies, "device Adam": device}
-    return Estimate(sum(lanes.values()), lanes)
-
-
-def _paper(workload: Workload, rank: Rank) -> Estimate:
-    """One device slot: a period of k subgroups takes as long as its longer chain."""
-    resident = resident_subgroups(workload)
-    rest = [n for idx, n in enumerate(workload.subgroups) if idx not in resident]
-    if not rest:
-        seconds = sum(workload.subgroups) / rank.device_parameters_per_s
-        return Estimate(seconds, {"device Adam": seconds})
-    size, stride = sum(rest) / len(rest), workload.stride
-    groups = len(rest) // stride
-    host = (stride - 1) * size / _host_rate(rank)
-    block = size * FP32_BYTES / rank.h2d_bytes_per_s
-    prefetch = size * STATE_BYTES / rank.h2d_bytes_per_s
-    back = size / rank.device_parameters_per_s + size * STATE_BYTES / rank.d2h_bytes_per_s
-    alone = (len(rest) - groups * stride) * size / _host_rate(rank)
-    device = (sum(workload.subgroups) - sum(rest)) / rank.device_parameters_per_s
-    seconds = alone
-    if groups:
-        seconds += max(host, prefetch) + (groups - 1) * max(host, back + prefetch) + groups * block
-        seconds += max(0.0, size / rank.device_parameters_per_s - alone)
-    lanes = {
-        "host Adam": groups * (host + block) + alone,
-        "link to and from the GPU": groups * (prefetch + back + block),
-        "device Adam": device,
-        "host memory": (
-            (sum(rest) - groups * size) * (rank.host_bytes + workload.weight_bytes)
-            + groups * size * (2 * STATE_BYTES + FP32_BYTES)
-        )
-        / rank.host_bytes_per_s,
-    }
-    even = max(rest) - min(rest) <= size / 100
-    demand = _host_rate(rank) * rank.host_bytes + max(rank.h2d_bytes_per_s, rank.d2h_bytes_per_s)
-    sent = (stride - 1) * size * workload.weight_bytes / rank.h2d_bytes_per_s
-    # Sent weights share the link with the prefetch: either there is time, or they are few.
-    roomy = host >= prefetch + back + sent or sent <= 0.01 * seconds / max(1, groups)
-    calm = demand <= rank.host_bytes_per_s
-    return Estimate(seconds, lanes, even and calm and roomy and not device)
-
-
 def _ours(workload: Workload, rank: Rank, schedule: Schedule, grad: float) -> Estimate:
     """This package's engine, which prefetches ``grad`` bytes of gradient a parameter."""
     shares, weight = _shares(schedule), workload.weight_bytes
-    host_each, link_each = 1.0 / _host_rate(rank), weight / rank.h2d_bytes_per_s
+    host_each = 1.0 / rank.host_alone_parameters_per_s
+    link_each = weight / rank.h2d_bytes_per_s
     both = rank.h2d_both_bytes_per_s
     if schedule.dynamic:
         both = max(both - weight / host_each, both / 2)  # sent weights take their part of the link
@@ -210,11 +159,6 @@ def _shares(schedule: Schedule) -> _Shares:
     return _Shares(sum(on_host), through, staying, tile, tuple(on_host))
 
 
-def _host_rate(rank: Rank) -> float:
-    """Of the host lane when nothing else uses host memory."""
-    return min(rank.host_parameters_per_s, rank.host_bytes_per_s / rank.host_bytes)
-
-
 def bound_update_s(workload: Workload, machine: Machine) -> float:
     """No schedule of this package's kernels updates faster on this machine.
 
@@ -226,10 +170,8 @@ def bound_update_s(workload: Workload, machine: Machine) -> float:
     grad = 0 if machine.gpus and workload.keeps_device_grads else weight
 
     def seconds(share: float) -> float:
-        host = rank.host_bytes_per_s / rank.host_bytes
-        adam = min(rank.host_parameters_per_s, host)
         return numel * max(
-            (1 - share) / adam,
+            (1 - share) / rank.host_alone_parameters_per_s,
             (weight * (1 - share) + (STATE_BYTES + grad) * share) / rank.h2d_bytes_per_s,
             STATE_BYTES * share / rank.d2h_bytes_per_s,
             share / rank.device_parameters_per_s,

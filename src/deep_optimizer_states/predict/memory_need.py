@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.rank import STATE_BYTES, num_nodes, rank_of
-from deep_optimizer_states.predict.workload import Workload, resident_subgroups, schedule_of
+from deep_optimizer_states.predict.workload import Workload, schedule_of
 
 GIB = 2**30
 FP32 = 4
@@ -71,31 +71,24 @@ def memory_of(workload: Workload, machine: Machine, policy: str) -> Memory:
     resident, _, staging = _placement(workload, policy)
     host_numels = [n for idx, n in enumerate(workload.subgroups) if idx not in resident]
     gradients = float(workload.weight_bytes * numel)
-    if workload.engine == "ours" and workload.accumulation > 1:
+    if workload.software is None and workload.accumulation > 1:
         gradients *= 2  # the sum of a window that is not over has a home of its own
-    locked = float(STATE_BYTES * sum(host_numels))
-    pageable = 0.0
-    if workload.engine == "ours":
-        locked += gradients + workload.weight_bytes * staging * STAGING_BUFFERS
+    if workload.software is None:
+        locked = STATE_BYTES * sum(host_numels) + gradients
+        locked += workload.weight_bytes * staging * STAGING_BUFFERS
+        pageable = 0.0
     else:
-        locked += _power_of_two(gradients)
-    if workload.engine == "zero3":
-        locked += sum(_power_of_two(FP32 * n) for n in host_numels)
-    elif workload.engine != "ours":
-        rounded = sum(_power_of_two(FP32 * n) for n in host_numels)
-        locked += 3 * rounded - STATE_BYTES * sum(host_numels)
-        pageable = float(FP32 * sum(host_numels))
-        if workload.engine == "paper":
-            locked += rounded
+        locked, pageable = workload.software.host_state_bytes(host_numels)
+        locked += power_of_two(gradients)
     device = _needed_device_bytes(workload, policy)
     if machine.gpus:
         kept = kept_subgroups(workload, machine, policy)
         grads = float(workload.weight_bytes * sum(workload.subgroups[idx] for idx in kept))
         return Memory(device + grads, locked + pageable + CUDA_PROCESS_BYTES, locked, grads)
     state = STATE_BYTES * sum(host_numels) + gradients
-    if workload.engine != "ours":
+    if workload.software is not None:
         state += FP32 * sum(host_numels)
-    lanes = CPU_LANES_BYTES if workload.engine == "ours" else 0
+    lanes = CPU_LANES_BYTES if workload.software is None else 0
     return Memory(0.0, state + device - WORKSPACE_BYTES + lanes + CPU_PROCESS_BYTES, 0.0)
 
 
@@ -105,7 +98,7 @@ def kept_subgroups(workload: Workload, machine: Machine, policy: str) -> frozens
     Only those count of which tiles may pass through a slot; gradients of resident ones are there
     anyway.
     """
-    if workload.engine != "ours" or not workload.keeps_device_grads or not machine.gpus:
+    if workload.software is not None or not workload.keeps_device_grads or not machine.gpus:
         return frozenset()
     schedule, numels = schedule_of(workload, policy), workload.subgroups
     if schedule.dynamic:  # which tiles it will be is not known in backward
@@ -129,12 +122,13 @@ def _needed_device_bytes(workload: Workload, policy: str) -> float:
 
 def _placement(workload: Workload, policy: str) -> tuple[frozenset[int], float, int]:
     """Resident subgroups, bytes of device slots, and elements of a staging buffer."""
-    if workload.engine != "ours":
-        slot = max(workload.subgroups, default=0) if workload.engine == "paper" else 0
-        return resident_subgroups(workload), float((STATE_BYTES + FP32) * slot), 0
+    software = workload.software
+    if software is not None:
+        slot_bytes = float((STATE_BYTES + FP32) * software.slot_numel(workload))
+        return software.resident_subgroups(workload), slot_bytes, 0
     schedule = schedule_of(workload, policy)
-    slot_bytes = (STATE_BYTES + workload.weight_bytes) * schedule.slot_numel * SLOTS
-    return schedule.resident_subgroups, float(slot_bytes), schedule.staging_numel
+    slot_bytes = float((STATE_BYTES + workload.weight_bytes) * schedule.slot_numel * SLOTS)
+    return schedule.resident_subgroups, slot_bytes, schedule.staging_numel
 
 
 def _device_bytes(workload: Workload) -> float:
@@ -183,13 +177,14 @@ def _remedy(workload: Workload, machine: Machine) -> str:
         remedies = ["use more nodes (dp)", "an offload ratio below 1"]
     else:  # every rank is on this one host, which holds all state whatever the ratio
         remedies = ["use a smaller model, or fewer ranks (dp)"]
-    if workload.engine != "ours":
-        ours = dataclasses.replace(workload, engine="ours")
+    if workload.software is not None:
+        ours = dataclasses.replace(workload, software=None)
         need = memory_of(ours, machine, "all-host").host_bytes * rank_of(ours, machine).ranks_a_node
         remedies.insert(0, f"engine 'ours' needs {need / GIB:.1f} GiB")
     nodes = num_nodes(workload, machine)
     return " or ".join(remedies) + (f" (now {nodes} nodes)" if nodes > 1 else "")
 
 
-def _power_of_two(num_bytes: float) -> float:
+def power_of_two(num_bytes: float) -> float:
+    """The size to which torch rounds up a page-locked allocation of ``num_bytes``."""
     return float(1 << max(0, int(num_bytes) - 1).bit_length()) if num_bytes else 0.0

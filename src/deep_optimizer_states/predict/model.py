@@ -1,4 +1,4 @@
-"""Shapes of models, read from the harness's ``configs/models`` or from any file of that form."""
+"""Shapes of models: the shipped ones of ``models.toml``, or any from a file."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from deep_optimizer_states.errors import DeepOptimizerStatesError
 
 VOCABULARY_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of this, times the tensor-parallel degree."""
+MODELS_FILE = Path(__file__).with_name("models.toml")
 _SIZES = ("hidden", "ffn", "layers", "heads", "kv_heads")
 
 
@@ -58,34 +59,33 @@ class ModelShape:
         return (sum(self.tensors(tp)) - norms) * tp + norms
 
 
-def models_dir() -> Path | None:
-    """The checkout's ``configs/models``; None where the package is installed without one."""
-    for parent in (*Path(__file__).resolve().parents, Path.cwd()):
-        folder = parent / "configs" / "models"
-        if (folder / "tiny.toml").is_file():
-            return folder
-    return None
+def _shipped() -> dict[str, dict[str, Any]]:
+    table: dict[str, dict[str, Any]] = tomllib.loads(MODELS_FILE.read_text(encoding="utf-8"))
+    return table
+
+
+def model_names() -> list[str]:
+    """Names of the shipped models, smallest first."""
+    return list(_shipped())
 
 
 def load_model(name_or_file: str | Path) -> tuple[ModelShape, dict[str, int]]:
-    """A model by name, or by the path of its TOML file.
+    """A shipped model by its name, or any by the path of its TOML file.
 
     Returns:
-        The shape, and what the paper runs it with (``[defaults]``).
+        The shape, and what it is run with unless told otherwise (``[defaults]`` of the file).
 
     Raises:
         ModelError: There is none (the nearest is named), or a field is wrong.
     """
-    path = Path(name_or_file)
-    folder = models_dir()
-    known = {file.stem: file for file in folder.glob("*.toml")} if folder else {}
-    if str(name_or_file) in known:
-        path = known[str(name_or_file)]
-    elif path.suffix != ".toml":
-        near = get_close_matches(str(name_or_file), known, n=1, cutoff=0.0)
-        hint = f"did you mean '{near[0]}'? " if near else ""
+    path, name, shipped = Path(name_or_file), str(name_or_file), _shipped()
+    if name in shipped:
+        defaults = {"micro_batch_size": shipped[name].pop("micro_batch_size", 1)}
+        return model_from_table({"name": name, **shipped[name]}, name), defaults
+    if path.suffix != ".toml":
+        near = get_close_matches(name, shipped, n=1, cutoff=0.0)
         raise ModelError(
-            f"unknown model '{name_or_file}': {hint}known: {', '.join(sorted(known)) or 'none'}; "
+            f"unknown model '{name}': did you mean '{near[0]}'? known: {', '.join(shipped)}; "
             "or give a TOML file with name, hidden, ffn, layers, heads and kv_heads"
         )
     try:
@@ -99,7 +99,7 @@ def load_model(name_or_file: str | Path) -> tuple[ModelShape, dict[str, int]]:
 
 
 def model_from_table(table: dict[str, Any], source: str = "model") -> ModelShape:
-    """Build a shape from the fields of a model file or of ``configs.schema.Model``.
+    """Build a shape from the fields of a model file, of which ``[defaults]`` is no part.
 
     Raises:
         ModelError: A field is missing, unknown or impossible.

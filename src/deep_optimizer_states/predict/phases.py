@@ -23,10 +23,6 @@ SCORE_PASSES = 4
 """Over its attention scores where they are materialised: written, softmax, read."""
 LOGIT_BYTES = 16
 """A logit: fp32 copy, softmax and loss."""
-LEGACY_FLUSH_BYTES = 4
-"""The paper's DeepSpeed sends gradients as fp32."""
-STOCK_FLUSH_BYTES = 6
-"""Today's sends them as they are, and again as fp32."""
 LAYERS_BACK = 2
 """A layer's backward in forwards."""
 
@@ -127,9 +123,9 @@ def phases_of(workload: Workload, machine: Machine) -> Phases:
     costs = machine.costs
     outside = costs.iteration_s + workload.accumulation * costs.micro_batch_s
     forward = workload.accumulation * once
-    if workload.engine == "paper":
-        outside += costs.hybrid_s
-        forward += costs.hybrid_forward_s
+    if workload.software is not None:
+        more_forward, more_outside = workload.software.extra_s(costs)
+        forward, outside = forward + more_forward, outside + more_outside
     return Phases(
         forward,
         total_back + flush,
@@ -146,14 +142,10 @@ def _flush_s(workload: Workload, machine: Machine, back_s: float) -> float:
     if not machine.gpus:
         return 0.0
     numel = sum(workload.subgroups) * workload.offload_ratio
-    if workload.engine == "zero3-0.13":
-        return numel * LEGACY_FLUSH_BYTES / machine.rate("pageable_d2h_bytes_per_s")
-    num_bytes = {
-        "async-0.13": LEGACY_FLUSH_BYTES,
-        "paper": LEGACY_FLUSH_BYTES,
-        "zero3": STOCK_FLUSH_BYTES,
-        "ours": workload.weight_bytes,
-    }[workload.engine]
+    software = workload.software
+    num_bytes = software.flush_bytes if software else workload.weight_bytes
+    if software and not software.hides_flush:
+        return numel * num_bytes / machine.rate("pageable_d2h_bytes_per_s")
     flush = numel * num_bytes / machine.rate("d2h_bytes_per_s")
     if numel and workload.policy in ("stride", "all-device"):
         # What the device is sure to update stays there; a dynamic split is not known in backward.

@@ -7,28 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deep_optimizer_states.predict.closed_form import estimate_update
-from deep_optimizer_states.predict.hidden import hidden_s
 from deep_optimizer_states.predict.machine import Machine, MachineError
 from deep_optimizer_states.predict.memory_need import CONTEXT_BYTES, GIB, HEADROOM, memory_of
 from deep_optimizer_states.predict.model import ModelShape
-from deep_optimizer_states.predict.phases import phases_of
-from deep_optimizer_states.predict.update_sim import UpdateRun, UpdateSimulator
-from deep_optimizer_states.predict.workload import Workload
+from deep_optimizer_states.predict.phases import Phases, phases_of
+from deep_optimizer_states.predict.rank import rank_of
+from deep_optimizer_states.predict.update_sim import UpdateRun, simulate_update
+from deep_optimizer_states.predict.workload import Workload, schedule_of
+from deep_optimizer_states.schedule import Schedule
 
-CANDIDATES = (
-    ("all-host", 1),
-    ("stride", 4),
-    ("stride", 3),
-    ("stride", 2),
-    ("all-device", 1),
-    ("dynamic", 1),
-)
-"""Policies and strides that are weighed."""
+WORTH = 0.03
+"""A policy that gains less than this over one named before it is not worth its device slots."""
+MAX_STRIDE = round(1 / WORTH)
+"""A larger stride leaves the device less than this share of the state, and so gains no more."""
+CLOSED_FORM_ERROR = 0.02
+"""The closed form may differ from the simulation by this share."""
 _NO_SHAPE = ModelShape("unknown", 1, 1, 1, 1, 1)
 """An optimizer knows its subgroups and not the model's shape. An update depends on that only by the
 activations that leave no room for gradients on the device."""
-WORTH = 0.03
-"""A policy that gains less than this over one named before it is not worth its device slots."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ class _Timed:
     @property
     def label(self) -> str:
         """Its name in the log."""
-        return _label(self.policy, self.stride)
+        return f"stride {self.stride}" if self.policy == "stride" else self.policy
 
 
 def choose_policy(
@@ -131,10 +127,14 @@ def _choose(workload: Workload, machine: Machine, knows_model: bool) -> Choice:
         seconds, _ = update_seconds(workload, machine, "all-host")
         why = f"policy auto: all-host, predicted {seconds:.3f} s an update; there is no GPU"
         return Choice("all-host", 1, seconds, why)
-    timed = []
-    for name, stride in CANDIDATES:
-        candidate = dataclasses.replace(workload, policy=name, stride=stride)
-        timed.append(_time(candidate, machine, knows_model))
+
+    def time(policy: str) -> _Timed:
+        candidate = dataclasses.replace(workload, policy=policy, stride=1)
+        return _time(candidate, machine, knows_model)
+
+    all_host = time("all-host")
+    stride = _best_stride(workload, machine, knows_model, all_host.shown_s)
+    timed = [all_host, *([stride] if stride else []), time("all-device"), time("dynamic")]
     best = timed[0]
     for item in timed[1:]:
         if item.shown_s < best.shown_s * (1 - WORTH):
@@ -153,6 +153,43 @@ def _choose(workload: Workload, machine: Machine, knows_model: bool) -> Choice:
     return Choice(best.policy, best.stride, best.update_s, why, best.hidden_s)
 
 
+def _best_stride(
+    workload: Workload, machine: Machine, knows_model: bool, limit_s: float
+) -> _Timed | None:
+    """The stride of which least shows, if that is less than ``limit_s``.
+
+    Strides are weighed in the order of what shows of them at least: when that is no less than the
+    best one found, neither is all that follows.
+    """
+    candidates = []
+    for stride in range(2, min(len(workload.subgroups), MAX_STRIDE) + 1):
+        candidate = dataclasses.replace(workload, policy="stride", stride=stride)
+        candidates.append((_least_shown_s(candidate, machine, knows_model), stride, candidate))
+    best = None
+    for least_s, _, candidate in sorted(candidates, key=lambda item: item[:2]):
+        if least_s >= limit_s:
+            break
+        timed = _time(candidate, machine, knows_model)
+        if timed.shown_s < limit_s:
+            best, limit_s = timed, timed.shown_s
+    return best
+
+
+def _least_shown_s(workload: Workload, machine: Machine, knows_model: bool) -> float:
+    """What shows of a stride at least: the CPU's steps that no forward hides, and the flush."""
+    schedule = schedule_of(workload, workload.policy)
+    moved = schedule.device_tiles | schedule.resident_tiles
+    numel = sum(tile.numel for idx, tile in enumerate(schedule.tiles) if idx not in moved)
+    update_s = numel / rank_of(workload, machine).host_alone_parameters_per_s
+    if not knows_model:
+        return update_s
+    phases = phases_of(workload, machine)
+    if workload.just_in_time_forward:
+        update_s *= 1 - CLOSED_FORM_ERROR
+        update_s = max(0.0, update_s - workload.model.layers * phases.layer_s)
+    return update_s + phases.flush_s
+
+
 def _time(workload: Workload, machine: Machine, knows_model: bool) -> _Timed:
     """Time a workload whose policy is settled."""
     policy, stride = workload.policy, workload.stride
@@ -163,7 +200,7 @@ def _time(workload: Workload, machine: Machine, knows_model: bool) -> _Timed:
         seconds, binding = update_seconds(workload, machine, policy)
         return _Timed(policy, stride, seconds, 0.0, flush, binding)
     estimate = estimate_update(workload, machine, policy)
-    run = simulate(workload, machine, policy)
+    run = simulate_update(workload, machine, policy)
     seconds = estimate.seconds if estimate.applies else run.seconds
     hidden = min(seconds, hidden_s(workload, phases, run))
     return _Timed(policy, stride, seconds, hidden, flush, estimate.binding)
@@ -174,12 +211,7 @@ def update_seconds(workload: Workload, machine: Machine, policy: str) -> tuple[f
     estimate = estimate_update(workload, machine, policy)
     if estimate.applies:
         return estimate.seconds, estimate.binding
-    return simulate(workload, machine, policy).seconds, estimate.binding
-
-
-def simulate(workload: Workload, machine: Machine, policy: str) -> UpdateRun:
-    """Simulate one update phase."""
-    return UpdateSimulator(workload, machine).run(policy)
+    return simulate_update(workload, machine, policy).seconds, estimate.binding
 
 
 def best_policy(workload: Workload, machine: Machine) -> tuple[Workload, Choice]:
@@ -201,5 +233,58 @@ def best_policy(workload: Workload, machine: Machine) -> tuple[Workload, Choice]
     return chosen, choice
 
 
-def _label(policy: str, stride: int) -> str:
-    return f"stride {stride}" if policy == "stride" else policy
+def hidden_s(workload: Workload, phases: Phases, run: UpdateRun) -> float:
+    """Seconds of an update that do not show.
+
+    The forward goes layer by layer; each begins when its own tiles are on the device. Where the
+    throughput timer synchronises, the first one begins only after what was in the streams' queues.
+
+    Args:
+        workload: What runs, its policy settled.
+        phases: For the time of a layer.
+        run: The update, simulated.
+    """
+    ready = _ready_by_element(schedule_of(workload, workload.policy), run)
+    ends, total, tile = _layer_ends(workload), sum(workload.subgroups), 0
+    clock, needed = _forward_begins_s(workload, run), 0.0
+    last = len(ends) - 1
+    for layer, end in enumerate(ends):
+        while tile < len(ready) and ready[tile][0] < min(end, total):
+            needed = max(needed, ready[tile][1])
+            tile += 1
+        clock = max(clock, needed) + (phases.layer_s if 0 < layer < last else 0.0)
+    clock += phases.head_s
+    alone = workload.model.layers * phases.layer_s + phases.head_s
+    return max(0.0, run.seconds + alone - clock)
+
+
+def _forward_begins_s(workload: Workload, run: UpdateRun) -> float:
+    """When the next forward may begin, after the update was launched at 0."""
+    begins = 0.0
+    if workload.timer_synchronizes:
+        streams = [job for job in run.jobs if job.entries]
+        # The timer stops at the end of ``step()`` and starts anew in the forward. Each waits for
+        # what is in the queues then, and not for what the update's thread puts there afterwards.
+        for _ in ("stop", "start"):
+            queued = (job.end_s for job in streams if job.submit_s <= begins)
+            begins = max(queued, default=begins)
+    return begins
+
+
+def _ready_by_element(schedule: Schedule, run: UpdateRun) -> list[tuple[int, float]]:
+    """First element of each tile among all of the rank's, and when its weights are ready."""
+    found, at = [], 0
+    for idx, tile in enumerate(schedule.tiles):
+        found.append((at, run.ready_s[idx]))
+        at += tile.numel
+    return found
+
+
+def _layer_ends(workload: Workload) -> list[int]:
+    """Last element, among the rank's, of the embedding, each layer, and the output layer."""
+    tensors = [-(-numel // workload.dp) for numel in workload.model.tensors(workload.tp)]
+    layer = sum(tensors[1:7])
+    ends = [tensors[0]]
+    for _ in range(workload.model.layers):
+        ends.append(ends[-1] + layer)
+    return [*ends, sum(tensors)]

@@ -10,16 +10,12 @@ from deep_optimizer_states.predict.closed_form import bound_update_s, estimate_u
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.memory_need import CONTEXT_BYTES, Memory, memory_of, shortages
 from deep_optimizer_states.predict.phases import phases_of
-from deep_optimizer_states.predict.policy import best_policy, simulate
+from deep_optimizer_states.predict.policy import best_policy
+from deep_optimizer_states.predict.update_sim import simulate_update
 from deep_optimizer_states.predict.workload import Workload
 
 __all__ = ["AllResident", "Memory", "Prediction", "all_resident", "predict"]
 
-_ENGINE_POLICIES = {
-    "zero3-0.13": "every subgroup on the CPU, gradients flushed one after the other",
-    "async-0.13": "every subgroup on the CPU, gradients flushed behind backward",
-    "zero3": "every subgroup on the CPU",
-}
 _ON_THE_HOST = {
     "copies to the GPU": "copies within host memory",
     "link to the GPU": "copies within host memory",
@@ -83,16 +79,14 @@ class AllResident:
 def all_resident(workload: Workload, machine: Machine) -> AllResident | None:
     """What the same software does at ratio 0; None where that does not fit, or runs anyway.
 
-    The paper's hybrid engine has nothing to share out there, so its baseline stands for it.
-
     Raises:
         MachineError: The profile lacks a rate; says what measures it.
         WorkloadError: The machine cannot run it at all.
     """
     if not machine.gpus or not workload.offload_ratio:
         return None
-    engine = "zero3-0.13" if workload.engine == "paper" else workload.engine
-    resident = dataclasses.replace(workload, engine=engine, policy="ratio", offload_ratio=0.0)
+    software = workload.software.all_resident if workload.software else None
+    resident = dataclasses.replace(workload, software=software, policy="ratio", offload_ratio=0.0)
     memory = memory_of(resident, machine, resident.policy)
     if shortages(resident, machine, memory):
         return None
@@ -114,15 +108,12 @@ def predict(workload: Workload, machine: Machine, with_advice: bool = False) -> 
         MachineError: The profile lacks a rate; says what measures it.
         WorkloadError: The machine cannot run it at all.
     """
-    hidden, words = 0.0, _ENGINE_POLICIES.get(workload.engine, "")
-    if workload.engine == "ours":
+    if workload.software is None:
         workload, choice = best_policy(workload, machine)
         update, hidden, words = choice.seconds, choice.hidden_s, choice.explanation
     else:
-        update = simulate(workload, machine, "all-host").seconds
-        if workload.engine == "paper":
-            where = "on the GPU" if machine.gpus else "in the device's place, in host memory"
-            words = f"one subgroup in {workload.stride} {where}, through one slot"
+        update, hidden = simulate_update(workload, machine).seconds, 0.0
+        words = workload.software.describe(workload, machine)
     phases = phases_of(workload, machine)
     memory = memory_of(workload, machine, workload.policy)
     lacks = shortages(workload, machine, memory)

@@ -9,7 +9,7 @@ from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.workload import Workload, WorkloadError
 
 STOCK_HOST_BYTES = 48
-"""Host bytes a parameter that stock's update moves: gradient, unscale, Adam, downcast."""
+"""Host bytes a parameter that DeepSpeed's own update moves: gradient, unscale, Adam, downcast."""
 FUSED_HOST_BYTES = 28
 """Of this engine's one pass: state read and written, gradient read, 16-bit weight written."""
 UNSCALE_BYTES = 8
@@ -48,6 +48,11 @@ class Rank:
     device_parameters_per_s: float
     blocking_bytes_per_s: float
 
+    @property
+    def host_alone_parameters_per_s(self) -> float:
+        """Rate of the host lane when nothing else uses host memory."""
+        return min(self.host_parameters_per_s, self.host_bytes_per_s / self.host_bytes)
+
 
 def rank_of(workload: Workload, machine: Machine) -> Rank:
     """What one rank of ``workload`` gets of ``machine``.
@@ -62,7 +67,7 @@ def rank_of(workload: Workload, machine: Machine) -> Rank:
     threads = max(1.0, threads)
     host = machine.curve("host_stream_bytes_per_s", machine.cores) / per_node
     stream = min(machine.curve("host_stream_bytes_per_s", threads), host)
-    if workload.engine == "ours":
+    if workload.software is None:
         adam = machine.curve("host_fused_parameters_per_s", threads)
         num_bytes = FUSED_HOST_BYTES
     else:
@@ -74,9 +79,7 @@ def rank_of(workload: Workload, machine: Machine) -> Rank:
         h2d_both = machine.rates.h2d_both_bytes_per_s or h2d
         d2h_both = machine.rates.d2h_both_bytes_per_s or d2h
         device = machine.rate("device_adam_parameters_per_s") * (1.0 - workload.hog_share)
-        # Today's DeepSpeed page-locks master weights, that of the paper did not.
-        old = workload.engine.endswith("-0.13")
-        blocking = (machine.rates.pageable_h2d_bytes_per_s or h2d) if old else h2d
+        blocking = workload.software.copy_bytes_per_s(machine) if workload.software else h2d
     else:
         # Without a GPU the "device" is the host's own memory: its copies are copies of the host.
         h2d = d2h = h2d_both = d2h_both = stream / 2

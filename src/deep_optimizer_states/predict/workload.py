@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.model import ModelShape
 from deep_optimizer_states.schedule import Schedule
 
-ENGINES = ("zero3-0.13", "async-0.13", "paper", "zero3", "ours")
-"""The paper's baseline, its asynchronous gradients, its hybrid update; today's stock DeepSpeed;
-this package."""
+if TYPE_CHECKING:
+    from deep_optimizer_states.predict.stock import StockOffload
+
+OURS = "ours"
+"""Name of this package's engine."""
 POLICIES = ("auto", "all-host", "ratio", "stride", "all-device", "dynamic")
 DTYPES = ("bf16", "fp16", "fp32")
 MAX_RANKS = 65_536
@@ -31,7 +35,6 @@ class Workload:
 
     Attributes:
         model: Its shape.
-        engine: One of ``ENGINES``.
         dp: Data-parallel ranks.
         tp: Tensor-parallel ranks.
         micro_batch_size: Samples a rank handles in one forward.
@@ -39,19 +42,21 @@ class Workload:
         global_batch_size: Samples an iteration; 0 for ``micro_batch_size x accumulation x dp``.
         sequence_length: Tokens a sample; 0 for the model's.
         offload_ratio: Share of the optimizer state in host memory.
-        stride: One subgroup in this many is updated on the GPU (``paper``, and ``ours`` with policy
-            ``stride``).
-        policy: For ``ours``; ``auto`` chooses.
-        just_in_time_forward: For ``ours``: the forward runs while the update ends.
-        timer_synchronizes: For ``ours``: DeepSpeed's throughput timer waits for the whole device at
-            the end of ``step()`` and at the start of the next forward, as it does unless
+        software: Who updates the state if it is not this package: for example
+            :data:`deep_optimizer_states.predict.stock.STOCK`. Other software has no use for the six
+            settings of this package from ``policy`` to ``tile_numel``.
+        stride: With policy ``stride``: one subgroup in this many is updated on the GPU.
+        policy: Who updates what; ``auto`` chooses.
+        just_in_time_forward: The forward runs while the update ends.
+        timer_synchronizes: DeepSpeed's throughput timer waits for the whole device at the end of
+            ``step()`` and at the start of the next forward, as it does unless
             ``timers.throughput.synchronized`` is false.
-        issues_all_first: For ``ours`` with a fixed policy: everything for the device is issued
-            before the first step of the CPU.
-        keeps_device_grads: For ``ours``: 16-bit gradients of what the device updates stay there,
-            if its memory has room for them.
+        issues_all_first: With a fixed policy, everything for the device is issued before the first
+            step of the CPU.
+        keeps_device_grads: 16-bit gradients of what the device updates stay there, if its memory
+            has room for them.
+        tile_numel: Largest piece updated at once, in elements.
         subgroup_numel: DeepSpeed's ``sub_group_size``, in elements.
-        tile_numel: For ``ours``: largest piece updated at once, in elements.
         activation_checkpointing: Whether layers are recomputed in backward.
         materialized_attention: Whether attention scores are written out (no flash attention).
         hog_share: Share of each GPU's time taken by another process, from 0 to below 1.
@@ -61,7 +66,7 @@ class Workload:
     """
 
     model: ModelShape
-    engine: str = "ours"
+    software: StockOffload | None = None
     dp: int = 1
     tp: int = 1
     micro_batch_size: int = 1
@@ -75,8 +80,8 @@ class Workload:
     timer_synchronizes: bool = False
     issues_all_first: bool = False
     keeps_device_grads: bool = True
-    subgroup_numel: int = 100_000_000
     tile_numel: int = 2**25
+    subgroup_numel: int = 100_000_000
     activation_checkpointing: bool = True
     materialized_attention: bool = True
     hog_share: float = 0.0
@@ -84,8 +89,8 @@ class Workload:
     subgroup_numels: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, known in (("engine", ENGINES), ("policy", POLICIES), ("dtype", DTYPES)):
-            _one_of(name, getattr(self, name), known)
+        for name, known in (("policy", POLICIES), ("dtype", DTYPES)):
+            one_of(name, getattr(self, name), known)
         for name, least in (
             ("dp", 1),
             ("tp", 1),
@@ -141,10 +146,15 @@ class Workload:
                 )
         if self.tile_numel % 16:
             raise WorkloadError(f"tile_numel = {self.tile_numel}: give a multiple of 16")
-        if self.engine == "paper" and self.stride < 2:
-            raise WorkloadError("stride = 1: the paper's engine needs at least 2; 'ours' takes 1")
-        if self.engine == "ours" and self.policy == "ratio" and self.offload_ratio == 1.0:
+        if self.software is not None:
+            self.software.check(self)
+        elif self.policy == "ratio" and self.offload_ratio == 1.0:
             raise WorkloadError("policy = 'ratio': needs offload_ratio below 1")
+
+    @property
+    def engine(self) -> str:
+        """Name of the software that updates the state."""
+        return self.software.name if self.software else OURS
 
     @property
     def ranks(self) -> int:
@@ -191,17 +201,6 @@ def schedule_of(workload: Workload, policy: str) -> Schedule:
     )
 
 
-def resident_subgroups(workload: Workload) -> frozenset[int]:
-    """Subgroups that an engine of DeepSpeed keeps on the device (TwinFlow).
-
-    The paper's fork keeps the last ones, today's DeepSpeed the first ones.
-    """
-    count = len(workload.subgroups)
-    if workload.engine == "zero3":
-        return frozenset(range(int((1 - workload.offload_ratio) * count)))
-    return frozenset(range(int(workload.offload_ratio * count), count))
-
-
 def cut_into_subgroups(tensors: list[int], dp: int, subgroup_numel: int) -> tuple[int, ...]:
     """Elements of each subgroup of one rank.
 
@@ -222,7 +221,12 @@ def cut_into_subgroups(tensors: list[int], dp: int, subgroup_numel: int) -> tupl
     return (*found, held) if held else tuple(found)
 
 
-def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
+def one_of(name: str, value: object, known: Sequence[str]) -> None:
+    """Check a value that must be one of a few words.
+
+    Raises:
+        WorkloadError: It is not; names the nearest.
+    """
     if value not in known:
         near = get_close_matches(str(value), known, n=1, cutoff=0.0)
         raise WorkloadError(

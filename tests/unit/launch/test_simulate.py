@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from configs.study import default_study, load_study, make_point
-from configs.sweep import load_sweep, make_sweep
-from deep_optimizer_states.predict.machine import MACHINES_DIR
+from configs.schema import make_point
+from configs.sweep import Sweep, load_sweep
+from deep_optimizer_states.predict.machine import MACHINES_DIR, load_machine
+from deep_optimizer_states.predict.predict import predict
+from deep_optimizer_states.predict.workload import WorkloadError
+from launch.ds_json import deepspeed_config
 from launch.records.ledger import read_records
+from launch.simulate import workloads
 from launch.simulate.command import Simulation
 from launch.simulate.published import as_published, published_of, read_published
 from launch.simulate.workloads import AsOf, as_of, workload_of
@@ -54,6 +58,120 @@ def test_an_engine_stands_for_the_papers_software_or_for_todays(engine, paper, t
     assert (new.engine, new.policy, new.stride) == today
     # As the harness runs it: the update ends before the next forward.
     assert new.engine != "ours" or not new.just_in_time_forward
+
+
+PLUGIN = {"enabled": True, "just_in_time_forward": False}
+
+
+@pytest.fixture
+def with_json(monkeypatch):
+    """Makes a workload of a point whose DeepSpeed JSON was changed."""
+
+    def make(change, when=AsOf.TODAY):
+        config = deepspeed_config(make_point(SEVEN))
+        change(config)
+        monkeypatch.setattr(workloads, "deepspeed_config", lambda point: config)
+        return workload_of(make_point(SEVEN), when)
+
+    return make
+
+
+def offload(**fields):
+    return lambda config: config["zero_optimization"]["offload_optimizer"].update(fields)
+
+
+def zero(**fields):
+    return lambda config: config["zero_optimization"].update(fields)
+
+
+def block(**fields):
+    return lambda config: config.update(deep_optimizer_states={**PLUGIN, **fields})
+
+
+@pytest.mark.parametrize("policy", ["all-host", "stride", "all-device", "dynamic", "auto"])
+@pytest.mark.parametrize("just_in_time", [False, True])
+def test_every_policy_of_the_plugin_can_be_predicted(with_json, policy, just_in_time):
+    """No name of an engine is asked: the block says it all."""
+    found = with_json(block(policy=policy, stride=5, just_in_time_forward=just_in_time, ratio=0.5))
+    assert (found.engine, found.policy, found.stride) == ("ours", policy, 5)
+    assert (found.just_in_time_forward, found.offload_ratio) == (just_in_time, 0.5)
+    got = predict(found, load_machine("h100x4"))
+    assert got.fits
+    assert (got.hidden_s > 0) is just_in_time
+
+
+def test_settings_of_the_json_reach_the_workload(with_json):
+    found = with_json(block(policy="ratio", ratio=0.4, tile_numel=64, keep_grads_on_device=False))
+    assert (found.policy, found.offload_ratio, found.tile_numel) == ("ratio", 0.4, 64)
+    assert not found.keeps_device_grads
+    found = with_json(lambda config: (offload(ratio=0.6)(config), zero(sub_group_size=77)(config)))
+    assert (found.engine, found.offload_ratio, found.subgroup_numel) == ("zero3", 0.6, 77)
+    found = with_json(lambda config: config["zero_optimization"].pop("sub_group_size"))
+    assert found.subgroup_numel == 10**9
+    found = with_json(lambda config: config.update(bf16={}, fp16={"enabled": True}))
+    assert found.dtype == "fp16"
+    # A block that is switched off is stock DeepSpeed; the paper's own keys are the plugin.
+    assert with_json(block(enabled=False)).engine == "zero3"
+    keys = {"prefetch_optimizer": 1, "prefetch_optimizer_gap": 3}
+    found = with_json(offload(**keys))
+    assert (found.engine, found.policy, found.stride) == ("ours", "stride", 3)
+
+
+@pytest.mark.parametrize(
+    ("policy", "engine"),
+    [("all-host", "async-0.13"), ("ratio", "async-0.13"), ("stride", "paper")],
+)
+def test_the_papers_software_has_three_modes(with_json, policy, engine):
+    found = with_json(block(policy=policy, ratio=0.8, stride=2), AsOf.PAPER)
+    assert (found.engine, found.offload_ratio) == (engine, 0.8)
+
+
+@pytest.mark.parametrize("policy", ["all-device", "dynamic", "auto"])
+def test_the_papers_software_has_no_other(with_json, policy):
+    with pytest.raises(WorkloadError, match=f"policy = '{policy}': the paper's software has no"):
+        with_json(block(policy=policy), AsOf.PAPER)
+
+
+def test_the_papers_software_ends_the_update_before_the_forward(with_json):
+    with pytest.raises(WorkloadError, match="just_in_time_forward = true: the paper's software"):
+        with_json(block(policy="stride", just_in_time_forward=True), AsOf.PAPER)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (zero(stage=2), r"zero_optimization\.stage = 2: .* ZeRO stage 3 alone"),
+        (zero(offload_optimizer=None), r"offload_optimizer\.device = None: "),
+        (offload(device="none"), r"offload_optimizer\.device = 'none': "),
+        (offload(device="nvme"), r"offload_optimizer\.device = 'nvme': "),
+        (offload(super_offload=True), r"offload_optimizer\.super_offload = True: "),
+        (zero(zenflow={"topk_ratio": 0.1}), r"zero_optimization\.zenflow = "),
+        (zero(offload_param={"device": "cpu"}), r"zero_optimization\.offload_param = "),
+        (lambda c: c.update(compile={"deepcompile": True}), r"compile\.deepcompile = True: "),
+        (lambda c: c.update(optimizer={"type": "Muon"}), r"optimizer\.type = 'Muon': "),
+        (lambda c: c.clear(), r"zero_optimization\.stage = None: "),
+        (block(policy="often"), r"deep_optimizer_states\.policy"),
+    ],
+)
+@pytest.mark.parametrize("when", AsOf)
+def test_a_json_that_the_model_does_not_know_is_refused(with_json, change, text, when):
+    with pytest.raises(WorkloadError, match=text):
+        with_json(change, when)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [offload(super_offload=False), zero(zenflow=None), zero(offload_param={"device": "none"})],
+)
+def test_what_is_switched_off_in_the_json_is_no_reason_to_refuse(with_json, change):
+    assert with_json(change).engine == "zero3"
+
+
+def test_a_model_that_is_built_otherwise_is_refused(monkeypatch):
+    point = make_point(SEVEN)
+    monkeypatch.setattr(type(point.model), "num_parameters", lambda self, tp=1: 10**9)
+    with pytest.raises(WorkloadError, match="model = '7B': has 1,000,000,000 parameters"):
+        workload_of(point, AsOf.TODAY)
 
 
 def test_a_workload_has_every_setting_of_its_point():

@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 
 import pytest
+from predicted_software import SOFTWARE
 
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.model import load_model
@@ -43,7 +44,7 @@ def workload_of(found):
     model = {"8B": "8.3B"}.get(found["model"], found["model"])
     return Workload(
         load_model(model)[0],
-        engine,
+        SOFTWARE[engine],
         dp=dp,
         tp=int(found["tp"]),
         micro_batch_size=mbs,
@@ -97,7 +98,7 @@ def test_updates_of_runs_with_the_code_of_the_published_figures():
     [("zero3-0.13", 7.32, 6.65), ("async-0.13", 3.81, 6.65), ("paper", 2.97, 11.85)],
 )
 def test_a_larger_model_than_any_that_was_fitted(engine, iteration_s, rate):
-    workload = Workload(load_model("20B")[0], engine, dp=4)
+    workload = Workload(load_model("20B")[0], SOFTWARE[engine], dp=4)
     got = predict(workload, load_machine("h100x4"))
     assert got.iteration_s == pytest.approx(iteration_s, rel=0.10)
     parameters = workload.model.num_parameters()

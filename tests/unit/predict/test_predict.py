@@ -1,9 +1,12 @@
 """Whole iterations: what each setting changes, memory, choice of policy, advice."""
 
 import dataclasses
+import math
 
 import pytest
+from predicted_software import SOFTWARE
 
+from deep_optimizer_states.predict import policy as module
 from deep_optimizer_states.predict.closed_form import bound_update_s
 from deep_optimizer_states.predict.lanes import Lanes
 from deep_optimizer_states.predict.machine import MachineError, load_machine
@@ -16,26 +19,21 @@ from deep_optimizer_states.predict.memory_need import (
 )
 from deep_optimizer_states.predict.model import load_model
 from deep_optimizer_states.predict.phases import phases_of
-from deep_optimizer_states.predict.policy import CANDIDATES, WORTH, choose_policy
+from deep_optimizer_states.predict.policy import WORTH, choose_policy
 from deep_optimizer_states.predict.predict import all_resident, predict
 from deep_optimizer_states.predict.update_sim import UpdateSimulator, simulate_update
-from deep_optimizer_states.predict.workload import (
-    ENGINES,
-    Workload,
-    WorkloadError,
-    schedule_of,
-)
+from deep_optimizer_states.predict.workload import Workload, WorkloadError, schedule_of
 
 H100, H200 = load_machine("h100x4"), load_machine("h200x1")
 
 
 def of(model="7B", engine="ours", **fields):
     fields.setdefault("dp", 4)
-    return Workload(load_model(model)[0], engine, **fields)
+    return Workload(load_model(model)[0], SOFTWARE[engine], **fields)
 
 
 def test_engines_rank_as_published_and_ours_is_first():
-    times = {engine: predict(of("20B", engine), H100).iteration_s for engine in ENGINES}
+    times = {engine: predict(of("20B", engine), H100).iteration_s for engine in SOFTWARE}
     assert times["zero3-0.13"] > times["async-0.13"] > times["paper"] > times["ours"]
     assert times["zero3"] > times["ours"]
 
@@ -46,17 +44,17 @@ def test_only_the_old_baseline_pays_for_gradients_in_backward():
     assert old.update_s == new.update_s
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", SOFTWARE)
 def test_a_prediction_simulates_no_update_twice(monkeypatch, engine):
     simulated, run = [], UpdateSimulator.run
 
-    def count(self, policy):
-        simulated.append((self._workload, policy))
-        return run(self, policy)
+    def count(self):
+        simulated.append((self.workload, self._policy))
+        return run(self)
 
     monkeypatch.setattr(UpdateSimulator, "run", count)
     predict(of("20B", engine), H100)
-    assert 1 <= len(simulated) <= 2 * len(CANDIDATES)
+    assert 1 <= len(simulated) <= 12
     assert all(simulated.count(one) == 1 for one in simulated)
 
 
@@ -118,12 +116,27 @@ def test_just_in_time_forward_hides_part_of_the_update():
 def test_auto_is_about_the_shortest_iteration_of_all_policies(model, micro_batch_size):
     fields = {"micro_batch_size": micro_batch_size, "materialized_attention": False}
     auto = predict(of(model, **fields), H100)
-    for name, stride in CANDIDATES:
+    strides = [("stride", stride) for stride in range(2, len(of(model).subgroups) + 1)]
+    for name, stride in [*strides, ("all-host", 1), ("all-device", 1), ("dynamic", 1)]:
         other = predict(of(model, policy=name, stride=stride, **fields), H100)
         more = other.iteration_s - auto.iteration_s
         assert more >= -2 * WORTH * (auto.update_s - auto.hidden_s) - 1e-9
         if other.iteration_s < auto.iteration_s - 1e-9:
             assert "a gain under 3% is not taken" in auto.policy
+
+
+@pytest.mark.parametrize(("factor", "is_best"), [(1.0, True), (1.5, False)])
+def test_the_stride_is_the_best_of_all_that_can_run(monkeypatch, factor, is_best):
+    """A bound that is too high, the negative control, leaves the best one out."""
+    least_shown_s = module._least_shown_s
+    monkeypatch.setattr(module, "_least_shown_s", lambda *args: factor * least_shown_s(*args))
+    numels = (10**8,) * 24
+    workload = of(dp=1, subgroup_numels=numels, just_in_time_forward=False)
+    every = [dataclasses.replace(workload, policy="stride", stride=k) for k in range(2, 25)]
+    least = min(module._time(each, H200, knows_model=False).shown_s for each in every)
+    found = module._best_stride(workload, H200, False, math.inf)
+    assert (found.shown_s == least) is is_best
+    assert found.stride == (3 if is_best else 2)
 
 
 def test_auto_weighs_what_the_forward_hides():

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from predicted_software import SOFTWARE
 
 from deep_optimizer_states import split
 from deep_optimizer_states.plan import Kind
@@ -24,7 +25,7 @@ EVEN = (TILE * 4,) * 12
 
 def of(engine="ours", **fields):
     fields.setdefault("subgroup_numels", EVEN)
-    return Workload(MODEL, engine, **{"dp": 4, "tile_numel": TILE, **fields})
+    return Workload(MODEL, SOFTWARE[engine], **{"dp": 4, "tile_numel": TILE, **fields})
 
 
 @pytest.mark.parametrize("policy", ["all-host", "stride", "all-device"])
@@ -134,14 +135,14 @@ def test_asynchronous_gradients_change_nothing_in_the_update():
 
 def test_ranks_share_the_host():
     one, four = (
-        simulate_update(Workload(MODEL, "ours", dp=dp, subgroup_numels=EVEN), MACHINE, "all-device")
+        simulate_update(Workload(MODEL, dp=dp, subgroup_numels=EVEN), MACHINE, "all-device")
         for dp in (1, 4)
     )
     assert one.seconds == pytest.approx(four.seconds)  # the host has bandwidth for four
     rates = dataclasses.replace(MACHINE.rates, host_stream_bytes_per_s=((1, 4e9), (96, 80e9)))
     small = dataclasses.replace(MACHINE, rates=rates)
     one, four = (
-        simulate_update(Workload(MODEL, "ours", dp=dp, subgroup_numels=EVEN), small, "all-device")
+        simulate_update(Workload(MODEL, dp=dp, subgroup_numels=EVEN), small, "all-device")
         for dp in (1, 4)
     )
     assert four.seconds > 2 * one.seconds

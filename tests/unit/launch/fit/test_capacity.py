@@ -4,16 +4,19 @@ from configs.errors import ConfigError
 from configs.study import default_study, make_point
 from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
 from deep_optimizer_states.predict.memory_need import GIB
+from launch.ds_json import deepspeed_config
 from launch.fit.capacity import (
     MARGIN,
     Need,
     largest_model_that_fits,
+    memory_text,
     predict,
     refuse_if_short,
     runs_on_gpu,
     shortages,
 )
 from launch.fit.machine import Machine
+from launch.simulate import workloads
 
 LAPTOP = Machine(host_free_bytes=12 * GIB)
 H100_NODE = Machine(host_free_bytes=480 * GIB, gpu_free_bytes=(79 * GIB,) * 4)
@@ -121,3 +124,48 @@ def test_gradients_summed_in_fp32_take_two_bytes_more():
         predict(point("7B", grad_accum_dtype=dtype), True).host_bytes for dtype in ("bf16", "fp32")
     )
     assert wide - plain == pytest.approx(MARGIN * 2 * 5_948_837_888)
+
+
+@pytest.fixture
+def unknown(monkeypatch):
+    """Every point runs with software that the performance model does not know."""
+
+    def change(point):
+        config = deepspeed_config(point)
+        config["zero_optimization"]["offload_optimizer"]["super_offload"] = True
+        return config
+
+    monkeypatch.setattr(workloads, "deepspeed_config", change)
+
+
+def test_a_run_that_is_not_known_is_let_through_and_said_not_to_be_predicted(unknown):
+    assert shortages(point("70B"), LAPTOP) == []
+    refuse_if_short(point("70B"), LAPTOP)
+    assert memory_text(point("70B"), LAPTOP).startswith(
+        "not predicted: offload_optimizer.super_offload = True: the performance model knows"
+    )
+    # What needs no prediction is still refused.
+    with pytest.raises(ConfigError, match="needs 1 GPUs, 0 found"):
+        refuse_if_short(point("tiny", device="cuda"), LAPTOP)
+    assert memory_text(point("tiny", device="cuda"), LAPTOP).endswith("needs 1 GPUs, 0 found")
+
+
+def test_no_model_is_chosen_for_runs_that_are_not_known(unknown):
+    with pytest.raises(ConfigError, match=r"no model is known to fit: .*super_offload.*--model"):
+        largest_model_that_fits(lambda name: [point(name)], H100_NODE)
+
+
+@pytest.mark.parametrize("policy", ["dynamic", "auto", "all-device"])
+def test_every_policy_of_the_plugin_has_a_need(monkeypatch, policy):
+    def change(point):
+        return deepspeed_config(point) | {
+            "deep_optimizer_states": {"enabled": True, "policy": policy}
+        }
+
+    monkeypatch.setattr(workloads, "deepspeed_config", change)
+    need = predict(point("7B"), True)
+    assert need.device_bytes > 3 * 14 * DEFAULT_TILE_NUMEL
+    assert memory_text(point("7B"), H100_NODE).endswith("fits this machine")
+    assert "(as on a GPU of profile h200x1; none here)" in memory_text(
+        point("7B", device="cuda"), LAPTOP
+    )

@@ -2,10 +2,12 @@ import pytest
 
 from configs.study import make_point
 from deep_optimizer_states.predict.memory_need import GIB
+from launch.ds_json import deepspeed_config
 from launch.fit import estimate as module
 from launch.fit.estimate import estimate
 from launch.fit.machine import Machine
 from launch.records.identity import settings_key
+from launch.simulate import workloads
 
 CPU = Machine(20 * GIB)
 GPUS = Machine(500 * GIB, (80 * GIB,) * 4)
@@ -53,3 +55,13 @@ def test_what_ran_before_goes_before_any_prediction():
 
     found = estimate(make_point({"model": "tiny"}), CPU, [Before()])
     assert (found.seconds, found.how) == (12.5, "as it took before")
+
+
+def test_a_run_that_the_model_does_not_know_has_no_estimate(monkeypatch):
+    def change(point):
+        return deepspeed_config(point) | {"zero_optimization": {"stage": 1}}
+
+    monkeypatch.setattr(workloads, "deepspeed_config", change)
+    found = estimate(make_point({"model": "tiny", "seed": 77}), CPU)
+    assert found.seconds is None
+    assert found.how.startswith("not predicted: zero_optimization.stage = 1: ")

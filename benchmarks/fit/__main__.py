@@ -1,4 +1,4 @@
-"""``python -m deep_optimizer_states.predict.fit_profile CSV --machine h100x4 [-o FILE]``.
+"""``python -m benchmarks.fit CSV --machine h100x4 [-o FILE]``.
 
 Fits a shipped profile again to a CSV of published values, prints what is left over and how well
 each model is predicted from the others alone, and writes the profile.
@@ -16,39 +16,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fit.rates import STAGES, fit, residuals
+from benchmarks.fit.rows import COLUMNS, FitError, Observation, read_observations
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.files import write_whole
-from deep_optimizer_states.predict.fit import (
-    COLUMNS,
-    FIELD_COLUMNS,
-    STAGES,
-    FitError,
-    Observation,
-    fit,
-    read_observations,
-    residuals,
-)
+from deep_optimizer_states.predict.cli import residual_lines
 from deep_optimizer_states.predict.machine import RATE_NAMES, Kind, Machine, load_machine
-
-HARDWARE = {"h100x4": "H100", "a100x4": "A100"}
-"""How the CSV names each profile's machine."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Fit, print and write; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m deep_optimizer_states.predict.fit_profile",
+        prog="python -m benchmarks.fit",
         description="Fit a shipped profile again to published values, and print what is left over.",
     )
     parser.add_argument(
         "csv",
         type=Path,
-        help=f"published values: columns {','.join(COLUMNS)}; or {','.join(FIELD_COLUMNS)}, as in "
-        "configs/published/middleware24.csv",
+        help=f"published values, with the columns {','.join(COLUMNS)}",
     )
     parser.add_argument(
         "--machine",
-        choices=sorted(HARDWARE),
+        choices=sorted(STAGES),
         default="h100x4",
         help="the profile to begin with, and whose rows (default: %(default)s)",
     )
@@ -56,23 +45,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     try:
         start = load_machine(given.machine)
-        observations = read_observations(given.csv, HARDWARE[given.machine])
-        machine = refit(start, observations, HARDWARE[given.machine])
+        observations = read_observations(given.csv, given.machine)
+        machine = refit(start, observations)
         if given.out is not None:
             if given.out.exists():
                 raise FitError(f"{given.out} is there already; give another name")
             write_whole(given.out, profile_text(machine))
     except (DeepOptimizerStatesError, OSError) as error:
-        sys.stderr.write(f"fit_profile: {error}\n")
+        sys.stderr.write(f"benchmarks.fit: {error}\n")
         return 2
     sys.stdout.write(report(machine, observations) + "\n")
     return 0
 
 
-def refit(start: Machine, observations: Sequence[Observation], hardware: str) -> Machine:
+def refit(start: Machine, observations: Sequence[Observation]) -> Machine:
     """The machine fitted to ``observations``, with its residuals and kinds."""
-    machine = fit(start, observations, STAGES[hardware])
-    fitted = {key for stage in STAGES[hardware] for keys in stage.parameters for key in keys}
+    machine = fit(start, observations, STAGES[start.name])
+    fitted = {key for stage in STAGES[start.name] for keys in stage.parameters for key in keys}
     kinds: dict[str, Kind] = {
         name: "fitted" if f"rates.{name}" in fitted else "assumed"
         for name in RATE_NAMES
@@ -85,14 +74,14 @@ def refit(start: Machine, observations: Sequence[Observation], hardware: str) ->
     for quantity in quantities:
         some = [e for item, e in residuals(machine, observations) if item.quantity == quantity]
         found[quantity] = list(summary(some))
-    left_out = leave_one_out(start, observations, hardware)
+    left_out = leave_one_out(start, observations)
     if left_out:
         found["left_out"] = {model: list(pair) for model, pair in left_out.items()}
     return dataclasses.replace(machine, kinds=kinds, residuals=found)
 
 
 def leave_one_out(
-    start: Machine, observations: Sequence[Observation], hardware: str
+    start: Machine, observations: Sequence[Observation]
 ) -> dict[str, tuple[float, float]]:
     """Median and worst error of each model, predicted from a fit to the others alone."""
     models = dict.fromkeys(item.workload.model.name for item in observations)
@@ -100,7 +89,7 @@ def leave_one_out(
     for model in models if len(models) > 1 else ():
         others = [item for item in observations if item.workload.model.name != model]
         own = [item for item in observations if item.workload.model.name == model]
-        machine = fit(start, others, STAGES[hardware])
+        machine = fit(start, others, STAGES[start.name])
         found[model] = summary([error for _, error in residuals(machine, own)])
     return found
 
@@ -119,22 +108,7 @@ def report(machine: Machine, observations: Sequence[Observation]) -> str:
         lines.append(
             f"{item.label:42s} {item.value:9.3f}s {predicted:9.3f}s {math.exp(error) - 1:+7.1%}"
         )
-    return "\n".join([*lines, "", *summary_lines(machine.residuals)])
-
-
-def summary_lines(found: Mapping[str, Any]) -> list[str]:
-    """A profile's residuals as text; empty for a profile that was not fitted."""
-    if not found:
-        return []
-    lines = [
-        f"fit: {found['rows']} rows, median error {found['median']:.1%}, worst {found['worst']:.1%}"
-    ]
-    for key, value in found.items():
-        if isinstance(value, list):
-            lines.append(f"  {key.removesuffix('_s')}: median {value[0]:.1%}, worst {value[1]:.1%}")
-    for model, (median, worst) in found.get("left_out", {}).items():
-        lines.append(f"  {model} from the other models: median {median:.1%}, worst {worst:.1%}")
-    return lines
+    return "\n".join([*lines, "", *residual_lines(machine.residuals)])
 
 
 def profile_text(machine: Machine) -> str:
