@@ -79,7 +79,7 @@ def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any
     from deepspeed.runtime.zero import stage3
 
     from deep_optimizer_states.engine_calls import time_own_stream
-    from deep_optimizer_states.zero3 import InterleavedZeroOptimizer
+    from deep_optimizer_states.zero3.optimizer import InterleavedZeroOptimizer
 
     # Its fp32_optimizer_states matters not: moments are in the type of the master weights, fp32.
     if type(optimizer) is not DeepSpeedCPUAdam:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import functools
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from deepspeed.runtime.zero.partition_parameters import Init
@@ -16,89 +15,96 @@ from deep_optimizer_states.engine_calls import own_stream_alone
 from deep_optimizer_states.gate import Background, Update
 from deep_optimizer_states.plan import Tile
 from deep_optimizer_states.schedule import Schedule
-from deep_optimizer_states.zero3_gradients import GradientFlush
+from deep_optimizer_states.zero3.stock import Layout
 
 MOST_APART = 1 / 8
 """Share of persistent parameters, in elements, above which they get no tiles of their own."""
 
 
-class GatedGathers(GradientFlush):
-    """ZeRO-3 whose every gather of a parameter waits for that parameter's tiles, and no others.
+def runs_apart(layout: Layout) -> list[Tile]:
+    """Runs of elements that get tiles of their own: what ``step()`` itself waits for.
 
     [Note: first use] ``step()`` gathers persistent parameters (norms, biases) before it returns.
     They lie between all others, so they get tiles of their own, which are updated first. Which tile
     is needed when is seen in the first iteration after an update: the order of its gathers.
+    """
+    few = sum(run.numel for run in layout.persistent) <= MOST_APART * sum(layout.numels)
+    return layout.persistent if few else []
+
+
+class Gate:
+    """Lets a gather of a parameter through once that parameter's own tiles are updated.
+
+    It owns the update in flight, the order in which tiles are used, and whether a failure is
+    overlooked just now. Of stock it needs nothing but the gathers of all engines of this process,
+    below which :meth:`hang` puts it.
 
     Args:
-        lanes: Where the update runs.
-        args, kwargs: As DeepSpeed passes them to its own class.
+        background: The thread on which updates run.
+        lanes: What they work on.
+        layout: How stock has cut the parameters.
+        schedule: This rank's tiles.
     """
 
-    persistent_parameters: list[Any]
-
-    def __init__(self, lanes: Device, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, background: Background, lanes: Device, layout: Layout, schedule: Schedule
+    ) -> None:
+        self._background = background
+        self._lanes = lanes
+        self._layout = layout
+        self._schedule = schedule
+        self._tiles_of = {id_: schedule.tiles_of(run) for id_, run in layout.slices.items()}
         self._update: Update | None = None
-        self._background = Background(lanes)
         self._overlooks_failure = False
         self._uses: dict[int, None] | None = None
         self._order: tuple[int, ...] | None = None
-        super().__init__(lanes, *args, **kwargs)
 
-    @property
-    @abc.abstractmethod
-    def _schedule(self) -> Schedule:
-        """This rank's tiles."""
-
-    @functools.cached_property
-    def _runs(self) -> dict[int, Tile]:
-        """Where each parameter's partition lies, by its id."""
-        runs = {}
-        for subgroup, group in enumerate(self.fp16_groups):
-            start = 0
-            for param in group:
-                runs[param.ds_id] = Tile(subgroup, start, param.partition_numel())
-                start += param.partition_numel()
-        return runs
-
-    @property
-    def _runs_apart(self) -> list[Tile]:
-        """Runs of elements that ``step()`` itself waits for, see [Note: first use]."""
-        ids = [param.ds_id for param in self.persistent_parameters]
-        runs = [self._runs[ds_id] for ds_id in ids if ds_id in self._runs]
-        few = sum(run.numel for run in runs) <= MOST_APART * sum(self._subgroup_numels)
-        return runs if few else []
-
-    def _gate_parameters(self) -> None:
-        """Make every gather of a parameter wait for its own tiles."""
-        self._tiles_of = {ds_id: self._schedule.tiles_of(run) for ds_id, run in self._runs.items()}
+    def hang(self) -> None:
+        """From now on every gather comes past this gate."""
         _gate_all_gathers()
-        _gated.add(self)
+        _hung.add(self)
 
-    def _before_gather(self, params: Iterable[Any]) -> None:
+    def take_down(self) -> None:
+        """Let every gather through."""
+        _hung.discard(self)
+
+    def before_gather(self, params: Iterable[Any]) -> None:
         """Wait for tiles of ``params``, some of which may belong to other engines."""
-        own = [param for param in params if param.ds_id in self._tiles_of]
+        own = [param.ds_id for param in params if param.ds_id in self._tiles_of]
         if own and not self._overlooks_failure:
             self._background.check()
-        for param in own:
+        for ds_id in own:
             if self._uses is not None:
-                self._uses.setdefault(param.ds_id)
-            self._wait_for(param, Wait.WEIGHTS_READY)
+                self._uses.setdefault(ds_id)
+            self.wait_for(ds_id, Wait.WEIGHTS_READY)
 
-    def _wait_for(self, param: Any, why: Wait) -> None:
-        tiles, update = self._tiles_of.get(param.ds_id), self._update
+    def wait_for(self, ds_id: int, why: Wait) -> None:
+        """Wait until the update in flight is done with a parameter."""
+        tiles, update = self._tiles_of.get(ds_id), self._update
         # Looked at once: a signal handler that saves ends the update in the middle of this.
         if update is not None and tiles is not None:
             update.wait(tiles, self._lanes, why)
 
-    def _learn_order(self) -> None:
-        """At an update: what ``step()`` waits for first; from the second on, in order of use."""
+    def next_order(self) -> tuple[int, ...]:
+        """The order of an update's tiles: those of ``step()`` first, later all as they are used."""
         if self._order is None:
-            self._order, self._uses = self._schedule.order_of_use(self._runs_apart), {}
+            self._order, self._uses = self._schedule.order_of_use(runs_apart(self._layout)), {}
         elif self._uses is not None:
-            runs = [self._runs[ds_id] for ds_id in self._uses if ds_id in self._runs]
+            runs = [self._layout.slices[ds_id] for ds_id in self._uses]
             self._order, self._uses = self._schedule.order_of_use(runs), None
+        return self._order
 
-    def _finish_update(self) -> None:
+    def launch(self, update: Update, run: Callable[[], None]) -> None:
+        """Start an update; the one before must have been waited for."""
+        self._update = update
+        self._background.launch(update, run)
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether an update may be in flight."""
+        return self._update is not None
+
+    def finish(self) -> None:
         """Wait until all state is where it lives.
 
         Raises:
@@ -108,6 +114,20 @@ class GatedGathers(GradientFlush):
         if not self._overlooks_failure:
             self._background.check()
         self._update = None
+
+    def finish_to_save(self) -> None:
+        """The same for whoever saves, which must not be in the middle of a change.
+
+        Raises:
+            UpdateError: See :meth:`finish`; or state and counters are being changed.
+        """
+        self._background.refuse_to_save()
+        self.finish()
+
+    @property
+    def overlooks_failure(self) -> bool:
+        """Whether somebody looks at state, or gathers, to replace what a failure left behind."""
+        return self._overlooks_failure
 
     @property
     def has_failed(self) -> bool:
@@ -125,14 +145,9 @@ class GatedGathers(GradientFlush):
         finally:
             self._overlooks_failure = before
 
-    def _open_gates(self) -> None:
-        """Let gathers through, and end the update's thread."""
-        _gated.discard(self)
-        self._background.close()
 
-
-_gated: weakref.WeakSet[GatedGathers] = weakref.WeakSet()
-"""Whose tiles gathers wait for."""
+_hung: weakref.WeakSet[Gate] = weakref.WeakSet()
+"""Gates that gathers come past."""
 
 
 @functools.cache
@@ -146,13 +161,13 @@ def _gate_all_gathers() -> None:
 
     @functools.wraps(find)
     def find_after_update(init: Any, params: list[Any]) -> Any:
-        for optimizer in list(_gated):
-            optimizer._before_gather(params)
+        for gate in list(_hung):
+            gate.before_gather(params)
         return find(init, params)
 
     @functools.wraps(gather)
     def gather_beside_update(init: Any, *args: Any, **kwargs: Any) -> Any:
-        if all(optimizer._update is None for optimizer in _gated):
+        if not any(gate.is_shut for gate in _hung):
             return gather(init, *args, **kwargs)
         with own_stream_alone():  # DeepSpeed synchronises after a gather
             return gather(init, *args, **kwargs)
