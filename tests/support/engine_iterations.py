@@ -37,7 +37,7 @@ class Flusher(GradientFlush):
         )
         numels = [home.numel() for home in homes]
         slices = {number: Tile(number, 0, numel) for number, numel in enumerate(numels)}
-        layout = Layout(numels, subgroup_offsets(numels), slices, frozenset(slices), [], {})
+        layout = Layout(numels, subgroup_offsets(numels), slices, frozenset(slices), [])
         self.gate = SimpleNamespace(wait_for=lambda number, why: None)
         super().__init__(self.stock, layout, device, self.gate, is_managed=False)
         self._on_device = dict(enumerate(homes))

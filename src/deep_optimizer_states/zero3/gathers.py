@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from deepspeed.runtime.zero.partition_parameters import Init
 
 from deep_optimizer_states.device.base import Device, Wait
 from deep_optimizer_states.engine_calls import own_stream_alone
-from deep_optimizer_states.gate import Background, Update
+from deep_optimizer_states.gate import Background
 from deep_optimizer_states.plan import Tile
 from deep_optimizer_states.schedule import Schedule
 from deep_optimizer_states.zero3.stock import Layout
@@ -35,9 +34,8 @@ def runs_apart(layout: Layout) -> list[Tile]:
 class Gate:
     """Lets a gather of a parameter through once that parameter's own tiles are updated.
 
-    It owns the update in flight, the order in which tiles are used, and whether a failure is
-    overlooked just now. Of stock it needs nothing but the gathers of all engines of this process,
-    below which :meth:`hang` puts it.
+    It owns the order in which tiles are used. Of stock it needs nothing but the gathers of all
+    engines of this process, below which :meth:`hang` puts it.
 
     Args:
         background: The thread on which updates run.
@@ -49,13 +47,11 @@ class Gate:
     def __init__(
         self, background: Background, lanes: Device, layout: Layout, schedule: Schedule
     ) -> None:
-        self._background = background
+        self.background = background
         self._lanes = lanes
         self._layout = layout
         self._schedule = schedule
         self._tiles_of = {id_: schedule.tiles_of(run) for id_, run in layout.slices.items()}
-        self._update: Update | None = None
-        self._overlooks_failure = False
         self._uses: dict[int, None] | None = None
         self._order: tuple[int, ...] | None = None
 
@@ -71,8 +67,8 @@ class Gate:
     def before_gather(self, params: Iterable[Any]) -> None:
         """Wait for tiles of ``params``, some of which may belong to other engines."""
         own = [param.ds_id for param in params if param.ds_id in self._tiles_of]
-        if own and not self._overlooks_failure:
-            self._background.check()
+        if own:
+            self.background.check()
         for ds_id in own:
             if self._uses is not None:
                 self._uses.setdefault(ds_id)
@@ -80,7 +76,7 @@ class Gate:
 
     def wait_for(self, ds_id: int, why: Wait) -> None:
         """Wait until the update in flight is done with a parameter."""
-        tiles, update = self._tiles_of.get(ds_id), self._update
+        tiles, update = self._tiles_of.get(ds_id), self.background.update
         # Looked at once: a signal handler that saves ends the update in the middle of this.
         if update is not None and tiles is not None:
             update.wait(tiles, self._lanes, why)
@@ -93,57 +89,6 @@ class Gate:
             runs = [self._layout.slices[ds_id] for ds_id in self._uses]
             self._order, self._uses = self._schedule.order_of_use(runs), None
         return self._order
-
-    def launch(self, update: Update, run: Callable[[], None]) -> None:
-        """Start an update; the one before must have been waited for."""
-        self._update = update
-        self._background.launch(update, run)
-
-    @property
-    def is_shut(self) -> bool:
-        """Whether an update may be in flight."""
-        return self._update is not None
-
-    def finish(self) -> None:
-        """Wait until all state is where it lives.
-
-        Raises:
-            UpdateError: The update failed, or one before did and nothing has been loaded since.
-        """
-        self._background.wait_for_end()
-        if not self._overlooks_failure:
-            self._background.check()
-        self._update = None
-
-    def finish_to_save(self) -> None:
-        """The same for whoever saves, which must not be in the middle of a change.
-
-        Raises:
-            UpdateError: See :meth:`finish`; or state and counters are being changed.
-        """
-        self._background.refuse_to_save()
-        self.finish()
-
-    @property
-    def overlooks_failure(self) -> bool:
-        """Whether somebody looks at state, or gathers, to replace what a failure left behind."""
-        return self._overlooks_failure
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the state is not to be trusted, and nothing has been loaded since; it waits."""
-        self._background.wait_for_end()
-        return self._background.has_failed
-
-    @contextlib.contextmanager
-    def overlooking_failure(self) -> Iterator[None]:
-        """Wait for the update in flight, and look at state whatever became of it: to replace it."""
-        self._background.wait_for_end()
-        before, self._overlooks_failure = self._overlooks_failure, True
-        try:
-            yield
-        finally:
-            self._overlooks_failure = before
 
 
 _hung: weakref.WeakSet[Gate] = weakref.WeakSet()
@@ -167,7 +112,7 @@ def _gate_all_gathers() -> None:
 
     @functools.wraps(gather)
     def gather_beside_update(init: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(gate.is_shut for gate in _hung):
+        if all(gate.background.update is None for gate in _hung):
             return gather(init, *args, **kwargs)
         with own_stream_alone():  # DeepSpeed synchronises after a gather
             return gather(init, *args, **kwargs)

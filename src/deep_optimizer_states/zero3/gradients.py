@@ -12,6 +12,7 @@ gradient, nothing is dropped, and one home serves as both.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -307,8 +308,10 @@ class GradientFlush:
         if self._has_warned or not self._is_managed:
             return
         lost = self._stock._offload_boundary_param_ids - self._active
-        dropped = [name for ds_id, name in self._layout.names.items() if ds_id in lost]
-        if dropped:
+        if lost:
+            params = itertools.chain.from_iterable(self._stock.fp16_groups)
+            names = self._stock.param_names
+            dropped = [names.get(param, param.ds_id) for param in params if param.ds_id in lost]
             self._has_warned = True
             logger.warning(
                 f"deep_optimizer_states: parameters {dropped[:5]} ({len(dropped)} in all) got "

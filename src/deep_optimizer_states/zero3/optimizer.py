@@ -66,7 +66,7 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         self._change = contextlib.ExitStack()
         self._steppers = Steppers.open(init_optimizer, bool(settings.timeline))
         self._lanes = self._steppers.lanes
-        self._background = Background(self._lanes)
+        self.background = Background(self._lanes)
         try:
             super().__init__(module, init_optimizer, *args, **kwargs)
             if self.torch_autocast_gradscaler is not None:
@@ -77,7 +77,7 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
                 )
             parts = (self._settings, self._steppers, self._schedule, self._homes, self._gradients)
             self._update = UpdatePhase(self, *parts)
-            self._background.prepare(self._lanes.near.bind_this_thread)
+            self.background.prepare(self._lanes.near.bind_this_thread)
             log_dist(f"deep_optimizer_states: {self._update}", ranks=[0])
             self._gate.hang()
         except BaseException:
@@ -90,7 +90,7 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
     def _create_fp32_partitions(self) -> None:
         layout = self._layout = Layout.of(self)
         schedule = self._schedule = self._settle_schedule(layout)
-        self._gate = Gate(self._background, self._lanes, layout, schedule)
+        self._gate = Gate(self.background, self._lanes, layout, schedule)
         self._gradients = GradientFlush(self, layout, self._lanes, self._gate, self._is_managed)
         self._homes = StateHomes(self, layout, schedule, self._lanes)
         self._homes.reserve(self._settings, self._gradients.host_bytes)  # all memory is taken below
@@ -121,8 +121,8 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
             self.offload_optimizer_pin_memory = pin
         flat = self._lanes.host_home(self.grad_partitions_flat_buffer)
         self.grad_partitions_flat_buffer = flat
-        views = self._DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition
-        views.update({ds_id: self._layout.view(flat, ds_id) for ds_id in self._layout.slices})
+        views = {ds_id: self._layout.view(flat, ds_id) for ds_id in self._layout.slices}
+        self._DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition = views
         self._gradients.make_homes(self._schedule.resident_subgroups)
 
     # State: whoever looks at it sees the finished update.
@@ -130,7 +130,7 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
     @property
     def fp32_partitioned_groups_flat(self) -> list[Tensor]:
         """Master weights by subgroup."""
-        self._gate.finish()
+        self.background.wait()
         return self._masters
 
     @fp32_partitioned_groups_flat.setter
@@ -140,7 +140,7 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
     @property
     def state(self) -> Any:
         """Moments by master weight."""
-        self._gate.finish()
+        self.background.wait()
         return self.optimizer.state
 
     @state.setter
@@ -149,31 +149,31 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
 
     def state_dict(self) -> dict[str, Any]:
         """Stock's, of finished state."""
-        self._gate.finish_to_save()
+        self.background.refuse_to_save()
+        self.background.wait()
         return dict(super().state_dict())
 
     def checkpoint_event_prologue(self) -> None:
         """Before a checkpoint is written or loaded: everything in flight arrives."""
-        if self._gate.overlooks_failure:
-            self._gate.finish()
-        else:
-            self._gate.finish_to_save()
+        if not self.background.overlooks_failure:
+            self.background.refuse_to_save()
+        self.background.wait()
         super().checkpoint_event_prologue()
 
     def refresh_fp32_params(self) -> None:
         """Stock's: master weights from the 16-bit ones."""
-        self._gate.finish()
+        self.background.wait()
         super().refresh_fp32_params()
 
     def _get_fp32_opt_state_partition(
         self, param: Any, release_swap_buffers: bool, optim_state_key: str | None = None
     ) -> Any:
-        self._gate.finish()
+        self.background.wait()
         return super()._get_fp32_opt_state_partition(param, release_swap_buffers, optim_state_key)
 
     def offload_states(self, *args: Any, **kwargs: Any) -> None:
         """Stock moves buffers that may still be in use."""
-        self._gate.finish()
+        self.background.wait()
         self._gradients.drain()
         super().offload_states(*args, **kwargs)
 
@@ -195,8 +195,8 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         Args:
             is_whole: Whether moments are loaded as well, so that nothing is left of the failure.
         """
-        background, what = self._background, "loading a checkpoint"
-        with self.overlooking_failure():
+        background, what = self.background, "loading a checkpoint"
+        with background.overlooking_failure():
             if background.has_failed:
                 self._update.forget_failure()
             with background.under_way(what), background.changing(what):
@@ -204,15 +204,6 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
                 self._homes.return_home()
             if is_whole:
                 background.forget_failure()
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the state is not to be trusted, and nothing has been loaded since; it waits."""
-        return self._gate.has_failed
-
-    def overlooking_failure(self) -> contextlib.AbstractContextManager[None]:
-        """Wait for the update in flight, and look at state whatever became of it: to replace it."""
-        return self._gate.overlooking_failure()
 
     # Gradients: from stock's backward to its norms and its scan for an overflow.
 
@@ -245,10 +236,9 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
 
     def get_fp32_grad_partitions(self) -> dict[int, dict[int, Tensor]]:
         """This rank's gradients widened to fp32: ``[subgroup][parameter]``, each 1-D."""
+        as_fp32 = self._gradients.as_fp32
         return {
-            group_idx: {
-                idx: self._gradients.as_fp32(param.ds_id) for idx, param in enumerate(group)
-            }
+            group_idx: {idx: as_fp32(param.ds_id) for idx, param in enumerate(group)}
             for group_idx, group in enumerate(self.fp16_groups)
         }
 
@@ -276,10 +266,10 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         Raises:
             UpdateError: A lane failed, in this update or in an earlier one.
         """
-        self._gate.finish()
+        self.background.wait()
         self._gradients.begin_step()
         self._update.use_spare_memory()
-        with self._background.under_way("engine.step()"), contextlib.ExitStack() as self._change:
+        with self.background.under_way("engine.step()"), contextlib.ExitStack() as self._change:
             super().step(closure)
         self._gradients.end_step(is_skipped=self.overflow)
 
@@ -301,8 +291,8 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         if sub_group_id == 0:
             self._stand_in_for_optimizer_step()
             # What is cut short from here on leaves wrong state behind.
-            self._change.enter_context(self._background.changing("engine.step()"))
-            self._update.launch(self._gate, self._grad_scale)
+            self._change.enter_context(self.background.changing("engine.step()"))
+            self._update.launch(self.background, self._gate, self._grad_scale)
 
     def _stand_in_for_optimizer_step(self) -> None:
         """What others expect of ``DeepSpeedCPUAdam.step``, which is never called.
@@ -339,12 +329,12 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         Raises:
             UpdateError: The update in flight failed, which nobody was told before.
         """
-        is_known = self._closed or self._background.has_failed
+        is_known = self._closed or self.background.has_failed
         try:
-            with self.overlooking_failure():
+            with self.background.overlooking_failure():
                 super().destroy()
             if not is_known:
-                self._background.check()
+                self.background.check()
         finally:
             self._gate.take_down()
             self._gradients.close()
@@ -354,5 +344,5 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
     def _close_lanes(self) -> None:
         if not self._closed:
             self._closed = True
-            self._background.close()
+            self.background.close()
             self._lanes.close()

@@ -60,21 +60,9 @@ class Steppers:
             return cls(tail, host_adam, lanes, recorder)
         raise ConfigError(f"accelerator '{name}': deep_optimizer_states runs on cuda and cpu")
 
-    def check_device(
-        self, decoupled: bool, grad_dtypes: set[torch.dtype], weights_dtype: torch.dtype
-    ) -> None:
-        """Step the same numbers on both, and compare the bits.
-
-        Args:
-            decoupled: Whether weight decay is AdamW's.
-            grad_dtypes: Types of the gradients that the device will read.
-            weights_dtype: Type of the weights that it will write.
-
-        Raises:
-            KernelError: They differ, or the device cannot step.
-        """
-        for dtype in grad_dtypes:
-            dtypes = (dtype, weights_dtype)
-            check_device_adam(self.lanes, self.host_adam, self.tail, decoupled, dtypes)
+    def check(self, decoupled: bool, grad_dtype: torch.dtype, weights_dtype: torch.dtype) -> None:
+        """Refuse a device with other bits, see :func:`check_device_adam`; leaves no spans."""
+        dtypes = (grad_dtype, weights_dtype)
+        check_device_adam(self.lanes, self.host_adam, self.tail, decoupled, dtypes)
         if self.recorder is not None:
-            self.recorder.take()  # no part of any update
+            self.recorder.take()

@@ -68,7 +68,6 @@ class Layout:
         slices: Each parameter's slice of its subgroup, in stock's order.
         owned: Parameters of whose slice something is not padding.
         persistent: Slices of the parameters that ``step()`` itself gathers.
-        names: Each parameter's name, for messages.
     """
 
     numels: list[int]
@@ -76,25 +75,23 @@ class Layout:
     slices: dict[int, Tile]
     owned: frozenset[int]
     persistent: list[Tile]
-    names: dict[int, str | int]
 
     @classmethod
     def of(cls, stock: Stock) -> Layout:
         """Read it from an optimizer that has cut its parameters into subgroups."""
-        slices, owned, names = {}, set(), {}
+        slices, owned = {}, set()
         for subgroup, group in enumerate(stock.fp16_groups):
             start = 0
             for param in group:
                 numel = int(param.partition_numel())
                 slices[param.ds_id] = Tile(subgroup, start, numel)
-                names[param.ds_id] = stock.param_names.get(param, param.ds_id)
                 if numel * stock._get_param_partition_rank(param) < param.ds_numel:
                     owned.add(param.ds_id)
                 start += numel
         numels = [int(numel) for numel in stock.fp16_partitioned_groups_flat_numel]
         ids = [param.ds_id for param in stock.persistent_parameters]
         persistent = [slices[ds_id] for ds_id in ids if ds_id in slices]
-        return cls(numels, subgroup_offsets(numels), slices, frozenset(owned), persistent, names)
+        return cls(numels, subgroup_offsets(numels), slices, frozenset(owned), persistent)
 
     def view(self, flat: Tensor, ds_id: int) -> Tensor:
         """A parameter's slice of a buffer that holds all subgroups, 1-D."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from deep_optimizer_states.config import Settings
 from deep_optimizer_states.executor import Executor, OnSpans, Sizes, Work
-from deep_optimizer_states.gate import Update
+from deep_optimizer_states.gate import Background, Update
 from deep_optimizer_states.kernels.scalars import AdamScalars, BetaPowers, adam_scalars
 from deep_optimizer_states.kernels.tensors import tail_within
 from deep_optimizer_states.plan import Plan
@@ -63,10 +63,11 @@ class UpdatePhase:
         self._num_subgroups = len(stock.fp16_groups)
         self._beta_powers = BetaPowers(stock.optimizer.defaults["betas"])
         grad_dtype, weights_dtype = stock.gradient_accumulation_dtype, stock.dtype
-        grad_dtypes = {grad_dtype} if schedule.slot_numel else set()
+        read = {grad_dtype} if schedule.slot_numel else set()
         if schedule.resident_tiles:
-            grad_dtypes |= {grad_dtype, torch.float32}  # fp32: of parameters that took no part
-        steppers.check_device(bool(stock.optimizer.adam_w_mode), grad_dtypes, weights_dtype)
+            read |= {grad_dtype, torch.float32}  # fp32: of parameters that took no part
+        for dtype in read:
+            steppers.check(bool(stock.optimizer.adam_w_mode), dtype, weights_dtype)
         sizes = Sizes(schedule.slot_numel, schedule.staging_numel, grad_dtype, weights_dtype)
         lanes, host_adam = steppers.lanes, steppers.host_adam
         num_threads = lanes.near.num_threads
@@ -115,11 +116,12 @@ class UpdatePhase:
             self._may_keep_grads = False  # once: from then on host memory is not kept up to date
             self._gradients.use_spare_memory(self._schedule)
 
-    def launch(self, gate: Gate, grad_scale: float) -> None:
-        """Step every tile, on the background's thread.
+    def launch(self, background: Background, gate: Gate, grad_scale: float) -> None:
+        """Step every tile, on the background's thread; waits for all where settings say so.
 
         Args:
-            gate: Whoever needs a tile waits there; all is waited for here where settings say so.
+            background: Nothing is in flight there.
+            gate: Knows in which order tiles are needed.
             grad_scale: What stock would multiply gradients with.
 
         Raises:
@@ -144,9 +146,9 @@ class UpdatePhase:
                 self._gradients.drain()
                 sample.compare(self._steppers.host_adam, self.num_updates)
 
-        gate.launch(update, run)
+        background.launch(update, run)
         if is_repeated or not is_jit:
-            gate.finish()
+            background.wait()
         self._gradients.stepped(grad_scale)
 
     def _work(self, widened: dict[int, Tensor], grad_scale: float) -> list[Work]:

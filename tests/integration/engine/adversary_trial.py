@@ -167,8 +167,8 @@ class Trial:
 
     def let_go(self, engine, after_s=HELD_S):
         """Call after ``step()``: the update in flight goes on a while after this has returned."""
-        if hasattr(engine.optimizer, "_background"):
-            assert engine.optimizer._background.is_running, "nothing is in flight"
+        if hasattr(engine.optimizer, "background"):
+            assert engine.optimizer.background.is_running, "nothing is in flight"
         threading.Timer(after_s, self._engines[engine].opened.set).start()
 
     def train(self, engine, loss_of=fit_noise, steps=3, before=None, after=None):

@@ -220,9 +220,9 @@ def returns_before_the_weights_are_updated():
         for _ in range(2):
             HeldAdam.told.clear()
             step(engine)
-            returned.append(engine.optimizer._background.is_running)
+            returned.append(engine.optimizer.background.is_running)
             HeldAdam.told.set()
-            engine.optimizer._gate.finish()  # or it is held again by the next turn
+            engine.optimizer.background.wait()  # or it is held again by the next turn
         return returned
     finally:
         engine.destroy()

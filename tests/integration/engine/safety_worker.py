@@ -155,7 +155,7 @@ def destroyed_with_a_failure():
     """Whoever never looked is told by destroy(), once."""
     engine = held_engine()
     train(engine, 1, 0)
-    engine.optimizer._gate.finish()
+    engine.optimizer.background.wait()
     BreakableAdam.may_go_on.clear()
     with broken("CPU lane"):
         train(engine, 1, 1)
@@ -213,7 +213,7 @@ def interrupted_wait(folder):
     """Ctrl-C while state is waited for, then a checkpoint: nothing of the update is missing."""
     engine = held_engine()
     train(engine, 1, 0)
-    engine.optimizer._gate.finish()
+    engine.optimizer.background.wait()
     BreakableAdam.may_go_on.clear()
     train(engine, 1, 1)
     found = {}
@@ -247,7 +247,7 @@ def interrupted_then_loaded(folder):
         found = {"wait": answer(state(engine))}
     with when_waiting(go_on):
         engine.load_checkpoint(folder, "one")
-    engine.optimizer._background.prepare(lambda: None)  # behind whatever is on its thread
+    engine.optimizer.background.prepare(lambda: None)  # behind whatever is on its thread
     results = train(engine, 2, 1), equality.state_of(engine)
     engine.destroy()
     return found | {"differences": differences_to_stock(results, folder, "one", 2, 1)}
@@ -353,7 +353,7 @@ def synchronisations(block, timer, is_broken=False):
     before, counted = accelerator.synchronize, []
 
     def synchronize(self, device_index=None):
-        if engine.optimizer._background.is_running:
+        if engine.optimizer.background.is_running:
             counted.append(sys._getframe(1).f_code.co_name)
 
     train(engine, 3, 0)
