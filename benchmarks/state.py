@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def tensors_by_kind(engine: Any) -> dict[str, list[Tensor]]:  # noqa: ANN401 - DeepSpeed's
@@ -18,21 +19,15 @@ def tensors_by_kind(engine: Any) -> dict[str, list[Tensor]]:  # noqa: ANN401 - D
 
 
 def digests(engine: Any) -> dict[str, str | None]:  # noqa: ANN401
-    """sha256 of weights, master weights and moments; None where there is nothing to hash."""
-    return {kind: digest(tensors) for kind, tensors in tensors_by_kind(engine).items()}
+    """sha256 of each kind's own sha256, hashed side by side; None where there is nothing."""
+    return {kind: _digest(tensors) for kind, tensors in tensors_by_kind(engine).items()}
 
 
-def digest(tensors: list[Tensor]) -> str | None:
-    """sha256 of the tensors' own sha256, hashed side by side; None for none."""
+def _digest(tensors: list[Tensor]) -> str | None:
+    from deep_optimizer_states.state_reader import digest
+
     if not tensors:
         return None
     with ThreadPoolExecutor() as pool:
-        joined = "\n".join(pool.map(_sha256, tensors))
+        joined = "\n".join(pool.map(lambda tensor: digest([tensor]), tensors))
     return hashlib.sha256(joined.encode()).hexdigest()
-
-
-def _sha256(tensor: Tensor) -> str:
-    import torch
-
-    whole = tensor.detach().to("cpu").contiguous()
-    return hashlib.sha256(whole.view(torch.uint8).numpy().data).hexdigest()

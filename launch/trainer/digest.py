@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from deep_optimizer_states.state_reader import read_state
+from deep_optimizer_states.state_reader import digest, read_state
 
 MAX_LOCAL_NUMEL = 300_000_000
 """Above this many parameters a rank, hashing would take longer than the run is worth."""
@@ -31,21 +28,13 @@ def state_digests(engine: Any) -> tuple[str | None, str | None]:  # noqa: ANN401
     state = [t for subgroup in subgroups for t in (*subgroup.masters, *subgroup.moments)]
     mine: tuple[str, str] | None = None
     if sum(tensor.numel() for tensor in weights) < MAX_LOCAL_NUMEL:
-        mine = (_sha256(weights), _sha256(state))
+        mine = (digest(weights), digest(state))
     everyone: list[tuple[str, str] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     if any(digests is None for digests in everyone):
         return None, None
     first, second = zip(*(digests for digests in everyone if digests), strict=True)
     return _join(first), _join(second)
-
-
-def _sha256(tensors: Iterable[Tensor]) -> str:
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        whole = tensor.detach().to("cpu").contiguous()
-        digest.update(whole.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _join(digests: tuple[str, ...]) -> str:

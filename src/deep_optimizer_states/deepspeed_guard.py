@@ -40,6 +40,7 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
         "destroy": "6c7cbd9ed942",
         "finalize_gradient_accumulation_boundary": "9d0d316d73eb",
         "get_fp32_grad_partitions": "a8407290c490",
+        "get_param_id": "9227fc75949f",
         "has_overflow": "4778da6df5e7",
         "initialize_optimizer_states": "7c4649dc4a9b",
         "partition_grads": "ef0ab1c41f74",
@@ -61,6 +62,9 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
     "deepspeed.runtime.zero.partition_parameters:Init": {
         "_ensure_availability_of_partitioned_params": "18f20b15122b",
         "_all_gather": "22cb12fc7bf2",
+    },
+    "deepspeed.runtime.swap_tensor.optimizer_utils:OptimizerSwapper": {
+        "parameter_id": "ee2282c2ab4e",
     },
     "deepspeed.runtime.engine:DeepSpeedEngine": {
         "_configure_zero_optimizer": "bfb60fb6e6da",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -38,7 +40,7 @@ def read_state(engine: Any) -> list[SubgroupState]:
     masters = optimizer.fp32_partitioned_groups_flat  # an update in flight is waited for here
     return [
         SubgroupState(
-            [param.ds_tensor.data[: _real_numel(param)] for param in params],
+            [param.ds_tensor.data[: real_numel(param)] for param in params],
             _pieces(params, [master.data]),
             _pieces(params, _moments_of(optimizer, master)),
         )
@@ -46,14 +48,19 @@ def read_state(engine: Any) -> list[SubgroupState]:
     ]
 
 
-def real_numel(numel: int, partition_numel: int, dp_rank: int) -> int:
-    """Elements of a rank's partition that belong to the parameter, not to the padding."""
-    return max(0, min(partition_numel, numel - partition_numel * dp_rank))
+def real_numel(param: Any) -> int:
+    """Elements of this rank's slice of a parameter that are not padding, which holds anything."""
+    numel, rank = int(param.partition_numel()), dist.get_rank(group=param.ds_process_group)
+    return max(0, min(numel, int(param.ds_numel) - numel * rank))
 
 
-def _real_numel(param: Any) -> int:
-    rank = dist.get_rank(group=param.ds_process_group)
-    return real_numel(param.ds_numel, param.partition_numel(), rank)
+def digest(tensors: Iterable[Tensor]) -> str:
+    """sha256 of the bytes of tensors, one after the other."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        whole = tensor.detach().to("cpu").contiguous()
+        found.update(whole.view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _moments_of(optimizer: Any, master: Tensor) -> Iterator[Tensor]:
@@ -68,6 +75,6 @@ def _pieces(params: list[Any], flats: Iterable[Tensor]) -> list[Tensor]:
     for flat in flats:
         start = 0
         for param in params:
-            found.append(flat[start : start + _real_numel(param)])
+            found.append(flat[start : start + real_numel(param)])
             start += param.partition_numel()
     return found

@@ -15,6 +15,7 @@ from deep_optimizer_states.gate import Background, Update
 from deep_optimizer_states.kernels.scalars import BetaPowers
 from deep_optimizer_states.kernels.tensors import AdamTensors
 from deep_optimizer_states.plan import Tile, subgroup_offsets
+from deep_optimizer_states.schedule import Schedule
 from deep_optimizer_states.zero3.gradients import GradientFlush
 from deep_optimizer_states.zero3.stock import Layout
 
@@ -39,7 +40,8 @@ class Flusher(GradientFlush):
         slices = {number: Tile(number, 0, numel) for number, numel in enumerate(numels)}
         layout = Layout(numels, subgroup_offsets(numels), slices, frozenset(slices), [])
         self.gate = SimpleNamespace(wait_for=lambda number, why: None)
-        super().__init__(self.stock, layout, device, self.gate, is_managed=False)
+        schedule = Schedule.make(numels, "all-host", 1, 1.0, 4096)
+        super().__init__(self.stock, layout, schedule, device, self.gate, is_managed=False)
         self._on_device = dict(enumerate(homes))
 
 

@@ -26,7 +26,6 @@ from deep_optimizer_states.device.base import Device, Event, PendingBytes, Wait
 from deep_optimizer_states.errors import ConfigError
 from deep_optimizer_states.executor import copy_all
 from deep_optimizer_states.inactive import InactiveGradients
-from deep_optimizer_states.plan import Tile
 from deep_optimizer_states.schedule import Schedule
 from deep_optimizer_states.zero3.gathers import Gate
 from deep_optimizer_states.zero3.stock import Layout, Stock
@@ -46,23 +45,30 @@ class GradientFlush:
     Args:
         stock: DeepSpeed's optimizer.
         layout: How it has cut the parameters.
+        schedule: Which subgroups are resident, and which tiles are the device's.
         lanes: Where the copies run.
         gate: Knows until when the update in flight reads a gradient.
         is_managed: Whether DeepSpeed knows, in a backward, if the window ends with it.
     """
 
     def __init__(
-        self, stock: Stock, layout: Layout, lanes: Device, gate: Gate, is_managed: bool
+        self,
+        stock: Stock,
+        layout: Layout,
+        schedule: Schedule,
+        lanes: Device,
+        gate: Gate,
+        is_managed: bool,
     ) -> None:
         self._stock = stock
         self._layout = layout
+        self._schedule = schedule
         self._lanes = lanes
         self._gate = gate
         self._is_managed = is_managed
         self._flushed: dict[int, Event] = {}
         self._on_device: dict[int, Tensor] = {}
         self._copies: dict[int, Tensor] = {}
-        self._resident: frozenset[int] = frozenset()
         self._partial_flat: Tensor | None = None
         self._partial: set[int] = set()
         self._inactive = InactiveGradients(self._home)
@@ -83,15 +89,10 @@ class GradientFlush:
     def _holds_partial(self) -> bool:
         return self._is_managed and self._stock.gradient_accumulation_steps > 1
 
-    def make_homes(self, resident: frozenset[int]) -> None:
-        """Take the memory beside stock's flat buffer, which must be in its place.
-
-        Args:
-            resident: Subgroups whose state lives on the device.
-        """
-        self._resident = resident
+    def make_homes(self) -> None:
+        """Take the memory beside stock's flat buffer, which must be in its place."""
         dtype = self._stock.gradient_accumulation_dtype
-        for subgroup in resident:
+        for subgroup in self._schedule.resident_subgroups:
             home = self._lanes.empty_device(self._layout.numels[subgroup], dtype)
             self._on_device[subgroup] = home.zero_()
         if self._holds_partial:
@@ -109,7 +110,7 @@ class GradientFlush:
 
     def beside_state(self, subgroup: int) -> Tensor:
         """A subgroup's final gradients in the memory that its state lives in, 1-D."""
-        is_resident = subgroup in self._resident
+        is_resident = subgroup in self._schedule.resident_subgroups
         return self._on_device[subgroup] if is_resident else self.host_grads(subgroup)
 
     def _final_grads(self, subgroup: int) -> Tensor:
@@ -130,9 +131,9 @@ class GradientFlush:
         """What stock has in its 16-bit buffer, see [Note: two gradients]."""
         return self._partial_home(ds_id) if ds_id in self._partial else self._home(ds_id)
 
-    def use_spare_memory(self, schedule: Schedule) -> None:
+    def use_spare_memory(self) -> None:
         """Keep gradients on the device where only its memory stands against it."""
-        candidates = schedule.slot_subgroups
+        candidates = self._schedule.slot_subgroups
         chosen, spare = [], self._lanes.spare_bytes()
         for subgroup in candidates:
             spare -= self.host_grads(subgroup).nbytes
@@ -140,7 +141,7 @@ class GradientFlush:
                 chosen.append(subgroup)
         self.drain()
         # The dynamic policy may leave any tile to the CPU, which reads host memory.
-        kept, taken = self._copies if schedule.dynamic else self._on_device, 0
+        kept, taken = self._copies if self._schedule.dynamic else self._on_device, 0
         for subgroup in chosen:
             home = self.host_grads(subgroup)
             kept[subgroup] = self._lanes.empty_device(home.numel(), home.dtype).copy_(home)
@@ -152,25 +153,20 @@ class GradientFlush:
                 ranks=[0],
             )
 
-    def on_device(self, name: str, tile: Tile, is_stepped_there: bool) -> Tensor | None:
-        """The gradient on the device of a tile that passes through a slot; None where it is not.
-
-        Args:
-            name: The tile's name in errors.
-            tile: The tile.
-            is_stepped_there: Whether a fixed policy gives it to the device. One that is too small
-                for that is stepped by the CPU, and its gradient is sent to host memory here.
-        """
+    def on_device(self, number: int) -> Tensor | None:
+        """The gradient on the device of a tile that may pass through a slot; None for no such."""
+        tile = self._schedule.tiles[number]
         idx = tile.subgroup
         if idx in self._copies:
             return self._copies[idx].narrow(0, tile.start, tile.numel)
-        if idx not in self._on_device or idx in self._resident:
+        if idx not in self._on_device or idx in self._schedule.resident_subgroups:
             return None
         grad = self._on_device[idx].narrow(0, tile.start, tile.numel)
-        if is_stepped_there:
+        if number in self._schedule.device_tiles:
             return grad
+        # Too small for the device: the CPU steps it, and reads its gradient from host memory.
         home = self.host_grads(idx).narrow(0, tile.start, tile.numel)
-        self._lanes.grads.submit(f"gradient of {name}", lambda: copy_all([home], [grad]))
+        self._lanes.grads.submit(f"gradient of tile {number}", lambda: copy_all([home], [grad]))
         return None
 
     def partition(self, params: list[Any], partitions: list[Tensor]) -> None:
@@ -263,9 +259,12 @@ class GradientFlush:
         The operations on each number are stock's, in its order. The reduction stays one for each
         subgroup: one of all of them might add the ranks up in another order.
         """
-        groups = self._stock.fp16_groups
+        groups, norms = self._stock.fp16_groups, self._stock.norm_for_param_grads
         squares = torch.tensor(
-            [float(self._squared_norm(group)) for group in groups],
+            [
+                float(sum(norms[param.ds_id] ** 2 for param in group if param.ds_id in norms))
+                for group in groups
+            ],
             dtype=torch.float32,
             device="cpu",  # not the default device, which the caller may have set
         )
@@ -277,14 +276,6 @@ class GradientFlush:
         mask_nan_or_inf_with_val_inplace(roots, device=roots.device)
         return list(roots.cpu().unbind())
 
-    def _squared_norm(self, group: list[Any]) -> Tensor | float:
-        total: Tensor | float = 0.0
-        for param in group:
-            norm = self._stock.norm_for_param_grads.get(param.ds_id)
-            if norm is not None:
-                total += norm**2
-        return total
-
     def are_finite(self) -> bool:
         """Whether no gradient of this rank is infinite or NaN.
 
@@ -292,9 +283,9 @@ class GradientFlush:
         cover every gradient: one of a parameter that took no part is older, and not covered.
         """
         self.drain()
-        norms = [self._stock.norm_for_param_grads.get(ds_id) for ds_id in self._layout.owned]
-        found = [norm for norm in norms if norm is not None]
-        if found and len(found) == len(norms) and bool(torch.isfinite(torch.stack(found)).all()):
+        norms, owned = self._stock.norm_for_param_grads, self._layout.owned
+        is_covered = bool(owned) and owned <= norms.keys()
+        if is_covered and torch.stack([norms[ds_id] for ds_id in owned]).isfinite().all():
             return True
         if self._partial:
             every = [self._newest(ds_id) for ds_id in self._layout.slices]

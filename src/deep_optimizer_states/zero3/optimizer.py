@@ -20,7 +20,6 @@ from deep_optimizer_states.config import Settings
 from deep_optimizer_states.errors import ConfigError, UpdateError
 from deep_optimizer_states.gate import Background
 from deep_optimizer_states.memory import local_ranks
-from deep_optimizer_states.plan import Plan
 from deep_optimizer_states.schedule import Schedule
 from deep_optimizer_states.zero3.gathers import Gate, runs_apart
 from deep_optimizer_states.zero3.gradients import GradientFlush
@@ -91,7 +90,9 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         layout = self._layout = Layout.of(self)
         schedule = self._schedule = self._settle_schedule(layout)
         self._gate = Gate(self.background, self._lanes, layout, schedule)
-        self._gradients = GradientFlush(self, layout, self._lanes, self._gate, self._is_managed)
+        self._gradients = GradientFlush(
+            self, layout, schedule, self._lanes, self._gate, self._is_managed
+        )
         self._homes = StateHomes(self, layout, schedule, self._lanes)
         self._homes.reserve(self._settings, self._gradients.host_bytes)  # all memory is taken below
         super()._create_fp32_partitions()
@@ -123,7 +124,7 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         self.grad_partitions_flat_buffer = flat
         views = {ds_id: self._layout.view(flat, ds_id) for ds_id in self._layout.slices}
         self._DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition = views
-        self._gradients.make_homes(self._schedule.resident_subgroups)
+        self._gradients.make_homes()
 
     # State: whoever looks at it sees the finished update.
 
@@ -312,11 +313,6 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
     def _reassign_or_swap_out_partitioned_parameters(self, sub_group_id: int) -> None:
         # The executor has written the 16-bit weights; stock's copy would repeat it.
         self._unflatten_partitioned_parameters(sub_group_id)
-
-    @property
-    def last_plan(self) -> Plan:
-        """What the last step did, in order."""
-        return self._update.last_plan
 
     @property
     def device_share(self) -> float:

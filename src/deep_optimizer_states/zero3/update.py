@@ -114,7 +114,7 @@ class UpdatePhase:
         """Once two updates have shown what the device has to spare, keep gradients there."""
         if self._may_keep_grads and self.num_updates >= FIRST_UPDATES:
             self._may_keep_grads = False  # once: from then on host memory is not kept up to date
-            self._gradients.use_spare_memory(self._schedule)
+            self._gradients.use_spare_memory()
 
     def launch(self, background: Background, gate: Gate, grad_scale: float) -> None:
         """Step every tile, on the background's thread; waits for all where settings say so.
@@ -165,18 +165,15 @@ class UpdatePhase:
             scalars.append(self._next_scalars(idx, grad_scale))
         work = []
         for number, tile in enumerate(self._schedule.tiles):
-            idx, name = tile.subgroup, f"tile {number} (subgroup {tile.subgroup})"
+            idx = tile.subgroup
             tail_start = self._steppers.tail.start(tensors[idx].numel)
-            is_on_device = number in self._schedule.device_tiles
             work.append(
                 Work(
-                    name=name,
+                    name=f"tile {number} (subgroup {idx})",
                     tensors=tensors[idx].narrow(tile.start, tile.numel),
                     scalars=scalars[idx],
                     tail_start=tail_within(tail_start, tile.start, tile.numel),
-                    device_grad=(
-                        None if idx in widened else grads.on_device(name, tile, is_on_device)
-                    ),
+                    device_grad=None if idx in widened else grads.on_device(number),
                 )
             )
         return work
