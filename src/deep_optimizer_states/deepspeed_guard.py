@@ -32,6 +32,7 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
         "_prepare_sub_group": "35d806f141e9",
         "_reassign_or_swap_out_partitioned_parameters": "082dcb44891a",
         "_release_sub_group": "ebde3fca8c27",
+        "_restore_from_bit16_weights": "1718f9402185",
         "_rigid_load_state_dict": "2b97ce59ae02",
         "_setup_for_real_optimizer": "0230b3e76976",
         "_constant_buffered_norm2": "0e40fbdf9b3d",

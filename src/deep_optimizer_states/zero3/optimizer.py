@@ -126,7 +126,7 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         self._DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition = views
         self._gradients.make_homes()
 
-    # State: whoever looks at it sees the finished update.
+    # State: whoever looks at it, stock's own methods too, sees the finished update.
 
     @property
     def fp32_partitioned_groups_flat(self) -> list[Tensor]:
@@ -160,17 +160,6 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
             self.background.refuse_to_save()
         self.background.wait()
         super().checkpoint_event_prologue()
-
-    def refresh_fp32_params(self) -> None:
-        """Stock's: master weights from the 16-bit ones."""
-        self.background.wait()
-        super().refresh_fp32_params()
-
-    def _get_fp32_opt_state_partition(
-        self, param: Any, release_swap_buffers: bool, optim_state_key: str | None = None
-    ) -> Any:
-        self.background.wait()
-        return super()._get_fp32_opt_state_partition(param, release_swap_buffers, optim_state_key)
 
     def offload_states(self, *args: Any, **kwargs: Any) -> None:
         """Stock moves buffers that may still be in use."""
