@@ -65,7 +65,7 @@ def run(job: Job, folder: Path) -> dict[str, Any]:
         from benchmarks.state import digests
 
         found |= {"set_up_s": set_up_s, "parameters": parameters, "digests": digests(engine)}
-        found["device_share"] = _device_share(engine.optimizer)
+        found["device_share"] = getattr(engine.optimizer, "device_share", None)  # stock has none
         return found | _memory(device)
 
 
@@ -137,17 +137,6 @@ def _sample(point: Point, number: int, device: torch.device) -> tuple[Any, Any]:
     generator = torch.Generator().manual_seed(point.seed + number)
     tokens = torch.randint(point.model.vocab_size, (1, length + 1), generator=generator)
     return tokens.to(device), torch.arange(length, device=device).expand(1, length)
-
-
-def _device_share(optimizer: Any) -> float | None:  # noqa: ANN401
-    """Share of the parameters that the plugin's last update stepped on the device; None: stock."""
-    plan = getattr(optimizer, "last_plan", None)
-    if plan is None:
-        return None
-    tiles = optimizer._schedule.tiles
-    on_device = {*plan.device_tiles, *plan.resident_tiles}
-    numels = [tile.numel for tile in tiles]
-    return float(sum(numels[idx] for idx in on_device) / sum(numels))
 
 
 def _synchronize(device: torch.device) -> None:

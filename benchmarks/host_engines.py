@@ -101,17 +101,17 @@ def _equal(made: dict[str, Any]) -> dict[str, bool]:
     """Whether weights, master weights and moments have the bits of stock's."""
     import torch
 
-    from benchmarks import state
+    from benchmarks.state import tensors_by_kind
 
-    parts = (state.weights, state.masters, state.moments)
+    found = {name: tensors_by_kind(engine) for name, engine in made.items()}
+    stock = found.pop("stock")
     return {
         name: all(
-            torch.equal(ours, stocks)
-            for part in parts
-            for ours, stocks in zip(part(engine), part(made["stock"]), strict=True)
+            torch.equal(*pair)
+            for kind in stock
+            for pair in zip(ours[kind], stock[kind], strict=True)
         )
-        for name, engine in made.items()
-        if name != "stock"
+        for name, ours in found.items()
     }
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
+
+from deep_optimizer_states.state_reader import digest, read_state
 
 MAX_LOCAL_NUMEL = 300_000_000
 """Above this many parameters a rank, hashing would take longer than the run is worth."""
@@ -24,68 +23,18 @@ def state_digests(engine: Any) -> tuple[str | None, str | None]:  # noqa: ANN401
         Hex digests of the weights and of the optimizer state; both None when any rank holds
         ``MAX_LOCAL_NUMEL`` elements or more.
     """
-    optimizer = engine.optimizer
+    subgroups = read_state(engine)
+    weights = [tensor for subgroup in subgroups for tensor in subgroup.weights]
+    state = [t for subgroup in subgroups for t in (*subgroup.masters, *subgroup.moments)]
     mine: tuple[str, str] | None = None
-    if sum(flat.numel() for flat in optimizer.fp32_partitioned_groups_flat) < MAX_LOCAL_NUMEL:
-        mine = (_sha256(_weights(optimizer)), _sha256(_optimizer_state(optimizer)))
+    if sum(tensor.numel() for tensor in weights) < MAX_LOCAL_NUMEL:
+        mine = (digest(weights), digest(state))
     everyone: list[tuple[str, str] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     if any(digests is None for digests in everyone):
         return None, None
-    weights, states = zip(*(digests for digests in everyone if digests), strict=True)
-    return _join(weights), _join(states)
-
-
-def _weights(optimizer: Any) -> Iterator[Tensor]:  # noqa: ANN401
-    """This rank's 16-bit partitions, parameter by parameter."""
-    for group in optimizer.fp16_groups:
-        for param in group:
-            yield param.ds_tensor.data[: _real_numel(param)]
-
-
-def _optimizer_state(optimizer: Any) -> Iterator[Tensor]:  # noqa: ANN401
-    """This rank's master weights and moments, subgroup by subgroup, parameter by parameter."""
-    for group, flat in zip(
-        optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True
-    ):
-        state = _state_of(optimizer, flat)
-        for tensor in (flat, state.get("exp_avg"), state.get("exp_avg_sq")):
-            if tensor is not None:
-                yield from _without_padding(tensor, group)
-
-
-def _state_of(optimizer: Any, flat: Tensor) -> dict[str, Tensor]:  # noqa: ANN401
-    """Adam's state of one subgroup; with an offload ratio below 1, stock keeps some elsewhere."""
-    backup = getattr(optimizer, "backup_optimizer", None)
-    for owner in (optimizer.optimizer, backup):
-        if owner is not None and flat in owner.state:
-            return dict(owner.state[flat])
-    return {}
-
-
-def _without_padding(flat: Tensor, params: list[Any]) -> Iterator[Tensor]:
-    start = 0
-    for param in params:
-        yield flat[start : start + _real_numel(param)]
-        start += param.partition_numel()
-
-
-def _real_numel(param: Any) -> int:  # noqa: ANN401 - a parameter as ZeRO-3 extends it
-    rank = dist.get_rank(group=param.ds_process_group)
-    return real_numel(param.ds_numel, param.partition_numel(), rank)
-
-
-def real_numel(numel: int, partition_numel: int, dp_rank: int) -> int:
-    """Elements of a rank's partition that belong to the parameter, not to the padding."""
-    return max(0, min(partition_numel, numel - partition_numel * dp_rank))
-
-
-def _sha256(tensors: Iterator[Tensor]) -> str:
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        whole = tensor.detach().to("cpu").contiguous()
-        digest.update(whole.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    first, second = zip(*(digests for digests in everyone if digests), strict=True)
+    return _join(first), _join(second)
 
 
 def _join(digests: tuple[str, ...]) -> str:

@@ -32,6 +32,7 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
         "_prepare_sub_group": "35d806f141e9",
         "_reassign_or_swap_out_partitioned_parameters": "082dcb44891a",
         "_release_sub_group": "ebde3fca8c27",
+        "_restore_from_bit16_weights": "1718f9402185",
         "_rigid_load_state_dict": "2b97ce59ae02",
         "_setup_for_real_optimizer": "0230b3e76976",
         "_constant_buffered_norm2": "0e40fbdf9b3d",
@@ -40,6 +41,7 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
         "destroy": "6c7cbd9ed942",
         "finalize_gradient_accumulation_boundary": "9d0d316d73eb",
         "get_fp32_grad_partitions": "a8407290c490",
+        "get_param_id": "9227fc75949f",
         "has_overflow": "4778da6df5e7",
         "initialize_optimizer_states": "7c4649dc4a9b",
         "partition_grads": "ef0ab1c41f74",
@@ -61,6 +63,9 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
     "deepspeed.runtime.zero.partition_parameters:Init": {
         "_ensure_availability_of_partitioned_params": "18f20b15122b",
         "_all_gather": "22cb12fc7bf2",
+    },
+    "deepspeed.runtime.swap_tensor.optimizer_utils:OptimizerSwapper": {
+        "parameter_id": "ee2282c2ab4e",
     },
     "deepspeed.runtime.engine:DeepSpeedEngine": {
         "_configure_zero_optimizer": "bfb60fb6e6da",

@@ -9,7 +9,6 @@ device, and forward would overlap with none of them. There the caller's own stre
 from __future__ import annotations
 
 import contextlib
-import functools
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -52,16 +51,7 @@ def time_own_stream(timer: Any) -> None:
     """
     if "synchronized" not in timer.config.model_fields_set:
         for name in ("start", "stop"):
-            setattr(timer, name, _on_own_stream(getattr(timer, name)))
-
-
-def _on_own_stream(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        with own_stream_alone():
-            return method(*args, **kwargs)
-
-    return wrapped
+            setattr(timer, name, own_stream_alone()(getattr(timer, name)))
 
 
 @contextlib.contextmanager

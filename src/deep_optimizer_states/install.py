@@ -79,7 +79,7 @@ def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any
     from deepspeed.runtime.zero import stage3
 
     from deep_optimizer_states.engine_calls import time_own_stream
-    from deep_optimizer_states.zero3 import InterleavedZeroOptimizer
+    from deep_optimizer_states.zero3.optimizer import InterleavedZeroOptimizer
 
     # Its fp32_optimizer_states matters not: moments are in the type of the master weights, fp32.
     if type(optimizer) is not DeepSpeedCPUAdam:
@@ -105,7 +105,7 @@ def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any
 
 
 def _is_ours(engine: Any) -> bool:
-    return hasattr(engine.optimizer, "overlooking_failure")
+    return hasattr(engine.optimizer, "background")
 
 
 def _step(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
@@ -122,10 +122,11 @@ def _load_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> A
     """DeepSpeed's loading, which may come after an update that failed."""
     if not _is_ours(engine):
         return original(engine, *args, **kwargs)
-    had_failed = engine.optimizer.has_failed
-    with engine.optimizer.overlooking_failure():
+    background = engine.optimizer.background
+    with background.overlooking_failure():
+        had_failed = background.has_failed
         found = original(engine, *args, **kwargs)
-    if had_failed and not engine.optimizer.has_failed:
+    if had_failed and not background.has_failed:
         # DeepSpeed does not count the micro-batch whose step failed, and the next window would end
         # one too early.
         engine.micro_steps += -engine.micro_steps % engine.gradient_accumulation_steps()
@@ -146,45 +147,27 @@ def check_supported(config: Any) -> None:
     device = "none" if offload is None else _text(offload.device)
     param_device = "none" if offload_param is None else _text(offload_param.device)
     ratio = 1.0 if offload is None else offload.ratio
-    optimizer = config.optimizer_name or "adam"  # none: the caller passes its own, checked later
+    name = config.optimizer_name or "adam"  # none: the caller passes its own, checked later
+    fp16 = config.float16_config.fp16_master_weights_and_grads
+    bf16 = config.bfloat16_config.bf16_master_weights_and_grads
+    deepcompile = getattr(config.compile_config, "deepcompile", False)
+    is_adam = name.lower() in ("adam", "adamw")
+    torch_adam = (config.optimizer_params or {}).get("torch_adam")
+    out = "true: take it out"
     wrong = [
-        (
-            optimizer.lower() not in ("adam", "adamw"),
-            f"optimizer.type = {optimizer}",
-            'set it to "Adam" or "AdamW"',
-        ),
-        (
-            bool((config.optimizer_params or {}).get("torch_adam")),
-            "optimizer.params.torch_adam = true",
-            "take it out: the update is DeepSpeedCPUAdam's",
-        ),
-        (zero.stage != 3, f"zero_optimization.stage = {zero.stage}", "set it to 3"),
-        (device != "cpu", f"offload_optimizer.device = {device}", 'set it to "cpu"'),
-        (
-            param_device != "none",
-            f"offload_param.device = {param_device}",
-            "take offload_param out",
-        ),
-        (ratio != 1.0, f"offload_optimizer.ratio = {ratio}", 'set it to 1 and choose a "policy"'),
-        (zero.zenflow is not None, "zero_optimization.zenflow", "take it out"),
-        (bool(getattr(offload, "super_offload", False)), "super_offload = true", "take it out"),
-        (
-            config.float16_config.fp16_master_weights_and_grads,
-            "fp16_master_weights_and_grads = true",
-            "take it out: master weights are fp32",
-        ),
-        (
-            bool(getattr(config.compile_config, "deepcompile", False)),
-            "compile.deepcompile = true",
-            "take it out: it bypasses the gradient path",
-        ),
-        (
-            config.bfloat16_config.bf16_master_weights_and_grads,
-            "bf16_master_weights_and_grads = true",
-            "take it out: master weights are fp32",
-        ),
+        (not is_adam, f'optimizer.type = {name}: set it to "Adam" or "AdamW"'),
+        (torch_adam, f"optimizer.params.torch_adam = {out}: the update is DeepSpeedCPUAdam's"),
+        (zero.stage != 3, f"zero_optimization.stage = {zero.stage}: set it to 3"),
+        (device != "cpu", f'offload_optimizer.device = {device}: set it to "cpu"'),
+        (param_device != "none", f"offload_param.device = {param_device}: take offload_param out"),
+        (ratio != 1.0, f'offload_optimizer.ratio = {ratio}: set it to 1 and choose a "policy"'),
+        (zero.zenflow is not None, "zero_optimization.zenflow: take it out"),
+        (getattr(offload, "super_offload", False), f"super_offload = {out}"),
+        (fp16, f"fp16_master_weights_and_grads = {out}: master weights are fp32"),
+        (deepcompile, f"compile.deepcompile = {out}: it bypasses the gradient path"),
+        (bf16, f"bf16_master_weights_and_grads = {out}: master weights are fp32"),
     ]
-    found = [f"{setting}: {remedy}" for is_wrong, setting, remedy in wrong if is_wrong]
+    found = [sentence for is_wrong, sentence in wrong if is_wrong]
     if found:
         raise ConfigError(f'"{BLOCK}" does not work with ' + "; ".join(found))
 

@@ -10,11 +10,14 @@ from types import SimpleNamespace
 import torch
 from engine_updates import GROUP, make_executor, make_scalars, make_subgroups, make_work
 
-from deep_optimizer_states.device.base import PendingBytes, Wait
+from deep_optimizer_states.device.base import Wait
 from deep_optimizer_states.gate import Background, Update
 from deep_optimizer_states.kernels.scalars import BetaPowers
 from deep_optimizer_states.kernels.tensors import AdamTensors
-from deep_optimizer_states.zero3_gradients import GradientFlush
+from deep_optimizer_states.plan import Tile, subgroup_offsets
+from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.zero3.gradients import GradientFlush
+from deep_optimizer_states.zero3.stock import Layout
 
 MICRO_STEPS = 2
 
@@ -28,26 +31,18 @@ class Flusher(GradientFlush):
     """
 
     def __init__(self, device, homes):
-        self._lanes, self._grad_events = device, {}
-        self._pending = PendingBytes(1 << 20)
-        self._is_managed, self._partial = False, set()
-        self._homes, self.micro_step_id = homes, 0
-        self.wait_for = lambda number, why: None
-
-    def flush(self, number, gradient):
-        self._flush_grad(SimpleNamespace(ds_id=number), gradient)
-
-    def _wait_for(self, param, why):
-        self.wait_for(param.ds_id, why)
-
-    def _grad_home(self, param):
-        return self._homes[param.ds_id]
-
-    def _copies_of(self, param):
-        return []
-
-    def is_gradient_accumulation_boundary(self):
-        return False
+        self.stock = SimpleNamespace(
+            reduce_bucket_size=1 << 17,
+            micro_step_id=0,
+            is_gradient_accumulation_boundary=lambda: False,
+        )
+        numels = [home.numel() for home in homes]
+        slices = {number: Tile(number, 0, numel) for number, numel in enumerate(numels)}
+        layout = Layout(numels, subgroup_offsets(numels), slices, frozenset(slices), [])
+        self.gate = SimpleNamespace(wait_for=lambda number, why: None)
+        schedule = Schedule.make(numels, "all-host", 1, 1.0, 4096)
+        super().__init__(self.stock, layout, schedule, device, self.gate, is_managed=False)
+        self._on_device = dict(enumerate(homes))
 
 
 def place(device, schedule, subgroups):
@@ -87,10 +82,10 @@ def run_iterations(device, schedule, steps=2, timeline=None, keeps_grads=False):
     flusher, read = Flusher(device, homes), []
     for step in range(1, steps + 1):
         for number, tensors in enumerate(placed):
-            flusher.wait_for(number, Wait.WEIGHTS_READY)
+            flusher.gate.wait_for(number, Wait.WEIGHTS_READY)
             read.append(tensors.weights.clone())
         for micro_step in range(MICRO_STEPS):
-            flusher.micro_step_id = micro_step
+            flusher.stock.micro_step_id = micro_step
             for number, source in enumerate(noise):
                 bucket = source * float(step + micro_step)
                 flusher.flush(number, bucket)
@@ -117,4 +112,4 @@ def _launch(background, flusher, run):
         tiles = [idx for idx, tile in enumerate(schedule.tiles) if tile.subgroup == number]
         update.wait(tiles, device, why)
 
-    flusher.wait_for = wait_for
+    flusher.gate.wait_for = wait_for

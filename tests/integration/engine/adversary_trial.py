@@ -14,9 +14,9 @@ import deepspeed
 import torch
 from equality_worker import SMALL_TILES, Case, ds_config, state_of
 
-from deep_optimizer_states import zero3
 from deep_optimizer_states.device.emulated import Faults
 from deep_optimizer_states.kernels.host import HostAdam
+from deep_optimizer_states.zero3 import steppers
 
 RANK, NUM_RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 WIDTH = 19
@@ -84,6 +84,12 @@ def bits(value):
     return hashlib.sha256(raw).hexdigest()
 
 
+def num_updates(engine):
+    """Updates so far of an engine of ours; 0 of stock's."""
+    update = getattr(engine.optimizer, "_update", None)
+    return 0 if update is None else update.num_updates
+
+
 class Gate:
     """Where one update of an engine is held: the next one after ``shut``, not one in flight."""
 
@@ -95,10 +101,10 @@ class Gate:
     def shut(self):
         self.opened.set()  # whatever waited for it before
         self.opened = threading.Event()
-        self._update = getattr(self.engine.optimizer, "_num_updates", 0) + 1
+        self._update = num_updates(self.engine) + 1
 
     def wait(self):
-        if self.engine is not None and self.engine.optimizer._num_updates == self._update:
+        if self.engine is not None and num_updates(self.engine) == self._update:
             self.opened.wait()
 
 
@@ -139,11 +145,11 @@ class Trial:
                 gate.wait()
                 super().step(*args, **kwargs)
 
-        zero3.faults_for_tests, zero3.make_host_adam = self.faults, HeldAdam
+        steppers.faults_for_tests, steppers.make_host_adam = self.faults, HeldAdam
         try:
             engine, *_ = deepspeed.initialize(model=model, config=config, **kwargs)
         finally:
-            zero3.faults_for_tests, zero3.make_host_adam = None, HostAdam
+            steppers.faults_for_tests, steppers.make_host_adam = None, HostAdam
         ours = type(engine.optimizer).__name__ == "InterleavedZeroOptimizer"
         assert ours == bool(block), "the wrong engine was built"
         self._engines[engine], gate.engine = gate, engine
@@ -161,8 +167,8 @@ class Trial:
 
     def let_go(self, engine, after_s=HELD_S):
         """Call after ``step()``: the update in flight goes on a while after this has returned."""
-        if hasattr(engine.optimizer, "_background"):
-            assert engine.optimizer._background.is_running, "nothing is in flight"
+        if hasattr(engine.optimizer, "background"):
+            assert engine.optimizer.background.is_running, "nothing is in flight"
         threading.Timer(after_s, self._engines[engine].opened.set).start()
 
     def train(self, engine, loss_of=fit_noise, steps=3, before=None, after=None):

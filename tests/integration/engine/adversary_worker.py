@@ -31,9 +31,9 @@ from adversary_trial import NUM_RANKS, POLICIES, differences, run
 from equality_worker import leave
 
 import deep_optimizer_states
-from deep_optimizer_states import zero3
 from deep_optimizer_states.device.base import Wait
 from deep_optimizer_states.device.emulated import Faults
+from deep_optimizer_states.zero3 import steppers
 
 THEMES = {
     "models": adversary_models,
@@ -90,7 +90,7 @@ def main():
         # DeepSpeed's CPU accelerator says no to fp16, which torch computes on a CPU all the same.
         type(get_accelerator()).is_fp16_supported = lambda self: True
     deep_optimizer_states.install()
-    zero3.check_device_adam = lambda *args: None  # compared elsewhere, and a third of the time here
+    steppers.check_device_adam = lambda *args: None  # compared elsewhere; a third of the time
     gc.freeze()  # or DeepSpeed looks through all that was imported for garbage, once an engine
     report = {}
     with contextlib.redirect_stdout(sys.stderr):

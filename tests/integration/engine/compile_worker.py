@@ -19,9 +19,9 @@ import equality_worker as equality
 from equality_worker import Case, Net
 
 import deep_optimizer_states
-from deep_optimizer_states import zero3
 from deep_optimizer_states.device.base import Wait
 from deep_optimizer_states.device.emulated import Faults
+from deep_optimizer_states.zero3 import steppers
 
 CASE = Case(steps=3)
 BLOCK = equality.POLICIES["stride 2"]
@@ -60,7 +60,7 @@ def run(compile_it, block, faults=None):
     """Results, state, and the number of graphs and of breaks between them."""
     torch._dynamo.reset()
     counters.clear()
-    zero3.faults_for_tests = faults
+    steppers.faults_for_tests = faults
     engine = equality.make_engine(Case(make=PlainNet), block)
     compile_it(engine)
     results = (*equality.train(engine, CASE, CASE.steps), [])

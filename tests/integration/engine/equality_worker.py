@@ -28,9 +28,10 @@ from engine_states import differences, state_of
 from torch.utils.checkpoint import checkpoint
 
 import deep_optimizer_states
-from deep_optimizer_states import zero3
+from deep_optimizer_states.cores import ANYWHERE
 from deep_optimizer_states.device.base import Wait
 from deep_optimizer_states.device.emulated import Faults
+from deep_optimizer_states.zero3 import steppers
 
 WIDTH = 37
 STEPS = 5
@@ -301,11 +302,11 @@ def train(engine, case, steps=STEPS, skip=0):
 
 
 def run(case, block, faults=None):
-    zero3.faults_for_tests = faults
+    steppers.faults_for_tests = faults
     engine = make_engine(case, block)
     try:
         if block is not None:  # or page-locked memory lies anywhere
-            assert engine.optimizer._lanes.near is engine.optimizer._cores
+            assert engine.optimizer._lanes.near is not ANYWHERE
         results = train(engine, case, case.steps)
         if "fp16" in case.config:
             assert 0 < engine.skipped_steps < case.steps, "no overflow, or nothing else"
@@ -313,7 +314,7 @@ def run(case, block, faults=None):
         return results, state_of(engine), type(engine.optimizer).__name__
     finally:
         engine.destroy()
-        zero3.faults_for_tests = None
+        steppers.faults_for_tests = None
 
 
 def compare_all(report):
@@ -407,14 +408,14 @@ def leave():
 
 def check_each_type_once():
     """The device's self-check takes a third of the time of an engine as small as these."""
-    check, seen = zero3.check_device_adam, set()
+    check, seen = steppers.check_device_adam, set()
 
     def check_once(lanes, host_adam, tail, decoupled, dtypes):
         if (decoupled, dtypes) not in seen:
             seen.add((decoupled, dtypes))
             check(lanes, host_adam, tail, decoupled, dtypes)
 
-    zero3.check_device_adam = check_once
+    steppers.check_device_adam = check_once
 
 
 def prepare():

@@ -25,9 +25,9 @@ import equality_worker as equality
 from equality_worker import WIDTH, Case
 
 import deep_optimizer_states
-from deep_optimizer_states import zero3
 from deep_optimizer_states.device.base import Wait
 from deep_optimizer_states.device.emulated import Faults
+from deep_optimizer_states.zero3 import steppers
 
 BATCH_OF_ONE_REPLICA = {"train_batch_size": 4 * 2}
 """Both ranks work on the same sequences, so that only one of them counts for the batch."""
@@ -84,14 +84,14 @@ def make_sequence_parallel(block, by_mesh):
 
 
 def run_sequence_parallel(block, by_mesh, faults=None):
-    zero3.faults_for_tests = faults
+    steppers.faults_for_tests = faults
     engine = make_sequence_parallel(block, by_mesh)
     try:
         assert engine.sequence_parallel_size == dist.get_world_size() == 2
         return (*equality.train(engine, Case()), []), equality.state_of(engine)
     finally:
         engine.destroy()
-        zero3.faults_for_tests = None
+        steppers.faults_for_tests = None
 
 
 def compare_sequence_parallel(report):

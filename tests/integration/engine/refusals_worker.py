@@ -17,12 +17,12 @@ import torch
 from deepspeed.utils import safe_get_full_grad, safe_set_full_grad
 
 import deep_optimizer_states
-from deep_optimizer_states import zero3, zero3_state
 from deep_optimizer_states.device.base import Wait
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.errors import UpdateError
 from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.timeline import read_rows
+from deep_optimizer_states.zero3 import homes, steppers
 
 BLOCK = {"enabled": True, "policy": "stride", "stride": 2}
 
@@ -81,9 +81,9 @@ class FailingAdam(HostAdam):
 
 
 def failure_in_a_lane():
-    zero3.make_host_adam = FailingAdam
+    steppers.make_host_adam = FailingAdam
     engine = make_engine(deep_optimizer_states={**BLOCK, "verify_every": 0})
-    zero3.make_host_adam = HostAdam
+    steppers.make_host_adam = HostAdam
     FailingAdam.steps_left = 4
     try:
         return answer(lambda: [step(engine) for _ in range(4)])
@@ -128,11 +128,11 @@ def locks_pages(**offload):
 
 def with_little_memory(**block):
     """What an engine says on a machine that shows 1 KiB of free memory."""
-    real, zero3_state.free_host_bytes = zero3_state.free_host_bytes, lambda: 1024
+    real, homes.free_host_bytes = homes.free_host_bytes, lambda: 1024
     try:
         return answer(lambda: make_engine(deep_optimizer_states=BLOCK | block).destroy())
     finally:
-        zero3_state.free_host_bytes = real
+        homes.free_host_bytes = real
 
 
 def where_affinity_is_forbidden():
@@ -197,9 +197,9 @@ class HeldAdam(HostAdam):
 
 def update_that_goes_wrong(verify_every, without=Wait.PREFETCHED):
     """Slots are stepped before they are filled, say."""
-    zero3.faults_for_tests = Faults(jitter_s=0.01, without=frozenset({without}))
+    steppers.faults_for_tests = Faults(jitter_s=0.01, without=frozenset({without}))
     engine = make_engine(deep_optimizer_states={**BLOCK, "verify_every": verify_every})
-    zero3.faults_for_tests = None
+    steppers.faults_for_tests = None
     try:
         return answer(lambda: [step(engine) for _ in range(2)])
     finally:
@@ -209,20 +209,20 @@ def update_that_goes_wrong(verify_every, without=Wait.PREFETCHED):
 def returns_before_the_weights_are_updated():
     """Whether ``step()`` waits for nothing but biases, which persist, between all weights."""
     zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
-    zero3.make_host_adam = HeldAdam
+    steppers.make_host_adam = HeldAdam
     engine = make_engine(
         deep_optimizer_states={"enabled": True, "policy": "all-host", "verify_every": 0},
         zero_optimization={**zero, "stage3_param_persistence_threshold": 10},
     )
-    zero3.make_host_adam = HostAdam
+    steppers.make_host_adam = HostAdam
     try:
         returned = []
         for _ in range(2):
             HeldAdam.told.clear()
             step(engine)
-            returned.append(engine.optimizer._background.is_running)
+            returned.append(engine.optimizer.background.is_running)
             HeldAdam.told.set()
-            engine.optimizer._finish_update()  # or it is held again by the next turn
+            engine.optimizer.background.wait()  # or it is held again by the next turn
         return returned
     finally:
         engine.destroy()

@@ -19,10 +19,10 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero import partition_parameters
 from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 
-from deep_optimizer_states import zero3, zero3_gate
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.engine_calls import own_stream_alone
 from deep_optimizer_states.kernels.host import HostAdam
+from deep_optimizer_states.zero3 import gathers, homes, steppers
 
 CASE = equality.CASES[equality.FIRST_CASE]
 NONE_PERSISTENT = dataclasses.replace(CASE, zero={"stage3_param_persistence_threshold": 0})
@@ -136,8 +136,8 @@ def failure(fault, block, folder):
 
 
 def failures(folder):
-    zero3.make_host_adam, stock_device = BreakableAdam, zero3.EmulatedDevice
-    zero3.EmulatedDevice = BreakableDevice
+    steppers.make_host_adam, stock_device = BreakableAdam, steppers.EmulatedDevice
+    steppers.EmulatedDevice = BreakableDevice
     report = {}
     try:
         for fault in ("CPU lane", "GPU lane", "wrong bit"):
@@ -147,7 +147,7 @@ def failures(folder):
                 label = f"{fault}, {name}"
                 report[label] = failure(fault, block, folder / label.replace(" ", "-"))
     finally:
-        zero3.make_host_adam, zero3.EmulatedDevice = HostAdam, stock_device
+        steppers.make_host_adam, steppers.EmulatedDevice = HostAdam, stock_device
     return report
 
 
@@ -155,7 +155,7 @@ def destroyed_with_a_failure():
     """Whoever never looked is told by destroy(), once."""
     engine = held_engine()
     train(engine, 1, 0)
-    engine.optimizer._finish_update()
+    engine.optimizer.background.wait()
     BreakableAdam.may_go_on.clear()
     with broken("CPU lane"):
         train(engine, 1, 1)
@@ -203,9 +203,9 @@ def go_on():
 
 def held_engine(block=STRIDE):
     """Its updates last until :func:`go_on`; step() does not wait for persistent parameters."""
-    zero3.make_host_adam = BreakableAdam
+    steppers.make_host_adam = BreakableAdam
     engine = equality.make_engine(NONE_PERSISTENT, block)
-    zero3.make_host_adam = HostAdam
+    steppers.make_host_adam = HostAdam
     return engine
 
 
@@ -213,7 +213,7 @@ def interrupted_wait(folder):
     """Ctrl-C while state is waited for, then a checkpoint: nothing of the update is missing."""
     engine = held_engine()
     train(engine, 1, 0)
-    engine.optimizer._finish_update()
+    engine.optimizer.background.wait()
     BreakableAdam.may_go_on.clear()
     train(engine, 1, 1)
     found = {}
@@ -247,7 +247,7 @@ def interrupted_then_loaded(folder):
         found = {"wait": answer(state(engine))}
     with when_waiting(go_on):
         engine.load_checkpoint(folder, "one")
-    engine.optimizer._background.prepare(lambda: None)  # behind whatever is on its thread
+    engine.optimizer.background.prepare(lambda: None)  # behind whatever is on its thread
     results = train(engine, 2, 1), equality.state_of(engine)
     engine.destroy()
     return found | {"differences": differences_to_stock(results, folder, "one", 2, 1)}
@@ -277,16 +277,16 @@ def loading_cut_short(folder):
     engine = equality.make_engine(CASE, STRIDE)
     train(engine, 2, 0)
     engine.save_checkpoint(folder, "good")
-    stock_return = type(engine.optimizer)._return_home
-    type(engine.optimizer)._return_home = lambda self: 1 / 0
+    stock_return = homes.StateHomes.return_home
+    homes.StateHomes.return_home = lambda self: 1 / 0
     found = {"load": answer(lambda: engine.load_checkpoint(folder, "good"))}
-    type(engine.optimizer)._return_home = stock_return
+    homes.StateHomes.return_home = stock_return
     found["save"] = answer(lambda: engine.save_checkpoint(folder, "poisoned"))
     found["again"] = answer(lambda: engine.load_checkpoint(folder, "good")[0] is not None)
-    homes = [home["exp_avg"].data_ptr() for home in engine.optimizer._homes]
+    at_home = [home["exp_avg"].data_ptr() for home in engine.optimizer._homes._moments]
     states = engine.optimizer.state
     masters = engine.optimizer.fp32_partitioned_groups_flat
-    found["at home"] = [states[m]["exp_avg"].data_ptr() for m in masters] == homes
+    found["at home"] = [states[m]["exp_avg"].data_ptr() for m in masters] == at_home
     results = train(engine, 2, 2), equality.state_of(engine)
     engine.destroy()
     return found | {"differences": differences_to_stock(results, folder, "good", 2, 2)}
@@ -299,17 +299,17 @@ def gradients_on_the_device():
     for name in ("stride 2", "all-device", "dynamic"):
         engine = equality.make_engine(CASE, equality.POLICIES[name])
         results = train(engine, 3, 0)
-        optimizer = engine.optimizer
-        kept = [*optimizer._device_grads, *optimizer._copied_grads]
+        gradients = engine.optimizer._gradients
+        kept = [*gradients._on_device, *gradients._copies]
         if name != "dynamic":  # whose CPU lane may step any of them
             for subgroup in kept:
-                optimizer._host_grads(subgroup).fill_(torch.nan)
+                gradients.host_grads(subgroup).fill_(torch.nan)
         more = train(engine, 2, 3)
         results = results[0] + more[0], results[1] + more[1], []
         state = equality.state_of(engine)
         found[name] = {
             "kept": len(kept),
-            "movable": len(optimizer._schedule.slot_subgroups),
+            "movable": len(engine.optimizer._schedule.slot_subgroups),
             "differences": equality.differences((results, state), stock),
         }
         engine.destroy()
@@ -323,7 +323,7 @@ def without_room():
     try:
         engine = equality.make_engine(CASE, equality.POLICIES["all-device"])
         train(engine, 3, 0)
-        kept = len(engine.optimizer._device_grads)
+        kept = len(engine.optimizer._gradients._on_device)
         engine.destroy()
     finally:
         EmulatedDevice.spare_bytes = stock_bytes
@@ -346,25 +346,25 @@ class Asynchronous:
 def synchronisations(block, timer, is_broken=False):
     """Who waits for the whole device while an update is in flight, by the caller's name."""
     if is_broken:
-        zero3_gate.own_stream_alone = contextlib.nullcontext
+        gathers.own_stream_alone = contextlib.nullcontext
     case = dataclasses.replace(CASE, config={"timers": {"throughput": timer}})
-    zero3.faults_for_tests = Faults(jitter_s=0.02)  # or an update is over before anybody waits
+    steppers.faults_for_tests = Faults(jitter_s=0.02)  # or an update is over before anybody waits
     engine, accelerator = equality.make_engine(case, block), type(get_accelerator())
     before, counted = accelerator.synchronize, []
 
     def synchronize(self, device_index=None):
-        if engine.optimizer._background.is_running:
+        if engine.optimizer.background.is_running:
             counted.append(sys._getframe(1).f_code.co_name)
 
     train(engine, 3, 0)
-    zero3.faults_for_tests = None
+    steppers.faults_for_tests = None
     accelerator.synchronize = synchronize
     partition_parameters.get_accelerator = Asynchronous
     try:
         train(engine, 3, 3)
     finally:
         accelerator.synchronize = before
-        zero3_gate.own_stream_alone = own_stream_alone
+        gathers.own_stream_alone = own_stream_alone
         partition_parameters.get_accelerator = get_accelerator
     engine.destroy()
     return sorted(set(counted))

@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import equality_worker as equality
 from equality_worker import Case
 
-from deep_optimizer_states import zero3
 from deep_optimizer_states.device.emulated import Faults
+from deep_optimizer_states.zero3 import steppers
 
 CASE = Case(accumulation=1)
 BLOCK = equality.POLICIES["stride 2"]
@@ -55,7 +55,7 @@ def in_step(engine):
 
 def saved_by_a_handler(arm, folder):
     """The error of the save, or None; and the functions it interrupted."""
-    zero3.faults_for_tests = Faults(jitter_s=0.03)
+    steppers.faults_for_tests = Faults(jitter_s=0.03)
     engine = equality.make_engine(CASE, BLOCK)
     errors, callers = [], []
 

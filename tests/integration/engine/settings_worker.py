@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import equality_worker as equality
 from equality_worker import Case, Net
 
-from deep_optimizer_states import zero3
 from deep_optimizer_states.device.emulated import Faults
+from deep_optimizer_states.zero3 import steppers
 
 POLICIES = {
     "all-host": {**equality.SMALL_TILES, "policy": "all-host"},
@@ -205,7 +205,7 @@ LOOPS = {
 
 
 def run(case, block, loop=equality.train):
-    zero3.faults_for_tests = Faults(jitter_s=0.0005) if block else None
+    steppers.faults_for_tests = Faults(jitter_s=0.0005) if block else None
     engine = equality.make_engine(case, block)
     try:
         return loop(engine, case), equality.state_of(engine)

@@ -10,7 +10,6 @@ from configs.errors import ConfigError
 from configs.schema import Model, Point
 from launch.trainer.attention import SdpaAttention
 from launch.trainer.clock import PeakMemory, PhaseClock
-from launch.trainer.digest import real_numel
 from launch.trainer.log import IterationResult
 from launch.trainer.metrics import MetricsFile, PhaseTimes, iteration_fields
 from launch.trainer.model import causal_mask, rotary_frequencies
@@ -48,15 +47,6 @@ def test_rotary_frequencies_are_full_precision() -> None:
     assert frequencies.dtype == torch.float32
     expected = [10000 ** (-2 * k / 16) for k in range(8)]
     assert frequencies.tolist() == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize("numel", [1, 5, 6, 8, 9])
-@pytest.mark.parametrize("dp", [1, 2, 4])
-def test_partitions_without_padding_are_the_whole_parameter(numel: int, dp: int) -> None:
-    size = math.ceil(numel / dp)
-    parts = [real_numel(numel, size, rank) for rank in range(dp)]
-    assert sum(parts) == numel
-    assert all(0 <= part <= size for part in parts)
 
 
 def _fields(loss: float, grad_norm: float | None) -> dict[str, object]:

@@ -1,0 +1,80 @@
+"""Read what a ZeRO-3 engine has trained, stock's or ours, to compare or fingerprint it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class SubgroupState:
+    """What this rank holds of one subgroup: views, each 1-D, one a parameter, without padding.
+
+    Attributes:
+        weights: 16-bit weights.
+        masters: Master weights.
+        moments: The first moment of every parameter, then the second; empty where another process
+            holds them, and before stock's first step.
+    """
+
+    weights: list[Tensor]
+    masters: list[Tensor]
+    moments: list[Tensor]
+
+
+def read_state(engine: Any) -> list[SubgroupState]:
+    """State by subgroup, once no update is in flight; what it views changes with the next one.
+
+    Args:
+        engine: A DeepSpeed engine with ZeRO-3 offload.
+    """
+    optimizer = engine.optimizer
+    masters = optimizer.fp32_partitioned_groups_flat  # an update in flight is waited for here
+    return [
+        SubgroupState(
+            [param.ds_tensor.data[: real_numel(param)] for param in params],
+            _pieces(params, [master.data]),
+            _pieces(params, _moments_of(optimizer, master)),
+        )
+        for params, master in zip(optimizer.fp16_groups, masters, strict=True)
+    ]
+
+
+def real_numel(param: Any) -> int:
+    """Elements of this rank's slice of a parameter that are not padding, which holds anything."""
+    numel, rank = int(param.partition_numel()), dist.get_rank(group=param.ds_process_group)
+    return max(0, min(numel, int(param.ds_numel) - numel * rank))
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """sha256 of the bytes of tensors, one after the other."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        whole = tensor.detach().to("cpu").contiguous()
+        found.update(whole.view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _moments_of(optimizer: Any, master: Tensor) -> Iterator[Tensor]:
+    # With an offload ratio below 1, stock keeps some of them in an optimizer of its own.
+    for owner in (optimizer.optimizer, getattr(optimizer, "backup_optimizer", None)):
+        state = {} if owner is None else owner.state.get(master, {})
+        yield from (state[key] for key in MOMENTS if key in state)
+
+
+def _pieces(params: list[Any], flats: Iterable[Tensor]) -> list[Tensor]:
+    found = []
+    for flat in flats:
+        start = 0
+        for param in params:
+            found.append(flat[start : start + real_numel(param)])
+            start += param.partition_numel()
+    return found

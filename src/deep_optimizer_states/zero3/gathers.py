@@ -1,0 +1,121 @@
+"""Who waits for which tile of an update in flight: our half of ZeRO-3's gathers. See ``gate``."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from deepspeed.runtime.zero.partition_parameters import Init
+
+from deep_optimizer_states.device.base import Device, Wait
+from deep_optimizer_states.engine_calls import own_stream_alone
+from deep_optimizer_states.gate import Background
+from deep_optimizer_states.plan import Tile
+from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.zero3.stock import Layout
+
+MOST_APART = 1 / 8
+"""Share of persistent parameters, in elements, above which they get no tiles of their own."""
+
+
+def runs_apart(layout: Layout) -> list[Tile]:
+    """Runs of elements that get tiles of their own: what ``step()`` itself waits for.
+
+    [Note: first use] ``step()`` gathers persistent parameters (norms, biases) before it returns.
+    They lie between all others, so they get tiles of their own, which are updated first. Which tile
+    is needed when is seen in the first iteration after an update: the order of its gathers.
+    """
+    few = sum(run.numel for run in layout.persistent) <= MOST_APART * sum(layout.numels)
+    return layout.persistent if few else []
+
+
+class Gate:
+    """Lets a gather of a parameter through once that parameter's own tiles are updated.
+
+    It owns the order in which tiles are used. Of stock it needs nothing but the gathers of all
+    engines of this process, below which :meth:`hang` puts it.
+
+    Args:
+        background: The thread on which updates run.
+        lanes: What they work on.
+        layout: How stock has cut the parameters.
+        schedule: This rank's tiles.
+    """
+
+    def __init__(
+        self, background: Background, lanes: Device, layout: Layout, schedule: Schedule
+    ) -> None:
+        self.background = background
+        self._lanes = lanes
+        self._layout = layout
+        self._schedule = schedule
+        self._tiles_of = {id_: schedule.tiles_of(run) for id_, run in layout.slices.items()}
+        self._uses: dict[int, None] | None = None
+        self._order: tuple[int, ...] | None = None
+
+    def hang(self) -> None:
+        """From now on every gather comes past this gate."""
+        _gate_all_gathers()
+        _hung.add(self)
+
+    def take_down(self) -> None:
+        """Let every gather through."""
+        _hung.discard(self)
+
+    def before_gather(self, params: Iterable[Any]) -> None:
+        """Wait for tiles of ``params``, some of which may belong to other engines."""
+        own = [param.ds_id for param in params if param.ds_id in self._tiles_of]
+        if own:
+            self.background.check()
+        for ds_id in own:
+            if self._uses is not None:
+                self._uses.setdefault(ds_id)
+            self.wait_for(ds_id, Wait.WEIGHTS_READY)
+
+    def wait_for(self, ds_id: int, why: Wait) -> None:
+        """Wait until the update in flight is done with a parameter."""
+        tiles, update = self._tiles_of.get(ds_id), self.background.update
+        # Looked at once: a signal handler that saves ends the update in the middle of this.
+        if update is not None and tiles is not None:
+            update.wait(tiles, self._lanes, why)
+
+    def next_order(self) -> tuple[int, ...]:
+        """The order of an update's tiles: those of ``step()`` first, later all as they are used."""
+        if self._order is None:
+            self._order, self._uses = self._schedule.order_of_use(runs_apart(self._layout)), {}
+        elif self._uses is not None:
+            runs = [self._layout.slices[ds_id] for ds_id in self._uses]
+            self._order, self._uses = self._schedule.order_of_use(runs), None
+        return self._order
+
+
+_hung: weakref.WeakSet[Gate] = weakref.WeakSet()
+"""Gates that gathers come past."""
+
+
+@functools.cache
+def _gate_all_gathers() -> None:
+    """Put the gates below DeepSpeed's own gathers, where every way to gather comes past.
+
+    A parameter's own method would be too high: one gather may name parameters of several models,
+    and goes through the method of the first.
+    """
+    find, gather = Init._ensure_availability_of_partitioned_params, Init._all_gather
+
+    @functools.wraps(find)
+    def find_after_update(init: Any, params: list[Any]) -> Any:
+        for gate in list(_hung):
+            gate.before_gather(params)
+        return find(init, params)
+
+    @functools.wraps(gather)
+    def gather_beside_update(init: Any, *args: Any, **kwargs: Any) -> Any:
+        if all(gate.background.update is None for gate in _hung):
+            return gather(init, *args, **kwargs)
+        with own_stream_alone():  # DeepSpeed synchronises after a gather
+            return gather(init, *args, **kwargs)
+
+    Init._ensure_availability_of_partitioned_params = find_after_update
+    Init._all_gather = gather_beside_update

@@ -1,0 +1,333 @@
+"""The one subclass of DeepSpeed's ZeRO-3 optimizer: stock's methods, handed to our objects.
+
+What is not overridden (partitioning, reduction, clipping, loss scale, checkpoints) is stock code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.utils import log_dist
+from torch import Tensor
+
+from deep_optimizer_states.auto import settle_policy
+from deep_optimizer_states.config import Settings
+from deep_optimizer_states.errors import ConfigError, UpdateError
+from deep_optimizer_states.gate import Background
+from deep_optimizer_states.memory import local_ranks
+from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.zero3.gathers import Gate, runs_apart
+from deep_optimizer_states.zero3.gradients import GradientFlush
+from deep_optimizer_states.zero3.homes import StateHomes
+from deep_optimizer_states.zero3.steppers import Steppers
+from deep_optimizer_states.zero3.stock import Layout
+from deep_optimizer_states.zero3.update import UpdatePhase
+
+
+class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
+    """ZeRO-3 offload whose update is spread over CPU and device, with stock's bits.
+
+    Host memory holds master weights and moments (fp32) and one gradient in the accumulation type,
+    14 bytes a parameter. There is no fp32 gradient: both kernels read the 16-bit one and widen it
+    themselves. Resident subgroups have all of that on the device instead.
+
+    It owns the objects that do the work, and alone assigns to stock's own attributes. The objects
+    are made in :meth:`_create_fp32_partitions`, which stock's constructor calls as soon as it has
+    cut the parameters into subgroups, so that every size is known.
+
+    Args:
+        module, init_optimizer, args, kwargs: As DeepSpeed passes them to its own class.
+        settings: The checked block of the config.
+        is_managed: Whether DeepSpeed knows, in a backward, if the accumulation window ends with it.
+    """
+
+    offload_optimizer_pin_memory: bool
+    grad_partitions_flat_buffer: Tensor
+
+    def __init__(
+        self,
+        module: Any,
+        init_optimizer: Any,
+        *args: Any,
+        settings: Settings,
+        is_managed: bool,
+        **kwargs: Any,
+    ) -> None:
+        self._settings = settings
+        self._is_managed = is_managed
+        self._closed = False
+        self._grad_scale = 1.0
+        self._change = contextlib.ExitStack()
+        self._steppers = Steppers.open(init_optimizer, bool(settings.timeline))
+        self._lanes = self._steppers.lanes
+        self.background = Background(self._lanes)
+        try:
+            super().__init__(module, init_optimizer, *args, **kwargs)
+            if self.torch_autocast_gradscaler is not None:
+                raise ConfigError(
+                    "torch_autocast in fp16 scales gradients by itself, which "
+                    '"deep_optimizer_states" does not repeat; use torch_autocast in bfloat16, or '
+                    'the "fp16" or "bf16" block'
+                )
+            parts = (self._settings, self._steppers, self._schedule, self._homes, self._gradients)
+            self._update = UpdatePhase(self, *parts)
+            self.background.prepare(self._lanes.near.bind_this_thread)
+            log_dist(f"deep_optimizer_states: {self._update}", ranks=[0])
+            self._gate.hang()
+        except BaseException:
+            with contextlib.suppress(UpdateError):  # it says less than what happened first
+                self._close_lanes()
+            raise
+
+    # Making: stock's constructor calls these.
+
+    def _create_fp32_partitions(self) -> None:
+        layout = self._layout = Layout.of(self)
+        schedule = self._schedule = self._settle_schedule(layout)
+        self._gate = Gate(self.background, self._lanes, layout, schedule)
+        self._gradients = GradientFlush(
+            self, layout, schedule, self._lanes, self._gate, self._is_managed
+        )
+        self._homes = StateHomes(self, layout, schedule, self._lanes)
+        self._homes.reserve(self._settings, self._gradients.host_bytes)  # all memory is taken below
+        super()._create_fp32_partitions()
+        self._homes.take_masters(self._masters)
+
+    def _settle_schedule(self, layout: Layout) -> Schedule:
+        has_gpu = get_accelerator().device_name() == "cuda"
+        chosen, why = settle_policy(self._settings, layout.numels, local_ranks(), has_gpu)
+        if why:
+            log_dist(f"deep_optimizer_states: {why}", ranks=[0])
+        self._settings = chosen
+        apart = runs_apart(layout) if chosen.just_in_time_forward else ()
+        way = (chosen.policy, chosen.stride, chosen.ratio, chosen.tile_numel)
+        return Schedule.make(layout.numels, *way, apart)
+
+    def initialize_optimizer_states(self) -> None:
+        """Create the moments where they live; no fp32 gradients."""
+        self._homes.make_moments()
+
+    def _setup_for_real_optimizer(self) -> None:
+        # Stock would page-lock its gradient buffer, rounded up to a power of two; ours replaces it.
+        pin, self.offload_optimizer_pin_memory = self.offload_optimizer_pin_memory, False
+        self._lanes.locks_pages = pin
+        try:
+            super()._setup_for_real_optimizer()
+        finally:
+            self.offload_optimizer_pin_memory = pin
+        flat = self._lanes.host_home(self.grad_partitions_flat_buffer)
+        self.grad_partitions_flat_buffer = flat
+        views = {ds_id: self._layout.view(flat, ds_id) for ds_id in self._layout.slices}
+        self._DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition = views
+        self._gradients.make_homes()
+
+    # State: whoever looks at it, stock's own methods too, sees the finished update.
+
+    @property
+    def fp32_partitioned_groups_flat(self) -> list[Tensor]:
+        """Master weights by subgroup."""
+        self.background.wait()
+        return self._masters
+
+    @fp32_partitioned_groups_flat.setter
+    def fp32_partitioned_groups_flat(self, masters: list[Tensor]) -> None:
+        self._masters = masters
+
+    @property
+    def state(self) -> Any:
+        """Moments by master weight."""
+        self.background.wait()
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Stock's, of finished state."""
+        self.background.refuse_to_save()
+        self.background.wait()
+        return dict(super().state_dict())
+
+    def checkpoint_event_prologue(self) -> None:
+        """Before a checkpoint is written or loaded: everything in flight arrives."""
+        if not self.background.overlooks_failure:
+            self.background.refuse_to_save()
+        self.background.wait()
+        super().checkpoint_event_prologue()
+
+    def offload_states(self, *args: Any, **kwargs: Any) -> None:
+        """Stock moves buffers that may still be in use."""
+        self.background.wait()
+        self._gradients.drain()
+        super().offload_states(*args, **kwargs)
+
+    def _rigid_load_state_dict(
+        self, state_dict: dict[str, Any], load_optimizer_states: bool = True
+    ) -> None:
+        with self._loading(is_whole=load_optimizer_states):
+            super()._rigid_load_state_dict(state_dict, load_optimizer_states)
+
+    def load_hp_checkpoint_state_from_checkpoint_dir_stage3(self, checkpoint_dir: str) -> None:
+        """Load a universal checkpoint; what it replaced goes back to where it lives."""
+        with self._loading(is_whole=True):
+            super().load_hp_checkpoint_state_from_checkpoint_dir_stage3(checkpoint_dir)
+
+    @contextlib.contextmanager
+    def _loading(self, is_whole: bool) -> Iterator[None]:
+        """Replace the state, after an update that failed too.
+
+        Args:
+            is_whole: Whether moments are loaded as well, so that nothing is left of the failure.
+        """
+        background, what = self.background, "loading a checkpoint"
+        with background.overlooking_failure():
+            if background.has_failed:
+                self._update.forget_failure()
+            with background.under_way(what), background.changing(what):
+                yield
+                self._homes.return_home()
+            if is_whole:
+                background.forget_failure()
+
+    # Gradients: from stock's backward to its norms and its scan for an overflow.
+
+    def partition_grads(self, params_to_release: list[Any], grad_partitions: list[Tensor]) -> None:
+        """Flush this rank's share of reduced gradients to their home, without waiting for it."""
+        self._gradients.partition(params_to_release, grad_partitions)
+
+    def _finalize_offload_gradient_accumulation(self) -> None:
+        self._gradients.take_norms_from_homes()
+
+    def _get_norm_groups(self) -> list[Tensor]:
+        """Stock's norm of every subgroup, with two waits for the device in all."""
+        self._gradients.fetch_norms()
+        if self.model_parallel_group is not None or any(
+            self._autoep_expert_parallel_group(group) is not None for group in self.fp16_groups
+        ):
+            return list(super()._get_norm_groups())
+        return self._gradients.norms_of_subgroups()
+
+    def has_overflow(self, partition_gradients: bool = True) -> bool:
+        """Whether a gradient of any rank is infinite or NaN."""
+        flat = self.grad_partitions_flat_buffer
+        # One look at a single number: stock reduces what it finds over the ranks.
+        seen = 0.0 if self._gradients.are_finite() else torch.inf
+        self.grad_partitions_flat_buffer = flat.new_full((1,), seen)
+        try:
+            return bool(super().has_overflow(partition_gradients))
+        finally:
+            self.grad_partitions_flat_buffer = flat
+
+    def get_fp32_grad_partitions(self) -> dict[int, dict[int, Tensor]]:
+        """This rank's gradients widened to fp32: ``[subgroup][parameter]``, each 1-D."""
+        as_fp32 = self._gradients.as_fp32
+        return {
+            group_idx: {idx: as_fp32(param.ds_id) for idx, param in enumerate(group)}
+            for group_idx, group in enumerate(self.fp16_groups)
+        }
+
+    def _get_fp32_grad_state_partition(
+        self, param: Any, release_swap_buffers: bool
+    ) -> tuple[Tensor, int]:
+        subgroup = self._layout.slices[param.ds_id].subgroup
+        return self._gradients.as_fp32(param.ds_id), subgroup
+
+    def _refuse_to_write_grads(self, *_args: Any, **_kwargs: Any) -> None:
+        raise ConfigError(
+            "gradients cannot be set from outside: there is no fp32 gradient to write to; "
+            'set "deep_optimizer_states.enabled" to false to change gradients before a step'
+        )
+
+    set_fp32_grad_for_param = _refuse_to_write_grads
+    set_local_grad_for_param = _refuse_to_write_grads
+    update_fp32_grad_for_param_vectorized = _refuse_to_write_grads
+
+    # The update: stock's step, whose loop over subgroups comes to the methods below.
+
+    def step(self, closure: Any = None) -> None:
+        """One update.
+
+        Raises:
+            UpdateError: A lane failed, in this update or in an earlier one.
+        """
+        self.background.wait()
+        self._gradients.begin_step()
+        self._update.use_spare_memory()
+        with self.background.under_way("engine.step()"), contextlib.ExitStack() as self._change:
+            super().step(closure)
+        self._gradients.end_step(is_skipped=self.overflow)
+
+    def unscale_and_clip_grads(self, sub_group_id: int, total_norm: Any) -> None:
+        """Ask stock for the factor it would multiply gradients with; the kernels apply it."""
+        if sub_group_id == 0:
+            # The caller may have set another default type or device.
+            probe = torch.zeros(1, dtype=torch.float32, device="cpu")
+            probe.grad = torch.ones_like(probe)
+            groups, self._masters = self._masters, [probe]
+            try:
+                super().unscale_and_clip_grads(0, total_norm)
+            finally:
+                self._masters = groups
+            self._grad_scale = float(probe.grad)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
+    def _optimizer_step(self, sub_group_id: int) -> None:
+        if sub_group_id == 0:
+            self._stand_in_for_optimizer_step()
+            # What is cut short from here on leaves wrong state behind.
+            self._change.enter_context(self.background.changing("engine.step()"))
+            self._update.launch(self.background, self._gate, self._grad_scale)
+
+    def _stand_in_for_optimizer_step(self) -> None:
+        """What others expect of ``DeepSpeedCPUAdam.step``, which is never called.
+
+        Raises:
+            ConfigError: A hook was registered on it.
+        """
+        optimizer = self.optimizer
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            raise ConfigError(
+                "the optimizer has hooks (register_step_pre_hook, register_step_post_hook), which "
+                "would not be called: its step is replaced; remove them and do their work before "
+                "or after engine.step()"
+            )
+        optimizer._opt_called = True  # or torch's lr_scheduler warns that no step was made
+
+    def _reassign_or_swap_out_partitioned_parameters(self, sub_group_id: int) -> None:
+        # The executor has written the 16-bit weights; stock's copy would repeat it.
+        self._unflatten_partitioned_parameters(sub_group_id)
+
+    @property
+    def device_share(self) -> float:
+        """Share of the parameters that the last step updated on the device, from 0 to 1."""
+        return self._update.device_share
+
+    def destroy(self) -> None:
+        """End lanes, unlock host memory, free device slots. A second call changes nothing.
+
+        Raises:
+            UpdateError: The update in flight failed, which nobody was told before.
+        """
+        is_known = self._closed or self.background.has_failed
+        try:
+            with self.background.overlooking_failure():
+                super().destroy()
+            if not is_known:
+                self.background.check()
+        finally:
+            self._gate.take_down()
+            self._gradients.close()
+            self._close_lanes()
+            self.__dict__.pop("_update", None)
+
+    def _close_lanes(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.background.close()
+            self._lanes.close()

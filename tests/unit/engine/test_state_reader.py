@@ -1,0 +1,72 @@
+"""What is read of an engine's state: every element once, padding never."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from deep_optimizer_states import state_reader
+from deep_optimizer_states.state_reader import read_state, real_numel
+
+
+@pytest.fixture
+def ranks_are_groups(monkeypatch):
+    monkeypatch.setattr(state_reader.dist, "get_rank", lambda group: group)
+
+
+@pytest.mark.parametrize("numel", [1, 5, 6, 8, 9])
+@pytest.mark.parametrize("dp", [1, 2, 4])
+def test_partitions_without_padding_are_the_whole_parameter(ranks_are_groups, numel, dp):
+    size = math.ceil(numel / dp)
+    parts = [real_numel(parameter(numel, size, rank)) for rank in range(dp)]
+    assert sum(parts) == numel
+    assert all(0 <= part <= size for part in parts)
+
+
+def parameter(numel, partition_numel, rank):
+    held = torch.arange(partition_numel) + 100.0 * numel
+    held[max(0, numel - partition_numel * rank) :] = torch.nan
+    return SimpleNamespace(
+        ds_numel=numel,
+        ds_tensor=held,
+        ds_process_group=rank,
+        partition_numel=lambda: partition_numel,
+    )
+
+
+def make_engine(rank, backup=None):
+    """Two parameters, of 5 and 2 elements, on one of two ranks; the padding is NaN."""
+    params = [parameter(5, 3, rank), parameter(2, 1, rank)]
+    master = torch.cat([param.ds_tensor for param in params])
+    state = {master: {"exp_avg": master + 1, "exp_avg_sq": master + 2, "step": 1}}
+    empty = SimpleNamespace(state={})
+    holder = SimpleNamespace(state=state)
+    optimizer = SimpleNamespace(
+        fp16_groups=[params],
+        fp32_partitioned_groups_flat=[master],
+        optimizer=empty if backup else holder,
+        backup_optimizer=holder if backup else None,
+    )
+    return SimpleNamespace(optimizer=optimizer)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("backup", [False, True], ids=["own", "stock's second optimizer"])
+def test_state_is_read_by_parameter_and_without_padding(ranks_are_groups, rank, backup):
+    (found,) = read_state(make_engine(rank, backup))
+    whole = [torch.tensor([500.0, 501.0, 502.0][: 3 - rank]), torch.tensor([200.0])]
+    for kind, expected in (
+        ("weights", whole),
+        ("masters", whole),
+        ("moments", [piece + more for more in (1, 2) for piece in whole]),
+    ):
+        pieces = getattr(found, kind)
+        assert [piece.tolist() for piece in pieces] == [piece.tolist() for piece in expected], kind
+
+
+def test_before_stocks_first_step_there_are_no_moments(ranks_are_groups):
+    engine = make_engine(0)
+    engine.optimizer.optimizer.state.clear()
+    (found,) = read_state(engine)
+    assert (len(found.masters), found.moments) == (2, [])
