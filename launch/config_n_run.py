@@ -11,6 +11,7 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.schema import Point, make_point
 from launch import cli
+from launch.data import with_data
 from launch.run import SINGLE_RUNS, RunOptions, run_point
 
 
@@ -114,7 +115,9 @@ def main(argv: Sequence[str]) -> int:
         ConfigError: a flag is wrong or missing, or the machine is too small.
     """
     given = build_parser().read(argv)
-    point = point_from_flags(vars(given))
+    [point], data = with_data([point_from_flags(vars(given))], given)
+    if data:
+        cli.say(data)
     return run_point(
         point, RunOptions.of(given, given.sweep), given.dry_run, not given.no_memory_check
     )

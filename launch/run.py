@@ -21,7 +21,7 @@ from configs.overrides import apply_overrides
 from configs.schema import CONFIGS_DIR, Point, make_point, read_toml
 from deep_optimizer_states.predict.memory_need import GIB
 from launch import cli
-from launch.data import data_prefix
+from launch.data import data_prefix, embedded_words, look_at, require_vocabulary, with_data
 from launch.fit.capacity import PROFILES, predict, refuse_if_short, runs_on_gpu, shortages
 from launch.fit.estimate import estimate
 from launch.fit.machine import Machine, probe_machine
@@ -131,6 +131,7 @@ class Task:
         tasks = []
         for point in points:
             prefix = prefixes[point.data_prefix]
+            require_vocabulary(point, look_at(prefix))
             versions = {**facts["versions"], **options.versions(point)}
             setup = setup_key({**facts, "versions": versions})
             tasks.append(cls(point, prefix, point_key(point, data_facts(prefix)), setup))
@@ -154,7 +155,7 @@ class Task:
             self.repeat,
             self.data_prefix,
             command,
-            {**provenance, "data": data_facts(self.data_prefix)},
+            {**provenance, "data": look_at(self.data_prefix).record()},
         )
 
 
@@ -241,6 +242,7 @@ def describe(point: Point, machine: Machine, options: RunOptions) -> str:
     path = next_run_path(sweep_dir(options.results_dir, options.sweep) / stem)
     # The embedded corpus would be made; files of the user's own must be there.
     prefix = data_prefix(point.data_prefix) if point.data_prefix else "(the embedded corpus)"
+    data = look_at(prefix).words if point.data_prefix else embedded_words()
     program = options.trainer.program(point, path, prefix)
     port = options.launcher.master_port or 0
     commands = options.launcher.commands(program, point.num_ranks, port)
@@ -255,6 +257,7 @@ def describe(point: Point, machine: Machine, options: RunOptions) -> str:
             commands.describe(),
             f"model    {point.model.num_parameters(point.tp):,} parameters, "
             f"{point.num_ranks} rank(s), {point.iterations} iterations",
+            f"data     {data}",
             f"memory   predicted host {need.host_bytes / GIB:.1f} GiB, "
             f"each GPU {need.device_bytes / GIB:.1f} GiB"
             f"{as_if if on_gpu and not machine.gpu_free_bytes else ''}: {verdict}",
@@ -339,7 +342,9 @@ def main(argv: Sequence[str]) -> int:
     overrides = cli.field_overrides(given)
     table = apply_overrides(read_toml(path), overrides)
     options_too = f" with {', '.join(overrides)} from the command line" if overrides else ""
-    point = make_point(table, source=f"{path}{options_too}")
+    [point], data = with_data([make_point(table, source=f"{path}{options_too}")], given)
+    if data:
+        cli.say(data)
     return run_point(
         point, RunOptions.of(given, given.sweep), given.dry_run, not given.no_memory_check
     )

@@ -6,7 +6,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from dataset.cli import clean_command, inspect_command, merge_command, prepare_command
+from dataset.cli import (
+    clean_command,
+    find_command,
+    inspect_command,
+    merge_command,
+    prepare_command,
+)
 from dataset.cli.output import tell
 from dataset.cli.parser import FlagParser
 from dataset.errors import DatasetError
@@ -42,6 +48,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m dataset", description="Text to tokens.", allow_abbrev=False
     )
     commands = parser.add_subparsers(dest="command", required=True, parser_class=FlagParser)
-    for module in (prepare_command, inspect_command, merge_command, clean_command):
+    for module in (prepare_command, find_command, inspect_command, merge_command, clean_command):
         module.add(commands)
     return parser

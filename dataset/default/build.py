@@ -55,17 +55,8 @@ def prepare(
     Raises:
         DatasetError: The corpus cannot be read or is empty, or the cache cannot be written.
     """
-    key = content_key(
-        {
-            "source": source.name,
-            "text": source.fingerprint(),
-            "settings": asdict(settings),
-            "format": FORMAT_VERSION,
-            "tokenizers": version("tokenizers"),
-        }
-    )
-    folder = cache_folder / f"{source.name}-{key[:16]}"
-    prefix = folder / f"{source.name}_text_document"
+    prefix, key = place(source, settings, cache_folder)
+    folder = prefix.parent
     found, damage = cache.look_up(folder, key)
     if found:
         return Prepared(prefix, found, is_new=False)
@@ -76,6 +67,20 @@ def prepare(
         return _write_files(work / prefix.name, source, settings, key, say)
 
     return Prepared(prefix, cache.build(folder, key, fill), is_new=True)
+
+
+def place(source: Source, settings: Settings, cache_folder: Path) -> tuple[Path, str]:
+    """Prefix that the tokens of ``source`` have in the cache, and the key of their folder."""
+    key = content_key(
+        {
+            "source": source.name,
+            "text": source.fingerprint(),
+            "settings": asdict(settings),
+            "format": FORMAT_VERSION,
+            "tokenizers": version("tokenizers"),
+        }
+    )
+    return cache_folder / f"{source.name}-{key[:16]}" / f"{source.name}_text_document", key
 
 
 def _write_files(
