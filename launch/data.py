@@ -142,20 +142,20 @@ def _located(name: str) -> str:
 def _vocab_size(data: Data, given: Namespace) -> int:
     """Entries of the vocabulary: the manifest's, else those that the user gave."""
     told, known = given.vocab_size, _manifest(data.prefix).get("vocab_size")
-    if told is None and known is None:
+    size = told if known is None else known
+    if size is None:
         raise ConfigError(
             f"--data {given.data}: no manifest beside it tells the size of its vocabulary; "
             "give --vocab-size N"
         )
-    if known is not None and told not in (None, known):
+    if told not in (None, size):
         raise ConfigError(f"--vocab-size {told}: the manifest of {data.prefix} says {known}")
-    size = int(known if told is None else told)
     if data.vocab_size is not None and data.vocab_size > size:
         raise ConfigError(
             f"--vocab-size {size}: {data.prefix}.bin holds token {data.vocab_size - 1}; "
             f"give {data.vocab_size} or more"
         )
-    return size
+    return int(size)
 
 
 def require_vocabulary(point: Point, data: Data) -> None:

@@ -1,4 +1,4 @@
-"""``python -m dataset find NAME``: the prefix of prepared data, for programs that only want to know."""
+"""``python -m dataset find NAME``: the prefix of prepared data, for other programs."""
 
 from __future__ import annotations
 

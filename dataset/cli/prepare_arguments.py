@@ -40,7 +40,11 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:  # noqa: ANN401 - argp
         "dataset/cache in the checkout)",
     )
     fetched.add_argument(
-        "--data-dir", type=Path, metavar="DIR", help="where fetched files lie, or were put by hand"
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="where files were put by hand, and fetched ones go (default: the cache folder, and "
+        "the hub's own cache, $HF_HOME)",
     )
     fetched.add_argument(
         "--base-url",

@@ -111,21 +111,21 @@ def _require_keys(keys: tuple[str, ...]) -> None:
 
 
 def _oscar_job(arguments: argparse.Namespace) -> Job:
-    from dataset.fetch import catalogue
-    from dataset.fetch.download import fetch
+    from dataset import fetch
 
     folder = cache.folder_to_use(arguments.cache_dir) / OSCAR
     data = (arguments.data_dir or folder).absolute()
+    there = fetch.oscar_text(data)
     has_own = arguments.tokenizer is not None
-    wanted = [] if has_own else [catalogue.GPT2_VOCABULARY, catalogue.GPT2_MERGES]
-    if catalogue.oscar_text(data) is None:
-        wanted.append(catalogue.OSCAR)
-    fetch(wanted, data, catalogue.base_url(arguments.base_url), tell)
-    arguments.input = [str(catalogue.oscar_text(data))]
+    wanted = [] if has_own else [fetch.GPT2_VOCABULARY, fetch.GPT2_MERGES]
+    if there is None:
+        wanted.append(fetch.OSCAR)
+    endpoint = fetch.hub_endpoint(arguments.base_url)
+    paths = fetch.fetch(wanted, data, endpoint, arguments.data_dir, tell)
+    arguments.input = [str(there or paths[-1])]
     if not has_own:
         arguments.tokenizer = "gpt2-bpe"
-        arguments.vocab_file = data / catalogue.GPT2_VOCABULARY.name
-        arguments.merge_file = data / catalogue.GPT2_MERGES.name
+        arguments.vocab_file, arguments.merge_file = paths[:2]
     arguments.append_eod = True
     if arguments.output_prefix is None:
         arguments.output_prefix = folder / OSCAR

@@ -258,7 +258,8 @@ def test_single_runs_take_the_same_option(tmp_path, oscar, capsys):
     own = write_pair(tmp_path / "own", manifest=1000)
     tiny = ["tiny", *DRY, "--data", str(own)]
     assert f"\ndata     own ({own})" in dry_run_of(run_main, *tiny, capsys=capsys)
-    flags = "-m 7 -H 4096 -F 11008 -N 2 -L 32 -U 2048 -S 4 -K 10 --dry-run --device cpu".split()
+    model = {"m": 7, "H": 4096, "F": 11008, "N": 2, "L": 32, "U": 2048, "S": 4, "K": 10}
+    flags = [*DRY, *(word for flag, value in model.items() for word in (f"-{flag}", str(value)))]
     out = dry_run_of(config_n_run, *flags, capsys=capsys)
     assert "\ndata     oscar-1gb (the paper's corpus)" in out
     out = dry_run_of(config_n_run, *flags, "--data", str(own), capsys=capsys)
