@@ -76,7 +76,7 @@ def clean(
             for line_bytes in _kept(block, seen, counts):
                 file.write(line_bytes)
                 counts["written"] += 1
-            progress.update(block.consumed_bytes, f"{counts['written']:,} kept")
+            progress.reach(block.consumed_bytes, f"{counts['written']:,} kept")
         progress.close()
         _require_text(reading, counts, bad)
     counts["bad lines"] = len(bad)

@@ -66,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | None:
     from dataset.errors import DatasetError
-    from dataset.tokenizer.base import load
     from dataset.tokenizer.bpe import ByteLevelBpe
+    from dataset.tokenizer.choose import load
 
     if arguments.tokenizer_model:
         return load(arguments.tokenizer_model)

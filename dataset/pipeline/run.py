@@ -23,8 +23,8 @@ from dataset.pool import ordered
 from dataset.progress import MEGABYTE, Progress
 from dataset.readers.blocks import Block, blocks
 from dataset.readers.parse import Record, parse
-from dataset.tokenizer.base import Tokenizer, load
-from dataset.tokenizer.choose import DEFAULT_VOCAB_SIZE
+from dataset.tokenizer.base import Tokenizer
+from dataset.tokenizer.choose import DEFAULT_VOCAB_SIZE, load
 
 Say = Callable[[str], None]
 
@@ -163,7 +163,7 @@ def _make_parts(job: Job, done: Done, path: Path, tokenizer: Tokenizer) -> dict[
             made[facts.number] = facts
             num_tokens += sum(sizes[2] for sizes in facts.sizes) // id_bytes
             rate = num_tokens / (time.monotonic() - begun_s)
-            progress.update(facts.consumed_bytes, f"{rate / 1e6:.2f} M tokens/s")
+            progress.reach(facts.consumed_bytes, f"{rate / 1e6:.2f} M tokens/s")
     progress.close()
     return made
 

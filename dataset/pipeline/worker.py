@@ -17,7 +17,8 @@ from dataset.pipeline import parts
 from dataset.pipeline.parts import Encoded, Facts
 from dataset.readers.blocks import Block
 from dataset.readers.parse import BadRecord, Record, parse
-from dataset.tokenizer.base import Tokenizer, load
+from dataset.tokenizer.base import Tokenizer
+from dataset.tokenizer.choose import load
 
 
 @dataclass(frozen=True)

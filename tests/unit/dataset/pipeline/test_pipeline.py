@@ -12,8 +12,7 @@ from dataset.pipeline import run as module
 from dataset.pipeline.job import Job
 from dataset.readers import inputs
 from dataset.readers.blocks import Reading
-from dataset.tokenizer.base import load
-from dataset.tokenizer.choose import Choice
+from dataset.tokenizer.choose import Choice, load
 
 TEXTS = [f"the cat number {n} sat on the mat" for n in range(40)]
 
