@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from dataset.digest import file_digest
 from dataset.errors import DatasetError
+from dataset.files import file_digest
 
 HUB = "https://huggingface.co"
 ENDPOINT_VARIABLE = "HF_ENDPOINT"

@@ -17,7 +17,7 @@ from dataset.clean.duplicates import Seen
 from dataset.clean.settings import CleanSettings
 from dataset.clean.steps import Cleaned
 from dataset.errors import DatasetError
-from dataset.outputs import require_writable
+from dataset.files import require_writable
 from dataset.pool import ordered
 from dataset.progress import Progress
 from dataset.readers.blocks import Reading, blocks

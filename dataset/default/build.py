@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
+from typing import Protocol
 
 from dataset import manifest
 from dataset.default import cache
-from dataset.default.source import Source
-from dataset.digest import content_key
 from dataset.errors import DatasetError
+from dataset.files import content_key
 from dataset.manifest import Manifest
 
 # Raise it when the same text must give other files: the way documents are cut out, the vocabulary
@@ -20,6 +20,20 @@ from dataset.manifest import Manifest
 FORMAT_VERSION = 2
 
 TOKENIZER_NAME = "tokenizer.json"
+
+
+class Source(Protocol):
+    """A corpus: a name for files, a digest to cache by, and documents in a fixed order."""
+
+    @property
+    def name(self) -> str:
+        """Short name, fit for file names; the prefix is ``<name>_text_document``."""
+
+    def fingerprint(self) -> str:
+        """Digest of everything `documents` depends on; quick, as every call computes it."""
+
+    def documents(self) -> Iterator[str]:
+        """The texts, none of them empty, in the same order on every call."""
 
 
 @dataclass(frozen=True)

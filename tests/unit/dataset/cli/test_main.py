@@ -7,7 +7,7 @@ import pytest
 
 from dataset import fetch
 from dataset.cli.main import main
-from dataset.digest import file_digest
+from dataset.files import file_digest
 from dataset.indexed import bin_path
 from dataset.tokenizer.bpe import ByteLevelBpe
 
