@@ -16,7 +16,7 @@ help: ## this list
 
 setup: $(STAMP) ## environment in .venv, DeepSpeed's ops built into it
 
-$(STAMP): requirements/run.txt requirements/dev.txt pyproject.toml requirements/setup.sh
+$(STAMP): requirements/run.txt requirements/dev.txt requirements/gpu.txt pyproject.toml requirements/setup.sh
 	@PYTHON="$(PYTHON)" bash requirements/setup.sh $(VENV)
 	@touch $(STAMP)
 

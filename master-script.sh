@@ -23,6 +23,10 @@ what    --list              list studies with their sweeps, points and engines, 
         --model NAME        run this model instead of the sweep's
         --iterations N      iterations of each run; --repeats N: runs of each point
         --device V          auto, cpu or cuda [default auto]
+        --data NAME         embedded, oscar-1gb, or the prefix of a .bin/.idx pair of your own, which
+                            needs --vocab-size N when no manifest lies beside it [default oscar-1gb
+                            for full-size models where it has been prepared, else embedded]
+        --model.vocab-size N  of every run's model, to make room for other data
 again   --resume            only what was never run or was interrupted
         --rerun-failed      only what failed or was interrupted; --again: everything, done or not
         --report-only       run nothing, make the report anew; --no-report: leave it out

@@ -31,8 +31,8 @@ from typing import Any
 
 from benchmarks.report import BenchmarkError
 from benchmarks.timing import Times
-from dataset.digest import file_digest
 from dataset.errors import DatasetError
+from dataset.files import file_digest
 from dataset.indexed import bin_path, idx_path
 from dataset.pipeline.job import Job
 from dataset.pipeline.run import run

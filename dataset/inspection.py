@@ -12,7 +12,8 @@ from dataset import indexed, manifest
 from dataset.errors import DatasetError
 from dataset.indexed import Index
 from dataset.manifest import Manifest
-from dataset.tokenizer.base import Tokenizer, load
+from dataset.tokenizer.base import Tokenizer
+from dataset.tokenizer.choose import load
 
 SAMPLE_TOKENS = 128
 

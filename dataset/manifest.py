@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dataset.digest import file_digest
 from dataset.errors import DatasetError
+from dataset.files import file_digest
 
 NAME = "manifest.json"
 SCHEMA_VERSION = 1

@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from dataset import indexed, manifest
-from dataset.digest import content_key
 from dataset.errors import DatasetError
+from dataset.files import content_key, require_writable
 from dataset.indexed import Counts, Index, bin_path, idx_path
 from dataset.manifest import Manifest
-from dataset.outputs import require_writable
 
 
 def merge(prefixes: Sequence[Path], output: Path) -> Counts:

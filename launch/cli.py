@@ -138,6 +138,18 @@ def add_run_options(parser: Parser, echo: bool) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="show what would run, start nothing")
     parser.add_argument(
+        "--data",
+        metavar="NAME",
+        help="embedded, oscar-1gb, or the prefix of a .bin/.idx pair of your own [default: "
+        "oscar-1gb for full-size models where it has been prepared, else embedded]",
+    )
+    parser.add_argument(
+        "--vocab-size",
+        type=count,
+        metavar="N",
+        help="of a pair in --data that has no manifest beside it",
+    )
+    parser.add_argument(
         "--timeout", type=_seconds, metavar="SECONDS", help="end a run that takes longer"
     )
     parser.add_argument(

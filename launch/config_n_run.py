@@ -12,6 +12,7 @@ from configs.errors import ConfigError
 from configs.schema import Point
 from configs.study import default_study, make_point
 from launch import cli
+from launch.data import with_data
 from launch.point_command import SINGLE_RUNS, run_point
 from launch.task import RunOptions
 
@@ -116,7 +117,9 @@ def main(argv: Sequence[str]) -> int:
         ConfigError: a flag is wrong or missing, or the machine is too small.
     """
     given = build_parser().read(argv)
-    point = point_from_flags(vars(given))
+    [point], data = with_data([point_from_flags(vars(given))], given)
+    if data:
+        cli.say(data)
     options = RunOptions.of(given, given.sweep, default_study())
     return run_point(point, options, given.dry_run, not given.no_memory_check)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from configs.schema import Point
-from launch.data import data_prefix
+from launch.data import data_prefix, embedded_words, look_at
 from launch.fit.capacity import memory_text
 from launch.fit.estimate import estimate
 from launch.fit.machine import Machine
@@ -28,6 +28,7 @@ def describe(point: Point, machine: Machine, options: RunOptions) -> str:
     path = next_run_path(folder / stem)
     # The embedded corpus would be made; files of the user's own must be there.
     prefix = data_prefix(point.data_prefix) if point.data_prefix else "(the embedded corpus)"
+    data = look_at(prefix).words if point.data_prefix else embedded_words()
     program = options.trainer.program(point, path, prefix)
     port = options.launcher.master_port or 0
     commands = options.launcher.commands(program, point.num_ranks, port)
@@ -39,6 +40,7 @@ def describe(point: Point, machine: Machine, options: RunOptions) -> str:
         commands.describe(),
         f"model    {point.model.num_parameters(point.tp):,} parameters, "
         f"{point.num_ranks} rank(s), {point.iterations} iterations",
+        f"data     {data}",
         f"memory   {memory_text(point, machine)}",
         f"time     {time}",
         f"DeepSpeed {json.dumps(options.trainer.ds_config(point), indent=2)}",

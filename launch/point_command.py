@@ -12,6 +12,7 @@ from configs.overrides import apply_overrides
 from configs.schema import Point, read_toml
 from configs.study import Study
 from launch import cli
+from launch.data import with_data
 from launch.describe import describe
 from launch.fit.capacity import refuse_if_short
 from launch.fit.machine import probe_machine
@@ -101,6 +102,8 @@ def main(argv: Sequence[str]) -> int:
     overrides = cli.field_overrides(given, study)
     table = apply_overrides(read_toml(path), overrides, study)
     options_too = f" with {', '.join(overrides)} from the command line" if overrides else ""
-    point = study.make_point(table, source=f"{path}{options_too}")
+    [point], data = with_data([study.make_point(table, f"{path}{options_too}")], given)
+    if data:
+        cli.say(data)
     options = RunOptions.of(given, given.sweep, study)
     return run_point(point, options, given.dry_run, not given.no_memory_check)

@@ -14,6 +14,7 @@ from configs.schema import Point
 from configs.sweep import Sweep, load_sweep, sweep_names
 from deep_optimizer_states.predict.machine import load_machine
 from launch import cli
+from launch.data import with_data
 from launch.derive import derive
 from launch.describe import describe
 from launch.fit.capacity import PROFILES, largest_model_that_fits, refuse_if_short
@@ -61,8 +62,9 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
     if model is None and sweep.leaves_model_open:
         room, names = _shown_machine(sweep, given, machine), sweep.study.model_names()
         model = largest_model_that_fits(names, lambda name: sweep.points(name, overrides), room)
-    points = sweep.points(model, overrides)
-    return Plan(sweep, tuple(points), machine, RunOptions.of(given, sweep.name, sweep.study))
+    points, data = with_data(sweep.points(model, overrides), given)
+    options = RunOptions.of(given, sweep.name, sweep.study)
+    return Plan(sweep, tuple(points), machine, options, data)
 
 
 def _with_engines(sweep: Sweep, given: Namespace) -> Sweep:
@@ -76,7 +78,7 @@ def _with_engines(sweep: Sweep, given: Namespace) -> Sweep:
 
 
 def _overrides(given: Namespace) -> dict[str, str]:
-    fields = ("iterations", "device")
+    fields = ("iterations", "device", "data_prefix", "model.vocab_size")
     return {name: value for name in fields if (value := getattr(given, name)) is not None}
 
 
@@ -204,6 +206,10 @@ def build_parser() -> cli.Parser:
     what.add_argument("--iterations", metavar="N", help="iterations of each run")
     what.add_argument("--repeats", type=cli.count, metavar="N", help="runs of each point")
     what.add_argument("--device", metavar="V", help="auto, cpu or cuda [default auto]")
+    what.add_argument("--data-prefix", metavar="P", help="the field of every point, see --data")
+    what.add_argument(
+        "--model.vocab-size", dest="model.vocab_size", metavar="N", help="of every run's model"
+    )
     choice = parser.add_mutually_exclusive_group()
     for value, text in (
         (Choice.RESUME, "only what was never run or was interrupted"),
@@ -282,6 +288,8 @@ def _run_plan(plan: Plan, given: Namespace, folders: Sequence[Path]) -> int:
     if given.list_points:
         cli.say("\n".join(names))
         return 0
+    if plan.data:
+        cli.say(plan.data)
     if given.dry_run:
         dry_run(as_on_gpus(plan) if given.size == "full" else plan, names)
         return 0

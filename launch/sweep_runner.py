@@ -35,6 +35,8 @@ class Plan:
     """Every point once, named."""
     machine: Machine
     options: RunOptions
+    data: str = ""
+    """Which data the command line chose, in a line; empty when it chose none."""
 
     @property
     def folder(self) -> Path:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from configs.schema import Point
 from configs.study import Study, default_study
-from launch.data import data_prefix
+from launch.data import data_prefix, look_at, require_vocabulary
 from launch.hosts.launchers import THIS_MACHINE, Launcher
 from launch.process.beside import scalar_environment
 from launch.records.identity import data_facts, point_key, setup_key
@@ -102,6 +102,7 @@ class Task:
         tasks = []
         for point in points:
             prefix = prefixes[point.data_prefix]
+            require_vocabulary(point, look_at(prefix))
             versions = {**facts["versions"], **options.versions(point)}
             setup = setup_key({**facts, "versions": versions})
             tasks.append(cls(point, prefix, point_key(point, data_facts(prefix)), setup))
@@ -125,5 +126,5 @@ class Task:
             self.repeat,
             self.data_prefix,
             command,
-            {**provenance, "data": data_facts(self.data_prefix)},
+            {**provenance, "data": look_at(self.data_prefix).record()},
         )

@@ -63,6 +63,9 @@ if ! install_from "$here/dev.txt"; then
   [ -n "${WHEELHOUSE:-}" ] || die "the tests' packages could not be installed"
   say "the tests' packages are not in $WHEELHOUSE: the main job will run, make test will not"
 fi
+if command -v nvidia-smi >/dev/null && ! install_from "$here/gpu.txt"; then
+  say "nvidia-ml-py could not be installed: GPUs will not be sampled while runs last"
+fi
 "${pip[@]}" --no-build-isolation --no-deps -e "$here/.."
 
 say "building the compiled ops into $TORCH_EXTENSIONS_DIR"

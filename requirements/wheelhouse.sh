@@ -40,7 +40,7 @@ torch_version=${TORCH_VERSION:-$(sed -n 's/.*TORCH_VERSION:-\([0-9.]*\)}.*/\1/p'
 if [ "$lean" = 1 ]; then
   for name in megatron-core pydantic charset-normalizer pytest pytest-timeout; do pinned "$name"; done
 else
-  grep -hEv '^(#|deepspeed==)' "$here"/run.txt "$here"/dev.txt
+  grep -hEv '^(#|deepspeed==)' "$here"/run.txt "$here"/dev.txt "$here"/gpu.txt
   printf 'setuptools>=77\nwheel\n'
 fi >"$work/wanted.txt"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["processes"]
+pytest_plugins = ["hub", "processes"]
 
 # The ops that `make setup` built ahead; without it DeepSpeed would compile for minutes.
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))

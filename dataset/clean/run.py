@@ -17,7 +17,7 @@ from dataset.clean.duplicates import Seen
 from dataset.clean.settings import CleanSettings
 from dataset.clean.steps import Cleaned
 from dataset.errors import DatasetError
-from dataset.outputs import require_writable
+from dataset.files import require_writable
 from dataset.pool import ordered
 from dataset.progress import Progress
 from dataset.readers.blocks import Reading, blocks
@@ -76,7 +76,7 @@ def clean(
             for line_bytes in _kept(block, seen, counts):
                 file.write(line_bytes)
                 counts["written"] += 1
-            progress.update(block.consumed_bytes, f"{counts['written']:,} kept")
+            progress.reach(block.consumed_bytes, f"{counts['written']:,} kept")
         progress.close()
         _require_text(reading, counts, bad)
     counts["bad lines"] = len(bad)

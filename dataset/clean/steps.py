@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from dataset.clean.contamination import FEWEST_WORDS, Contamination
 from dataset.clean.duplicates import signature
-from dataset.clean.language import LanguageFilter
 from dataset.clean.settings import CleanSettings
 from dataset.errors import DatasetError
 from dataset.readers import inputs
 from dataset.readers.blocks import Block, Reading, blocks
 from dataset.readers.parse import BadRecord, Record, parse
+
+# The beginning tells; the whole of a long text would take longer than everything else.
+READ_CHARACTERS = 4000
 
 
 @dataclass
@@ -30,6 +32,32 @@ class Cleaned:
     counts: Counter[str] = field(default_factory=Counter)
     bad: list[tuple[int, int, str]] = field(default_factory=list)
     consumed_bytes: int = 0
+
+
+class LanguageFilter:
+    """Keeps texts of some languages; the model comes with the package."""
+
+    def __init__(self, languages: tuple[str, ...], confidence: float) -> None:
+        """Load the model.
+
+        Raises:
+            DatasetError: It does not know a language.
+        """
+        from py3langid import langid  # type: ignore[import-untyped]
+
+        path = langid.MODEL_DIR / langid.MODEL_FILE
+        self._model: Any = langid.LanguageIdentifier.from_modelpath(path, norm_probs=True)
+        known = set(self._model.nb_classes)
+        for language in languages:
+            if language not in known:
+                raise DatasetError(f"--language {language}: not one of {', '.join(sorted(known))}")
+        self._languages = frozenset(languages)
+        self._confidence = confidence
+
+    def __call__(self, text: str) -> bool:
+        """Whether the text is surely enough in one of the languages."""
+        language, confidence = self._model.classify(text[:READ_CHARACTERS])
+        return language in self._languages and confidence >= self._confidence
 
 
 class Cleaner:

@@ -6,9 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from dataset.cli import clean_command, inspect_command, merge_command, prepare_command
-from dataset.cli.output import tell
-from dataset.cli.parser import FlagParser
+from dataset.cli import clean, pairs, prepare
+from dataset.cli.common import Commands, tell
 from dataset.errors import DatasetError
 
 WRONG_USE = 2
@@ -19,10 +18,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        0; 1 when `inspect` found damage; 2 when something the user can mend is wrong; 130 after
-        Ctrl-C.
+        0; 1 when `inspect` found damage or `find` nothing; 2 when something the user can mend is
+        wrong; 130 after Ctrl-C.
     """
-    arguments = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(
+        prog="python -m dataset", description="Text to tokens.", allow_abbrev=False
+    )
+    commands = Commands(parser)
+    for module in (prepare, pairs, clean):
+        module.add(commands)
+    arguments = parser.parse_args(argv)
     try:
         code: int = arguments.run(arguments)
     except BrokenPipeError:
@@ -35,13 +40,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         tell(f"dataset {arguments.command}: interrupted; {arguments.after_interrupt}")
         return INTERRUPTED
     return code
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m dataset", description="Text to tokens.", allow_abbrev=False
-    )
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=FlagParser)
-    for module in (prepare_command, inspect_command, merge_command, clean_command):
-        module.add(commands)
-    return parser

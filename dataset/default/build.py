@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
+from typing import Protocol
 
 from dataset import manifest
 from dataset.default import cache
-from dataset.default.source import Source
-from dataset.digest import content_key
 from dataset.errors import DatasetError
+from dataset.files import content_key
 from dataset.manifest import Manifest
 
 # Raise it when the same text must give other files: the way documents are cut out, the vocabulary
@@ -20,6 +20,20 @@ from dataset.manifest import Manifest
 FORMAT_VERSION = 2
 
 TOKENIZER_NAME = "tokenizer.json"
+
+
+class Source(Protocol):
+    """A corpus: a name for files, a digest to cache by, and documents in a fixed order."""
+
+    @property
+    def name(self) -> str:
+        """Short name, fit for file names; the prefix is ``<name>_text_document``."""
+
+    def fingerprint(self) -> str:
+        """Digest of everything `documents` depends on; quick, as every call computes it."""
+
+    def documents(self) -> Iterator[str]:
+        """The texts, none of them empty, in the same order on every call."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +69,8 @@ def prepare(
     Raises:
         DatasetError: The corpus cannot be read or is empty, or the cache cannot be written.
     """
-    key = content_key(
-        {
-            "source": source.name,
-            "text": source.fingerprint(),
-            "settings": asdict(settings),
-            "format": FORMAT_VERSION,
-            "tokenizers": version("tokenizers"),
-        }
-    )
-    folder = cache_folder / f"{source.name}-{key[:16]}"
-    prefix = folder / f"{source.name}_text_document"
+    prefix, key = place(source, settings, cache_folder)
+    folder = prefix.parent
     found, damage = cache.look_up(folder, key)
     if found:
         return Prepared(prefix, found, is_new=False)
@@ -76,6 +81,20 @@ def prepare(
         return _write_files(work / prefix.name, source, settings, key, say)
 
     return Prepared(prefix, cache.build(folder, key, fill), is_new=True)
+
+
+def place(source: Source, settings: Settings, cache_folder: Path) -> tuple[Path, str]:
+    """Prefix that the tokens of ``source`` have in the cache, and the key of their folder."""
+    key = content_key(
+        {
+            "source": source.name,
+            "text": source.fingerprint(),
+            "settings": asdict(settings),
+            "format": FORMAT_VERSION,
+            "tokenizers": version("tokenizers"),
+        }
+    )
+    return cache_folder / f"{source.name}-{key[:16]}" / f"{source.name}_text_document", key
 
 
 def _write_files(

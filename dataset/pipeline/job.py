@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dataset.digest import content_key
+from dataset.files import content_key
 from dataset.readers.blocks import Reading
 from dataset.tokenizer.choose import Choice
 

@@ -65,7 +65,7 @@ def _copy_ids(path: Path, pieces: Sequence[Part]) -> int:
     num_bytes = 0
     with path.open("wb") as file:
         for piece in pieces:
-            num_bytes += file.write(piece.id_bytes())
+            num_bytes += file.write(piece.ids().data)
     return num_bytes
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from dataset import manifest
 from dataset.errors import DatasetError
-from dataset.indexed import bin_path, id_type, idx_path
+from dataset.files import require_writable
+from dataset.indexed import bin_path, idx_path
 from dataset.locks import locked
 from dataset.manifest import Manifest
-from dataset.outputs import require_writable
 from dataset.pipeline import folder, worker
 from dataset.pipeline.folder import Done
 from dataset.pipeline.job import Job
@@ -23,8 +23,8 @@ from dataset.pool import ordered
 from dataset.progress import MEGABYTE, Progress
 from dataset.readers.blocks import Block, blocks
 from dataset.readers.parse import Record, parse
-from dataset.tokenizer.base import Tokenizer, load
-from dataset.tokenizer.choose import DEFAULT_VOCAB_SIZE
+from dataset.tokenizer.base import Tokenizer
+from dataset.tokenizer.choose import DEFAULT_VOCAB_SIZE, load
 
 Say = Callable[[str], None]
 
@@ -73,7 +73,7 @@ def run(job: Job, say: Say, restart: bool = False) -> Finished:
         if job.append_eod:
             worker.required_eod(tokenizer)
         begun_s = time.perf_counter()
-        made = _make_parts(job, done, path, tokenizer)
+        made = _make_parts(job, done, path)
         seconds = time.perf_counter() - begun_s
         facts = [one for _, one in sorted((done.facts | made).items())]
         say(f"joining {len(facts):,} parts")
@@ -138,7 +138,7 @@ def _texts(block: Block, keys: tuple[str, ...]) -> Iterator[str]:
                     yield from texts
 
 
-def _make_parts(job: Job, done: Done, path: Path, tokenizer: Tokenizer) -> dict[int, Facts]:
+def _make_parts(job: Job, done: Done, path: Path) -> dict[int, Facts]:
     number, start, consumed = done.first_missing()
     reading, wants_stop = job.reading, job.bad_lines == "fail"
     names = tuple(reading.name(file) for file in range(len(reading.files)))
@@ -154,16 +154,15 @@ def _make_parts(job: Job, done: Done, path: Path, tokenizer: Tokenizer) -> dict[
         wants_stop,
     )
     progress = Progress("encoding", reading.total_bytes, consumed)
-    id_bytes = id_type(tokenizer.vocab_size).itemsize
     made: dict[int, Facts] = {}
     num_tokens, begun_s = 0, time.monotonic()
     missing = (block for block in blocks(reading, number, start) if block.number not in done.facts)
     with closing(ordered(worker.work, missing, job.workers, worker.start, (task,))) as results:
         for facts in results:
             made[facts.number] = facts
-            num_tokens += sum(sizes[2] for sizes in facts.sizes) // id_bytes
+            num_tokens += facts.tokens
             rate = num_tokens / (time.monotonic() - begun_s)
-            progress.update(facts.consumed_bytes, f"{rate / 1e6:.2f} M tokens/s")
+            progress.reach(facts.consumed_bytes, f"{rate / 1e6:.2f} M tokens/s")
     progress.close()
     return made
 

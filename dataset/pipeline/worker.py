@@ -17,7 +17,8 @@ from dataset.pipeline import parts
 from dataset.pipeline.parts import Encoded, Facts
 from dataset.readers.blocks import Block
 from dataset.readers.parse import BadRecord, Record, parse
-from dataset.tokenizer.base import Tokenizer, load
+from dataset.tokenizer.base import Tokenizer
+from dataset.tokenizer.choose import load
 
 
 @dataclass(frozen=True)
@@ -76,19 +77,20 @@ class Worker:
             encode_s += time.perf_counter() - start_s
         write_s = time.perf_counter()
         keys = [self._joined(one) for one in collected]
-        facts: dict[str, Any] = {
-            "number": block.number,
-            "end": block.end,
-            "consumed_bytes": block.consumed_bytes,
-            "text_bytes": [one.text_bytes for one in collected],
-            "empty": empty,
-            "num_bad": len(bad),
-            "bad": bad[: parts.MOST_BAD_LISTED],
-            "seconds": {"parse": write_s - begun_s - encode_s, "encode": encode_s},
-        }
-        written = parts.write(self._task.folder, facts, keys)
-        written.seconds["write"] = time.perf_counter() - write_s
-        return written
+        facts = Facts(
+            number=block.number,
+            end=block.end,
+            consumed_bytes=block.consumed_bytes,
+            text_bytes=[one.text_bytes for one in collected],
+            tokens=sum(len(one.ids) for one in keys),
+            empty=empty,
+            num_bad=len(bad),
+            bad=bad[: parts.MOST_BAD_LISTED],
+            seconds={"parse": write_s - begun_s - encode_s, "encode": encode_s},
+        )
+        parts.write(self._task.folder, facts, keys)
+        facts.seconds["write"] = time.perf_counter() - write_s
+        return facts
 
     def _records(self, block: Block) -> Iterator[tuple[int, Record | BadRecord]]:
         for file, piece in block.pieces:

@@ -6,9 +6,8 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
 from dataset.readers.inputs import InputFile
-from dataset.readers.parquet import cut_rows
-from dataset.readers.pieces import SampleBy, cut
-from dataset.readers.places import Piece, Place
+from dataset.readers.parse import Piece, Place
+from dataset.readers.pieces import SampleBy, cut, cut_rows
 from dataset.readers.streams import opened
 
 # Small files are put together until a block is this share of its size.

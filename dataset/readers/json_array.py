@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dataset.errors import DatasetError
-from dataset.readers.places import MAX_DOCUMENT_BYTES, Piece, Place
+from dataset.readers.parse import MAX_DOCUMENT_BYTES, Piece, Place
 
 READ_BYTES = 1 << 20
 _SPACE = " \t\r\n"

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from dataset.errors import DatasetError
 from dataset.readers.inputs import InputFile
 from dataset.readers.json_array import cut_array
-from dataset.readers.places import MAX_DOCUMENT_BYTES, Format, Piece, Place
+from dataset.readers.parse import MAX_DOCUMENT_BYTES, Format, Piece, Place
 from dataset.readers.streams import Stream
 
 SampleBy = Literal["document", "paragraph", "line"]
 
 SKIP_BYTES = 1 << 20
+ROWS_AT_ONCE = 512
 _BLANK = re.compile(rb"[ \t\r]*\n")
 
 
@@ -92,3 +93,47 @@ def _whole(source: InputFile, stream: Stream, start: Place) -> Iterator[Piece]:
         )
     if data:
         yield Piece("text", data, 1, Place(len(data), 1 + data.count(b"\n")))
+
+
+def cut_rows(source: InputFile, start: Place, size: int, keys: Sequence[str]) -> Iterator[Piece]:
+    """Cut a file into pieces of rows, about ``size`` bytes each, as Arrow's IPC stream.
+
+    Raises:
+        DatasetError: It is not Parquet, or lacks a column.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(source.path) as file:
+            missing = [key for key in keys if key not in file.schema_arrow.names]
+            if missing:
+                raise DatasetError(
+                    f"{source.path}: no column '{missing[0]}'; it has "
+                    f"{', '.join(file.schema_arrow.names)}: give --json-keys"
+                )
+            held: list[pa.RecordBatch] = []
+            row = 0
+            for batch in file.iter_batches(ROWS_AT_ONCE, columns=list(keys), use_threads=False):
+                row += len(batch)
+                if row <= start.offset:
+                    continue
+                held.append(batch)
+                if sum(one.nbytes for one in held) >= size:
+                    yield _rows_piece(held, row)
+                    held = []
+            if held:
+                yield _rows_piece(held, row)
+    except pa.ArrowException as error:
+        raise DatasetError(f"{source.path} is damaged or not Parquet: {error}") from error
+
+
+def _rows_piece(batches: Sequence[object], end_row: int) -> Piece:
+    import pyarrow as pa
+
+    table = pa.Table.from_batches(batches)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    first = end_row - table.num_rows + 1
+    return Piece("arrow", sink.getvalue().to_pybytes(), first, Place(end_row, end_row + 1))

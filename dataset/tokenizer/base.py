@@ -1,13 +1,10 @@
-"""What the pipeline asks of a tokenizer, and how a stored one is opened."""
+"""What the pipeline asks of a tokenizer."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
-
-from dataset.errors import DatasetError
 
 END_OF_DOCUMENT = "<|endoftext|>"
 
@@ -28,20 +25,3 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: list[int]) -> str:
         """Text of some ids."""
-
-
-def load(path: Path) -> Tokenizer:
-    """Open a tokenizer's file: ``.json`` is byte-level BPE, ``.model`` SentencePiece.
-
-    Raises:
-        DatasetError: There is none, or it cannot be read.
-    """
-    if not path.is_file():
-        raise DatasetError(f"no tokenizer at {path}")
-    if path.suffix == ".model":
-        from dataset.tokenizer.sentence_piece import SentencePiece
-
-        return SentencePiece(path)
-    from dataset.tokenizer.bpe import ByteLevelBpe
-
-    return ByteLevelBpe.load(path)

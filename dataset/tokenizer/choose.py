@@ -1,4 +1,4 @@
-"""Which tokenizer the user asks for, and its one file in a work folder."""
+"""Which tokenizer the user asks for, its one file in a work folder, and how that is opened."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dataset.errors import DatasetError
-from dataset.tokenizer.base import load
+from dataset.tokenizer.base import Tokenizer
 from dataset.tokenizer.bpe import ByteLevelBpe
 from dataset.tokenizer.sentence_piece import SentencePiece, learn
 
@@ -110,3 +110,16 @@ class Choice:
             unfinished.write_bytes(learn(texts(), vocab_size))
         load(unfinished)
         return unfinished.replace(path)
+
+
+def load(path: Path) -> Tokenizer:
+    """Open a tokenizer's file: ``.json`` is byte-level BPE, ``.model`` SentencePiece.
+
+    Raises:
+        DatasetError: There is none, or it cannot be read.
+    """
+    if not path.is_file():
+        raise DatasetError(f"no tokenizer at {path}")
+    if path.suffix == ".model":
+        return SentencePiece(path)
+    return ByteLevelBpe.load(path)

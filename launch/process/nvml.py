@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 BYTES_PER_KB = 1000
 """NVML gives PCIe throughput in KB/s."""
+DRIVER = Path("/proc/driver/nvidia/version")
+"""There where NVIDIA's driver is loaded."""
+MISSING = (
+    "GPUs are not sampled: nvidia-ml-py is not installed; "
+    "`.venv/bin/python -m pip install -r requirements/gpu.txt` installs it\n"
+)
 
 
 class Gpus:
@@ -28,8 +37,12 @@ class Gpus:
             return
         try:
             nvml: Any = importlib.import_module("pynvml")
+        except ImportError:
+            _say_missing()
+            return
+        try:
             nvml.nvmlInit()
-        except Exception:  # noqa: BLE001 - no package, no driver, or a driver of another version
+        except Exception:  # noqa: BLE001 - no driver, or one of another version
             return
         self._nvml = nvml
         names = _names(visible, self._ask(nvml.nvmlDeviceGetCount) or 0)
@@ -76,6 +89,13 @@ class Gpus:
         with contextlib.suppress(self._nvml.NVMLError):
             return question()
         return None
+
+
+@functools.cache
+def _say_missing() -> None:
+    """Name the package once where it would be of use; without a GPU nothing is missing."""
+    if DRIVER.exists():
+        sys.stderr.write(MISSING)
 
 
 def _names(visible: str | None, num_gpus: int) -> list[str]:

@@ -58,11 +58,21 @@ def _hardware_of(run: Run) -> dict[str, str]:
     memory = kept.get("host_memory_bytes")
     if isinstance(memory, int):
         rows["host memory"] = f"{memory / _GIB:.1f} GiB"
+    if isinstance(data := kept.get("data"), dict) and data.get("source"):
+        rows["data"] = _data(data)
     if kept.get("platform"):
         rows["platform"] = str(kept["platform"])
     if run.log.world_size:
         rows["ranks"] = str(run.log.world_size)
     return rows
+
+
+def _data(data: dict[str, Any]) -> str:
+    """The data's name, source, size and checksum; its files lie under their endings."""
+    tokens, file = data.get("tokens"), data.get(".bin")
+    size = f"{tokens:,} tokens" if isinstance(tokens, int) else "of no known size"
+    digest = file.get("sha256") if isinstance(file, dict) else None
+    return f"{data.get('name')} ({data['source']}), {size}, SHA-256 {digest}"
 
 
 def _gpu(gpu: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """The commands as a user types them, with a trainer that ends as the test asks."""
 
+import hashlib
 import json
 import os
 import signal
@@ -7,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from processes import is_alive, wait_for
 
+from dataset import indexed
 from launch.process.oom_kills import OomKills
 
 KILLED = "oom-host" if OomKills().since() is None else "failed"
@@ -192,3 +195,28 @@ def test_the_real_trainer_trains(tmp_path, point):
     losses = [event["loss"] for event in events if event["event"] == "iteration"]
     assert len(losses) == 3
     assert losses[0] > losses[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_pair_of_the_users_own_is_trained_on(tmp_path):
+    random = np.random.default_rng(0)
+    prefix = tmp_path / "my own.v1"
+    indexed.write(prefix, (random.integers(0, 99, 500) for _ in range(40)), 99, 100)
+    command = [sys.executable, "-m", "launch.run", "tiny", "--results-dir", str(tmp_path / "r")]
+    command += ["--data", str(prefix), "--vocab-size", "100", "--iterations", "2"]
+    done = subprocess.run(
+        [*command, "--device", "cpu", "--no-echo"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    digest = hashlib.sha256((tmp_path / "my own.v1.bin").read_bytes()).hexdigest()
+    assert f"data: my own.v1 ({prefix}), 20,040 tokens, SHA-256 {digest}\n" in done.stdout
+    run = json.loads((run_dir(tmp_path / "r") / "run.json").read_text())
+    data = run["provenance"]["data"]
+    assert (data["name"], data["tokens"], data[".bin"]["sha256"]) == ("my own.v1", 20_040, digest)
+    assert run["data_prefix"] == str(prefix)
+    lines = (run_dir(tmp_path / "r") / "metrics.jsonl").read_text().splitlines()
+    losses = [loss for line in lines if (loss := json.loads(line).get("loss"))]
+    assert len(losses) == 2
+    assert losses[1] < losses[0] < 10

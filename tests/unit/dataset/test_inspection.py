@@ -7,7 +7,8 @@ from dataset import indexed, manifest
 from dataset.default.build import Settings, prepare
 from dataset.errors import DatasetError
 from dataset.inspection import inspect_prefix
-from dataset.tokenizer.base import END_OF_DOCUMENT, load
+from dataset.tokenizer.base import END_OF_DOCUMENT
+from dataset.tokenizer.choose import load
 
 
 @pytest.fixture

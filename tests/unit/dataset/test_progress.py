@@ -1,7 +1,8 @@
 import io
 
-from dataset import progress
-from dataset.progress import Progress, duration, progress_line
+import pytest
+
+from dataset.progress import Progress
 
 
 class Terminal(io.StringIO):
@@ -9,42 +10,60 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_line_has_share_rate_and_time_left_of_this_run_alone():
-    line = progress_line("encoding", 400_000_000, 1_000_000_000, 200_000_000, 10.0)
-    assert line == "encoding: 40% of 1,000.0 MB, 20.0 MB/s, 0:30 left"
+@pytest.fixture
+def bar():
+    """A bar whose clock the test sets; it begins at 100 s."""
+    bars = []
+
+    def make(stream, total_bytes=1000, begun_bytes=0):
+        bar = Progress("x", total_bytes, begun_bytes, stream)
+        bar.now_s = bar.start_t = bar.last_print_t = 100.0
+        bar._time = lambda: bar.now_s
+        bars.append(bar)
+        return bar
+
+    yield make
+    for one in bars:
+        one.close()
 
 
-def test_without_a_total_or_a_rate_nothing_is_made_up():
-    assert progress_line("x", 3_000_000, None, 0, 2.0) == "x: 3.0 MB, 1.5 MB/s"
-    assert progress_line("x", 0, 10_000_000, 0, 1.0).endswith("unknown left")
-    assert progress_line("x", 0, 0, 0, 1.0).startswith("x: 100%")
-
-
-def test_durations_read_like_a_clock():
-    assert [duration(s) for s in (0, 61, 3661, -4)] == ["0:00", "1:01", "1:01:01", "0:00"]
-
-
-def test_a_log_gets_plain_lines_and_not_too_many(monkeypatch):
-    clock = iter([100.0, 101.0, 105.0, 111.0, 112.0, 122.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+def test_a_line_has_share_rate_and_time_left_of_this_run_alone(bar):
     stream = io.StringIO()
-    bar = Progress("x", 100, stream=stream)
-    for _ in range(5):
-        bar.update(50, "a note")
-    bar.close()
+    one = bar(stream, 1_000_000_000, 200_000_000)
+    one.now_s = 110.0
+    one.reach(400_000_000, "a note")
+    (line,) = stream.getvalue().splitlines()
+    for part in ("x:  40%", "400M/1.00G", "00:10<00:30", "20.0MB/s", "a note"):
+        assert part in line
+
+
+def test_a_log_gets_plain_lines_and_not_too_many(bar):
+    stream = io.StringIO()
+    one = bar(stream)
+    for done, one.now_s in ((10, 101.0), (20, 105.0), (30, 111.0), (40, 112.0), (500, 122.0)):
+        one.reach(done, "a note")
+    one.close()
     lines = stream.getvalue().splitlines()
-    assert len(lines) == 2
-    assert all(line.startswith("x: 50%") and line.endswith(", a note") for line in lines)
+    assert [line.partition("%")[0] for line in lines] == ["x:   3", "x:  50"]
+    assert all(line.endswith(", a note]") for line in lines)
+    assert "\r" not in stream.getvalue()
 
 
-def test_a_terminal_gets_one_line_that_is_cleared(monkeypatch):
+def test_a_short_step_says_nothing(bar):
+    stream = io.StringIO()
+    one = bar(stream)
+    one.reach(1000, "done")
+    one.close()
+    assert stream.getvalue() == ""
+
+
+def test_a_terminal_gets_one_line_that_is_cleared(bar):
     stream = Terminal()
-    bar = Progress("x", 100, stream=stream, interval_s=0)
-    bar.update(10, "a longer note")
-    bar.update(20)
-    bar.close()
+    one = bar(stream)
+    for done, one.now_s in ((10, 101.0), (20, 102.0)):
+        one.reach(done, "a note")
+    one.close()
     shown = stream.getvalue()
     assert "\n" not in shown
-    first, second, blank = shown.split("\r")[1:4]
-    assert len(second) == len(first)  # the longer line is painted over
-    assert blank.strip() == ""
+    assert [text.strip()[:6] for text in shown.split("\r")[1:3]] == ["x:   1", "x:   2"]
+    assert shown.split("\r")[-2].strip() == ""

@@ -1,16 +1,64 @@
+import hashlib
+import json
+import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from configs.errors import ConfigError
-from launch import data
-from launch.data import LaunchError, data_prefix
+from configs.schema import make_point
+from dataset import indexed
+from launch import data, sweep
+from launch.cli import Parser, add_run_options
+from launch.config_n_run import main as config_n_run
+from launch.data import LaunchError, data_prefix, look_at, require_vocabulary, with_data
+from launch.records.files import ROOT
+from launch.records.identity import data_facts, point_key
+from launch.run import RunOptions, Task, main as run_main
+from launch.submit import main as submit_main
+
+TINY = make_point({"model": "tiny", "device": "cpu"})
+LARGE = make_point({"model": "7B", "device": "cpu"})
 
 
 def make(folder):
     for end in (".bin", ".idx"):
         (folder / f"x{end}").write_text("")
     return folder / "x"
+
+
+def write_pair(prefix, largest=999, vocab_size=1000, manifest=None):
+    """A pair of 30 documents of 100 tokens each, the last of them ``largest``."""
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(0)
+    documents = [random.integers(0, min(900, largest), 99) for _ in range(30)]
+    indexed.write(prefix, documents, largest, vocab_size)
+    if manifest:
+        path = prefix.with_name(f"{prefix.name}.manifest.json")
+        path.write_text(json.dumps({"prefix": prefix.name, "vocab_size": manifest}))
+    return prefix
+
+
+def given(*words):
+    parser = Parser("test", "")
+    parser.add_argument("--data-prefix")
+    add_run_options(parser, echo=False)
+    return parser.read(words)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache folder; nothing is prepared."""
+    monkeypatch.setenv("DOS_DATASET_CACHE", str(tmp_path / "cache"))
+    data.prepared.cache_clear()
+    yield tmp_path / "cache"
+    data.prepared.cache_clear()
+
+
+@pytest.fixture
+def oscar(cache):
+    return write_pair(cache / "oscar-1gb" / "oscar-1gb_text_document", 50_256, 50_257, 50_257)
 
 
 def test_the_users_own_files_are_taken_as_an_absolute_prefix(odd_dir, monkeypatch):
@@ -29,7 +77,7 @@ def test_missing_files_are_named(tmp_path):
 def test_the_default_corpus_is_the_last_line_of_the_preparation(odd_dir, monkeypatch):
     prefix = make(odd_dir)
     program = f"print('progress'); print({str(prefix)!r})"
-    monkeypatch.setattr(data, "PREPARE", [sys.executable, "-c", program])
+    monkeypatch.setattr(data, "DATASET", [sys.executable, "-c", program])
     assert data_prefix("") == str(prefix)
 
 
@@ -38,6 +86,198 @@ def test_the_default_corpus_is_the_last_line_of_the_preparation(odd_dir, monkeyp
     [("import sys; sys.exit(3)", "exit code 3"), ("print('nothing')", "named no data")],
 )
 def test_a_failed_preparation_is_an_error(program, message, monkeypatch):
-    monkeypatch.setattr(data, "PREPARE", [sys.executable, "-c", program])
+    monkeypatch.setattr(data, "DATASET", [sys.executable, "-c", program])
     with pytest.raises(LaunchError, match=message):
         data_prefix("")
+
+
+@pytest.mark.parametrize("vocab_size", [1000, 70_000])
+def test_tokens_checksum_and_vocabulary_come_from_the_files(tmp_path, vocab_size):
+    prefix = write_pair(tmp_path / "own", vocab_size=vocab_size)
+    found = look_at(str(prefix))
+    digest = hashlib.sha256((tmp_path / "own.bin").read_bytes()).hexdigest()
+    assert (found.name, found.tokens, found.sha256) == ("own", 3000, digest)
+    assert found.vocab_size == 1000  # the largest token and one more
+    assert found.record() == {
+        **data_facts(str(prefix)),
+        **{"name": "own", "source": str(prefix), "tokens": 3000, "vocab_size": 1000},
+    }
+    assert f"3,000 tokens, SHA-256 {digest}" in found.words
+
+
+def test_a_manifest_is_believed_for_its_own_pair_alone(tmp_path):
+    prefix = write_pair(tmp_path / "own", manifest=4321)
+    assert look_at(str(prefix)).vocab_size == 4321
+    own = tmp_path / "own.manifest.json"
+    own.write_text(json.dumps({"prefix": "another", "vocab_size": 4321}))
+    assert look_at(str(prefix)).vocab_size == 1000
+
+
+def test_data_that_changed_in_place_is_read_again(tmp_path):
+    prefix = write_pair(tmp_path / "own")
+    before = look_at(str(prefix))
+    write_pair(prefix, largest=1234, vocab_size=2000)
+    after = look_at(str(prefix))
+    assert (before.vocab_size, after.vocab_size) == (1000, 1235)
+    assert before.sha256 != after.sha256
+
+
+def test_a_pair_of_the_users_own_is_chosen_with_its_vocabulary(tmp_path, monkeypatch):
+    write_pair(tmp_path / "own")
+    monkeypatch.chdir(tmp_path)
+    [point], line = with_data([TINY], given("--data", "own.bin", "--vocab-size", "1000"))
+    assert point.data_prefix == str(tmp_path / "own")
+    assert line.startswith(f"data: own ({tmp_path / 'own'}), 3,000 tokens, SHA-256 ")
+
+
+def test_the_manifest_tells_the_vocabulary(tmp_path):
+    prefix = write_pair(tmp_path / "own", manifest=1000)
+    [point], _ = with_data([TINY], given("--data", str(prefix)))
+    assert point.data_prefix == str(prefix)
+
+
+@pytest.mark.parametrize(
+    ("words", "manifest", "message"),
+    [
+        ("--data {}", None, "give --vocab-size N"),
+        ("--data {} --vocab-size 500", None, "holds token 999; give 1000 or more"),
+        ("--data {} --vocab-size 9000", None, r"--model\.vocab-size 9000"),
+        ("--data {}", 9000, r"needs a vocabulary of 9000, but model\.vocab_size = 8192"),
+        ("--data {} --vocab-size 2000", 1000, "manifest of .* says 1000"),
+        ("--data {}x", None, r"neither embedded nor oscar-1gb, and there is no file .*x\.bin"),
+        ("--data {}/../bad --vocab-size 9", None, "not an index of Megatron's"),
+        ("--data {} --data-prefix {}", None, "leave out --data-prefix or --data"),
+        ("--vocab-size 9", None, "goes with --data PREFIX"),
+        ("--data embedded --vocab-size 9", None, "embedded corpus has its own"),
+        ("--data {} --vocab-size 0", None, "vocab-size"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused_by_name(tmp_path, words, manifest, message):
+    prefix = write_pair(tmp_path / "a" / "own", manifest=manifest)
+    (tmp_path / "a" / "own").mkdir()
+    for end in (".bin", ".idx"):
+        (tmp_path / "a" / f"bad{end}").write_text("no index, but long enough to be one")
+    with pytest.raises(ConfigError, match=message):
+        with_data([TINY], given(*words.format(prefix, prefix).split()))
+
+
+def test_data_of_a_point_is_held_against_its_model_before_it_runs(tmp_path):
+    prefix = write_pair(tmp_path / "own", largest=8192, vocab_size=9000)
+    point = make_point({"model": "tiny", "device": "cpu", "data_prefix": str(prefix)})
+    with pytest.raises(ConfigError, match="needs a vocabulary of 8193"):
+        Task.each([point], RunOptions(tmp_path / "results"))
+    require_vocabulary(LARGE, look_at(str(prefix)))
+
+
+def test_other_data_make_another_point(tmp_path):
+    prefixes = [write_pair(tmp_path / name, largest) for name, largest in (("a", 998), ("b", 999))]
+    points = [TINY.model_copy(update={"data_prefix": str(prefix)}) for prefix in prefixes]
+    tasks = Task.each(points, RunOptions(tmp_path / "results"))
+    assert len({task.point_key for task in tasks}) == 2
+    # What is told of the data beside its contents is no part of the key.
+    assert tasks[0].point_key == point_key(TINY, data_facts(str(prefixes[0])))
+    record = tasks[0].inputs([], {}).provenance["data"]
+    assert (record["name"], record["tokens"]) == ("a", 3000)
+
+
+def test_full_size_models_take_the_papers_corpus_where_it_is_prepared(oscar):
+    points, line = with_data([LARGE, TINY], given())
+    assert [point.data_prefix for point in points] == [str(oscar), ""]
+    assert line.startswith("data: oscar-1gb (the paper's corpus), 3,000 tokens, SHA-256 ")
+    own = LARGE.model_copy(update={"data_prefix": "/mine"})
+    assert with_data([own], given()) == ([own], "")
+    assert with_data([LARGE], given("--data", "embedded"))[0] == [LARGE]
+
+
+def test_a_full_size_model_on_the_embedded_corpus_is_said_plainly(cache):
+    assert with_data([LARGE], given()) == ([LARGE], data.UNPREPARED)
+    assert with_data([TINY], given()) == ([TINY], "")
+
+
+def test_a_corpus_whose_preparation_was_cut_short_is_not_taken(oscar):
+    oscar.with_name(f"{oscar.name}.manifest.json").unlink()
+    assert with_data([LARGE], given()) == ([LARGE], data.UNPREPARED)
+
+
+def test_the_papers_corpus_must_be_prepared_and_fit(cache, oscar):
+    with pytest.raises(ConfigError, match=r"8192.*--model\.vocab-size 50257"):
+        with_data([TINY], given("--data", "oscar-1gb"))
+    roomy = make_point({"model": {**TINY.model.model_dump(), "vocab_size": 50_257}})
+    assert with_data([roomy], given("--data", "oscar-1gb"))[0][0].data_prefix == str(oscar)
+
+
+def test_a_corpus_that_is_not_prepared_names_the_command(cache):
+    with pytest.raises(ConfigError, match="make dataset-oscar"):
+        with_data([LARGE], given("--data", "oscar-1gb"))
+
+
+def test_the_embedded_corpus_is_found_once_it_is_made(cache):
+    assert data.embedded_words().endswith("made when it is first needed")
+    prefix = data_prefix("")
+    data.prepared.cache_clear()
+    assert data.prepared("embedded") == prefix
+    words = data.embedded_words()
+    assert words == look_at(prefix).words
+    assert words.startswith("embedded (documentation that Python ships), ")
+    assert "tokens, SHA-256 " in words
+
+
+DRY = ["--dry-run", "--device", "cpu"]
+
+
+def dry_run_of(main, *words, capsys):
+    assert main([*words]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("size", ["tiny", "full"])
+def test_a_dry_run_of_a_sweep_names_each_kind_of_data(size, tmp_path, oscar, capsys):
+    own = write_pair(tmp_path / "own", manifest=1000)
+    words = [*DRY, "--size", size, "--results-dir", str(tmp_path / "r")]
+    words += ["--model.vocab-size", "50257"] + (["--model", "7B"] if size == "full" else [])
+    for chosen, expected in (
+        (["--data", str(own)], f"own ({own}), 3,000 tokens, SHA-256 {look_at(str(own)).sha256}"),
+        (["--data", "oscar-1gb"], "oscar-1gb (the paper's corpus), 3,000 tokens, SHA-256 "),
+        (["--data", "embedded"], "embedded (documentation that Python ships), made when"),
+        (["--data-prefix", str(own)], f"own ({own}), 3,000 tokens"),
+    ):
+        out = dry_run_of(sweep.main, *words, *chosen, capsys=capsys)
+        assert out.count(f"\ndata     {expected}") == 3
+        assert out.startswith(f"data: {expected}") == (chosen[0] == "--data")
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_full_size_sweep_says_that_it_is_not_on_the_papers_corpus(tmp_path, cache, capsys):
+    words = [*DRY, "--size", "full", "--model", "7B", "--results-dir", str(tmp_path / "r")]
+    assert dry_run_of(sweep.main, *words, capsys=capsys).startswith(f"{data.UNPREPARED}\n")
+    listed = dry_run_of(sweep.main, *words, "--list-points", capsys=capsys)
+    assert "data" not in listed
+
+
+def test_single_runs_take_the_same_option(tmp_path, oscar, capsys):
+    own = write_pair(tmp_path / "own", manifest=1000)
+    tiny = ["tiny", *DRY, "--data", str(own)]
+    assert f"\ndata     own ({own})" in dry_run_of(run_main, *tiny, capsys=capsys)
+    model = {"m": 7, "H": 4096, "F": 11008, "N": 2, "L": 32, "U": 2048, "S": 4, "K": 10}
+    flags = [*DRY, *(word for flag, value in model.items() for word in (f"-{flag}", str(value)))]
+    out = dry_run_of(config_n_run, *flags, capsys=capsys)
+    assert "\ndata     oscar-1gb (the paper's corpus)" in out
+    out = dry_run_of(config_n_run, *flags, "--data", str(own), capsys=capsys)
+    assert f"\ndata     own ({own})" in out
+
+
+def test_jobs_of_a_batch_system_get_the_option(tmp_path, capsys):
+    own = write_pair(tmp_path / "own", manifest=1000)
+    words = ["--scheduler", "slurm", "--sweep", "basic", "--dry-run"]
+    words += ["--results-dir", str(tmp_path), "--", "--size", "tiny", "--data"]
+    assert f"--data {own}" in dry_run_of(submit_main, *words, str(own), capsys=capsys)
+    with pytest.raises(ConfigError, match="there is no file"):
+        submit_main([*words, "/none/such"])
+
+
+def test_launch_reads_of_the_dataset_what_its_commands_print(oscar):
+    done = subprocess.run(
+        [sys.executable, "-m", "dataset", "find", "oscar-1gb"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == f"{oscar}\n"

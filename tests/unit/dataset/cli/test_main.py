@@ -1,15 +1,13 @@
-import http.server
 import json
 import lzma
-import threading
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dataset import fetch
 from dataset.cli.main import main
-from dataset.digest import file_digest
-from dataset.fetch import catalogue
+from dataset.files import file_digest
 from dataset.indexed import bin_path
 from dataset.tokenizer.bpe import ByteLevelBpe
 
@@ -130,22 +128,8 @@ def test_prepare_inspect_and_merge_by_hand(text, tmp_path, capsys):
     assert "DAMAGED" in capsys.readouterr().out
 
 
-@pytest.fixture
-def site(tmp_path):
-    """A real server of the files below the folder it gives."""
-    (tmp_path / "site").mkdir()
-    handler = partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "site")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield tmp_path / "site", f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_oscar_is_made_of_files_put_there_by_hand_or_fetched(tmp_path, monkeypatch, capsys, site):
-    monkeypatch.setattr("dataset.fetch.download.WAIT_S", 0.0)
+def test_oscar_is_made_of_files_put_there_by_hand_or_fetched(tmp_path, monkeypatch, capsys, hub):
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
     learnt = ByteLevelBpe.learn(["the cat sat"] * 3, 270)
     model = json.loads(learnt._json)["model"]
     data = tmp_path / "by hand"
@@ -158,8 +142,8 @@ def test_oscar_is_made_of_files_put_there_by_hand_or_fetched(tmp_path, monkeypat
     assert main(given) == 2
     assert "wrong SHA-256" in capsys.readouterr().err  # it is not GPT-2's
     for name in ("GPT2_VOCABULARY", "GPT2_MERGES"):
-        entry = getattr(catalogue, name)
-        monkeypatch.setattr(catalogue, name, catalogue.RemoteFile(entry.name, entry.path, None))
+        entry = replace(getattr(fetch, name), sha256=None)
+        monkeypatch.setattr(fetch, name, entry)
     assert main(given) == 2
     err = capsys.readouterr().err
     assert f"put these files into {data}" in err
@@ -173,12 +157,13 @@ def test_oscar_is_made_of_files_put_there_by_hand_or_fetched(tmp_path, monkeypat
     assert "2 documents" in err
     assert main(["inspect", str(prefix)]) == 0
     assert "the cat<|endoftext|>" in capsys.readouterr().out
-    served, url = site
-    for entry in (catalogue.OSCAR, catalogue.GPT2_VOCABULARY, catalogue.GPT2_MERGES):
-        (served / entry.path).parent.mkdir(parents=True, exist_ok=True)
-        (data / entry.name).rename(served / entry.path)
+    for entry in (fetch.OSCAR, fetch.GPT2_VOCABULARY, fetch.GPT2_MERGES):
+        hub.files[f"{entry.repository}/resolve/main/{entry.path}"] = (
+            data / entry.name
+        ).read_bytes()
     again = tmp_path / "again"
-    assert main(["prepare", "oscar-1gb", "--cache-dir", str(again), "--base-url", url]) == 0
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert main(["prepare", "oscar-1gb", "--cache-dir", str(again), "--base-url", hub.url]) == 0
     other = Path(capsys.readouterr().out.strip())
     assert other == again / "oscar-1gb" / "oscar-1gb_text_document"
     assert file_digest(bin_path(other)) == file_digest(bin_path(prefix))

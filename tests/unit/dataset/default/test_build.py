@@ -6,7 +6,7 @@ from dataset import indexed
 from dataset.default import build as module, cache
 from dataset.default.build import Settings, prepare
 from dataset.errors import DatasetError
-from dataset.tokenizer.base import load
+from dataset.tokenizer.choose import load
 
 SETTINGS = Settings(vocab_size=300)
 

@@ -7,9 +7,9 @@ import pytest
 from pyarrow import parquet
 
 from dataset.errors import DatasetError
-from dataset.readers import inputs, places
+from dataset.readers import inputs
 from dataset.readers.blocks import Reading, blocks
-from dataset.readers.parse import BadRecord, Record, parse
+from dataset.readers.parse import MAX_DOCUMENT_BYTES, BadRecord, Record, parse
 
 TEXTS = [f"text number {n}, é東\nsecond line {'x' * n}" for n in range(30)]
 
@@ -154,7 +154,7 @@ def test_a_document_too_large_is_refused(tmp_path, monkeypatch):
         read(tmp_path / "x.txt")
     with pytest.raises(DatasetError, match="a line of over"):
         read(tmp_path / "x.txt", size=1, sample_by="line")
-    assert places.MAX_DOCUMENT_BYTES == 256 << 20
+    assert MAX_DOCUMENT_BYTES == 256 << 20
 
 
 def test_parquet_gives_rows_by_column(tmp_path):

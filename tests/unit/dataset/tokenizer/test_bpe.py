@@ -6,8 +6,9 @@ import pytest
 
 from dataset.errors import DatasetError
 from dataset.tokenizer import bpe
-from dataset.tokenizer.base import END_OF_DOCUMENT, load
+from dataset.tokenizer.base import END_OF_DOCUMENT
 from dataset.tokenizer.bpe import ByteLevelBpe
+from dataset.tokenizer.choose import load
 
 SHARED = Path(__file__).resolve().parents[4] / ".." / "shared" / "data"
 TEXTS = ["the cat sat on the mat", "the hat of the cat", "don't  panic\n\n", "Ünïcode 東京 42!"] * 5

@@ -2,7 +2,7 @@ import pytest
 import sentencepiece
 
 from dataset.errors import DatasetError
-from dataset.tokenizer.base import load
+from dataset.tokenizer.choose import load
 from dataset.tokenizer.sentence_piece import SentencePiece, learn
 
 TEXTS = ["the cat sat on the mat", "the hat of the cat", "ein Haus für den Hund"] * 20

@@ -3,6 +3,7 @@ import types
 
 import pytest
 
+from launch.process import nvml
 from launch.process.nvml import Gpus
 
 
@@ -107,3 +108,24 @@ def test_without_library_or_driver_there_are_no_gpus(pynvml, monkeypatch):
     gpus = Gpus(None, 1)
     assert gpus.sample() == []
     gpus.close()
+
+
+@pytest.mark.parametrize(
+    ("has_driver", "count", "said"), [(True, 1, nvml.MISSING), (True, 0, ""), (False, 1, "")]
+)
+def test_a_missing_package_is_named_once_and_only_beside_a_gpu(
+    has_driver, count, said, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(nvml, "DRIVER", tmp_path if has_driver else tmp_path / "none")
+    nvml._say_missing.cache_clear()
+    assert [Gpus(None, count).sample() for _ in range(3)] == [[], [], []]
+    assert capsys.readouterr().err == said
+    nvml._say_missing.cache_clear()
+
+
+def test_a_driver_that_does_not_answer_is_no_missing_package(pynvml, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(nvml, "DRIVER", tmp_path)
+    monkeypatch.delattr(pynvml, "nvmlInit")
+    assert Gpus(None, 1).sample() == []
+    assert capsys.readouterr().err == ""

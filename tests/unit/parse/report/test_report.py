@@ -34,6 +34,17 @@ def run(folder, capsys, *options):
     return code, captured.out.splitlines(), report.read_text() if report.is_file() else ""
 
 
+def test_the_data_is_named_with_its_size_and_checksum(sweep_writer, capsys):
+    data = {"name": "own", "source": "/x/own", "tokens": 3000, ".bin": {"sha256": "ab12"}}
+    # Runs of before have the files' facts alone, which name nothing.
+    before = {"provenance": {"data": {".bin": {}}}}
+    runs = [("vanilla", 0, {"provenance": {"data": data}}), ("async-gradients", 0, before)]
+    folder = sweep_writer.write_runs(runs)
+    report = run(folder, capsys)[2]
+    assert "| data | own (/x/own), 3,000 tokens, SHA-256 ab12 |" in report
+    assert '<td class="words">own (/x/own), 3,000 tokens' in (folder / "report.html").read_text()
+
+
 def test_three_equal_engines_on_a_cpu(sweep_writer, capsys):
     folder = sweep_writer.write()
     draw(folder, "iteration-breakdown.png", "loss.png", "loss.pdf")

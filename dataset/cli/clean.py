@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from dataset.cli.output import say, tell
-from dataset.cli.types import megabytes, positive, share
+from dataset.cli.common import Commands, megabytes, positive, say, share, tell
 from dataset.errors import DatasetError
 
 
-def add(commands: Any) -> None:  # noqa: ANN401 - argparse's class for it is private
+def add(commands: Commands) -> None:
     """Add the command to a parser."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "clean",
-        help="filter a crawl into JSON lines",
-        description="Writes the texts that pass the chosen steps, in the input's order, with all "
-        "their fields, and the counts of every step beside them. Steps run in the order below.",
-        allow_abbrev=False,
+    parser = commands.add(
+        run,
+        "nothing was written",
+        (
+            "clean",
+            "filter a crawl into JSON lines",
+            "Writes the texts that pass the chosen steps, in the input's order, with all their "
+            "fields, and the counts of every step beside them. Steps run in the order below.",
+        ),
     )
-    parser.set_defaults(run=run, after_interrupt="nothing was written")
     add_arguments = parser.add_argument
     add_arguments("--input", nargs="+", required=True, metavar="FILE", help="as for prepare")
     add_arguments("--output", type=Path, required=True, metavar="F.jsonl[.gz|.xz|.zst]")

@@ -1,4 +1,4 @@
-from dataset.digest import content_key, file_digest
+from dataset.files import content_key, file_digest
 
 
 def test_the_key_follows_values_and_not_their_order():

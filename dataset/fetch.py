@@ -1,0 +1,150 @@
+"""The paper's corpus and GPT-2's vocabulary: put there by hand, or from the Hugging Face hub."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from dataset.errors import DatasetError
+from dataset.files import file_digest
+
+HUB = "https://huggingface.co"
+ENDPOINT_VARIABLE = "HF_ENDPOINT"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """One file of a repository on the hub."""
+
+    name: str
+    """What it is called when it is put there by hand, as in the artifact's commands."""
+    repository: str
+    path: str
+    sha256: str | None
+    """None where only the hub tells it."""
+
+    def url(self, endpoint: str) -> str:
+        """Where a browser finds it."""
+        return f"{endpoint}/{self.repository}/resolve/main/{self.path}"
+
+
+OSCAR = HubFile("oscar-1GB.jsonl.xz", "bigscience/misc-test-data", "stas/oscar-1GB.jsonl.xz", None)
+GPT2_VOCABULARY = HubFile(
+    "gpt2-vocab.json",
+    "openai-community/gpt2",
+    "vocab.json",
+    "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+)
+GPT2_MERGES = HubFile(
+    "gpt2-merges.txt",
+    "openai-community/gpt2",
+    "merges.txt",
+    "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+)
+
+
+def hub_endpoint(given: str | None) -> str:
+    """Where the hub is: the URL given, else the environment's, else the hub itself.
+
+    Raises:
+        DatasetError: It is no http or https URL.
+    """
+    url = given or os.environ.get(ENDPOINT_VARIABLE) or HUB
+    try:
+        parts = urlsplit(url)
+        is_web = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:  # brackets that are no address
+        is_web = False
+    if not is_web:
+        name = "--base-url" if given else f"${ENDPOINT_VARIABLE}"
+        raise DatasetError(f"{name} {url}: give a URL such as {HUB}")
+    return url.rstrip("/")
+
+
+def fetch(
+    files: Sequence[HubFile],
+    folder: Path,
+    endpoint: str,
+    cache: Path | None,
+    say: Callable[[str], None],
+) -> list[Path]:
+    """Have all ``files``: those that lie in ``folder`` are checked, the others come from the hub.
+
+    Args:
+        files: What is needed.
+        folder: Where files were put by hand.
+        endpoint: As `hub_endpoint` gives it.
+        cache: Where fetched files are kept; None for the hub's own cache (``$HF_HOME``).
+        say: Gets one line for each file that is asked for.
+
+    Raises:
+        DatasetError: One cannot be had, or is not what it should be; the message says where to put
+            the files by hand.
+    """
+    found = []
+    for file in files:
+        path = folder / file.name
+        if path.is_file():
+            if wrong := _wrong_digest(path, file):
+                raise DatasetError(f"{wrong}; {path}: delete it and run again")
+        else:
+            say(f"fetching {file.url(endpoint)}")
+            try:
+                path = _from_hub(file, endpoint, cache)
+            except Exception as error:  # the client lets its HTTP library's own errors through
+                reason = str(error.__cause__ or error).partition("\n")[0]
+                raise DatasetError(
+                    f"cannot get {file.url(endpoint)} ({reason}).\n"
+                    f"{_by_hand(files, folder, endpoint)}"
+                ) from error
+            if wrong := _wrong_digest(path, file):
+                # Both the contents in the hub's cache and the link to them, to fetch them anew.
+                path.resolve().unlink()
+                path.unlink(missing_ok=True)
+                raise DatasetError(
+                    f"{wrong}; what {file.url(endpoint)} sent was dropped: run again"
+                )
+        found.append(path)
+    return found
+
+
+def oscar_text(folder: Path) -> Path | None:
+    """The corpus if it was put into ``folder``, packed or unpacked."""
+    for name in (OSCAR.name, OSCAR.name.removesuffix(".xz")):
+        if (folder / name).is_file():
+            return folder / name
+    return None
+
+
+def _from_hub(file: HubFile, endpoint: str, cache: Path | None) -> Path:
+    # Read when the package is imported.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from huggingface_hub import hf_hub_download
+
+    # All of it is public: a token would only be shown to whatever mirror is asked.
+    path = hf_hub_download(
+        file.repository, file.path, endpoint=endpoint, cache_dir=cache, token=False
+    )
+    return Path(path)
+
+
+def _wrong_digest(path: Path, file: HubFile) -> str:
+    """What is wrong with a file's SHA-256; empty when it is right or nobody told it."""
+    # The client compares sizes alone. The hub calls a large file by its SHA-256, and so its cache.
+    name = path.resolve().name
+    wanted = file.sha256 or (name if _SHA256.fullmatch(name) else None)
+    found = file_digest(path) if wanted else None
+    return "" if found == wanted else f"wrong SHA-256 {found}, should be {wanted}"
+
+
+def _by_hand(files: Sequence[HubFile], folder: Path, endpoint: str) -> str:
+    lines = [f"Without a network, put these files into {folder} and run the same command again:"]
+    for file in files:
+        state = "there" if (folder / file.name).is_file() else f"from {file.url(endpoint)}"
+        lines.append(f"  {file.name}  {state}")
+    return "\n".join(lines)

@@ -1,1 +1,0 @@
-"""Files that lie on the web: what they are, and how they get here."""

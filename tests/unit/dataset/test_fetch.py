@@ -1,0 +1,200 @@
+"""The hub's own client against a hub on this machine."""
+
+import hashlib
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+from processes import wait_for
+
+from dataset.errors import DatasetError
+from dataset.fetch import HubFile, fetch, hub_endpoint
+
+ROOT = Path(__file__).resolve().parents[3]
+CONTENT = random.Random(0).randbytes(300_000)
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+PATH = "some/thing/resolve/main/sub/file.bin"
+LIMIT_S = 120
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    """The client waits between its attempts; here they follow at once."""
+    clock = types.SimpleNamespace(**{name: getattr(time, name) for name in ("time", "monotonic")})
+    clock.sleep = lambda seconds: None
+    monkeypatch.setattr("huggingface_hub.utils._http.time", clock)
+    monkeypatch.setattr("huggingface_hub.file_download.time", clock)
+
+
+@pytest.fixture
+def small_reads(monkeypatch):
+    """The client keeps what it has read whole; by itself it reads 10 MB at a time."""
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 50_000)
+
+
+def files_in(folder):
+    """What was fetched; the client's own notes are small."""
+    return [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > 1000]
+
+
+@pytest.fixture
+def site(hub):
+    hub.files[PATH] = CONTENT
+    return hub
+
+
+def get(site, folder, sha256=SHA256):
+    lines = []
+    file = HubFile("here.bin", "some/thing", "sub/file.bin", sha256)
+    (path,) = fetch([file], folder / "hand", site.url, folder / "cache", lines.append)
+    assert not list(folder.rglob("*.incomplete"))
+    return path.read_bytes(), lines
+
+
+def test_a_file_is_fetched_once(site, tmp_path):
+    assert get(site, tmp_path) == (CONTENT, [f"fetching {site.url}/{PATH}"])
+    assert get(site, tmp_path)[0] == CONTENT
+    assert site.starts() == [0]
+
+
+def test_a_broken_connection_is_gone_on_from(site, tmp_path, small_reads):
+    site.break_off_after = [100_000, 0, 0, 50_000, 0]
+    assert get(site, tmp_path)[0] == CONTENT
+    assert site.starts() == [0, 100_000, 100_000, 100_000, 150_000, 150_000]
+
+
+def test_a_connection_that_stays_broken_leaves_no_file(site, tmp_path):
+    site.break_off_after = [100_000, *[0] * 9]
+    with pytest.raises(DatasetError, match=rf"cannot get {site.url}/{PATH} \(.+\)\.\nWithout"):
+        get(site, tmp_path)
+    assert files_in(tmp_path) == []
+    site.break_off_after.clear()
+    assert get(site, tmp_path)[0] == CONTENT
+
+
+FETCH = """
+import sys
+from pathlib import Path
+from dataset.fetch import HubFile, fetch
+file = HubFile("here.bin", "some/thing", "sub/file.bin", None)
+print(fetch([file], Path(sys.argv[1]), sys.argv[2], None, print)[0])
+"""
+
+
+def fetching(site, home, **environment):
+    command = [sys.executable, "-c", FETCH, str(home / "hand"), site.url]
+    environment = {**os.environ, "HF_HOME": str(home), **environment}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+
+
+def test_what_was_killed_half_way_is_never_taken_for_a_whole_file(site, tmp_path):
+    site.files[PATH] = CONTENT * 100
+    site.large.add(PATH)
+    site.break_off_after, site.stalls = [25_000_000], True
+    process = fetching(site, tmp_path)
+    wait_for(lambda: any(p.stat().st_size for p in tmp_path.rglob("*.incomplete")), LIMIT_S)
+    process.kill()
+    process.communicate()
+    out, _ = fetching(site, tmp_path).communicate(timeout=LIMIT_S)
+    assert Path(out.splitlines()[-1]).read_bytes() == CONTENT * 100
+
+
+def test_the_hubs_home_and_offline_mode_are_respected_and_nothing_else_is_told(site, tmp_path):
+    out, _ = fetching(site, tmp_path).communicate(timeout=LIMIT_S)
+    path = Path(out.splitlines()[-1])
+    assert path.is_relative_to(tmp_path / "hub")
+    assert path.read_bytes() == CONTENT
+    assert {name for _, name, _ in site.asked} == {PATH}
+    assert not any("torch" in agent for agent in site.agents)
+    site.asked.clear()
+    out, _ = fetching(site, tmp_path, HF_HUB_OFFLINE="1").communicate(timeout=LIMIT_S)
+    assert (out.splitlines()[-1], site.asked) == (str(path), [])
+    out, _ = fetching(site, tmp_path / "new", HF_HUB_OFFLINE="1").communicate(timeout=LIMIT_S)
+    assert f"DatasetError: cannot get {site.url}/{PATH} (" in out
+
+
+def test_a_busy_server_is_asked_again(site, tmp_path):
+    site.statuses = [503, 429]
+    assert get(site, tmp_path)[0] == CONTENT
+
+
+def test_a_wrong_digest_leaves_nothing_to_go_on_from(site, tmp_path):
+    with pytest.raises(DatasetError, match=f"wrong SHA-256 {SHA256}, should be 0000.*run again"):
+        get(site, tmp_path, "0" * 64)
+    assert files_in(tmp_path) == []
+    assert get(site, tmp_path)[0] == CONTENT
+
+
+def test_the_digest_that_the_hub_announces_counts(site, tmp_path):
+    site.large.add(PATH)
+    site.corrupt.add(PATH)
+    wrong = hashlib.sha256(CONTENT[::-1]).hexdigest()
+    with pytest.raises(DatasetError, match=f"{wrong}, should be {SHA256}.* dropped: run again"):
+        get(site, tmp_path, None)
+    site.corrupt.clear()
+    assert get(site, tmp_path, None)[0] == CONTENT
+
+
+def test_damage_in_the_cache_is_seen_and_mended_by_another_run(site, tmp_path):
+    get(site, tmp_path)
+    (blob,) = (path for path in tmp_path.rglob("blobs/*"))
+    blob.write_bytes(CONTENT[:-1] + b"?")
+    with pytest.raises(DatasetError, match=f"should be {SHA256}.*run again"):
+        get(site, tmp_path)
+    assert get(site, tmp_path)[0] == CONTENT
+
+
+def test_a_file_put_there_by_hand_is_checked(site, tmp_path):
+    (tmp_path / "hand").mkdir()
+    by_hand = tmp_path / "hand" / "here.bin"
+    by_hand.write_bytes(b"wrong")
+    with pytest.raises(DatasetError, match=r"wrong SHA-256 .*here.bin: delete it and run again"):
+        get(site, tmp_path)
+    assert by_hand.read_bytes() == b"wrong"
+    by_hand.write_bytes(CONTENT)
+    assert get(site, tmp_path) == (CONTENT, [])
+    assert site.asked == []
+
+
+def test_offline_it_says_which_files_go_where(tmp_path):
+    files = [HubFile("a.bin", "x", "a.bin", None), HubFile("b.bin", "x/y", "b.bin", None)]
+    (tmp_path / "a.bin").write_bytes(b"there")
+    with pytest.raises(DatasetError) as caught:
+        fetch(files, tmp_path, "http://127.0.0.1:1", tmp_path / "cache", lambda line: None)
+    message = str(caught.value)
+    assert "cannot get http://127.0.0.1:1/x/y/resolve/main/b.bin ([Errno" in message
+    assert f"put these files into {tmp_path} and run the same command again" in message
+    assert "a.bin  there\n  b.bin  from http://127.0.0.1:1/x/y/resolve/main/b.bin" in message
+
+
+def test_a_file_that_is_not_there_is_not_asked_for_again(site, tmp_path):
+    del site.files[PATH]
+    with pytest.raises(DatasetError, match=rf"cannot get .*{PATH} \(.*404"):
+        get(site, tmp_path)
+    assert len(site.asked) == 1
+
+
+def test_the_mirror_given_wins_over_the_environments(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://env/")
+    assert hub_endpoint("http://given/") == "http://given"
+    assert hub_endpoint(None) == "http://env"
+    monkeypatch.delenv("HF_ENDPOINT")
+    assert hub_endpoint(None).startswith("https://")
+
+
+@pytest.mark.parametrize("url", ["notaurl", "ftp://host", "http://", "http://[x"])
+def test_what_is_no_url_is_named_with_where_it_came_from(monkeypatch, url):
+    with pytest.raises(DatasetError, match=f"^--base-url {re.escape(url)}: give a URL such as"):
+        hub_endpoint(url)
+    monkeypatch.setenv("HF_ENDPOINT", url)
+    with pytest.raises(DatasetError, match=r"^\$HF_ENDPOINT "):
+        hub_endpoint(None)
