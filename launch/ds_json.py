@@ -28,12 +28,8 @@ def deepspeed_config(point: Point) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": point.micro_batch_size,
         "steps_per_print": 1,
         "zero_optimization": {
-            "stage": 3,
-            "offload_optimizer": {
-                "device": "cpu",
-                "ratio": point.offload_ratio if point.engine is Engine.VANILLA else 1.0,
-                "pin_memory": True,
-            },
+            "stage": point.zero_stage,
+            **_offload(point),
             "sub_group_size": point.subgroup_numel,
             "reduce_bucket_size": min(DEFAULT_REDUCE_BUCKET_NUMEL, parameters),
             "stage3_prefetch_bucket_size": min(DEFAULT_PREFETCH_BUCKET_NUMEL, parameters),
@@ -48,8 +44,7 @@ def deepspeed_config(point: Point) -> dict[str, Any]:
                 "weight_decay": point.weight_decay,
             },
         },
-        "bf16": {"enabled": True},
-        "data_types": {"grad_accum_dtype": point.grad_accum_dtype},
+        **_data_types(point),
         "gradient_clipping": point.clip_grad,
         "wall_clock_breakdown": True,
         "memory_breakdown": True,
@@ -58,6 +53,31 @@ def deepspeed_config(point: Point) -> dict[str, Any]:
     if block is not None:
         config["deep_optimizer_states"] = block
     return config
+
+
+def _offload(point: Point) -> dict[str, Any]:
+    blocks: dict[str, Any] = {}
+    if point.offload_optimizer != "none":
+        blocks["offload_optimizer"] = {
+            "device": point.offload_optimizer,
+            "ratio": point.offload_ratio if point.engine is Engine.VANILLA else 1.0,
+            "pin_memory": True,
+        }
+    if point.offload_param != "none":
+        blocks["offload_param"] = {"device": point.offload_param, "pin_memory": True}
+    return blocks
+
+
+def _data_types(point: Point) -> dict[str, Any]:
+    if point.dtype == "fp32":
+        return {}
+    if point.dtype == "fp16":
+        # A loss scale of 0 is DeepSpeed's word for a dynamic one.
+        return {"fp16": {"enabled": True, "loss_scale": 0}}
+    return {
+        "bf16": {"enabled": True},
+        "data_types": {"grad_accum_dtype": point.grad_accum_dtype},
+    }
 
 
 def _plugin_block(point: Point) -> dict[str, Any] | None:

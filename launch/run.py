@@ -47,7 +47,8 @@ from launch.records.run_folder import (
     next_run_path,
     sweep_dir,
 )
-from launch.trainers import OWN_TRAINER, Trainer
+from launch.trainers import OWN_TRAINER, require_runnable, trainer_of
+from launch.trainers.protocol import Trainer
 
 SINGLE_RUNS = "single"
 """Sweep folder of runs started one by one."""
@@ -96,7 +97,7 @@ class RunOptions:
             sweep,
             given.timeout,
             given.echo,
-            Trainer.of(given),
+            trainer_of(given),
             hang_s=given.hang_timeout,
             monitor_s=given.monitor_interval,
             tensorboard=given.tensorboard,
@@ -195,8 +196,7 @@ def execute(task: Task, options: RunOptions, watch: Watch = _unwatched) -> Outco
     command = commands.started_by(folder.path)
     facts = provenance(environment)
     facts["versions"] = {**facts["versions"], **options.versions(point)}
-    folder.write_inputs(task.inputs(command, facts))
-    options.trainer.write_config(folder, point)
+    folder.write_inputs(task.inputs(command, facts), options.trainer.ds_config(point))
     metrics = folder.metrics if options.trainer.writes_metrics else None
     job = Job(command, ROOT, environment, folder.log, metrics, hogs(point, folder.path))
     beside = monitoring(point, environment, folder.path / "monitor.jsonl", options.monitor_s)
@@ -247,7 +247,8 @@ def describe(point: Point, machine: Machine, options: RunOptions) -> str:
     on_gpu = runs_on_gpu(point, machine)
     need = predict(point, on_gpu)
     as_if = f" (as on a GPU of profile {PROFILES[True]}; none here)"
-    verdict = "; ".join(shortages(point, machine)) or "fits this machine"
+    against = [*options.trainer.refuse(point), *shortages(point, machine)]
+    verdict = "; ".join(against) or "fits this machine"
     return "\n".join(
         [
             f"point    {point.name or stem}",
@@ -287,6 +288,7 @@ def run_point(point: Point, options: RunOptions, dry_run: bool, memory_check: bo
     if dry_run:
         cli.say(describe(point, machine, options))
         return 0
+    require_runnable(options.trainer, point)
     if options.launcher.node_rank:
         return join(point, options)
     if memory_check and not options.launcher.is_far:

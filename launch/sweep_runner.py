@@ -129,10 +129,12 @@ def _why_not(plan: Plan, task: Task, request: Request, progress: Progress) -> st
     if not decision.run:
         progress.skipped += 1
         return decision.why
-    short = shortages(task.point, plan.machine) if request.memory_check else []
-    if short:
+    against = plan.options.trainer.refuse(task.point)
+    if request.memory_check:
+        against += shortages(task.point, plan.machine)
+    if against:
         progress.unfit += 1
-        return f"left out: {'; '.join(short)}"
+        return f"left out: {'; '.join(against)}"
     return ""
 
 

@@ -25,6 +25,7 @@ _TIMES = (
     *("iteration", "forward", "backward", "backward_inner", "backward_allreduce"),
     *("update", "optimizer_step"),
 )
+_VALIDATION = ("validation_loss", "validation_perplexity")
 RUN_COLUMNS = {
     "path": "string",
     "model": "string",
@@ -65,12 +66,14 @@ RUN_COLUMNS = {
     "run_id": "string",
     "started": "string",
     "source": "string",
+    **dict.fromkeys(_VALIDATION, "Float64"),
 }
 """Columns of ``runs.csv`` and their types; times are means after the warm-up, in ms.
 
 ``source`` is ``measured``, ``simulated`` (predicted, nothing was run) or ``published`` (by others).
 ``accumulation`` is micro-batches an update, ``update_rate`` the whole model's parameters over the
-mean update, in parameters per second, ``samples_per_s`` the global batch over the mean iteration.
+mean update, in parameters per second, ``samples_per_s`` the global batch over the mean iteration;
+the validation's are those of the last evaluation.
 """
 _RUN_COLUMNS_OF_ALL = {
     "path": "string",
@@ -93,6 +96,7 @@ ITERATION_COLUMNS = {
     "tokens": "Int64",
     "skipped": "Int64",
     "source": "string",
+    **dict.fromkeys(_VALIDATION, "Float64"),
 }
 """Columns of ``iterations.csv``; ``warmup`` is 1 where statistics leave the iteration out."""
 _MEMORY_NUMBERS = (
@@ -220,6 +224,7 @@ def _run_row(run: Run, warmup: int, base: Path | None) -> dict[str, Any]:
     log, settings, warmup = run.log, run.log.settings, run.warmup(warmup)
     verdict = judge_log(log)
     losses = [r.best_loss for r in log.iterations if r.best_loss is not None]
+    evaluated = [r for r in log.iterations if r.validation_loss is not None][-1:]
     times = {f"{name}_ms": _mean(values_ms(log, name, warmup)) for name in _TIMES}
     row: dict[str, Any] = {
         **{key: settings.get(key) for key in RUN_COLUMNS if key in settings},
@@ -250,6 +255,7 @@ def _run_row(run: Run, warmup: int, base: Path | None) -> dict[str, Any]:
         "run_id": run.run_id,
         "started": run.started,
         "source": run.source,
+        **{name: getattr(record, name) for record in evaluated for name in _VALIDATION},
     }
     for name in ("iteration", "forward", "backward", "update"):
         values = values_ms(log, name, warmup)
@@ -281,6 +287,7 @@ def _iteration_row(record: Iteration) -> dict[str, Any]:
         **{name: _of(record, name) for name in _ITERATION_NUMBERS},
         "tokens": record.tokens,
         "skipped": record.skipped,
+        **{name: getattr(record, name) for name in _VALIDATION},
     }
 
 

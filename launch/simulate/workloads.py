@@ -52,7 +52,7 @@ def workload_of(point: Point, when: AsOf) -> Workload:
         WorkloadError: The performance model does not know such a run.
     """
     return Workload(
-        model=model_from_table(point.model.model_dump()),
+        model=model_from_table(point.model.model_dump(exclude={"architecture"})),
         dp=point.dp,
         tp=point.tp,
         micro_batch_size=point.micro_batch_size,

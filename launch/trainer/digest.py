@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -17,23 +17,43 @@ MAX_LOCAL_NUMEL = 300_000_000
 def state_digests(engine: Any) -> tuple[str | None, str | None]:  # noqa: ANN401 - DeepSpeed's
     """Fingerprint the 16-bit weights, and the master weights with both moments, of all ranks.
 
-    Every rank hashes its partitions without their padding, which is uninitialised memory; the
-    ranks' hashes are then hashed in rank order. Every rank must call it.
+    Every rank hashes what it holds: under ZeRO-3 its partitions without their padding, which is
+    uninitialised memory. The ranks' hashes are then hashed in rank order. Every rank must call it.
 
     Returns:
         Hex digests of the weights and of the optimizer state; both None when any rank holds
         ``MAX_LOCAL_NUMEL`` elements or more.
     """
-    optimizer = engine.optimizer
     mine: tuple[str, str] | None = None
-    if sum(flat.numel() for flat in optimizer.fp32_partitioned_groups_flat) < MAX_LOCAL_NUMEL:
-        mine = (_sha256(_weights(optimizer)), _sha256(_optimizer_state(optimizer)))
+    if engine.zero_optimization_stage() < 3:
+        weights, state = list(engine.module.parameters()), list(_whole_state(engine.optimizer))
+        if sum(weight.numel() for weight in weights) < MAX_LOCAL_NUMEL:
+            mine = (_sha256(weights), _sha256(state))
+    elif _num_local(engine.optimizer) < MAX_LOCAL_NUMEL:
+        mine = (_sha256(_weights(engine.optimizer)), _sha256(_optimizer_state(engine.optimizer)))
     everyone: list[tuple[str, str] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     if any(digests is None for digests in everyone):
         return None, None
-    weights, states = zip(*(digests for digests in everyone if digests), strict=True)
-    return _join(weights), _join(states)
+    all_weights, all_states = zip(*(digests for digests in everyone if digests), strict=True)
+    return _join(all_weights), _join(all_states)
+
+
+def _whole_state(optimizer: Any) -> Iterator[Tensor]:  # noqa: ANN401
+    """What the optimizer below DeepSpeed's updates: master weights and moments, with zeros behind.
+
+    DeepSpeed's wrapper of a stage below 3 hands flat tensors down; without one (a model in fp32)
+    the parameters themselves are updated.
+    """
+    inner = getattr(optimizer, "optimizer", optimizer)
+    for group in inner.param_groups:
+        for param in group["params"]:
+            yield param
+            yield from (inner.state[param][name] for name in ("exp_avg", "exp_avg_sq"))
+
+
+def _num_local(optimizer: Any) -> int:  # noqa: ANN401
+    return sum(flat.numel() for flat in optimizer.fp32_partitioned_groups_flat)
 
 
 def _weights(optimizer: Any) -> Iterator[Tensor]:  # noqa: ANN401
@@ -80,7 +100,7 @@ def real_numel(numel: int, partition_numel: int, dp_rank: int) -> int:
     return max(0, min(partition_numel, numel - partition_numel * dp_rank))
 
 
-def _sha256(tensors: Iterator[Tensor]) -> str:
+def _sha256(tensors: Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
         whole = tensor.detach().to("cpu").contiguous()

@@ -26,6 +26,8 @@ class Metrics:
     start: dict[str, Any] = field(default_factory=dict)
     iterations: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Event by iteration."""
+    evaluations: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Evaluation by the iteration that it came after."""
     end: dict[str, Any] = field(default_factory=dict)
     rejected_lines: int = 0
 
@@ -59,10 +61,13 @@ def read_metrics(path: Path) -> Metrics:
         elif event["event"] == "start":
             # A second start is a second run in the same file: the last one is the log's.
             metrics.start, metrics.iterations, metrics.end = event, {}, {}
+            metrics.evaluations = {}
         elif event["event"] == "end":
             metrics.end = event
         elif isinstance(event.get("iteration"), int):
-            metrics.iterations[event["iteration"]] = event
+            is_training = event["event"] == "iteration"
+            events = metrics.iterations if is_training else metrics.evaluations
+            events[event["iteration"]] = event
     return metrics
 
 
@@ -85,6 +90,9 @@ def attach_metrics(log: Log) -> None:
         for name in (*(f"{phase}_ms" for phase in PHASES), "grad_norm", "learning_rate"):
             if getattr(record, name) is None:
                 setattr(record, name, _number(event.get(name)))
+        evaluation = metrics.evaluations.get(record.iteration, {})
+        record.validation_loss = _number(evaluation.get("loss"))
+        record.validation_perplexity = _number(evaluation.get("perplexity"))
     _take_start(log, metrics.start)
 
 
@@ -122,7 +130,7 @@ def _event(line: str) -> dict[str, Any] | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    known = ("start", "iteration", "end")
+    known = ("start", "iteration", "evaluation", "end")
     return event if isinstance(event, dict) and event.get("event") in known else None
 
 

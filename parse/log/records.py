@@ -54,6 +54,10 @@ class Iteration:
     device_memory_gib: float | None = None
     """Peak of the device's allocator that the iteration's memory lines show."""
 
+    validation_loss: float | None = None
+    """Of the evaluation after the iteration, from ``metrics.jsonl``."""
+    validation_perplexity: float | None = None
+
     @property
     def best_loss(self) -> float | None:
         """The exact loss where it is known, else the printed one."""
