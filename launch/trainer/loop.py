@@ -69,11 +69,7 @@ def train(run: RunFile, ranks: Ranks) -> None:
     ):
         trainer = _set_up(run, ranks, device)
         metrics.write("start", _start_fields(trainer))
-        first = 1
-        if run.checkpoint is not None:
-            load_checkpoint(run, trainer.engine, run.checkpoint)
-            first += run.checkpoint.iteration
-        _iterate(trainer, first, metrics, scalars)
+        _iterate(trainer, _begin(trainer), metrics, scalars)
         weights, optimizer_state = state_digests(trainer.engine)
         metrics.write(
             "end",
@@ -125,6 +121,15 @@ def _start_fields(trainer: Trainer) -> dict[str, Any]:
         "seed": point.seed,
         "continued_from": str(trainer.run.checkpoint.path) if trainer.run.checkpoint else None,
     }
+
+
+def _begin(trainer: Trainer) -> int:
+    """Take up the checkpoint, if there is one; the first iteration to do."""
+    checkpoint = trainer.run.checkpoint
+    if checkpoint is None:
+        return 1
+    load_checkpoint(trainer.run, trainer.engine, checkpoint)
+    return checkpoint.iteration + 1
 
 
 def _iterate(trainer: Trainer, first: int, metrics: MetricsFile, scalars: Scalars) -> None:

@@ -117,18 +117,34 @@ def make_gpt(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - megatron-core
     if point.attention == "sdpa":
         layer.submodules.self_attention.submodules.core_attention = SdpaAttention
     is_llama = model.architecture == "llama"
-    return GPTModel(
+    gpt = GPTModel(
         config=transformer_config(point, on_cpu),
         transformer_layer_spec=TransformerBlockSubmodules(
             layer_specs=[layer] * model.layers, layer_norm=WrappedTorchNorm
         ),
         vocab_size=model.padded_vocab_size(point.tp),
         max_sequence_length=model.seq_length,
-        position_embedding_type="rope" if is_llama else "learned_absolute",
+        position_embedding_type="rope" if is_llama else "none",
         rotary_base=ROTARY_BASE,
         share_embeddings_and_output_weights=not is_llama,
         parallel_output=True,
     )
+    if not is_llama:
+        gpt.embedding.position_embeddings = PositionEmbedding(model.seq_length, model.hidden)
+        gpt.embedding.add_position_embedding = True
+    return gpt
+
+
+class PositionEmbedding(torch.nn.Embedding):
+    """Learned positions that draw their initial weights when they are made.
+
+    megatron-core draws them afterwards, when ZeRO-3 has already taken the weights apart: they would
+    keep torch's own, fifty times as large.
+    """
+
+    def reset_parameters(self) -> None:
+        """Draw initial weights."""
+        torch.nn.init.normal_(self.weight, std=EMBEDDING_STD)
 
 
 def build_model(run: RunFile, mpu: ParallelState, device: torch.device) -> Any:  # noqa: ANN401
