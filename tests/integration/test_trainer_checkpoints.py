@@ -152,7 +152,8 @@ def test_a_new_run_continues_an_old_one_and_leaves_it_as_it_is(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in before} == before
     ends = []
     for folder in (old, old.with_name("run-002")):
-        events = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        events = [json.loads(line) for line in lines]
         ends.append([events[-1][key] for key in ("weights_sha256", "optimizer_sha256")])
     assert ends[0] == ends[1]
     assert [event["iteration"] for event in events if event["event"] == "iteration"] == [4]
