@@ -61,7 +61,7 @@ class Progress:
     skipped: int = 0
     """Left out because they are done, or because the user asked for others."""
     unfit: int = 0
-    """Left out because the machine is too small for them."""
+    """Left out because the machine is too small for them, or the trainer cannot run them."""
     stop_signal: int = 0
     """Signal that stopped the call; 0 when nothing did."""
     pace: list[float] = field(default_factory=list)
@@ -251,7 +251,7 @@ def summary(progress: Progress, num_runs: int) -> str:
         (progress.failed, "failed"),
         (progress.interrupted, "interrupted"),
         (progress.skipped, "not run again"),
-        (progress.unfit, "too large for this machine"),
+        (progress.unfit, "left out"),
     ):
         if count:
             parts.append(f"{count} {words}")

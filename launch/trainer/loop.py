@@ -94,7 +94,7 @@ def _set_up(run: RunFile, ranks: Ranks, device: torch.device) -> Trainer:
         if mpu.get_data_parallel_rank() == 0:
             line = log.parameters_line(mpu.get_model_parallel_rank(), num_local_parameters(model))
             log.write_line(line)
-        engine = initialize_engine(run, model, mpu, device)
+        engine = initialize_engine(run, model, mpu)
     log.write_line(log.timer_line("model-and-optimizer-setup", time.perf_counter() - begin))
     begin = time.perf_counter()
     dp_rank = mpu.get_data_parallel_rank()

@@ -178,22 +178,18 @@ def rotary_frequencies(model: Model, device: torch.device) -> Tensor:
     return 1.0 / (ROTARY_BASE**exponents)
 
 
-def initialize_engine(
-    run: RunFile,
-    model: Any,  # noqa: ANN401
-    mpu: ParallelState,
-    device: torch.device,
-) -> Any:  # noqa: ANN401
+def initialize_engine(run: RunFile, model: Any, mpu: ParallelState) -> Any:  # noqa: ANN401
     """Hand the model to DeepSpeed; the optimizer comes from ``ds_config.json``.
 
     Returns:
         DeepSpeed's engine.
     """
     import deepspeed
+    from deepspeed.accelerator import get_accelerator
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     parameters, optimizer = list(model.parameters()), None
-    if run.point.offload_optimizer == "none" and device.type == "cpu":
+    if run.point.offload_optimizer == "none" and get_accelerator().device_name() == "cpu":
         # DeepSpeed would compile a FusedAdam for CPUs, for a minute; this is its arithmetic.
         optimizer = DeepSpeedCPUAdam(parameters, **run.ds_config["optimizer"]["params"])
     engine, *_ = deepspeed.initialize(

@@ -100,10 +100,24 @@ def test_it_trains_at_every_stage_and_place(alone, name):
             assert results[other]["digests"] == results[one]["digests"]
 
 
-def test_gpt2_ends_in_the_same_bits_under_both_engines(alone, train):
+@pytest.fixture(scope="module")
+def in_pairs(train):
+    """Every point of two data-parallel ranks, trained in one process a rank."""
+    points = {place: _point("bf16", place, dp=2) for place in PLACES if place[2] == "none"}
+    points |= {"gpt2": {"model": GPT2, "dp": 2}, "gpt2 hybrid": {"model": GPT2, "dp": 2, **HYBRID}}
+    return dict(zip(points, train(points.values(), 2), strict=True))
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if place[2] == "none"], ids=str)
+def test_two_ranks_train_as_one_does(alone, in_pairs, place):
+    expected = alone["bf16", place]["losses"]
+    assert in_pairs[place]["losses"] == pytest.approx(expected, abs=2e-3)
+    assert None not in in_pairs[place]["digests"]
+
+
+def test_gpt2_ends_in_the_same_bits_under_both_engines(alone, in_pairs):
     of_one = alone["gpt2", (3, "cpu", "none")], alone["gpt2 hybrid"]
-    of_two = train([{"model": GPT2, "dp": 2}, {"model": GPT2, "dp": 2, **HYBRID}], 2)
-    for stock, ours in (of_one, of_two):
+    for stock, ours in (of_one, (in_pairs["gpt2"], in_pairs["gpt2 hybrid"])):
         assert stock["parameters"] == Model(**GPT2).num_parameters()
         assert stock["losses"][2] != stock["losses"][0]
         assert (ours["losses"], ours["digests"]) == (stock["losses"], stock["digests"])
