@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.gpu_rows import STOCK_HOST_BYTES
 from benchmarks.report import BenchmarkError
 from configs.schema import Model, Point
+from configs.study import default_study
 from launch.ds_json import deepspeed_config
 
 GIB = 2**30
@@ -93,13 +94,15 @@ def make_point(parameters: int, seq_length: int, iterations: int, device: str) -
     layers = 1 + max(0, (parameters - model(1).num_parameters()) // layer)
     chosen = model(layers)
     total = chosen.num_parameters()
-    return Point(
-        model=chosen,
-        iterations=iterations,
-        subgroup_numel=max(1, min(100_000_000, total // 8)),
-        attention="sdpa",
-        activation_checkpointing=device != "cpu",
-        device="cpu" if device == "cpu" else "cuda",
+    return default_study().make_point(
+        {
+            "model": chosen.model_dump(),
+            "iterations": iterations,
+            "subgroup_numel": max(1, min(100_000_000, total // 8)),
+            "attention": "sdpa",
+            "activation_checkpointing": device != "cpu",
+            "device": "cpu" if device == "cpu" else "cuda",
+        }
     )
 
 

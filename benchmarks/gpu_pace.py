@@ -127,7 +127,7 @@ def _workload(point: Point) -> Workload:
     return Workload(
         model_from_table(point.model.model_dump()),
         STOCK,
-        subgroup_numel=point.subgroup_numel,
+        subgroup_numel=point.value("subgroup_numel"),
         activation_checkpointing=point.activation_checkpointing,
         materialized_attention=False,
     )

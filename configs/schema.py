@@ -26,7 +26,7 @@ VOCABULARY_MULTIPLE = 128
 
 
 class Model(Table):
-    """A GPT with SwiGLU, RMSNorm, rotary positions, untied embeddings and no bias."""
+    """A GPT of one of two architectures."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=40)
     """Label in log names and tables (``7B``)."""
@@ -44,6 +44,9 @@ class Model(Table):
     """Tokens a sample."""
     vocab_size: PositiveInt = 50257
     """Tokens of the vocabulary, before padding (GPT-2's by default)."""
+    architecture: Literal["llama", "gpt2"] = "llama"
+    """``llama``: RMSNorm, SwiGLU, rotary positions, untied embeddings, no bias; ``gpt2``:
+    LayerNorm, GELU, learned positions, tied embeddings, biases."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -61,13 +64,18 @@ class Model(Table):
     def num_parameters(self, tp: int = 1) -> int:
         """Trainable parameters of the whole model, summed over the tensor-parallel ranks.
 
-        Replicated parameters (the norms) count once.
+        Parameters that every such rank holds whole count once, and so do tied embeddings.
         """
-        head = self.hidden // self.heads
-        attention = 2 * self.hidden**2 + 2 * self.kv_heads * head * self.hidden
-        layer = attention + 3 * self.hidden * self.ffn + 2 * self.hidden
-        embeddings = 2 * self.padded_vocab_size(tp) * self.hidden
-        return embeddings + self.layers * layer + self.hidden
+        kv_rows = 2 * self.kv_heads * (self.hidden // self.heads)
+        attention = (2 * self.hidden + kv_rows) * self.hidden
+        embedding = self.padded_vocab_size(tp) * self.hidden
+        if self.architecture == "llama":
+            layer = attention + 3 * self.hidden * self.ffn + 2 * self.hidden
+            return 2 * embedding + self.layers * layer + self.hidden
+        biases = 2 * self.hidden + kv_rows + self.ffn + self.hidden
+        norm = 2 * self.hidden
+        layer = attention + 2 * self.hidden * self.ffn + biases + 2 * norm
+        return embedding + self.seq_length * self.hidden + self.layers * layer + norm
 
 
 class Point(Table):
@@ -88,6 +96,8 @@ class Point(Table):
     """Tensor-parallel degree, in ranks."""
     dp: PositiveInt = 1
     """Data-parallel degree, in ranks."""
+    pp: PositiveInt = 1
+    """Pipeline-parallel degree, in ranks."""
     micro_batch_size: PositiveInt = 1
     """Samples a rank handles in one forward."""
     global_batch_size: PositiveInt = 1
@@ -112,8 +122,17 @@ class Point(Table):
     """Term added to the denominator of Adam."""
     clip_grad: float = Field(default=1.0, ge=0)
     """Largest global gradient norm; 0 switches clipping off."""
+    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Type of weights and activations; ``fp16`` with DeepSpeed's dynamic loss scale."""
     grad_accum_dtype: Literal["bf16", "fp32"] = "bf16"
-    """Type in which micro-batches' gradients are summed."""
+    """Type in which a ``bf16`` model's micro-batches' gradients are summed; other models sum
+    theirs in their own."""
+    zero_stage: int = Field(default=3, ge=0, le=3)
+    """DeepSpeed's ZeRO stage: what the data-parallel ranks share out."""
+    offload_optimizer: Literal["cpu", "none"] = "cpu"
+    """Where optimizer state lives and is updated: host memory, or the device (``none``)."""
+    offload_param: Literal["none", "cpu"] = "none"
+    """Where ZeRO-3's partitions of the weights live: the device (``none``), or host memory."""
     activation_checkpointing: bool = True
     """Recompute every layer's activations in backward."""
     attention: Literal["local", "sdpa"] = "local"
@@ -124,6 +143,12 @@ class Point(Table):
     """Prefix of Megatron's ``.bin``/``.idx``; empty for the embedded default corpus."""
     split: str = Field(default="949,50,1", pattern=r"^\d+(\.\d+)?(,\d+(\.\d+)?){2}$")
     """Shares of train, validation and test documents."""
+    eval_interval: int = Field(default=0, ge=0)
+    """Iterations from one evaluation on validation documents to the next; 0 for none."""
+    eval_iterations: PositiveInt = 10
+    """Global batches of an evaluation, the same ones every time."""
+    save_interval: int = Field(default=0, ge=0)
+    """Iterations from one checkpoint to the next; 0 for none."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -174,7 +199,7 @@ class Point(Table):
     @property
     def num_ranks(self) -> int:
         """Processes of the run."""
-        return self.tp * self.dp
+        return self.tp * self.pp * self.dp
 
     @property
     def row(self) -> Engine:

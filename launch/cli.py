@@ -18,7 +18,6 @@ from configs.schema import Model
 from configs.study import Study, default_study, load_study
 from launch.data import LaunchError
 from launch.hosts.options import add_launch_options
-from launch.hosts.ranks import TRAINER_MODULE
 from launch.records.files import ROOT
 
 EXIT_USAGE = 2
@@ -178,7 +177,6 @@ def add_run_options(parser: Parser, echo: bool) -> None:
     parser.add_argument(
         "--no-memory-check", action="store_true", help="start a run even if memory looks short"
     )
-    parser.add_argument("--trainer-module", default=TRAINER_MODULE, help=argparse.SUPPRESS)
     add_launch_options(parser)
 
 

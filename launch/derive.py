@@ -24,9 +24,9 @@ def derive(folder: Path, expected_figures: Sequence[str]) -> int:
     """
     plots = ["plots", str(folder / "tables"), "--out", str(folder / "figures")]
     steps = (
-        ("tables", ["parse", str(folder), "--out", str(folder / "tables")]),
+        ("tables", ["parse", str(folder), "--out", str(folder / "tables"), "--report"]),
         ("figures", [*plots, "--expect", *expected_figures]),
-        ("report", ["parse.report", str(folder)]),
+        ("report", ["parse.report", str(folder), "--from-tables"]),
     )
     worst, done = 0, set()
     for what, arguments in steps:

@@ -30,8 +30,8 @@ def deepspeed_config(point: Point) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": point.micro_batch_size,
         "steps_per_print": 1,
         "zero_optimization": {
-            "stage": 3,
-            "offload_optimizer": {"device": "cpu", "ratio": 1.0, "pin_memory": True},
+            "stage": point.zero_stage,
+            **_offload(point),
             "reduce_bucket_size": min(DEFAULT_REDUCE_BUCKET_NUMEL, parameters),
             "stage3_prefetch_bucket_size": min(DEFAULT_PREFETCH_BUCKET_NUMEL, parameters),
         },
@@ -45,14 +45,15 @@ def deepspeed_config(point: Point) -> dict[str, Any]:
                 "weight_decay": point.weight_decay,
             },
         },
-        "bf16": {"enabled": True},
-        "data_types": {"grad_accum_dtype": point.grad_accum_dtype},
+        **_data_types(point),
         "gradient_clipping": point.clip_grad,
         "wall_clock_breakdown": True,
         "memory_breakdown": True,
     }
     for patch in patches(point):
         config = laid_over(config, patch)
+    if point.offload_optimizer == "none":  # a patch may say how to offload what is not
+        config["zero_optimization"].pop("offload_optimizer", None)
     return config
 
 
@@ -61,3 +62,28 @@ def patches(point: Point) -> list[dict[str, Any]]:
     study = point.study
     tables = [] if study is None else [study.ds_config, point.row.ds_config]
     return [filled(table, point.values) for table in tables]
+
+
+def _offload(point: Point) -> dict[str, Any]:
+    blocks: dict[str, Any] = {}
+    if point.offload_optimizer != "none":
+        blocks["offload_optimizer"] = {
+            "device": point.offload_optimizer,
+            "ratio": 1.0,
+            "pin_memory": True,
+        }
+    if point.offload_param != "none":
+        blocks["offload_param"] = {"device": point.offload_param, "pin_memory": True}
+    return blocks
+
+
+def _data_types(point: Point) -> dict[str, Any]:
+    if point.dtype == "fp32":
+        return {}
+    if point.dtype == "fp16":
+        # A loss scale of 0 is DeepSpeed's word for a dynamic one.
+        return {"fp16": {"enabled": True, "loss_scale": 0}}
+    return {
+        "bf16": {"enabled": True},
+        "data_types": {"grad_accum_dtype": point.grad_accum_dtype},
+    }

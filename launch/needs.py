@@ -15,7 +15,7 @@ from launch.task import RunOptions
 
 
 def lacks(point: Point, machine: Machine, options: RunOptions) -> list[str]:
-    """Why the point's engine cannot run here, a line each; empty when it can.
+    """Why the point cannot run here, with this trainer, a line each; empty when it can.
 
     Of hosts that are not this one it is not known what they have.
     """
@@ -25,6 +25,7 @@ def lacks(point: Point, machine: Machine, options: RunOptions) -> list[str]:
     own, chosen = point.row.trainer, options.trainer.name
     if own not in ("", chosen):
         found.append(f"needs --trainer {own}, and {chosen} was chosen")
+    found += options.trainer.refuse(point)
     return [text for text in found if text]
 
 

@@ -31,9 +31,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--local_rank", "--local-rank", type=int, default=None, help="given by DeepSpeed's launcher"
     )
+    parser.add_argument(
+        "--continue-from", type=Path, default=None, help="folder of the checkpoint to begin at"
+    )
     arguments = parser.parse_args(argv)
     try:
-        run = read_run_file(arguments.run_json)
+        run = read_run_file(arguments.run_json, arguments.continue_from)
         ranks = ranks_from_environment(os.environ, arguments.local_rank)
         ranks.require(run.point)
         ranks.export(os.environ)

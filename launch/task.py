@@ -16,7 +16,8 @@ from launch.process.beside import scalar_environment
 from launch.records.identity import data_facts, point_key, setup_key
 from launch.records.provenance import machine_and_checkout
 from launch.records.run_folder import Inputs
-from launch.trainers import OWN_TRAINER, Trainer
+from launch.trainers import OWN_TRAINER, trainer_of
+from launch.trainers.protocol import Trainer
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class RunOptions:
             sweep,
             given.timeout,
             given.echo,
-            Trainer.of(given),
+            trainer_of(given),
             hang_s=given.hang_timeout,
             monitor_s=given.monitor_interval,
             tensorboard=given.tensorboard,

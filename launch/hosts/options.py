@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from launch.hosts.launchers import KINDS, REMOTE_SHELL, TORCHRUN
-from launch.trainers import OWN, TRAINERS
+from launch.trainers import OWN_TRAINER, TRAINERS
 
 
 class _HasGroups(Protocol):
@@ -16,7 +16,7 @@ class _HasGroups(Protocol):
 
 
 def add_launch_options(parser: _HasGroups) -> None:
-    """Options that ``Launcher.of`` and ``Trainer.of`` read."""
+    """Options that ``Launcher.of`` and ``trainer_of`` read."""
     where = parser.add_argument_group(
         "where the ranks run (results and data must lie on a file system that all hosts share)"
     )
@@ -47,22 +47,11 @@ def add_launch_options(parser: _HasGroups) -> None:
         help=f"runs a command on a host [default '{shlex.join(REMOTE_SHELL)}']",
     )
     trainer = parser.add_argument_group("what the ranks run")
-    trainer.add_argument("--trainer", choices=TRAINERS, default=OWN, help=f"[default {OWN}]")
-    trainer.add_argument(
-        "--megatron-dir", type=Path, metavar="DIR", help="a checkout of Megatron-DeepSpeed"
-    )
-    trainer.add_argument(
-        "--paper-keys",
-        action="store_true",
-        help="for the paper's fork of DeepSpeed, installed by the user",
-    )
-    trainer.add_argument(
-        "--megatron-flag",
-        action="append",
-        default=[],
-        metavar="WORD",
-        help="one more word of pretrain_gpt.py's flags: --megatron-flag=--use-flash-attn-v2",
-    )
+    own = OWN_TRAINER.name
+    trainer.add_argument("--trainer", choices=TRAINERS, default=own, help=f"[default {own}]")
+    for known in TRAINERS.values():
+        for flag, settings in known.options.items():
+            trainer.add_argument(flag, **settings)
 
 
 def _number(text: str) -> int:

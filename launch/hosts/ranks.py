@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from deep_optimizer_states.cores import usable_cores
 from launch.records.files import ROOT
@@ -34,11 +33,6 @@ class Program:
     run_json: Path
     """The run it belongs to."""
     is_module: bool = True
-
-    @classmethod
-    def trainer(cls, module: str, run_json: Path) -> Self:
-        """A trainer module, on the run it is to do."""
-        return cls(module, (str(run_json),), run_json)
 
     @property
     def words(self) -> list[str]:

@@ -9,13 +9,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from configs.schema import Point
+from configs.schema import Model, Point
 from configs.study import default_study
 from launch.ds_json import patches
 
 _KEY_CHARACTERS = 16
 _SETUP = ("git", "versions", "gpus", "cpu")
 """Parts of the provenance that can change a run's times or results."""
+_LATER_FIELDS = frozenset(
+    {
+        *("architecture", "dtype", "pp", "zero_stage", "offload_optimizer", "offload_param"),
+        *("eval_interval", "eval_iterations", "save_interval"),
+    }
+)
+"""Fields that points got after keys of theirs were written down. With its default such a field is
+no part of the key, so that runs made before it still count."""
+
+_LATER_FIELDS = frozenset(
+    {
+        *("architecture", "dtype", "pp", "zero_stage", "offload_optimizer", "offload_param"),
+        *("eval_interval", "eval_iterations", "save_interval"),
+    }
+)
+"""Fields that points got after keys of theirs were written down. With its default such a field is
+no part of the key, so that runs made before it still count."""
 
 
 def point_key(point: Point, data: Mapping[str, Any]) -> str:
@@ -36,7 +53,8 @@ def settings_key(point: Point) -> str:
         if row.added_later and point.value(name) == row.default
     }
     settings = point.model_dump(mode="json", exclude={"name", "data_prefix", *later})
-    return _digest({**settings, **_of_study(point)})
+    settings["model"] = _as_before(settings["model"], Model)
+    return _digest({**_as_before(settings, Point), **_of_study(point)})
 
 
 def _of_study(point: Point) -> dict[str, Any]:
@@ -56,6 +74,15 @@ def _of_study(point: Point) -> dict[str, Any]:
         ],
     }
     return {"study": made}
+
+
+def _as_before(table: dict[str, Any], schema: type[Model] | type[Point]) -> dict[str, Any]:
+    defaults = {name: schema.model_fields[name].default for name in _LATER_FIELDS & table.keys()}
+    return {
+        name: value
+        for name, value in table.items()
+        if name not in defaults or value != defaults[name]
+    }
 
 
 def setup_key(provenance: Mapping[str, Any]) -> str:

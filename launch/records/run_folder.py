@@ -10,7 +10,6 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.schema import Point
-from launch.ds_json import deepspeed_config
 from launch.records.driver import Driver
 from launch.records.files import json_lines, last_lines, write_json
 
@@ -82,17 +81,16 @@ class RunFolder:
         """``STEM/run-NNN``, unique in a sweep."""
         return f"{self.path.parent.name}/{self.path.name}"
 
-    def write_inputs(self, inputs: Inputs) -> None:
+    def write_inputs(self, inputs: Inputs, ds_config: dict[str, Any]) -> None:
         """Write ``run.json`` and ``ds_config.json``."""
-        point = inputs.point
-        write_json(self.path / "ds_config.json", deepspeed_config(point))
+        write_json(self.path / "ds_config.json", ds_config)
         write_json(
             self.run_json,
             {
                 "schema_version": SCHEMA_VERSION,
                 "run_id": self.run_id,
-                "point": point.model_dump(mode="json"),
-                "study": study_of(point),
+                "point": inputs.point.model_dump(mode="json"),
+                "study": study_of(inputs.point),
                 "point_key": inputs.point_key,
                 "setup_key": inputs.setup_key,
                 "repeat": inputs.repeat,

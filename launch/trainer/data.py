@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,14 +75,17 @@ def read_vocabulary(data_prefix: Path, point: Point) -> Vocabulary:
     return vocabulary
 
 
-def build_train_samples(run: RunFile) -> Any:  # noqa: ANN401 - megatron-core's GPTDataset
-    """Build the training samples; every rank must call it, rank 0 writes the index.
+def build_samples(run: RunFile) -> list[Any]:
+    """Build the samples to train and to evaluate on; every rank must call it, rank 0 writes.
 
-    Only the first share of ``split`` is built: nothing evaluates. The order depends on the seed,
-    the data and the number of samples, not on the ranks.
+    The second share of ``split`` is built if the run evaluates. The order depends on the seed, the
+    data and the number of samples, not on the ranks, nor does one share's depend on the other.
+
+    Returns:
+        megatron-core's data sets: training, then validation (None when nothing evaluates).
 
     Raises:
-        ConfigError: the split leaves nothing to train on, or the data is not Megatron's.
+        ConfigError: the split leaves too few tokens, or the data is not Megatron's.
     """
     from megatron.core.datasets.blended_megatron_dataset_builder import (
         BlendedMegatronDatasetBuilder,
@@ -91,7 +94,8 @@ def build_train_samples(run: RunFile) -> Any:  # noqa: ANN401 - megatron-core's 
 
     point = run.point
     vocabulary = read_vocabulary(run.data_prefix, point)
-    _require_training_tokens(run.data_prefix, point.split)
+    shares = ("train on", "evaluate on")[: 2 if point.eval_interval else 1]
+    _require_tokens(run.data_prefix, point.split, shares)
     config = GPTDatasetConfig(
         random_seed=point.seed,
         sequence_length=point.model.seq_length,
@@ -104,13 +108,14 @@ def build_train_samples(run: RunFile) -> Any:  # noqa: ANN401 - megatron-core's 
         eod_mask_loss=False,
         create_attention_mask=False,
     )
-    config.split_matrix = [config.split_matrix[0], None, None]
-    num_samples = point.iterations * point.global_batch_size
-    builder = BlendedMegatronDatasetBuilder(GPTDataset, [num_samples, 0, 0], lambda: True, config)
-    return builder.build()[0]
+    parts = config.split_matrix[: len(shares)]
+    config.split_matrix = [*parts, None, None][:3]
+    sizes = [count * point.global_batch_size for count in (point.iterations, point.eval_iterations)]
+    builder = BlendedMegatronDatasetBuilder(GPTDataset, [*sizes, 0], lambda: True, config)
+    return list(builder.build()[:2])
 
 
-def _require_training_tokens(data_prefix: Path, split: str) -> None:
+def _require_tokens(data_prefix: Path, split: str, purposes: Sequence[str]) -> None:
     """Without tokens megatron-core would go round for ever, filling samples from nothing."""
     from megatron.core.datasets.indexed_dataset import IndexedDataset
 
@@ -118,13 +123,16 @@ def _require_training_tokens(data_prefix: Path, split: str) -> None:
     documents = IndexedDataset(str(data_prefix))
     lengths = documents.sequence_lengths
     shares = [float(share) for share in split.split(",")]
-    num_documents = round(len(lengths) * shares[0] / sum(shares)) if sum(shares) else 0
-    num_tokens = int(lengths[:num_documents].sum())
-    if num_tokens < 2:
-        raise ConfigError(
-            f"split = {split!r}: leaves {num_tokens} tokens of {len(lengths)} documents to train "
-            "on; give the first share more, or take larger data"
-        )
+    bounds = [sum(shares[:end]) / (sum(shares) or 1.0) for end in range(len(shares) + 1)]
+    first, *ends = (round(len(lengths) * bound) for bound in bounds)
+    for purpose, end in zip(purposes, ends, strict=False):
+        num_tokens = int(lengths[first:end].sum())
+        if num_tokens < 2:
+            raise ConfigError(
+                f"split = {split!r}: leaves {num_tokens} tokens of {len(lengths)} documents to "
+                f"{purpose}; give that share more, or take larger data"
+            )
+        first = end
 
 
 class MicroBatches:

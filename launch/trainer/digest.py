@@ -16,8 +16,8 @@ MAX_LOCAL_NUMEL = 300_000_000
 def state_digests(engine: Any) -> tuple[str | None, str | None]:  # noqa: ANN401 - DeepSpeed's
     """Fingerprint the 16-bit weights, and the master weights with both moments, of all ranks.
 
-    Every rank hashes its partitions without their padding, which is uninitialised memory; the
-    ranks' hashes are then hashed in rank order. Every rank must call it.
+    Every rank hashes what it holds: under ZeRO-3 its partitions without their padding, which is
+    uninitialised memory. The ranks' hashes are then hashed in rank order. Every rank must call it.
 
     Returns:
         Hex digests of the weights and of the optimizer state; both None when any rank holds

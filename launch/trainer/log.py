@@ -7,10 +7,13 @@ import math
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from configs.schema import Point
 
 _STDOUT = 1
+_LARGEST_LOSS = 20.0
+"""Of a perplexity that is told."""
 
 
 def write_line(text: str) -> None:
@@ -38,7 +41,7 @@ def world_line(point: Point) -> str:
     return (
         f"using world size: {point.num_ranks}, data-parallel-size: {point.dp}, "
         f"sequence-parallel size: 1, tensor-model-parallel size: {point.tp}, "
-        "pipeline-model-parallel size: 1 "
+        f"pipeline-model-parallel size: {point.pp} "
     )
 
 
@@ -70,6 +73,8 @@ class IterationResult:
     """Rate of this iteration's update."""
     skipped: bool
     """The update was left out because the gradient norm was not finite."""
+    loss_scale: float = 1.0
+    """What an fp16 model's loss was multiplied by."""
 
 
 def iteration_line(point: Point, result: IterationResult) -> str:
@@ -88,7 +93,7 @@ def iteration_line(point: Point, result: IterationResult) -> str:
         f"learning rate: {result.learning_rate:.3E}",
         f"global batch size: {point.global_batch_size:5d}",
         f"lm loss: {_loss_text(result.loss)}",
-        "loss scale: 1.0",
+        f"loss scale: {result.loss_scale:.1f}",
         f"actual seqlen: {length:5d}",
         f"number of skipped iterations: {int(result.skipped):3d}",
         f"number of nan iterations: {int(math.isnan(result.loss)):3d}",
@@ -96,6 +101,24 @@ def iteration_line(point: Point, result: IterationResult) -> str:
         f"TFLOPs: {tflops:.2f}",
     )
     return f" {' | '.join(fields)} |"
+
+
+def evaluation_line(iteration: int, loss: float) -> str:
+    """The line of an evaluation after an iteration, with its perplexity."""
+    return (
+        f" validation loss at iteration {iteration} | lm loss value: {_loss_text(loss)} | "
+        f"lm loss PPL: {_loss_text(perplexity(loss))} |"
+    )
+
+
+def checkpoint_line(iteration: int, path: Path) -> str:
+    """The line of a checkpoint after an iteration."""
+    return f"  successfully saved checkpoint at iteration {iteration:7d} to {path}"
+
+
+def perplexity(loss: float) -> float:
+    """Exponential of the loss; above a loss of 20 that of 20, as in Megatron."""
+    return math.exp(min(loss, _LARGEST_LOSS)) if math.isfinite(loss) else loss
 
 
 def flops_per_iteration(point: Point) -> float:

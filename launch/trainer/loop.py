@@ -13,10 +13,11 @@ from torch import Tensor
 
 from configs.schema import Point
 from launch.trainer import log
+from launch.trainer.checkpoint import load_checkpoint, save_checkpoint
 from launch.trainer.clock import PeakMemory, PhaseClock
-from launch.trainer.data import MicroBatches, build_train_samples
+from launch.trainer.data import MicroBatch, MicroBatches, build_samples
 from launch.trainer.digest import state_digests
-from launch.trainer.metrics import MetricsFile, iteration_fields
+from launch.trainer.metrics import MetricsFile, finite_or_none, iteration_fields
 from launch.trainer.model import (
     ParallelState,
     build_model,
@@ -36,17 +37,23 @@ from launch.trainer.start_up import spare_garbage_collector
 class Trainer:
     """Everything an iteration touches on this rank."""
 
-    point: Point
+    run: RunFile
     ranks: Ranks
     device: torch.device
     mpu: ParallelState
     engine: Any
     batches: MicroBatches
+    validation: MicroBatches
     mask: Tensor | None
+
+    @property
+    def point(self) -> Point:
+        """What is trained."""
+        return self.run.point
 
 
 def train(run: RunFile, ranks: Ranks) -> None:
-    """Train a point from the first iteration to the last.
+    """Train a point from the first iteration, or from a checkpoint's, to the last.
 
     A loss or gradient that is not finite is reported and does not stop the run.
 
@@ -62,7 +69,7 @@ def train(run: RunFile, ranks: Ranks) -> None:
     ):
         trainer = _set_up(run, ranks, device)
         metrics.write("start", _start_fields(trainer))
-        _iterate(trainer, metrics, scalars)
+        _iterate(trainer, _begin(trainer), metrics, scalars)
         weights, optimizer_state = state_digests(trainer.engine)
         metrics.write(
             "end",
@@ -90,10 +97,14 @@ def _set_up(run: RunFile, ranks: Ranks, device: torch.device) -> Trainer:
         engine = initialize_engine(run, model, mpu)
     log.write_line(log.timer_line("model-and-optimizer-setup", time.perf_counter() - begin))
     begin = time.perf_counter()
-    batches = MicroBatches(build_train_samples(run), point, mpu.get_data_parallel_rank(), device)
+    dp_rank = mpu.get_data_parallel_rank()
+    batches, validation = (
+        MicroBatches(samples, point, dp_rank, device) for samples in build_samples(run)
+    )
     seconds = time.perf_counter() - begin
     log.write_line(log.timer_line("train/valid/test-data-iterators-setup", seconds))
-    return Trainer(point, ranks, device, mpu, engine, batches, causal_mask(point, device))
+    mask = causal_mask(point, device)
+    return Trainer(run, ranks, device, mpu, engine, batches, validation, mask)
 
 
 def _start_fields(trainer: Trainer) -> dict[str, Any]:
@@ -108,29 +119,39 @@ def _start_fields(trainer: Trainer) -> dict[str, Any]:
         "versions": versions(),
         "num_ranks": point.num_ranks,
         "seed": point.seed,
+        "continued_from": str(trainer.run.checkpoint.path) if trainer.run.checkpoint else None,
     }
 
 
-def _iterate(trainer: Trainer, metrics: MetricsFile, scalars: Scalars) -> None:
+def _begin(trainer: Trainer) -> int:
+    """Take up the checkpoint, if there is one; the first iteration to do."""
+    checkpoint = trainer.run.checkpoint
+    if checkpoint is None:
+        return 1
+    load_checkpoint(trainer.run, trainer.engine, checkpoint)
+    return checkpoint.iteration + 1
+
+
+def _iterate(trainer: Trainer, first: int, metrics: MetricsFile, scalars: Scalars) -> None:
     point, engine = trainer.point, trainer.engine
     clock = PhaseClock(trainer.device)
     peak = PeakMemory(trainer.device)
     spare_garbage_collector()
     dist.barrier()
     last_end = time.perf_counter()
-    for iteration in range(1, point.iterations + 1):
+    for iteration in range(first, point.iterations + 1):
         rate = float(engine.lr_scheduler.current)
         skipped_before = engine.skipped_steps
         loss = _train_one(trainer, iteration, clock)
-        now = time.perf_counter()
         result = log.IterationResult(
             iteration=iteration,
-            seconds=now - last_end,
+            seconds=time.perf_counter() - last_end,
             loss=loss,
             learning_rate=rate,
             skipped=engine.skipped_steps > skipped_before,
+            loss_scale=float(getattr(engine.optimizer, "loss_scale", 1.0)),
         )
-        last_end = now
+        last_end += result.seconds
         log.write_line(log.timer_line("interval-time", result.seconds))
         if trainer.ranks.is_last:
             log.write_line(log.iteration_line(point, result))
@@ -143,6 +164,53 @@ def _iterate(trainer: Trainer, metrics: MetricsFile, scalars: Scalars) -> None:
             scalars.write(fields, point.global_batch_size * point.model.seq_length)
         else:
             clock.take()
+        if _is_due(point.eval_interval, iteration) or _is_due(point.save_interval, iteration):
+            _evaluate_and_save(trainer, iteration, metrics)
+            peak.take()
+            last_end = time.perf_counter()  # none of it counts to the next iteration
+
+
+def _is_due(interval: int, iteration: int) -> bool:
+    return interval > 0 and iteration % interval == 0
+
+
+def _evaluate_and_save(trainer: Trainer, iteration: int, metrics: MetricsFile) -> None:
+    """What an iteration is followed by, where the point asks for it."""
+    point = trainer.point
+    if _is_due(point.eval_interval, iteration):
+        loss = _evaluate(trainer)
+        if trainer.ranks.is_last:
+            log.write_line(log.evaluation_line(iteration, loss))
+        fields = {
+            "iteration": iteration,
+            "loss": finite_or_none(loss),
+            "perplexity": finite_or_none(log.perplexity(loss)),
+            "tokens": point.eval_iterations * point.global_batch_size * point.model.seq_length,
+        }
+        metrics.write("evaluation", fields)
+    if _is_due(point.save_interval, iteration):
+        path = save_checkpoint(trainer.run, trainer.engine, iteration)
+        if trainer.ranks.is_first:
+            log.write_line(log.checkpoint_line(iteration, path))
+
+
+def _evaluate(trainer: Trainer) -> float:
+    """Mean loss of the validation batches, the same ones every time and on every rank."""
+    engine = trainer.engine
+    # DeepSpeed's forward timers and memory lines are left to training.
+    timers, engine.engine_timers.forward_timers = engine.engine_timers.forward_timers, []
+    breakdown, engine._config.memory_breakdown = engine._config.memory_breakdown, False
+    engine.eval()
+    with torch.no_grad():
+        losses = [
+            _forward(trainer, batch)
+            for iteration in range(1, trainer.point.eval_iterations + 1)
+            for batch in trainer.validation.of_iteration(iteration)
+        ]
+    engine.train()
+    engine.engine_timers.forward_timers = timers
+    engine._config.memory_breakdown = breakdown
+    return _mean(trainer, losses)
 
 
 def _train_one(trainer: Trainer, iteration: int, clock: PhaseClock) -> float:
@@ -155,19 +223,29 @@ def _train_one(trainer: Trainer, iteration: int, clock: PhaseClock) -> float:
     losses: list[Tensor] = []
     for batch in trainer.batches.of_iteration(iteration):
         with clock.phase("forward"):
-            token_losses = engine(
-                input_ids=batch.tokens,
-                position_ids=batch.position_ids,
-                attention_mask=trainer.mask,
-                labels=batch.labels,
-            )
-            loss = token_losses.mean()
+            loss = _forward(trainer, batch)
         with clock.phase("backward"):
             engine.backward(loss)
         with clock.phase("update"):
             # Updates after the last micro-batch alone; DeepSpeed counts them.
             engine.step()
         losses.append(loss.detach())
+    return _mean(trainer, losses)
+
+
+def _forward(trainer: Trainer, batch: MicroBatch) -> Tensor:
+    """Loss of a micro-batch, its mean over the tokens."""
+    token_losses: Tensor = trainer.engine(
+        input_ids=batch.tokens,
+        position_ids=batch.position_ids,
+        attention_mask=trainer.mask,
+        labels=batch.labels,
+    )
+    return token_losses.mean()
+
+
+def _mean(trainer: Trainer, losses: list[Tensor]) -> float:
+    """Mean over the micro-batches of every data-parallel rank."""
     total = torch.stack(losses).double().mean()
     dist.all_reduce(total, group=trainer.mpu.get_data_parallel_group())
     return total.item() / trainer.point.dp

@@ -1,11 +1,14 @@
-"""Builds the paper's GPT from megatron-core and hands it to DeepSpeed."""
+"""Builds a GPT from megatron-core and hands it to DeepSpeed."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from configs.schema import Model, Point
 from launch.trainer.attention import SdpaAttention
@@ -16,6 +19,23 @@ ROTARY_BASE = 10000
 """Base of the rotary frequencies, as in LLaMA and Megatron."""
 EMBEDDING_STD = 0.02
 """Standard deviation of initial weights, Megatron's default."""
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {
+        "gated_linear_unit": True,
+        "activation_func": functional.silu,
+        "normalization": "RMSNorm",
+        "add_bias_linear": False,
+    },
+    "gpt2": {
+        "gated_linear_unit": False,
+        # GPT-2's GELU is the approximation by tanh.
+        "activation_func": functools.partial(functional.gelu, approximate="tanh"),
+        "normalization": "LayerNorm",
+        "add_bias_linear": True,
+    },
+}
+"""What tells the architectures apart, in megatron-core's words."""
 
 
 class ParallelState:
@@ -37,7 +57,7 @@ class ParallelState:
 
 
 def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - TransformerConfig
-    """The paper's flags: SwiGLU, RMSNorm, grouped queries, no bias, no dropout, bf16.
+    """The point's model in megatron-core's words; there is no dropout.
 
     Fusions that need apex or Transformer Engine are off. Without CUDA the weights are made whole
     in fp32 and then cut, which makes them the same for every tensor-parallel degree; with CUDA
@@ -45,7 +65,7 @@ def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - Tra
     """
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    model = point.model
+    model, dtype = point.model, DTYPES[point.dtype]
     recompute: dict[str, Any] = {}
     if point.activation_checkpointing:
         recompute = {
@@ -59,16 +79,13 @@ def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - Tra
         ffn_hidden_size=model.ffn,
         num_attention_heads=model.heads,
         num_query_groups=model.kv_heads,
-        gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu,
-        normalization="RMSNorm",
-        add_bias_linear=False,
         attention_dropout=0.0,
         hidden_dropout=0.0,
         init_method_std=EMBEDDING_STD,
-        bf16=True,
-        params_dtype=torch.bfloat16,
-        pipeline_dtype=torch.bfloat16,
+        bf16=point.dtype == "bf16",
+        fp16=point.dtype == "fp16",
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
         tensor_model_parallel_size=point.tp,
         use_cpu_initialization=on_cpu,
         gradient_accumulation_fusion=False,
@@ -77,46 +94,80 @@ def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - Tra
         apply_rope_fusion=False,
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
+        **_ARCHITECTURES[model.architecture],
         **recompute,
     )
 
 
 def make_gpt(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - megatron-core's GPTModel
-    """Make this rank's part of the model, with its initial weights."""
+    """Make this rank's part of the model, with its initial weights.
+
+    Every norm is named: where apex or Transformer Engine can be imported, megatron-core would take
+    theirs, which have no RMSNorm or other bits.
+    """
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-    layer = get_gpt_layer_local_spec(normalization="RMSNorm")
+    model = point.model
+    layer = get_gpt_layer_local_spec()
+    layer.submodules.input_layernorm = WrappedTorchNorm
+    layer.submodules.pre_mlp_layernorm = WrappedTorchNorm
     if point.attention == "sdpa":
         layer.submodules.self_attention.submodules.core_attention = SdpaAttention
-    return GPTModel(
+    is_llama = model.architecture == "llama"
+    gpt = GPTModel(
         config=transformer_config(point, on_cpu),
-        transformer_layer_spec=layer,
-        vocab_size=point.model.padded_vocab_size(point.tp),
-        max_sequence_length=point.model.seq_length,
-        position_embedding_type="rope",
+        transformer_layer_spec=TransformerBlockSubmodules(
+            layer_specs=[layer] * model.layers, layer_norm=WrappedTorchNorm
+        ),
+        vocab_size=model.padded_vocab_size(point.tp),
+        max_sequence_length=model.seq_length,
+        position_embedding_type="rope" if is_llama else "none",
         rotary_base=ROTARY_BASE,
-        share_embeddings_and_output_weights=False,
+        share_embeddings_and_output_weights=not is_llama,
         parallel_output=True,
     )
+    if not is_llama:
+        gpt.embedding.position_embeddings = PositionEmbedding(model.seq_length, model.hidden)
+        gpt.embedding.add_position_embedding = True
+    return gpt
+
+
+class PositionEmbedding(torch.nn.Embedding):
+    """Learned positions that draw their initial weights when they are made.
+
+    megatron-core draws them afterwards, when ZeRO-3 has already taken the weights apart: they would
+    keep torch's own, fifty times as large.
+    """
+
+    def reset_parameters(self) -> None:
+        """Draw initial weights."""
+        torch.nn.init.normal_(self.weight, std=EMBEDDING_STD)
 
 
 def build_model(run: RunFile, mpu: ParallelState, device: torch.device) -> Any:  # noqa: ANN401
-    """Make the model with its parameters partitioned over the data-parallel ranks from the start.
+    """Make the model, under ZeRO-3 with its parameters partitioned from the start.
 
-    No rank ever holds more than one whole layer, so a model need not fit into one device.
+    There no rank ever holds more than one whole layer, so a model need not fit into one device.
     """
     import deepspeed
 
-    with deepspeed.zero.Init(
-        data_parallel_group=mpu.get_data_parallel_group(),
-        config_dict_or_path=run.ds_config,
-        dtype=torch.bfloat16,
-        mpu=mpu,
-    ):
-        model = make_gpt(run.point, on_cpu=device.type == "cpu")
-    # zero.Init makes every new float tensor bf16; rotary frequencies need fp32.
-    model.rotary_pos_emb.inv_freq = rotary_frequencies(run.point.model, device)
+    point = run.point
+    partitioned: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if point.zero_stage == 3:
+        partitioned = deepspeed.zero.Init(
+            data_parallel_group=mpu.get_data_parallel_group(),
+            config_dict_or_path=run.ds_config,
+            dtype=DTYPES[point.dtype],
+            mpu=mpu,
+        )
+    with partitioned:
+        model = make_gpt(point, on_cpu=device.type == "cpu")
+    if point.model.architecture == "llama":
+        # zero.Init gives every new float tensor the model's type; rotary frequencies need fp32.
+        model.rotary_pos_emb.inv_freq = rotary_frequencies(point.model, device)
     return model
 
 
@@ -134,10 +185,17 @@ def initialize_engine(run: RunFile, model: Any, mpu: ParallelState) -> Any:  # n
         DeepSpeed's engine.
     """
     import deepspeed
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
 
+    parameters, optimizer = list(model.parameters()), None
+    if run.point.offload_optimizer == "none" and get_accelerator().device_name() == "cpu":
+        # DeepSpeed would compile a FusedAdam for CPUs, for a minute; this is its arithmetic.
+        optimizer = DeepSpeedCPUAdam(parameters, **run.ds_config["optimizer"]["params"])
     engine, *_ = deepspeed.initialize(
         model=model,
-        model_parameters=list(model.parameters()),
+        model_parameters=parameters,
+        optimizer=optimizer,
         config=run.ds_config,
         lr_scheduler=lambda optimizer: CosineSchedule(optimizer, run.point),
         mpu=mpu,

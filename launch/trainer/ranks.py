@@ -45,8 +45,8 @@ class Ranks:
         """
         if self.num_ranks != point.num_ranks:
             raise ConfigError(
-                f"WORLD_SIZE = {self.num_ranks}: the point needs tp {point.tp} x dp {point.dp} = "
-                f"{point.num_ranks} ranks; start it with torchrun --nproc-per-node "
+                f"WORLD_SIZE = {self.num_ranks}: the point needs tp {point.tp} x pp {point.pp} x "
+                f"dp {point.dp} = {point.num_ranks} ranks; start it with torchrun --nproc-per-node "
                 f"{point.num_ranks}"
             )
 

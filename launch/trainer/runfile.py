@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from configs.errors import ConfigError, explain
 from configs.schema import Point
 from configs.study import default_study, study_from
+from launch.trainer.checkpoint_files import Checkpoint, find_checkpoint
 
 SCHEMA_VERSIONS = (1, 2)
 INDEX_MAGIC = b"MMIDIDX\x00\x00"
@@ -32,6 +33,10 @@ class RunFile:
     """Prefix of Megatron's ``.bin`` and ``.idx``."""
     metrics_path: Path
     """Where ``metrics.jsonl`` is made."""
+    data_facts: Any = None
+    """Sizes and checksums of the data's files; None where ``run.json`` has none."""
+    checkpoint: Checkpoint | None = None
+    """Where training begins; None for initial weights."""
 
     @property
     def index_cache_dir(self) -> Path:
@@ -45,12 +50,17 @@ class RunFile:
         return isinstance(block, dict) and bool(block.get("enabled", False))
 
 
-def read_run_file(path: Path) -> RunFile:
+def read_run_file(path: Path, continue_from: Path | None = None) -> RunFile:
     """Read ``run.json`` and the ``ds_config.json`` beside it.
+
+    Args:
+        path: ``run.json``.
+        continue_from: folder of the checkpoint to begin at.
 
     Raises:
         ConfigError: a file is missing or malformed, the two contradict each other, the data set is
-            not there, or the folder already holds metrics of an earlier run.
+            not there, there is no checkpoint, or the folder already holds metrics of an earlier
+            run.
     """
     table = _read_object(path)
     version = table.get("schema_version")
@@ -81,6 +91,8 @@ def read_run_file(path: Path) -> RunFile:
         ds_config=ds_config,
         data_prefix=_require_data(Path(table["data_prefix"])),
         metrics_path=metrics_path,
+        data_facts=(table.get("provenance") or {}).get("data"),
+        checkpoint=None if continue_from is None else find_checkpoint(continue_from),
     )
 
 
@@ -97,11 +109,13 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _require_agreement(path: Path, ds_config: dict[str, Any], point: Point) -> None:
-    """The batch sizes stand in both files; a difference would silently change the run."""
+    """Stage and batch sizes stand in both files; a difference would silently change the run."""
     zero = ds_config.get("zero_optimization")
     stage = zero.get("stage") if isinstance(zero, dict) else None
-    if stage != 3:
-        raise ConfigError(f"{path}: zero_optimization.stage = {stage!r}: must be 3")
+    if stage != point.zero_stage:
+        raise ConfigError(
+            f"{path}: zero_optimization.stage = {stage!r}: run.json's point says {point.zero_stage}"
+        )
     expected = {
         "train_batch_size": point.global_batch_size,
         "train_micro_batch_size_per_gpu": point.micro_batch_size,

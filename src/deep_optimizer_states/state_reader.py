@@ -34,9 +34,12 @@ def read_state(engine: Any) -> list[SubgroupState]:
     """State by subgroup, once no update is in flight; what it views changes with the next one.
 
     Args:
-        engine: A DeepSpeed engine with ZeRO-3 offload.
+        engine: A DeepSpeed engine. Below stage 3 everything counts as one subgroup, and masters and
+            moments are the optimizer's own flat tensors.
     """
     optimizer = engine.optimizer
+    if engine.zero_optimization_stage() < 3:
+        return [_whole_state(engine)]
     masters = optimizer.fp32_partitioned_groups_flat  # an update in flight is waited for here
     return [
         SubgroupState(
@@ -46,6 +49,15 @@ def read_state(engine: Any) -> list[SubgroupState]:
         )
         for params, master in zip(optimizer.fp16_groups, masters, strict=True)
     ]
+
+
+def _whole_state(engine: Any) -> SubgroupState:
+    # DeepSpeed's wrapper of a stage below 3 hands flat tensors down; without one (a model in fp32)
+    # the parameters themselves are updated.
+    inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    masters = [param for group in inner.param_groups for param in group["params"]]
+    moments = [inner.state[param][key] for key in MOMENTS for param in masters]
+    return SubgroupState(list(engine.module.parameters()), masters, moments)
 
 
 def real_numel(param: Any) -> int:

@@ -2,11 +2,7 @@
 
 import json
 import math
-import os
 import re
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,41 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from trainer_runs import ITERATIONS, MODEL, launch, write_corpus, write_run
 
 from configs.schema import Point
-from launch.ds_json import deepspeed_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = {
-    **{k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")},
-    "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src"))),
-}
-MODEL = {
-    "name": "test",
-    "hidden": 64,
-    "ffn": 96,
-    "layers": 2,
-    "heads": 4,
-    "kv_heads": 2,
-    "seq_length": 32,
-    "vocab_size": 500,
-}
-ITERATIONS = 4
-WRITE_CORPUS = """
-import sys, warnings
-warnings.simplefilter("ignore")
-import numpy, torch
-from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-builder = IndexedDatasetBuilder(sys.argv[1] + ".bin", dtype=numpy.uint16)
-for start in range(60):
-    document = [(start * 7 + k * 3) % 499 for k in range(40 + start)]
-    builder.add_item(torch.tensor([*document, 499]))
-    builder.end_document()
-builder.finalize(sys.argv[1] + ".idx")
-"""
 DEVICES = [
     "cpu",
     pytest.param(
@@ -83,9 +50,7 @@ class Finished:
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prefix = tmp_path_factory.mktemp("data") / "corpus"
-    command = [sys.executable, "-c", WRITE_CORPUS, str(prefix)]
-    subprocess.run(command, check=True, env=ENVIRONMENT)
-    prefix.parent.chmod(0o555)
+    write_corpus(prefix)
     return prefix
 
 
@@ -108,63 +73,11 @@ def train(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
 
 
 def _train(run_dir: Path, corpus: Path, fields: dict[str, Any]) -> Finished:
-    result = _launch(_write_run(run_dir, corpus, fields))
+    result = launch(write_run(run_dir, corpus, fields))
     assert result.returncode == 0, result.stdout[-3000:]
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [row["event"] for row in rows] == ["start", *["iteration"] * (len(rows) - 2), "end"]
     return Finished(run_dir, result.stdout, rows[0], rows[1:-1], rows[-1])
-
-
-def _write_run(
-    run_dir: Path, corpus: Path, fields: dict[str, Any], **ds_changes: dict[str, Any]
-) -> Path:
-    defaults = {
-        "model": MODEL,
-        "micro_batch_size": 2,
-        "global_batch_size": 4,
-        "iterations": ITERATIONS,
-        "subgroup_numel": 20_000,
-        "device": "cpu",
-    }
-    point = Point(**{**defaults, **fields})
-    run = {
-        "schema_version": 1,
-        "run_id": "test",
-        "point": point.model_dump(mode="json"),
-        "log": point.log_name,
-        "metrics": "metrics.jsonl",
-        "data_prefix": str(corpus),
-    }
-    ds_config = {**deepspeed_config(point), **ds_changes}
-    (run_dir / "ds_config.json").write_text(json.dumps(ds_config))
-    path = run_dir / "run.json"
-    path.write_text(json.dumps(run))
-    return path
-
-
-def _launch(run_json: Path) -> subprocess.CompletedProcess[str]:
-    point = json.loads(run_json.read_text())["point"]
-    num_ranks = point["tp"] * point["dp"]
-    command = [sys.executable, "-m"]
-    if num_ranks > 1:
-        command += ["torch.distributed.run", "--nproc-per-node", str(num_ranks)]
-        command += ["--master-addr", "127.0.0.1", "--master-port", str(_free_port()), "-m"]
-    command += ["launch.pretrain_gpt", str(run_json)]
-    return subprocess.run(
-        command,
-        cwd=run_json.parent,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -326,7 +239,7 @@ def test_an_error_of_the_users_ends_the_run_with_one_line(
     ds_changes: dict[str, Any],
     named: str,
 ) -> None:
-    result = _launch(_write_run(tmp_path, corpus, fields, **ds_changes))
+    result = launch(write_run(tmp_path, corpus, fields, **ds_changes))
     assert result.returncode == 2
     errors = [line for line in result.stdout.splitlines() if "pretrain_gpt: error:" in line]
     assert len(errors) == 1

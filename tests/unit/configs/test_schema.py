@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from configs.schema import CONFIGS_DIR, read_toml
+from configs.schema import CONFIGS_DIR, Model, read_toml
 from configs.study import default_study, make_point, study_names
 
 STUDY = default_study()
@@ -132,3 +132,33 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
 def test_tensor_parallel_ranks_pad_the_vocabulary_further():
     model = STUDY.load_model("7B")[0]
     assert [model.padded_vocab_size(tp) for tp in (1, 2, 8)] == [50304, 50432, 51200]
+
+
+def test_gpt2s_parameters_are_the_published_ones():
+    fields = {"name": "g", "hidden": 768, "ffn": 3072, "layers": 12, "heads": 12, "kv_heads": 12}
+    model = Model(**fields, seq_length=1024, architecture="gpt2")
+    padding = (model.padded_vocab_size() - model.vocab_size) * model.hidden
+    assert model.num_parameters() - padding == 124_439_808
+
+
+def test_pipeline_stages_are_ranks():
+    assert make_point({"model": "tiny", "pp": 3, "tp": 2, "dp": 2}).num_ranks == 12
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dtype": "fp8"}, "'dtype' = 'fp8': .*'bf16', 'fp16' or 'fp32'"),
+        ({"zero_stage": 4}, "'zero_stage' = 4"),
+        ({"offload_optimizer": "nvme"}, "'offload_optimizer' = 'nvme': .*'cpu' or 'none'"),
+        ({"offload_param": "nvme"}, "'offload_param' = 'nvme': .*'none' or 'cpu'"),
+        ({"pp": 0}, "'pp' = 0"),
+        ({"eval_interval": -1}, "'eval_interval' = -1"),
+        ({"eval_iterations": 0}, "'eval_iterations' = 0"),
+        ({"save_interval": -1}, "'save_interval' = -1"),
+        ({"model": {"architecture": "bert"}}, "'model.architecture' = 'bert'"),
+    ],
+)
+def test_a_value_that_nothing_can_run_is_named(fields, message):
+    with pytest.raises(ConfigError, match=message):
+        make_point({"model": "tiny", **fields})

@@ -59,3 +59,17 @@ def test_buckets_never_exceed_the_model_or_deepspeeds_defaults(model):
     parameters = make_point({"model": model}).model.num_parameters()
     assert zero["reduce_bucket_size"] == min(500_000_000, parameters)
     assert zero["stage3_prefetch_bucket_size"] == min(50_000_000, parameters)
+
+
+def test_types_stages_and_places_are_said_in_deepspeeds_words():
+    fields = {"dtype": "fp16", "zero_stage": 2, "offload_optimizer": "none"}
+    config = deepspeed_config(make_point({"model": "tiny", **fields}))
+    assert config["fp16"] == {"enabled": True, "loss_scale": 0}
+    assert not {"bf16", "data_types"} & config.keys()
+    assert config["zero_optimization"]["stage"] == 2
+    assert "offload_optimizer" not in config["zero_optimization"]
+    config = deepspeed_config(
+        make_point({"model": "tiny", "dtype": "fp32", "offload_param": "cpu"})
+    )
+    assert not {"bf16", "fp16", "data_types"} & config.keys()
+    assert config["zero_optimization"]["offload_param"] == {"device": "cpu", "pin_memory": True}

@@ -4,10 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import ConfigError
 from configs.study import make_point
 from launch.ds_json import deepspeed_config
-from launch.megatron_flags import MegatronFiles, megatron_ds_config, megatron_flags
+from launch.trainers.megatron_flags import (
+    MegatronFiles,
+    flag_limits,
+    megatron_ds_config,
+    megatron_flags,
+)
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "megatron"
 FILES = MegatronFiles("/data/text_document", Path("/run/ds_config.json"), Path("/run/index-cache"))
@@ -63,8 +67,13 @@ def test_checkpointing_can_be_left_out():
 
 
 def test_what_the_flags_cannot_say_is_refused():
-    with pytest.raises(ConfigError, match="attention = 'sdpa'"):
-        megatron_flags(make_point({"model": "tiny", "attention": "sdpa"}), FILES, False)
+    assert flag_limits(make_point({"model": "tiny"}), paper_keys=True) == []
+    point = make_point({"model": "tiny", "attention": "sdpa", "save_interval": 5})
+    first, second = flag_limits(point, paper_keys=False)
+    assert first == (
+        "attention = 'sdpa': --trainer megatron-deepspeed knows 'local' alone; give that"
+    )
+    assert second.startswith("save_interval = 5: ")
 
 
 def test_deepspeeds_config_leaves_the_optimizer_to_the_flags():
@@ -99,5 +108,7 @@ def test_the_papers_keys_stand_where_its_fork_reads_them(engine, expected):
 
 
 def test_the_fork_has_no_stride_of_one():
-    with pytest.raises(ConfigError, match="stride = 1"):
-        megatron_ds_config(make_point({"model": "tiny", "engine": "H", "stride": 1}), True)
+    point = make_point({"model": "tiny", "engine": "H", "stride": 1})
+    (reason,) = flag_limits(point, paper_keys=True)
+    assert reason.startswith("stride = 1: ")
+    assert flag_limits(point, paper_keys=False) == []

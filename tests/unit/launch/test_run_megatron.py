@@ -40,7 +40,12 @@ def checkout(tmp_path):
 
 def run(checkout, *flags, **environment):
     folder, packages = checkout
-    command = [sys.executable, str(ROOT / "launch" / "run_megatron.py"), str(folder), *flags]
+    command = [
+        sys.executable,
+        str(ROOT / "launch" / "trainers" / "run_megatron.py"),
+        str(folder),
+        *flags,
+    ]
     env = {**os.environ, "PYTHONPATH": str(packages), **environment}
     if "LOCAL_RANK" not in environment:
         env.pop("LOCAL_RANK", None)

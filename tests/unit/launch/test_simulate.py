@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from configs.schema import make_point
-from configs.sweep import Sweep, load_sweep
+from configs.study import default_study, load_study, make_point
+from configs.sweep import load_sweep, make_sweep
 from deep_optimizer_states.predict.machine import MACHINES_DIR, load_machine
 from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.workload import WorkloadError

@@ -19,7 +19,7 @@ from launch.records.run_folder import Status
 from launch.sweep import build_parser, choose_points, main, make_plan
 from launch.sweep_runner import Plan, Progress, Request, run_all, summary
 from launch.task import RunOptions
-from launch.trainers import Trainer
+from launch.trainers.own import OwnTrainer
 
 BASIC = load_sweep("basic")
 CPU = Machine(20 * GIB)
@@ -98,7 +98,7 @@ def plan(tmp_path, monkeypatch):
 
     def make(trainer, sweep=BASIC, machine=CPU):
         points = sweep.points("tiny", {"device": "cpu"})
-        options = RunOptions(tmp_path / "results", sweep.name, trainer=Trainer(module=trainer))
+        options = RunOptions(tmp_path / "results", sweep.name, trainer=OwnTrainer(module=trainer))
         return Plan(sweep, tuple(points), machine, options)
 
     return make
@@ -184,6 +184,15 @@ def test_a_point_that_does_not_fit_is_left_out_and_the_others_run(plan, fake_tra
     progress = run_all(plan(fake_trainer("ok"), big, Machine(8 * GIB)), Request())
     assert (progress.ok, progress.unfit, progress.failed) == (1, 1, 0)
     assert "left out: about" in capsys.readouterr().out
+
+
+def test_a_point_that_the_trainer_refuses_is_left_out_by_name(plan, fake_trainer, capsys):
+    engines = [{"engine": "v", "zero_stage": 2}, {"engine": "hybrid", "stride": 2, "zero_stage": 2}]
+    own = make_sweep({"name": "own", "model": "tiny", "engines": engines})
+    progress = run_all(plan(fake_trainer("ok"), own), Request(memory_check=False))
+    assert (progress.ok, progress.unfit, progress.failed) == (1, 1, 0)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "left out: " in line]
+    assert "tiny hybrid stride 2: left out: zero_stage = 2: engine 'hybrid' needs" in line
 
 
 def test_equal_points_of_another_sweep_stand_for_this_ones(plan, fake_trainer):

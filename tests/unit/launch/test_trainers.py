@@ -1,3 +1,4 @@
+import json
 import subprocess
 from pathlib import Path
 
@@ -5,11 +6,17 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.study import make_point
-from launch import cli, trainers
+from launch import cli
 from launch.fit.machine import Machine
 from launch.records.files import ROOT
 from launch.records.run_folder import RunFolder
-from launch.trainers import Trainer
+from launch.trainers import (
+    OWN_TRAINER,
+    TRAINERS,
+    megatron_deepspeed,
+    require_runnable,
+    trainer_of,
+)
 
 POINT = make_point({"model": "tiny", "iterations": 3, "global_batch_size": 4})
 LINE = " iteration {n}/ 3 | consumed samples: {samples:12d} | consumed tokens: 5 | lm loss: 1.0 |\n"
@@ -18,7 +25,7 @@ LINE = " iteration {n}/ 3 | consumed samples: {samples:12d} | consumed tokens: 5
 def trainer(*words):
     parser = cli.Parser("x", "y")
     cli.add_run_options(parser, echo=False)
-    return Trainer.of(parser.read(words))
+    return trainer_of(parser.read(words))
 
 
 @pytest.fixture
@@ -41,7 +48,7 @@ def folder(tmp_path):
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(trainers, "_machine", lambda: Machine(2**34))
+    monkeypatch.setattr(megatron_deepspeed, "_machine", lambda: Machine(2**34))
 
 
 def test_the_harnesss_own_trainer_reads_the_run(tmp_path):
@@ -54,12 +61,14 @@ def test_the_harnesss_own_trainer_reads_the_run(tmp_path):
 
 def test_megatron_gets_the_checkout_and_flags(megatron, checkout, folder):
     program = megatron.program(POINT, folder.path, "/data")
-    assert program.words[:2] == [str(ROOT / "launch" / "run_megatron.py"), str(checkout)]
+    assert program.words[:2] == [
+        str(ROOT / "launch" / "trainers" / "run_megatron.py"),
+        str(checkout),
+    ]
     assert "--no-masked-softmax-fusion" in program.arguments
     assert program.arguments[program.arguments.index("--data-path") + 1] == "/data"
     assert megatron.environment(POINT) == {"DS_ACCELERATOR": "cpu"}
-    megatron.write_config(folder, POINT)
-    assert "optimizer" not in (folder.path / "ds_config.json").read_text().split()
+    assert "optimizer" not in megatron.ds_config(POINT)
 
 
 def test_more_flags_come_last(checkout, folder):
@@ -114,6 +123,11 @@ def test_ours_has_ended_when_its_metrics_say_so(folder):
         (["--megatron-dir", "/x"], "--megatron-dir goes with --trainer"),
         (["--paper-keys"], "--paper-keys goes with"),
         (["--megatron-flag", "x"], "--megatron-flag goes with"),
+        (["--continue-from", "/nowhere"], "--continue-from '/nowhere': no checkpoint there"),
+        (
+            ["--trainer", "megatron-deepspeed", "--continue-from", "x"],
+            "--continue-from goes with --trainer megatron-core",
+        ),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(words, message):
@@ -125,3 +139,88 @@ def test_a_relative_checkout_is_found_from_anywhere(checkout, monkeypatch):
     monkeypatch.chdir(checkout.parent)
     words = ["--trainer", "megatron-deepspeed", "--megatron-dir", checkout.name]
     assert trainer(*words).megatron_dir == Path(checkout)
+
+
+TINY_GPT2 = {**POINT.model.model_dump(), "architecture": "gpt2"}
+HYBRID = {"engine": "hybrid", "stride": 2}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "remedy"),
+    [
+        ({"pp": 2}, "pp = 2: ", "give pp = 1"),
+        ({"zero_stage": 0}, "zero_stage = 0: ", "give offload_optimizer = 'none'"),
+        ({"zero_stage": 2, "offload_param": "cpu"}, "offload_param = 'cpu': ", "= 'none'"),
+        ({"zero_stage": 1, "offload_ratio": 0.5}, "offload_ratio = 0.5: ", "offload_ratio = 1"),
+        ({"offload_optimizer": "none", "offload_ratio": 0}, "offload_ratio = 0: ", "= 1"),
+        (
+            {"zero_stage": 0, "offload_optimizer": "none", "grad_accum_dtype": "fp32"},
+            "grad_accum_dtype = 'fp32': ",
+            "give grad_accum_dtype = 'bf16'",
+        ),
+        ({**HYBRID, "zero_stage": 2}, "zero_stage = 2: engine 'hybrid' needs", "'vanilla'"),
+        ({**HYBRID, "offload_optimizer": "none"}, "offload_optimizer = 'none': engine", "'cpu'"),
+        ({"engine": "A", "offload_param": "cpu"}, "offload_param = 'cpu': engine", "'none'"),
+    ],
+)
+def test_what_neither_trainer_can_run_is_refused_with_a_remedy(megatron, fields, field, remedy):
+    point = make_point({"model": "tiny", **fields})
+    (reason,) = trainer().refuse(point)
+    assert reason.startswith(field)
+    assert remedy in reason
+    assert reason in megatron.refuse(point) or "pp = 2" in reason
+    for chosen in (trainer(), megatron):
+        with pytest.raises(ConfigError, match=field.split(":")[0]):
+            require_runnable(chosen, point)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"dtype": "fp32"},
+        {"zero_stage": 2},
+        {"offload_optimizer": "none"},
+        {"model": TINY_GPT2},
+        {"save_interval": 5},
+        {"eval_interval": 5},
+        {"attention": "sdpa"},
+    ],
+    ids=str,
+)
+def test_what_only_ours_runs_is_refused_by_the_other(megatron, fields):
+    point = make_point({"model": "tiny", **fields})
+    require_runnable(trainer(), point)
+    with pytest.raises(ConfigError, match=r"--trainer megatron-deepspeed knows .* alone"):
+        require_runnable(megatron, point)
+
+
+def test_both_run_what_the_paper_ran(megatron):
+    for engine in ({}, {"engine": "A"}, HYBRID):
+        point = make_point({"model": "7B", **engine})
+        assert (trainer().refuse(point), megatron.refuse(point)) == ([], [])
+
+
+def test_a_new_trainer_is_a_class_and_a_row(monkeypatch):
+    members = {
+        "name": "another",
+        "options": {"--another-option": {"metavar": "X"}},
+        "of": classmethod(lambda cls, given: cls(given.another_option)),
+    }
+    monkeypatch.setitem(TRAINERS, "another", type("Another", (type(OWN_TRAINER),), members))
+    assert trainer("--trainer", "another", "--another-option", "5").module == "5"
+    with pytest.raises(ConfigError, match="--another-option goes with --trainer another"):
+        trainer("--another-option", "5")
+
+
+def test_a_run_that_continues_another_is_told_from_whole_ones(tmp_path):
+    path = tmp_path / "checkpoints" / "iteration-000002"
+    path.mkdir(parents=True)
+    table = {"schema_version": 1, "iteration": 2, "point": POINT.model_dump(mode="json")}
+    (path / "checkpoint.json").write_text(json.dumps({**table, "data": None, "files": {}}))
+    (path.parent / "latest").write_text(path.name)
+    chosen = trainer("--continue-from", str(tmp_path))
+    assert chosen.program(POINT, tmp_path, "/d").arguments[1:] == ("--continue-from", str(path))
+    assert chosen.versions == {"continued-from": str(path)}
+    require_runnable(chosen, POINT)
+    with pytest.raises(ConfigError, match="seed = 9: the checkpoint"):
+        require_runnable(chosen, POINT.model_copy(update={"seed": 9}))

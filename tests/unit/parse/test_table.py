@@ -1,4 +1,5 @@
 import csv
+import json
 
 import pytest
 
@@ -170,3 +171,21 @@ def test_a_run_of_which_nothing_is_timed_is_told(write_log, recipe, tmp_path, ca
     ]
     main(words[:1] + words[2:])
     assert capsys.readouterr().err == ""
+
+
+def test_evaluations_have_columns_of_their_own(write_log, tmp_path):
+    losses = [9.0, 8.5, 8.25, 8.125, 8.0]
+    events = [
+        {"event": "start"},
+        *({"event": "iteration", "iteration": i, "loss": x} for i, x in enumerate(losses, 1)),
+        {"event": "evaluation", "iteration": 2, "loss": 8.75, "perplexity": 6310.5},
+        {"event": "evaluation", "iteration": 4, "loss": 8.25, "perplexity": 3827.5},
+    ]
+    text = "".join(json.dumps(event) + "\n" for event in events)
+    (tmp_path / "metrics.jsonl").write_text(text)
+    main([str(write_log()), "--out", str(tmp_path / "out")])
+    table = rows(tmp_path / "out" / "iterations.csv")
+    assert [row["validation_loss"] for row in table] == ["", "8.75", "", "8.25", ""]
+    assert table[1]["validation_perplexity"] == "6310.5"
+    (run,) = rows(tmp_path / "out" / "runs.csv")
+    assert (run["validation_loss"], run["validation_perplexity"]) == ("8.25", "3827.5")

@@ -11,6 +11,8 @@ from configs.schema import Model, Point
 from configs.study import default_study
 from launch.trainer.log import (
     IterationResult,
+    checkpoint_line,
+    evaluation_line,
     flops_per_iteration,
     iteration_line,
     parameters_line,
@@ -126,3 +128,21 @@ def test_printed_lines_stay_whole_beside_another_ranks_unbuffered_python() -> No
     os.close(writer)
     assert [os.read(reader, 4096) for _ in range(3)] == [b"one\n", b"two\n", b""]
     os.close(reader)
+
+
+def test_an_evaluation_is_told_in_megatrons_words() -> None:
+    line = evaluation_line(20, 2.0)
+    assert line.startswith(" validation loss at iteration 20 | lm loss value: 2.000000E+00 | ")
+    assert line.endswith(" | lm loss PPL: 7.389056E+00 |")
+    assert "lm loss PPL: 4.851652E+08" in evaluation_line(1, 1000.0)
+    assert "lm loss value: nan | lm loss PPL: nan |" in evaluation_line(1, math.nan)
+
+
+def test_a_checkpoint_is_told_in_megatrons_words() -> None:
+    line = checkpoint_line(5, Path("/r/checkpoints/iteration-000005"))
+    words = "  successfully saved checkpoint at iteration       5 to "
+    assert line == f"{words}/r/checkpoints/iteration-000005"
+
+
+def test_an_fp16_models_loss_scale_is_printed() -> None:
+    assert "| loss scale: 65536.0 |" in iteration_line(POINT, _result(loss_scale=65536.0))

@@ -58,5 +58,5 @@ def test_the_number_of_ranks_must_be_the_points() -> None:
     ranks = ranks_from_environment(TORCHRUN)
     ranks.require(Point(model=MODEL, tp=2))
     ranks.require(Point(model=MODEL, dp=2, global_batch_size=2))
-    with pytest.raises(ConfigError, match=r"WORLD_SIZE = 2.*tp 2 x dp 2 = 4.*torchrun"):
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE = 2.*tp 2 x pp 1 x dp 2 = 4.*torchrun"):
         ranks.require(Point(model=MODEL, tp=2, dp=2, global_batch_size=2))

@@ -85,7 +85,11 @@ def test_the_plugin_is_used_when_its_block_is_enabled(
         ({"point": {**POINT, "global_batch_size": 3}}, {}, "global_batch_size 3"),
         ({}, {"train_batch_size": 8}, "train_batch_size = 8: run.json's point says 4"),
         ({}, {"train_micro_batch_size_per_gpu": 1}, "train_micro_batch_size_per_gpu = 1"),
-        ({}, {"zero_optimization": {"stage": 2}}, "zero_optimization.stage = 2: must be 3"),
+        (
+            {},
+            {"zero_optimization": {"stage": 2}},
+            "zero_optimization.stage = 2: run.json's point says 3",
+        ),
         ({"data_prefix": "/nowhere/corpus"}, {}, "/nowhere/corpus.bin is missing"),
     ],
 )

@@ -6,12 +6,12 @@ what comes out. Megatron-DeepSpeed makes optimizer and learning-rate schedule it
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError
 from configs.schema import Point
 from configs.templates import filled
 from launch.ds_json import deepspeed_config
@@ -29,21 +29,45 @@ class MegatronFiles:
     """Folder for the order of samples; the data set itself may be read-only."""
 
 
+_ONLY = {
+    "model.architecture": "llama",
+    "attention": "local",
+    "dtype": "bf16",
+    "zero_stage": 3,
+    "offload_optimizer": "cpu",
+    "offload_param": "none",
+    "save_interval": 0,
+    "eval_interval": 0,
+}
+"""Fields that these flags say in one way alone, which is the paper's."""
+
+
+def flag_limits(point: Point, paper_keys: bool) -> list[str]:
+    """What a point asks for that the flags, or the paper's fork, cannot say."""
+    reasons = [
+        f"{field} = {given!r}: --trainer megatron-deepspeed knows {value!r} alone; give that"
+        for field, value in _ONLY.items()
+        if (given := operator.attrgetter(field)(point)) != value
+    ]
+    if not paper_keys:
+        return reasons
+    if not point.row.keys:
+        reasons.append(f"engine '{point.engine}': the paper's fork has no keys for it")
+    if point.values.get("just_in_time"):
+        reasons.append("just_in_time = true: the paper's fork has no such forward; give false")
+    if point.values.get("stride") == 1:
+        reasons.append("stride = 1: the paper's fork needs 2 or more")
+    return reasons
+
+
 def megatron_flags(point: Point, files: MegatronFiles, on_gpu: bool) -> list[str]:
     """Arguments of ``pretrain_gpt.py``.
 
     Args:
-        point: the run. Its ``attention`` must be ``local``: the paper's flags have no other.
+        point: the run; one that :func:`flag_limits` has nothing against.
         files: data, DeepSpeed's config, cache.
         on_gpu: whether the ranks use CUDA; without it Megatron's fused kernels are switched off.
-
-    Raises:
-        ConfigError: the point asks for what these flags cannot say.
     """
-    if point.attention != "local":
-        raise ConfigError(
-            f"attention = {point.attention!r}: --trainer megatron-deepspeed knows 'local' alone"
-        )
     flags = [
         *_model_flags(point),
         *_data_flags(point, files),
@@ -149,19 +173,12 @@ def megatron_ds_config(point: Point, paper_keys: bool) -> dict[str, Any]:
         point: the run.
         paper_keys: ask for the engine in the keys of the paper's fork of DeepSpeed, in place of our
             plugin's block.
-
-    Raises:
-        ConfigError: the fork cannot run the point's engine.
     """
     config = deepspeed_config(point)
     del config["optimizer"]
     block = config.pop("deep_optimizer_states", None)
     if not paper_keys:
         return config if block is None else {**config, "deep_optimizer_states": block}
-    if not point.row.keys:
-        raise ConfigError(f"engine '{point.engine}': the paper's fork has no keys for it")
-    if point.value("just_in_time"):
-        raise ConfigError("just_in_time = true: the paper's fork has no such forward")
     # A hybrid update brings its asynchronous gradients with it.
     default = {
         "prefetch_optimizer": 0,
@@ -170,8 +187,6 @@ def megatron_ds_config(point: Point, paper_keys: bool) -> dict[str, Any]:
     }
     own = filled(point.row.keys, point.values)
     keys = {**default, **{key: value for key, value in own.items() if not isinstance(value, list)}}
-    if keys["prefetch_optimizer"] and keys["prefetch_optimizer_gap"] == 1:
-        raise ConfigError("stride = 1: the paper's fork needs 2 or more")
     config["zero_optimization"]["offload_optimizer"] |= {"ratio": point.value("offload_ratio")}
     config["zero_optimization"]["offload_optimizer"] |= keys
     return config

@@ -1,0 +1,136 @@
+"""Saves a run's checkpoints, each whole or not at all, and begins a run at one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from configs.errors import ConfigError
+from launch.trainer.checkpoint_files import (
+    DESCRIPTION,
+    FOLDER,
+    LATEST,
+    SCHEMA_VERSION,
+    Checkpoint,
+)
+from launch.trainer.runfile import RunFile
+
+_RANDOM_STATES = "random_states"
+"""Under this name DeepSpeed's file holds the generators' states of every rank."""
+
+
+def save_checkpoint(run: RunFile, engine: Any, iteration: int) -> Path:  # noqa: ANN401
+    """Save weights, optimizer state, schedule and random states; every rank must call it.
+
+    What fails leaves the checkpoints before it as they are.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        OSError: the disk is full, or cannot be written.
+    """
+    parent = run.run_dir / FOLDER
+    path = parent / f"iteration-{iteration:06d}"
+    partial = path.with_suffix(".partial")
+    states: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(states, _random_states(engine.device))
+    try:
+        engine.save_checkpoint(
+            str(parent), partial.name, client_state={_RANDOM_STATES: states}, save_latest=False
+        )
+        for file in partial.iterdir():
+            _flush(file)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            _describe(run, partial, iteration)
+            partial.rename(path)
+            _flush(parent)
+            _replace(parent / LATEST, path.name)
+    except (OSError, RuntimeError) as error:
+        # torch's writer of files tells of a full disk by a RuntimeError.
+        shutil.rmtree(partial, ignore_errors=True)
+        raise OSError(
+            f"checkpoint of iteration {iteration} not saved in {parent}: {error}; earlier ones "
+            "are still there"
+        ) from error
+    dist.barrier()
+    return path
+
+
+def _describe(run: RunFile, partial: Path, iteration: int) -> None:
+    files = {file.name: file.stat().st_size for file in partial.iterdir()}
+    description = {
+        "schema_version": SCHEMA_VERSION,
+        "iteration": iteration,
+        "point": run.point.model_dump(mode="json"),
+        "data": run.data_facts,
+        "files": files,
+    }
+    _replace(partial / DESCRIPTION, json.dumps(description, indent=2))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file that is there whole, or as it was, even if power is cut."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    _flush(new)
+    new.replace(path)
+    _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    """Have the disk hold what was written; of a folder, its entries."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def load_checkpoint(run: RunFile, engine: Any, checkpoint: Checkpoint) -> None:  # noqa: ANN401
+    """Take up a checkpoint's weights, optimizer state, schedule and random states.
+
+    Every rank must call it.
+
+    Raises:
+        ConfigError: the checkpoint is damaged, or is of another point or other data.
+    """
+    reasons = checkpoint.differences(run.point)
+    if None not in (run.data_facts, checkpoint.data) and run.data_facts != checkpoint.data:
+        reasons.append(
+            f"data_prefix = {run.data_prefix}: other data than the checkpoint {checkpoint.path} "
+            "was trained on; give its data"
+        )
+    found: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(found, checkpoint.damage(dist.get_rank(), dist.get_world_size()))
+    reasons += [f"the checkpoint is damaged: {text}" for text in found if text]
+    if reasons:
+        raise ConfigError(f"--continue-from: {'; '.join(reasons)}")
+    _, state = engine.load_checkpoint(str(checkpoint.path.parent), checkpoint.path.name)
+    _set_random_states(state[_RANDOM_STATES][dist.get_rank()], engine.device)
+
+
+def _random_states(device: torch.device) -> dict[str, Any]:
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+    return {
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if device.type == "cuda" else None,
+        "megatron": get_cuda_rng_tracker().get_states(),
+    }
+
+
+def _set_random_states(states: dict[str, Any], device: torch.device) -> None:
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+    torch.set_rng_state(states["cpu"])
+    if states["cuda"] is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"])
+    get_cuda_rng_tracker().set_states(states["megatron"])

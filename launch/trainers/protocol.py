@@ -1,0 +1,67 @@
+"""What the launcher needs to know of a trainer."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self
+
+from configs.schema import Point
+from launch.hosts.ranks import Program
+from launch.records.run_folder import RunFolder
+
+
+class Trainer(Protocol):
+    """What the ranks of a run run, and what it leaves behind."""
+
+    name: ClassVar[str]
+    """What ``--trainer`` calls it."""
+    options: ClassVar[Mapping[str, Mapping[str, Any]]]
+    """Options that it adds to the command line: flag to arguments of ``add_argument``. An option's
+    default must count as false: any other value is refused beside another trainer."""
+
+    @classmethod
+    def of(cls, given: Namespace) -> Self:
+        """From the command line's options.
+
+        Raises:
+            ConfigError: an option is missing or wrong.
+        """
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What tells this trainer's runs from those of others."""
+
+    def refuse(self, point: Point) -> list[str]:
+        """Why this trainer cannot run a point, each reason with field, value and remedy."""
+
+    def ds_config(self, point: Point) -> dict[str, Any]:
+        """DeepSpeed's config of a run.
+
+        Raises:
+            ConfigError: the trainer cannot ask for the point's engine.
+        """
+
+    def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
+        """What every rank runs.
+
+        Args:
+            point: the run; one that :meth:`refuse` has no reason against.
+            folder: its folder.
+            data_prefix: absolute prefix of Megatron's files.
+        """
+
+    def environment(self, point: Point) -> dict[str, str]:
+        """Variables that it needs, over those of every run."""
+
+    @property
+    def writes_metrics(self) -> bool:
+        """Whether a run has a ``metrics.jsonl``."""
+
+    @property
+    def end_mark(self) -> str:
+        """What shows that a run came to its end, for the user."""
+
+    def has_ended(self, folder: RunFolder, point: Point) -> bool:
+        """Whether a run came to its end, whatever its exit code."""

@@ -1,0 +1,160 @@
+"""Evaluations and checkpoints of our trainer: neither changes a bit of what is trained."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from trainer_runs import MODEL, launch, train_together, write_corpus, write_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).resolve().parents[2]
+GPT2 = {**MODEL, "architecture": "gpt2"}
+BOTH = {"save_interval": 2, "eval_interval": 2, "eval_iterations": 2}
+HYBRID = {"engine": "hybrid", "stride": 2}
+FP16 = {"dtype": "fp16", "zero_stage": 2, "offload_optimizer": "none"}
+RUNS = {
+    "plain": {},
+    "stock": BOTH,
+    "plugin": {**HYBRID, **BOTH},
+    "fp16": {**FP16, "save_interval": 2},
+    "gpt2": {"model": GPT2, **HYBRID, "save_interval": 2},
+    # From here on: what continues which run, from its checkpoint of iteration 2.
+    "stock from stock": {},
+    "plugin from plugin": {**HYBRID, **BOTH},
+    "plugin from stock": HYBRID,
+    "stock from plugin": {},
+    "fp16 from fp16": FP16,
+    "gpt2 from gpt2": {"model": GPT2, **HYBRID},
+}
+ITERATIONS = 5
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    prefix = tmp_path_factory.mktemp("data") / "corpus"
+    write_corpus(prefix)
+    return prefix
+
+
+def train_all(runs, corpus, folder, num_ranks=1):
+    """Train runs by their names in one process a rank; a result each."""
+    folders, words = {}, []
+    for name, fields in runs.items():
+        folders[name] = folder / name.replace(" ", "-")
+        folders[name].mkdir()
+        word = str(write_run(folders[name], corpus, {"iterations": ITERATIONS, **fields}))
+        _, _, first = name.partition(" from ")
+        words.append(f"{word}={folders[first]}/checkpoints/iteration-000002" if first else word)
+    results = train_together(list(folders.values()), words, num_ranks)
+    return dict(zip(runs, results, strict=True))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def alone(corpus, folder):
+    return train_all(RUNS, corpus, folder)
+
+
+@pytest.mark.parametrize("name", ["stock", "plugin"])
+def test_evaluations_and_checkpoints_change_no_bit(alone, name):
+    plain, found = alone["plain"], alone[name]
+    assert len(plain["losses"]) == ITERATIONS
+    assert None not in plain["digests"]
+    for what in ("losses", "norms", "digests"):
+        assert found[what] == plain[what]
+    assert not plain["evaluations"]
+
+
+def test_an_evaluation_is_of_the_same_samples_and_says_what_it_saw(alone):
+    events = alone["stock"]["evaluations"]
+    assert [event["iteration"] for event in events] == [2, 4]
+    assert [event["tokens"] for event in events] == [2 * 4 * 32] * 2
+    for event in events:
+        assert event["loss"] == pytest.approx(math.log(512), abs=0.3)
+        assert event["perplexity"] == pytest.approx(math.exp(event["loss"]))
+    assert events[0]["loss"] != events[1]["loss"]
+    assert alone["plugin"]["evaluations"] == events
+    assert alone["plugin from plugin"]["evaluations"] == events[1:]
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if " from " in name])
+def test_a_run_that_goes_on_ends_as_if_it_had_never_stopped(alone, name):
+    whole = alone[name.partition(" from ")[2]]
+    found = alone[name]
+    assert "error" not in found
+    assert found["losses"] == whole["losses"][2:]
+    assert found["norms"] == whole["norms"][2:]
+    assert found["digests"] == whole["digests"]
+
+
+def test_only_what_is_whole_has_a_checkpoints_name(alone, folder):
+    checkpoints = folder / "stock" / "checkpoints"
+    assert "error" not in alone["stock"]
+    assert (checkpoints / "latest").read_text() == "iteration-000004"
+    names = {path.name for path in checkpoints.iterdir() if path.is_dir()}
+    assert names == {"iteration-000002", "iteration-000004"}
+    assert not list(checkpoints.rglob("*.new"))
+
+
+def test_two_ranks_go_on_too(corpus, tmp_path):
+    two = {"dp": 2}
+    runs = {"stock": {**two, **BOTH}, "plain": two, "plugin from stock": {**two, **HYBRID}}
+    found = train_all(runs, corpus, tmp_path, 2)
+    assert found["plain"]["losses"] == found["stock"]["losses"]
+    assert found["plain"]["digests"] == found["stock"]["digests"]
+    assert found["plugin from stock"]["losses"] == found["stock"]["losses"][2:]
+    assert found["plugin from stock"]["digests"] == found["stock"]["digests"]
+
+
+def test_a_damaged_checkpoint_is_refused_by_name(alone, corpus, folder, tmp_path):
+    assert "error" not in alone["stock"]
+    shutil.copytree(folder / "stock" / "checkpoints", tmp_path / "checkpoints")
+    (file,) = tmp_path.glob("checkpoints/iteration-000004/*optim_states.pt")
+    whole = file.read_bytes()
+    middle = len(whole) // 2
+    file.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    run = write_run(tmp_path, corpus, {"iterations": ITERATIONS})
+    done = launch(run, "--continue-from", str(tmp_path))
+    assert done.returncode == 2
+    (line,) = [line for line in done.stdout.splitlines() if "error:" in line]
+    assert f"the checkpoint is damaged: {file}: " in line
+    assert "does not have its checksum" in line
+
+
+def test_a_new_run_continues_an_old_one_and_leaves_it_as_it_is(tmp_path):
+    command = [sys.executable, "-m", "launch.run", "tiny", "--no-echo", "--model.layers", "1"]
+    command += ["--iterations", "4", "--results-dir", str(tmp_path), "--monitor-interval", "0"]
+    command += ["--device", "cpu"]
+
+    def run(*words):
+        return subprocess.run(
+            [*command, *words], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+
+    assert run("--save-interval", "3").returncode == 0
+    (old,) = tmp_path.glob("single/*/run-001")
+    before = {path: path.stat().st_mtime_ns for path in old.rglob("*") if path.is_file()}
+    refused = run("--continue-from", str(old), "--seed", "9")
+    assert refused.returncode == 2
+    assert "seed = 9: the checkpoint" in refused.stderr
+    assert not old.with_name("run-002").exists()
+    done = run("--continue-from", str(old))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    ends = []
+    for folder in (old, old.with_name("run-002")):
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        events = [json.loads(line) for line in lines]
+        ends.append([events[-1][key] for key in ("weights_sha256", "optimizer_sha256")])
+    assert ends[0] == ends[1]
+    assert [event["iteration"] for event in events if event["event"] == "iteration"] == [4]
+    assert events[0]["continued_from"] == str(old / "checkpoints" / "iteration-000003")

@@ -1,0 +1,154 @@
+"""What a point may ask of our trainer: types, ZeRO stages, devices, architectures; and apex."""
+
+import itertools
+import math
+import subprocess
+import sys
+
+import pytest
+from trainer_runs import ENVIRONMENT, MODEL, train_together, write_corpus, write_run
+
+from configs.schema import Model, Point
+from launch.trainers import OWN_TRAINER
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+GPT2 = {**MODEL, "architecture": "gpt2", "kv_heads": 4}
+PLACES = [
+    (0, "none", "none"),
+    *((stage, offload, "none") for stage in (1, 2, 3) for offload in ("none", "cpu")),
+    (3, "cpu", "cpu"),
+    (3, "none", "cpu"),
+]
+SAME_BITS = [
+    [(stage, offload, "none") for stage in (1, 2) for offload in ("none", "cpu")],
+    [(3, "cpu", place) for place in ("none", "cpu")],
+    [(3, "none", place) for place in ("none", "cpu")],
+]
+"""Stages and devices whose sums run in the same order."""
+DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
+HYBRID = {"engine": "hybrid", "stride": 2}
+APEX = {
+    "apex/__init__.py": "",
+    "apex/contrib/__init__.py": "",
+    "apex/contrib/layer_norm/__init__.py": "",
+    "apex/contrib/layer_norm/layer_norm.py": "class FastLayerNormFN: pass\n",
+    "apex/normalization/__init__.py": "",
+    "apex/normalization/fused_layer_norm.py": "class FusedLayerNormAffineFunction: pass\n",
+    "apex/optimizers/__init__.py": "class FusedAdam: pass\nclass FusedSGD: pass\n",
+    "apex/multi_tensor_apply/__init__.py": "multi_tensor_applier = None\n",
+    "apex/transformer/__init__.py": "",
+    "apex/transformer/functional/__init__.py": "",
+    "amp_C.py": "multi_tensor_l2norm = multi_tensor_scale = None\n",
+}
+"""The modules of apex that megatron-core and DeepSpeed look for, none of which does anything."""
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    prefix = tmp_path_factory.mktemp("data") / "corpus"
+    write_corpus(prefix)
+    return prefix
+
+
+@pytest.fixture(scope="module")
+def train(corpus, tmp_path_factory):
+    """Train points, those of one call in one process a rank; a result each, in their order."""
+
+    def run(points, num_ranks=1, path=""):
+        folders = [tmp_path_factory.mktemp("run") for _ in points]
+        files = [
+            str(write_run(folder, corpus, {"iterations": 3, "seed": 5, **fields}))
+            for folder, fields in zip(folders, points, strict=True)
+        ]
+        return train_together(folders, files, num_ranks, path)
+
+    return run
+
+
+def _point(dtype, place, **more):
+    names = ("zero_stage", "offload_optimizer", "offload_param")
+    return {"dtype": dtype, **dict(zip(names, place, strict=True)), **more}
+
+
+@pytest.fixture(scope="module")
+def alone(train):
+    """Every point of one rank, by its name here, trained in one process."""
+    llama = {case: _point(*case) for case in itertools.product(DTYPES, PLACES)}
+    gpt2 = {("gpt2", place): _point("bf16", place, model=GPT2) for place in PLACES}
+    ours = {"gpt2 hybrid": {"model": GPT2, **HYBRID}}
+    points = {**llama, **gpt2, **ours}
+    assert not any(OWN_TRAINER.refuse(Point(**{"model": MODEL, **p})) for p in points.values())
+    return dict(zip(points, train(points.values()), strict=True))
+
+
+@pytest.mark.parametrize("name", [*DTYPES, "gpt2"])
+def test_it_trains_at_every_stage_and_place(alone, name):
+    results = {place: alone[name, place] for place in PLACES}
+    reference = alone["gpt2" if name == "gpt2" else "fp32", (3, "cpu", "none")]["losses"]
+    assert reference[0] == pytest.approx(math.log(512), abs=0.3)
+    for place, result in results.items():
+        assert "error" not in result, (place, result)
+        assert result["dtype"] == DTYPES.get(name, "torch.bfloat16")
+        # Only rounding and the order of sums tell stages and devices apart. Stage 0 in 16 bits
+        # begins with an Adam step on zero gradients, which is DeepSpeed's.
+        assert result["losses"][0] == pytest.approx(reference[0], abs=2e-3)
+        assert result["losses"] == pytest.approx(reference, abs=2e-3 if place[0] else 0.01)
+        assert None not in result["digests"]
+    for one, *others in SAME_BITS:
+        for other in others:
+            assert results[other]["digests"] == results[one]["digests"]
+
+
+@pytest.fixture(scope="module")
+def in_pairs(train):
+    """Every point of two data-parallel ranks, trained in one process a rank."""
+    points = {place: _point("bf16", place, dp=2) for place in PLACES if place[2] == "none"}
+    points |= {"gpt2": {"model": GPT2, "dp": 2}, "gpt2 hybrid": {"model": GPT2, "dp": 2, **HYBRID}}
+    return dict(zip(points, train(points.values(), 2), strict=True))
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if place[2] == "none"], ids=str)
+def test_two_ranks_train_as_one_does(alone, in_pairs, place):
+    expected = alone["bf16", place]["losses"]
+    assert in_pairs[place]["losses"] == pytest.approx(expected, abs=2e-3)
+    assert None not in in_pairs[place]["digests"]
+
+
+def test_gpt2_ends_in_the_same_bits_under_both_engines(alone, in_pairs):
+    of_one = alone["gpt2", (3, "cpu", "none")], alone["gpt2 hybrid"]
+    for stock, ours in (of_one, (in_pairs["gpt2"], in_pairs["gpt2 hybrid"])):
+        assert stock["parameters"] == Model(**GPT2).num_parameters()
+        assert stock["losses"][2] != stock["losses"][0]
+        assert (ours["losses"], ours["digests"]) == (stock["losses"], stock["digests"])
+
+
+def test_gpt2s_tensor_parallel_ranks_hold_what_is_counted(alone, train):
+    parts = train([{"model": GPT2, "tp": 2}], 2)[0]
+    model = Model(**GPT2)
+    # Norms, positions, and the biases added after a sum over the ranks are on each of them.
+    norms = (2 * model.layers + 1) * 2 * model.hidden
+    shared = norms + model.seq_length * model.hidden + model.layers * 2 * model.hidden
+    assert 2 * parts["parameters"] - shared == model.num_parameters(2)
+    whole = alone["gpt2", (3, "cpu", "none")]["losses"]
+    assert parts["losses"] == pytest.approx(whole, abs=4e-3)
+
+
+def test_apex_beside_megatron_core_changes_no_bit(alone, train, tmp_path):
+    for name, text in APEX.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    probe = "import warnings; warnings.simplefilter('ignore'); "
+    probe += "from megatron.core.models import backends; print(backends.HAVE_APEX)"
+    found = subprocess.run(
+        [sys.executable, "-c", probe],
+        env={**ENVIRONMENT, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.split()[-1] == "True", "megatron-core does not take the stub for apex"
+    place = (3, "cpu", "none")
+    without = [alone["bf16", place], alone["gpt2", place]]
+    assert train([{"model": MODEL}, {"model": GPT2}], path=str(tmp_path)) == without

@@ -1,0 +1,143 @@
+"""Tiny runs of our trainer: a corpus, a model, a run folder, a process or several."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from configs.schema import Point
+from launch.ds_json import deepspeed_config
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {
+    **{k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")},
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src"))),
+}
+MODEL = {
+    "name": "test",
+    "hidden": 64,
+    "ffn": 96,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "seq_length": 32,
+    "vocab_size": 500,
+}
+ITERATIONS = 4
+WRITE_CORPUS = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import numpy, torch
+from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+builder = IndexedDatasetBuilder(sys.argv[1] + ".bin", dtype=numpy.uint16)
+for start in range(60):
+    document = [(start * 7 + k * 3) % 499 for k in range(40 + start)]
+    builder.add_item(torch.tensor([*document, 499]))
+    builder.end_document()
+builder.finalize(sys.argv[1] + ".idx")
+"""
+
+
+def write_corpus(prefix: Path) -> None:
+    """Make a corpus in a folder that may only be read from then on."""
+    command = [sys.executable, "-c", WRITE_CORPUS, str(prefix)]
+    subprocess.run(command, check=True, env=ENVIRONMENT)
+    prefix.parent.chmod(0o555)
+
+
+def write_run(
+    run_dir: Path, corpus: Path, fields: dict[str, Any], **ds_changes: dict[str, Any]
+) -> Path:
+    defaults = {
+        "model": MODEL,
+        "micro_batch_size": 2,
+        "global_batch_size": 4,
+        "iterations": ITERATIONS,
+        "subgroup_numel": 20_000,
+        "device": "cpu",
+    }
+    point = Point(**{**defaults, **fields})
+    run = {
+        "schema_version": 1,
+        "run_id": "test",
+        "point": point.model_dump(mode="json"),
+        "log": point.log_name,
+        "metrics": "metrics.jsonl",
+        "data_prefix": str(corpus),
+    }
+    ds_config = {**deepspeed_config(point), **ds_changes}
+    (run_dir / "ds_config.json").write_text(json.dumps(ds_config))
+    path = run_dir / "run.json"
+    path.write_text(json.dumps(run))
+    return path
+
+
+def launch(run_json: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    point = json.loads(run_json.read_text())["point"]
+    num_ranks = point["tp"] * point["dp"]
+    command = [sys.executable, "-m"]
+    if num_ranks > 1:
+        command += ["torch.distributed.run", "--nproc-per-node", str(num_ranks)]
+        command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "-m"]
+    command += ["launch.pretrain_gpt", str(run_json), *words]
+    return subprocess.run(
+        command,
+        cwd=run_json.parent,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def train_together(
+    folders: list[Path], files: list[str], num_ranks: int = 1, path: str = ""
+) -> list[Any]:
+    """Run ``trainer_worker`` on run files, in one process a rank.
+
+    Args:
+        folders: the runs' folders.
+        files: the worker's words.
+        num_ranks: processes.
+        path: before everything else that Python imports from.
+    """
+    command = [sys.executable]
+    if num_ranks > 1:
+        command += ["-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)]
+        command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    python_path = os.pathsep.join(filter(None, [path, ENVIRONMENT["PYTHONPATH"]]))
+    done = subprocess.run(
+        [*command, str(Path(__file__).with_name("trainer_worker.py")), *files],
+        env={**ENVIRONMENT, "PYTHONPATH": python_path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    return [result_of(folder) for folder in folders]
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    """What the worker found out of a run, with its losses, norms and evaluations."""
+    result = json.loads((folder / "result.json").read_text())
+    lines = (folder / "metrics.jsonl").read_text().splitlines() if "digests" in result else []
+    events = [json.loads(line) for line in lines]
+    trained = [event for event in events if event["event"] == "iteration"]
+    return {
+        **result,
+        "losses": [event["loss"] for event in trained],
+        "norms": [event["grad_norm"] for event in trained],
+        "evaluations": [event for event in events if event["event"] == "evaluation"],
+    }

@@ -1,0 +1,61 @@
+"""Trains points one after the other in this process: ``RUN_JSON[=RUN_TO_CONTINUE]...``.
+
+Starting a process and DeepSpeed takes longer than a tiny training does. Each run's folder gets a
+``result.json``.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from launch.trainer.checkpoint_files import find_checkpoint
+from launch.trainer.metrics import MetricsFile
+from launch.trainer.ranks import ranks_from_environment
+from launch.trainer.runfile import read_run_file
+
+
+def main(arguments):
+    ranks = ranks_from_environment(os.environ)
+    ranks.export(os.environ)
+    from launch.trainer.runtime import distributed
+
+    words = [argument.partition("=")[::2] for argument in arguments]
+    with distributed(read_run_file(Path(words[0][0])).point, ranks) as device:
+        for path, start in words:
+            checkpoint = find_checkpoint(Path(start)).path if start else None
+            run = read_run_file(Path(path), checkpoint)
+            result = train(run, ranks, device)
+            if ranks.is_first:
+                (run.run_dir / "result.json").write_text(json.dumps(result))
+
+
+def train(run, ranks, device):
+    from launch.trainer import loop
+    from launch.trainer.digest import state_digests
+    from launch.trainer.runtime import seed_everything
+    from launch.trainer.scalars import Scalars
+
+    seed_everything(run.point.seed)
+    try:
+        with MetricsFile(run.metrics_path if ranks.is_first else None) as metrics:
+            trainer = loop._set_up(run, ranks, device)
+            loop._iterate(trainer, loop._begin(trainer), metrics, Scalars([]))
+    except Exception as error:
+        if run.point.num_ranks > 1:
+            raise
+        return {"error": f"{type(error).__name__}: {error}"}
+    module = trainer.engine.module
+    result = {
+        "digests": state_digests(trainer.engine),
+        "parameters": loop.num_local_parameters(module),
+        "dtype": str(next(module.parameters()).dtype),
+    }
+    trainer.engine.destroy()
+    return result
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(0)

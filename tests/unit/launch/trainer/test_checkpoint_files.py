@@ -1,0 +1,109 @@
+import json
+import re
+
+import pytest
+import torch
+
+from configs.errors import ConfigError
+from configs.study import make_point
+from launch.trainer.checkpoint_files import find_checkpoint
+
+POINT = make_point({"model": "tiny"})
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    path = tmp_path / "run-001" / "checkpoints" / "iteration-000004"
+    path.mkdir(parents=True)
+    files = {}
+    for name in ("a.pt", "b.pt"):
+        torch.save({"x": torch.arange(100)}, path / name)
+        files[name] = (path / name).stat().st_size
+    description = {
+        "schema_version": 1,
+        "iteration": 4,
+        "point": POINT.model_dump(mode="json"),
+        "data": {".bin": 1},
+        "files": files,
+    }
+    (path / "checkpoint.json").write_text(json.dumps(description))
+    (path.parent / "latest").write_text(path.name)
+    return path.parent.parent
+
+
+def test_the_last_checkpoint_of_a_run_is_found_by_either_folder(run_dir):
+    path = run_dir / "checkpoints" / "iteration-000004"
+    found = find_checkpoint(run_dir)
+    assert (found.path, found.iteration, found.data) == (path, 4, {".bin": 1})
+    assert find_checkpoint(path) == found
+    assert found.differences(POINT) == []
+    assert found.damage() == ""
+
+
+def test_a_folder_without_a_checkpoint_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"no checkpoint there .*save_interval above 0"):
+        find_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"schema_version": 1, "iteration": 4}', "\x00\xff"]
+)
+def test_what_is_no_checkpoint_of_ours_is_named(run_dir, text):
+    description = run_dir / "checkpoints" / "iteration-000004" / "checkpoint.json"
+    description.write_text(text)
+    with pytest.raises(ConfigError, match="not a checkpoint of this harness"):
+        find_checkpoint(run_dir)
+
+
+def test_a_checkpoint_of_another_form_is_named(run_dir):
+    description = run_dir / "checkpoints" / "iteration-000004" / "checkpoint.json"
+    description.write_text(description.read_text().replace('version": 1', 'version": 2'))
+    with pytest.raises(ConfigError, match="schema_version = 2"):
+        find_checkpoint(run_dir)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"seed": 7}, "seed = 7: .* was saved with 1234"),
+        ({"iterations": 99}, "iterations = 99"),
+        ({"subgroup_numel": 100}, "subgroup_numel = 100"),
+        ({"dtype": "fp32"}, 'dtype = "fp32"'),
+        ({"split": "1,1,1"}, "split = .1,1,1."),
+    ],
+)
+def test_a_point_that_could_not_have_saved_it_is_refused(run_dir, fields, named):
+    reasons = find_checkpoint(run_dir).differences(make_point({"model": "tiny", **fields}))
+    assert len(reasons) == 1
+    assert re.search(named, reasons[0])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"engine": "hybrid", "stride": 2}, {"name": "x"}, {"save_interval": 3}, {"eval_interval": 3}],
+)
+def test_what_changes_no_bit_may_differ(run_dir, fields):
+    assert find_checkpoint(run_dir).differences(make_point({"model": "tiny", **fields})) == []
+
+
+def test_a_checkpoint_of_the_last_iteration_leaves_nothing_to_do(run_dir):
+    description = run_dir / "checkpoints" / "iteration-000004" / "checkpoint.json"
+    table = json.loads(description.read_text())
+    description.write_text(json.dumps({**table, "iteration": POINT.iterations}))
+    (reason,) = find_checkpoint(run_dir).differences(POINT)
+    assert "nothing is left to do" in reason
+
+
+def test_damage_is_found_by_whoever_looks_at_the_file(run_dir):
+    checkpoint = find_checkpoint(run_dir)
+    path = checkpoint.path / "b.pt"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert f"{path}: has {len(whole) - 1} bytes instead of {len(whole)}" in checkpoint.damage()
+    middle = whole.index(torch.arange(100).numpy().tobytes()) + 80
+    path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    assert "does not have its checksum" in checkpoint.damage()
+    assert "does not have its checksum" in checkpoint.damage(1, 2)
+    assert checkpoint.damage(0, 2) == ""
+    path.unlink()
+    assert "No such file" in checkpoint.damage()
