@@ -22,9 +22,11 @@ def derive(folder: Path, expected_figures: Sequence[str]) -> int:
         0, or the exit code of the first step that failed; the report's is not 0 when two engines'
         results are not equal.
     """
-    plots = ["plots", str(folder / "tables"), "--out", str(folder / "figures")]
+    tables = str(folder / "tables")
+    plots = ["plots", tables, "--out", str(folder / "figures")]
+    # Logs are read once; figures and report are made of what was found in them.
     steps = (
-        ("tables", ["parse", str(folder), "--out", str(folder / "tables"), "--report"]),
+        ("tables", ["parse", str(folder), "--out", tables, "--report"]),
         ("figures", [*plots, "--expect", *expected_figures]),
         ("report", ["parse.report", str(folder), "--from-tables"]),
     )

@@ -34,6 +34,7 @@ title = "bucket"
 axis = "bucket (elements)"
 is_count = true
 description = "Elements after which gradients are reduced."
+in_pairs = "prefer"
 
 [ds_config.zero_optimization]
 reduce_bucket_size = "{bucket_numel}"
@@ -176,6 +177,6 @@ def test_its_report_tells_title_gate_and_engines(ran):
     """Needs the report that reads a study."""
     done, sweep = ran
     report = (sweep / "report.html").read_text()
-    for words in ("Buckets of gradients", "loss within 0.001", "beside backward", "bucket"):
+    for words in ("Buckets of gradients", "loss within 0.001", "overlapped", "bucket 1.2M"):
         assert words in report
     assert done.returncode == 0, done.stdout + done.stderr

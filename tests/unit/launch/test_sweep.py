@@ -291,11 +291,17 @@ def test_only_what_was_made_is_shown(codes, said, tmp_path, capsys, monkeypatch)
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "loss.png").touch()
 
+    started = []
+
     def run(command, **_options):
+        started.append(command[2:])
         return subprocess.CompletedProcess(command, codes.get(command[2], 0))
 
     monkeypatch.setattr(subprocess, "run", run)
     assert derive(tmp_path, ["loss"]) == next(iter(codes.values()))
+    # One step alone reads logs.
+    assert started[0] == ["parse", str(tmp_path), "--out", str(tmp_path / "tables"), "--report"]
+    assert all(command[-1] == "--from-tables" for command in started if "report" in command[0])
     assert capsys.readouterr().out == said.format(tmp_path)
 
 
