@@ -21,7 +21,7 @@ Columns = dict[str, list[Any]]
 
 _LARGEST = 2**63 - 1
 FIRST_COLUMN = "path"
-"""Most tables of ours begin with it; a file that does not is somebody else's."""
+"""Most tables of ours begin with it; a file that does not is not replaced."""
 
 
 def empty_columns(types: Mapping[str, str]) -> Columns:
@@ -49,7 +49,7 @@ def check_ours(path: Path, first_column: str = FIRST_COLUMN) -> None:
     """Refuse to replace a file that is not a table of ours, which begins with ``first_column``.
 
     Raises:
-        LogError: ``path``, a CSV, or the Parquet file beside it is somebody else's.
+        LogError: ``path``, a CSV, or the Parquet file beside it is not one of ours.
         OSError: it cannot be read.
     """
     beside = path.with_suffix(".parquet")
@@ -62,7 +62,7 @@ def check_our_json(path: Path, key: str) -> None:
     """Refuse to replace a JSON file that is not one of ours: an object that has this key.
 
     Raises:
-        LogError: ``path`` is somebody else's.
+        LogError: ``path`` is not one of ours.
     """
     try:
         ours = key in json.loads(path.read_text(encoding="utf-8"))

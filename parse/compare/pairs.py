@@ -180,10 +180,9 @@ def _may_differ(study: Study) -> set[str]:
 
 
 def _identity(run: Run) -> str:
-    study = run.study
-    # What a gate averages over is no other point; a prefix of data names a place, not the data.
-    own = [study.fields[name].default for name in study.fields]
-    values = [run.settings.get(n, d) for n, d in zip(study.fields, own, strict=True)]
+    """What the repeats of a point share."""
+    rows = run.study.fields.items()
+    values = [run.settings.get(name, row.default) for name, row in rows]
     return json.dumps([point_key(run), run.engine, values, run.settings.get("iterations")])
 
 

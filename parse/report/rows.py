@@ -42,8 +42,10 @@ def summary_rows(
     expected = {study.reference, *asked_for, *(str(g.engine) for g in groups if g.engine)}
     rows = []
     for title, members in _cases(groups):
-        lines = [(namer.engine_key(g.runs[0].fields), _point_row(g, compared, warmup, namer))
-                 for g in members]  # fmt: skip
+        lines = [
+            (namer.engine_key(group.runs[0].fields), _point_row(group, compared, warmup, namer))
+            for group in members
+        ]
         lines += [
             (namer.engine_key({"engine": name}), {**_NO_RUN, "engine": name})
             for name in expected - {str(group.engine) for group in members}
@@ -53,15 +55,14 @@ def summary_rows(
     return rows
 
 
-_NO_RUN = {"text": MISSING, "state": MISSING, "value": None, "iqr": "", "count": "no run"} | {
-    "equality": "",
-    "speedup": "",
+_NO_RUN = {
+    **{"text": MISSING, "state": MISSING, "value": None, "count": "no run"},
+    **dict.fromkeys(("iqr", "equality", "speedup"), ""),
 }
 
 
 def comparison_row(item: PointComparison) -> dict[str, Any]:
     """A point against the reference: ratios of all phases, and the speed-up or why not."""
-    speedup = item.speedup("iteration")
     ratio = item.ratio("iteration")
     phases = timed_phases(item.study)
     return {
@@ -71,8 +72,6 @@ def comparison_row(item: PointComparison) -> dict[str, Any]:
         "ratios": [ratio_text(item.ratio(phase)) for phase in phases],
         "values": [r.ratio if (r := item.ratio(phase)) else None for phase in phases],
         "paired": "" if ratio is None or not ratio.covers else "yes" if ratio.paired else "no",
-        "covers": ratio.covers if ratio else "",
-        "speedup": "" if speedup is None else f"{speedup:.3f}x",
         "claim": claim(item),
     }
 

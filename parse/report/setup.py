@@ -24,7 +24,7 @@ def hardware_rows(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def command_of(run: Run) -> str:
-    """The command that started a run, ready for a shell; empty when nobody noted it."""
+    """The command that started a run, ready for a shell; empty when not recorded."""
     command = run.run_json.get("command")
     if not isinstance(command, list):
         return ""
