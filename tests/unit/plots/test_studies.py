@@ -192,6 +192,26 @@ def test_against_a_field_of_some_engines_the_others_are_levels(folder):
     assert max(widths, key=widths.get) == "#123456"
 
 
+def test_against_a_text_of_some_engines_the_others_are_levels_too(sweep, tmp_path):
+    timber = {"type": "str", "default": "", "title": "timber", "only_some_engines": True}
+    study = study_from({
+        **STUDY, "fields": {**STUDY["fields"], "timber": timber},
+        "engines": {
+            **STUDY["engines"], "wood": {"title": "w", "tag": "W", "fields": {"timber": {}}},
+        },
+        "figures": {"t": {"kind": "swept", "title": "t", "x": "timber", "y": ["baking_ms"]}},
+    }, "study")  # fmt: skip
+    ovens = Ovens(sweep)
+    ovens.bake("gas", 1, 30, timber="")
+    for text, time in (("pine", 40), ("oak", 50)):
+        ovens.bake("wood", 1, time, timber=text)
+    (ax,) = figures(study)["t"].draw(read_tables(ovens.write(tmp_path / "t"), study)).axes
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["oak", "pine"]
+    (line,) = lines(ax).values()
+    assert line == [50, 40]
+    assert [30, 30] in [list(line.get_ydata()) for line in ax.lines]
+
+
 def test_texts_along_an_axis_are_named(folder):
     ax = drawn(folder, "flour").axes[0]
     assert [label.get_text() for label in ax.get_xticklabels()] == ["rye", "spelt"]
