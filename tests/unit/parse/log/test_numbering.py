@@ -152,6 +152,14 @@ def test_a_line_whose_counters_do_not_agree_is_left_out(read, old, new):
     assert [reject.line_number for reject in log.rejects] == [at + 1]
 
 
+def test_a_number_that_leaps_over_the_next_is_left_out(read):
+    lines = [re.sub(r" consumed samples: +\d+ \|", "", line) for line in CORE]
+    log = read([line.replace("iteration       42/", "iteration       92/") for line in lines])
+    assert numbers(log) == [41, 43, 44]
+    reason = "an iteration number that the next one contradicts"
+    assert [reject.reason for reject in log.rejects] == [reason]
+
+
 def test_a_counter_that_most_lines_contradict_is_not_trusted(read):
     log = read([line.replace("samples:          6", "samples:          9") for line in CORE])
     assert numbers(log) == [41, 42, 43, 44]
