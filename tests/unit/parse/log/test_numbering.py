@@ -84,6 +84,12 @@ def test_lost_timers_leave_a_gap(read, number, more, tags):
     assert found.items() <= OLD_UPDATES.items()
 
 
+def test_a_damaged_progress_line_is_left_out_alone(read):
+    log = read([line.replace(" step=2,", " stXp=2,") for line in OLD])
+    assert updates(log) == OLD_UPDATES
+    assert [reject.reason for reject in log.rejects] == ["a progress line that cannot be read"]
+
+
 @pytest.mark.parametrize("length", [2, 5, 9])
 def test_a_cut_line_of_timers_gives_no_half_number(read, length):
     log = read(form("deepspeed_0_19")[:-3])
