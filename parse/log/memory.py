@@ -12,6 +12,9 @@ from statistics import median
 from parse.log.records import MemoryLine
 from parse.log.windows import AFTER_STEP, Window
 
+RejectLine = Callable[[int, str, str], None]
+"""Lists a line that is left out: its number, the reason, its text."""
+
 _NUMBER = r"(\d{1,9}(?:\.\d{1,6})?)"
 _DEVICE = re.compile(
     rf"\bMA {_NUMBER} GB\s+Max_MA {_NUMBER} GB\s+CA {_NUMBER} GB\s+Max_CA {_NUMBER} GB(?!\w)"
@@ -28,8 +31,6 @@ _ROUNDING_GIB = 0.011
 _WHOLE_ROUNDING_GIB = 0.511
 """``Max_CA`` is printed as a whole number."""
 _ROUNDING_PERCENT = 0.06
-Reject = Callable[[int, str, str], None]
-"""Lists a line that is left out: its number, the reason, its text."""
 _FIRST_TITLE = "Engine before forward"
 """What comes before it is the setup."""
 _TITLES = {
@@ -42,7 +43,7 @@ _TITLES = {
 class MemoryReader:
     """Reads memory lines; a line of the device waits for the host's that follows it."""
 
-    def __init__(self, reject: Reject) -> None:
+    def __init__(self, reject: RejectLine) -> None:
         self.lines: list[MemoryLine] = []
         self._reject = reject
         self._pending: MemoryLine | None = None
@@ -106,7 +107,7 @@ def _title(before: str, text: str) -> str | None:
     return title if readable and 0 < len(title) <= _TITLE_CHARACTERS else None
 
 
-def check_host(lines: Sequence[MemoryLine], reject: Reject) -> None:
+def check_host(lines: Sequence[MemoryLine], reject: RejectLine) -> None:
     """Drop host figures whose share does not fit the size of the machine that the others give."""
     known = [(m, m.host_used_gib, m.host_percent) for m in lines]
     sure = [(m, used, percent) for m, used, percent in known if used and percent]

@@ -156,6 +156,7 @@ def test_without_micro_steps_backward_is_the_sum_of_its_parts(write_log):
 def test_a_check_that_most_of_the_log_fails_is_not_trusted(write_log):
     lines = [line.replace("TFLOPs: ", "TFLOPs: 1") for line in WHOLE[:12]] + WHOLE[12:24]
     log = read(write_log, lines)
+    assert [r.iteration for r in log.iterations] == [1, 2, 3, 4]
     assert all(record.tflops for record in log.iterations)
 
 

@@ -84,6 +84,12 @@ def test_lost_timers_leave_a_gap(read, number, more, tags):
     assert found.items() <= OLD_UPDATES.items()
 
 
+def test_a_damaged_progress_line_is_left_out_alone(read):
+    log = read([line.replace(" step=2,", " stXp=2,") for line in OLD])
+    assert updates(log) == OLD_UPDATES
+    assert [reject.reason for reject in log.rejects] == ["a progress line that cannot be read"]
+
+
 @pytest.mark.parametrize("length", [2, 5, 9])
 def test_a_cut_line_of_timers_gives_no_half_number(read, length):
     log = read(form("deepspeed_0_19")[:-3])
@@ -150,6 +156,14 @@ def test_a_line_whose_counters_do_not_agree_is_left_out(read, old, new):
     kept = [record for record in whole.iterations if record.iteration != 41 + at - 3]
     assert repr(log.iterations) == repr(kept)  # one loss is NaN
     assert [reject.line_number for reject in log.rejects] == [at + 1]
+
+
+def test_a_number_that_leaps_over_the_next_is_left_out(read):
+    lines = [re.sub(r" consumed samples: +\d+ \|", "", line) for line in CORE]
+    log = read([line.replace("iteration       42/", "iteration       92/") for line in lines])
+    assert numbers(log) == [41, 43, 44]
+    reason = "an iteration number that the next one contradicts"
+    assert [reject.reason for reject in log.rejects] == [reason]
 
 
 def test_a_counter_that_most_lines_contradict_is_not_trusted(read):

@@ -103,6 +103,19 @@ def test_without_iteration_lines_timers_are_grouped_by_the_world_size(write_log,
     assert seconds(log) == [source.time(i) + 0.001 for i in range(4)] + [None]
 
 
+def test_a_damaged_interval_timer_is_left_out_alone(write_log, recipe):
+    text = recipe().text().replace("time,0.1>", "time,0.1x>")
+    log = read_log(write_log(text=text))
+    assert seconds(log) == [recipe().time(i) for i in range(5)]
+    assert reasons(log) == ["an interval timer that cannot be read"]
+
+
+def test_a_log_cut_before_its_first_iteration_line_has_no_time(write_log, recipe):
+    text = recipe().text()
+    log = read_log(write_log(text=text[: text.index(" elapsed_time")]))
+    assert [(r.update_ms, r.iteration_s) for r in log.iterations] == [(30.75, None)]
+
+
 def test_where_ranks_differ_a_coarse_time_stays_as_printed(write_log, recipe):
     text = recipe(seconds=(0.1,) * 5).text().replace("elapsed_time 0.100000 |", "")
     text = text.replace("<TIMER:interval-time,0.1>", "<TIMER:interval-time,0.10001>" * 2)
