@@ -315,6 +315,6 @@ def total_text(plan: Plan) -> str:
     how = "a rough figure from assumed rates" if rough else "as it took before"
     unknown = sum(item.seconds is None for item in each)
     if unknown:
-        how += f"; without {unknown} points whose time is not predicted"
+        how += f"; the time of {unknown} is not predicted and not in it"
     repeats = f" x {plan.sweep.repeats} repeats" if plan.sweep.repeats > 1 else ""
     return f"{len(each)} points{repeats}, about {duration_text(seconds)} in all ({how})"

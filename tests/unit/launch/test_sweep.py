@@ -12,10 +12,12 @@ from deep_optimizer_states.predict.memory_need import GIB
 from launch import sweep_runner, task as task_module
 from launch.derive import derive
 from launch.describe import describe
+from launch.ds_json import deepspeed_config
 from launch.fit.machine import Machine
 from launch.records.identity import data_facts
 from launch.records.ledger import Choice
 from launch.records.run_folder import Status
+from launch.simulate import workloads
 from launch.sweep import build_parser, choose_points, main, make_plan
 from launch.sweep_runner import Plan, Progress, Request, run_all, summary
 from launch.task import RunOptions
@@ -239,6 +241,26 @@ def test_a_dry_run_makes_nothing(tmp_path, capsys):
     assert out.count("rough, from the rates of cpu-only") == 3
     assert "3 points, about" in out
     assert not (tmp_path / "r").exists()
+
+
+def test_a_dry_run_says_what_is_not_predicted(tmp_path, capsys, monkeypatch):
+    """A peer, that the performance model does not know, among engines that it knows."""
+
+    def change(point):
+        config = deepspeed_config(point)
+        if "deep_optimizer_states" not in config:
+            config["zero_optimization"]["offload_optimizer"]["super_offload"] = True
+        return config
+
+    monkeypatch.setattr(workloads, "deepspeed_config", change)
+    words = ["--dry-run", "--results-dir", str(tmp_path / "r"), "--device", "cpu"]
+    assert main([*words, "--iterations", "7"]) == 0  # other points than any predicted before
+    out = capsys.readouterr().out
+    assert out.count("predicted host") == 2
+    why = "not predicted: offload_optimizer.super_offload = True: the performance model knows"
+    assert f"memory   {why}" in out
+    assert f"time     {why}" in out
+    assert "; the time of 1 is not predicted and not in it)" in out
 
 
 def test_all_sweeps_can_be_listed_and_dry_run(tmp_path, capsys):
