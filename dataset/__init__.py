@@ -6,6 +6,7 @@ Run from the root of the checkout (``dataset`` is also a name on PyPI)::
     python -m dataset prepare oscar-1gb         # the paper's corpus, fetched
     python -m dataset prepare --input F ...     # one's own text, Megatron's flags
     python -m dataset clean --input F ...       # filter a crawl first
+    python -m dataset find oscar-1gb            # where prepared data lies
     python -m dataset inspect PREFIX            # documents, tokens, a decoded sample, checks
     python -m dataset merge PREFIX PREFIX ...   # several pairs to one
 
@@ -15,7 +16,7 @@ One folder, one concern::
     tokenizer/     byte-level BPE and SentencePiece, from local files or learnt
     pipeline/      blocks to parts by worker processes, parts to pairs; survives kill -9
     clean/         text fixed, filtered, deduplicated, decontaminated
-    fetch/         files from the web, with resume and digests
+    fetch.py       the paper's corpus and GPT-2's vocabulary, from the hub or put there by hand
     default/       the corpus every CPython ships, cached by content
     cli/           the commands
     indexed.py     the .bin/.idx format; manifest.py, inspection.py, merging.py: about pairs

@@ -53,6 +53,8 @@ def test_everything_pinned_is_fetched_for_the_other_machines_python(wheelhouse):
     assert "--platform manylinux_2_28_x86_64" in told
     pinned = [line for line in PINS if not line.startswith(("#", "deepspeed=="))]
     assert set(pinned) < set(wanted)
+    # Small, and the other machine is as a rule one with GPUs.
+    assert any(line.startswith("nvidia-ml-py==") for line in wanted)
     assert any(line.startswith("setuptools>=") for line in wanted)
     # The stand-in for torch was there for pip to find, and does not stay behind.
     assert "torch==2.13.0+there" in wanted
