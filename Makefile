@@ -6,10 +6,13 @@ STAMP  := $(VENV)/.ready
 # DeepSpeed rebuilds its ops when it meets another ninja than the one that built them.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
+# Files go to two workers; threads that have nothing to do sleep, since both share the cores.
+TEST_WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/pytest -q -n $(TEST_WORKERS) --dist loadfile
 SOURCES := src configs launch parse plots dataset benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-fast fmt golden equality smoke bench-host bench-gpu gpu-check wheelhouse plan dataset dataset-oscar third-party clean ci-requirements ci
+.PHONY: help setup test test-all test-fast fmt golden equality smoke bench-host bench-gpu gpu-check wheelhouse plan dataset dataset-oscar third-party clean ci-requirements ci
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +29,10 @@ test: setup ## set up and pass every test
 	$(BIN)/mypy $(SOURCES)
 	$(BIN)/lint-imports
 	$(BIN)/shellcheck $$(git ls-files '*.sh') .ci/run
-	OMP_NUM_THREADS=2 $(BIN)/pytest -q
+	$(PYTEST) -m "not exhaustive"
+
+test-all: setup ## every test on every size and number of ranks
+	$(PYTEST)
 
 test-fast: setup ## the tests that take seconds
 	$(BIN)/pytest -q -m "not slow"

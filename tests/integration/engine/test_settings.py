@@ -10,7 +10,9 @@ import pytest
 import torch
 
 WORKER = Path(__file__).with_name("settings_worker.py")
-RANKS = [n for n in (1, 2) if not torch.cuda.is_available() or n <= torch.cuda.device_count()]
+RANKS = [1]
+if not torch.cuda.is_available() or torch.cuda.device_count() > 1:
+    RANKS.append(pytest.param(2, marks=pytest.mark.exhaustive))
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
