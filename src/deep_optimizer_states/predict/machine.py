@@ -33,7 +33,7 @@ A profile is a TOML file::
     gather_bytes_per_s = "assumed"      # measured, fitted or assumed
 
     [costs]                             # optional: times that no rate explains, in s; default 0
-    [residuals]                         # optional: what a fit left over, see predict.fit
+    [residuals]                         # optional: errors that a fit of the rates left over
 
 Nothing here imports torch.
 """
