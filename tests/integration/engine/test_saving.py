@@ -29,7 +29,7 @@ def report(tmp_path_factory):
 
 
 def test_saved_while_forward_waits_for_the_update_it_is_the_state_of_stock(report):
-    assert "_before_gather" in report["forward"]["callers"]
+    assert "before_gather" in report["forward"]["callers"]
     assert report["forward"]["error"] is None
     assert report["forward"]["differences"] == []
 
