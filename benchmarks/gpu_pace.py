@@ -125,7 +125,7 @@ def read_pace(profile: Path, start_s: float, point_of: Point) -> Pace:
 
 def _workload(point: Point) -> Workload:
     return Workload(
-        model_from_table(point.model.model_dump()),
+        model_from_table(point.model.model_dump(exclude={"architecture"})),
         STOCK,
         subgroup_numel=point.value("subgroup_numel"),
         activation_checkpointing=point.activation_checkpointing,
