@@ -26,7 +26,8 @@ what    --list              list studies with their sweeps, points and engines, 
         --data NAME         embedded, oscar-1gb, or the prefix of a .bin/.idx pair of your own, which
                             needs --vocab-size N when no manifest lies beside it [default oscar-1gb
                             for full-size models where it has been prepared, else embedded]
-        --model.vocab-size N  of every run's model, to make room for other data
+        --model.vocab-size N  of every run's model, to make room for other data;
+        --data-prefix P     the field of every point, as its file would give it
 again   --resume            only what was never run or was interrupted
         --rerun-failed      only what failed or was interrupted; --again: everything, done or not
         --report-only       run nothing, make the report anew; --no-report: leave it out
@@ -39,7 +40,7 @@ how     --dry-run           show points, commands, DeepSpeed's JSON, predicted m
 where   --launcher torchrun|deepspeed, --hostfile FILE, --srun, --remote-shell WORDS,
         --nnodes N, --node-rank I, --master-addr HOST, --master-port P (docs/harness.md)
 trainer --trainer megatron-core|megatron-deepspeed, --megatron-dir DIR, --paper-keys,
-        --megatron-flag WORD
+        --megatron-flag WORD, --continue-from RUN_FOLDER
 predict --simulate          predict the sweep in its full form, run nothing: tables, figures, report
         --machine NAME      on which machine: h100x4, a100x4, h200x1, cpu-only or a calibrated file
         --as-of WHEN        paper or today: whose software [default paper on h100x4 and a100x4]

@@ -8,7 +8,8 @@ import sys
 import pytest
 from trainer_runs import ENVIRONMENT, MODEL, train_together, write_corpus, write_run
 
-from configs.schema import Model, Point
+from configs.schema import Model
+from configs.study import default_study
 from launch.trainers import OWN_TRAINER
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -78,7 +79,8 @@ def alone(train):
     gpt2 = {("gpt2", place): _point("bf16", place, model=GPT2) for place in PLACES}
     ours = {"gpt2 hybrid": {"model": GPT2, **HYBRID}}
     points = {**llama, **gpt2, **ours}
-    assert not any(OWN_TRAINER.refuse(Point(**{"model": MODEL, **p})) for p in points.values())
+    made = [default_study().point_type(**{"model": MODEL, **p}) for p in points.values()]
+    assert not any(map(OWN_TRAINER.refuse, made))
     return dict(zip(points, train(points.values()), strict=True))
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from configs.schema import Point
+from configs.study import default_study
 from launch.ds_json import deepspeed_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +60,7 @@ def write_run(
         "subgroup_numel": 20_000,
         "device": "cpu",
     }
-    point = Point(**{**defaults, **fields})
+    point = default_study().point_type(**{**defaults, **fields})
     run = {
         "schema_version": 1,
         "run_id": "test",

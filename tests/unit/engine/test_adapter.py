@@ -30,10 +30,12 @@ KNOW_DEEPSPEED = {
 """Files that may know DeepSpeed's internals."""
 
 KNOW_ONE_THING = {
+    ("launch/trainer/loop.py", "_config"),
     ("launch/trainer/model.py", "ds_numel"),
     ("launch/trainer/runtime.py", "deepspeed.runtime.zero.muon.muon_optimizer"),
 }
-"""What others know of them: a partitioned parameter's size, and a module that is slow to import."""
+"""What others know of them: a switch of memory lines, a partitioned parameter's
+size, and a module that is slow to import."""
 
 WORDS_OF_MANY = {"dtype", "optimizer", "step", "destroy", "reduce_bucket_size"}
 """Names of DeepSpeed's that mean something else elsewhere."""

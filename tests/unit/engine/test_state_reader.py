@@ -48,7 +48,7 @@ def make_engine(rank, backup=None):
         optimizer=empty if backup else holder,
         backup_optimizer=holder if backup else None,
     )
-    return SimpleNamespace(optimizer=optimizer)
+    return SimpleNamespace(optimizer=optimizer, zero_optimization_stage=lambda: 3)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

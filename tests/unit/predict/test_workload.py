@@ -3,7 +3,7 @@
 import pytest
 from predicted_software import SOFTWARE
 
-from configs import schema
+from configs.study import default_study
 from deep_optimizer_states.predict.model import (
     ModelError,
     load_model,
@@ -31,7 +31,7 @@ def test_shapes_are_those_of_the_harness(name, tp):
         load_model(HARNESS_MODELS[name])[0],
         load_model(HARNESS_MODELS[name])[1]["micro_batch_size"],
     )
-    model, _ = schema.load_model(name)
+    model, _ = default_study().load_model(name)
     assert shape.num_parameters(tp) == model.num_parameters(tp)
     assert shape.padded_vocab_size(tp) == model.padded_vocab_size(tp)
 
