@@ -13,11 +13,22 @@ together, which is more than the cores alone can take. Nothing here imports torc
 
 from __future__ import annotations
 
+import argparse
+import csv
+import json
+import subprocess
+import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
+
+from benchmarks.report import NONE, as_table, shown
+from configs.study import study_from
+from deep_optimizer_states.predict.workload import WorkloadError
+from launch.simulate.workloads import AsOf, workload_of
 
 LANE_BYTES = 28
 """Host bytes a parameter of the CPU lane: gradient in, state in and out, 16-bit weight out."""
@@ -171,3 +182,81 @@ def _least(busy: Callable[[float], Mapping[str, float]]) -> Bound:
             best = Bound(seconds[name], x, name)
     assert best is not None
     return best
+
+
+def read_rows(folder: Path) -> list[dict[str, str]]:
+    """Rows of a sweep's ``runs.csv``, by column."""
+    with (folder / "tables" / "runs.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def shares(folder: Path, limits: Limits) -> list[list[str]]:
+    """How near a sweep's points came to the shortest times, a line a point.
+
+    Computing is what the study's reference took for forward and backward. A run that keeps state on
+    the device, or that the performance model does not know, has no share.
+
+    Args:
+        folder: Of the sweep, with its tables.
+        limits: Rates of the machine that it ran on.
+
+    Returns:
+        Name, iteration and share of its bound, update and share of its bound.
+    """
+    points: dict[str, list[dict[str, str]]] = {}
+    for row in read_rows(folder):
+        if row["status"] == "ok":
+            points.setdefault(row["label"].partition(" #")[0], []).append(row)
+    study = json.loads((folder / "tables" / "study.json").read_text(encoding="utf-8"))
+    plain = [rows for rows in points.values() if rows[0]["engine"] == study["reference"]]
+    if not plain:
+        return []
+    compute_s = sum(_median_s(plain[0], name) or 0.0 for name in ("forward", "backward"))
+    lines = []
+    for name, rows in points.items():
+        found = [_median_s(rows, "iteration"), _median_s(rows, "update")]
+        numel = int(rows[0]["parameters"])
+        least = iteration_bound(numel, limits, compute_s), update_bound(numel, limits)
+        on_host = _keeps_state_on_host(folder / rows[0]["path"])
+        cells = [name]
+        for seconds, bound in zip(found, least, strict=True):
+            share = bound.seconds / seconds if seconds and on_host else None
+            cells += [shown(seconds, 3), NONE if share is None else f"{share:.0%}"]
+        lines.append(cells)
+    return lines
+
+
+def _median_s(rows: Sequence[Mapping[str, str]], name: str) -> float | None:
+    column = f"{name}_median_ms"
+    values = [float(row[column]) / 1000 for row in rows if row.get(column)]
+    return median(values) if values else None
+
+
+def _keeps_state_on_host(log: Path) -> bool:
+    run = json.loads((log.parent / "run.json").read_text(encoding="utf-8"))
+    point = study_from(run["study"], str(log)).point_type(**run["point"])
+    try:
+        return workload_of(point, AsOf.TODAY).offload_ratio == 1
+    except WorkloadError:
+        return False
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure the machine's rates where that was not done, and print the shares."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bound")
+    parser.add_argument("folder", type=Path, help="of a sweep that ran: results/STUDY/SWEEP")
+    parser.add_argument("--mark", default="", help="before every line")
+    given = parser.parse_args(argv)
+    folder = given.folder
+    profile = folder / "machine.toml"
+    if not profile.is_file():
+        command = [sys.executable, "-m", "deep_optimizer_states", "calibrate", "-o", str(profile)]
+        subprocess.run(command, check=True)
+    head = ["point", "iteration s", "of bound", "update s", "of bound"]
+    for line in as_table(head, shares(folder, read_limits(profile))).split("\n"):
+        sys.stdout.write(f"{given.mark}{line}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

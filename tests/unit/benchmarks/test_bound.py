@@ -1,10 +1,19 @@
 """Lower bounds against values worked out by hand."""
 
 import dataclasses
+import json
 
 import pytest
 
-from benchmarks.bound import Limits, iteration_bound, read_limits, update_bound, update_work
+from benchmarks.bound import (
+    Limits,
+    iteration_bound,
+    read_limits,
+    shares,
+    update_bound,
+    update_work,
+)
+from configs.study import load_study
 
 GPU = Limits(
     h2d_bytes_per_s=50e9,
@@ -140,3 +149,45 @@ def test_a_profile_without_host_memory_is_refused(tmp_path):
     profile.write_text("[rates]\nh2d_bytes_per_s = 50e9\n")
     with pytest.raises(ValueError, match="host_stream_bytes_per_s"):
         read_limits(profile)
+
+
+def write_sweep(folder, engines):
+    """A sweep of the study of peers: two runs of each engine, as its tables tell of them."""
+    study = load_study("peers")
+    (folder / "tables").mkdir()
+    (folder / "tables" / "study.json").write_text(study.as_json())
+    columns = ("path", "label", "engine", "status", "parameters")
+    columns += tuple(f"{name}_median_ms" for name in ("iteration", "forward", "backward", "update"))
+    lines = [",".join(columns)]
+    for engine, (fields, status, times_ms) in engines.items():
+        point = study.make_point({"model": "1.3B", "dp": 1, "engine": engine, **fields})
+        (folder / engine).mkdir()
+        run = {"study": study.as_table(), "point": point.model_dump(mode="json")}
+        (folder / engine / "run.json").write_text(json.dumps(run))
+        for number, iteration_ms in enumerate(times_ms, start=1):
+            phases = (iteration_ms, 300, 200, "" if fields.get("just_in_time") else 400)
+            cells = (f"{engine}/a.log", f"1.3B {engine} #{number}", engine, status, N, *phases)
+            lines.append(",".join(map(str, cells)))
+    (folder / "tables" / "runs.csv").write_text("\n".join(lines) + "\n")
+
+
+def test_shares_of_the_bound_are_those_of_rows_with_all_state_on_the_host(tmp_path):
+    row = {}, "ok", [900, 1000, 5000]
+    engines = dict.fromkeys(("vanilla", "zenflow"), row)
+    engines["resident"] = {"offload_ratio": 0.0}, *row[1:]
+    engines["dynamic"] = {"just_in_time": True}, *row[1:]
+    engines["auto"] = {}, "failed", [1]
+    write_sweep(tmp_path, engines)
+    least = iteration_bound(N, BOTH_WAYS, 0.5).seconds, update_bound(N, BOTH_WAYS).seconds
+    whole, update = f"{least[0] / 1.0:.0%}", f"{least[1] / 0.4:.0%}"
+    assert shares(tmp_path, BOTH_WAYS) == [
+        ["1.3B vanilla", "1.000", whole, "0.400", update],
+        ["1.3B zenflow", "1.000", "-", "0.400", "-"],
+        ["1.3B resident", "1.000", "-", "0.400", "-"],
+        ["1.3B dynamic", "1.000", whole, "-", "-"],
+    ]
+
+
+def test_without_the_reference_there_is_no_time_of_computing_and_no_share(tmp_path):
+    write_sweep(tmp_path, {"dynamic": ({}, "ok", [900])})
+    assert shares(tmp_path, BOTH_WAYS) == []

@@ -111,46 +111,44 @@ def test_memory_is_touched_up_to_what_is_asked_for(monkeypatch, capsys):
     assert "touched 0 GiB" in capsys.readouterr().out
 
 
-def test_the_last_update_of_a_timeline_is_told_by_lane(tmp_path):
-    updates = [
-        {"update": 1, "begin_s": 0.0, "end_s": 9.0, "busy_s": {}, "bound_by": ""},
-        {"update": 2, "begin_s": 1.0, "end_s": 1.5, "busy_s": {"CPU": 0.4}, "bound_by": "CPU"},
+def sweep_folder(tmp_path, with_timeline):
+    """A sweep's folder with one run, as far as its rows are told of it."""
+    run_dir = tmp_path / "peers" / "gpu" / "log-a" / "run-001"
+    (run_dir.parents[1] / "tables").mkdir(parents=True)
+    table = "path,label,status,iteration_median_ms,update_median_ms"
+    row = "log-a/run-001/log-a.log,1B a,ok,3000.0,500.0"
+    (run_dir.parents[1] / "tables" / "runs.csv").write_text(f"{table}\n{row}\n")
+    findings = {"lines": ["1B a: equal to b"]}
+    (run_dir.parents[1] / "tables" / "findings.json").write_text(json.dumps(findings))
+    if with_timeline:
+        (run_dir / "timeline").mkdir(parents=True)
+        updates = [
+            {"update": 1, "begin_s": 0.0, "end_s": 9.0, "busy_s": {}, "bound_by": ""},
+            {"update": 2, "begin_s": 1.0, "end_s": 1.5, "busy_s": {"CPU": 0.4}, "bound_by": "CPU"},
+        ]
+        lines = "".join(json.dumps(row) + "\n" for row in updates)
+        (run_dir / "timeline" / "rank-0.jsonl").write_text(lines)
+    return run_dir.parents[1]
+
+
+def test_rows_are_told_with_the_last_update_of_their_timelines(tmp_path):
+    assert rows.told(sweep_folder(tmp_path, with_timeline=True)) == [
+        "1B a: ok, iteration 3.000 s, update 0.500 s",
+        "  last update 0.500 s, busy: CPU 0.400",
     ]
-    (tmp_path / "rank-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in updates))
-    found = {
-        "iteration_s": [2.0, 3.0, 4.0],
-        "update_s": [0.5],
-        "set_up_s": 7.0,
-        "resident_bytes": 2**30,
-        "device_bytes": None,
-        "losses": ["0x1p+0"],
-        "digests": {"weights": "a"},
-        "last_update": rows.last_update(tmp_path),
-    }
-    first, second = rows.told(found, {**found, "losses": ["0x1p+1"]})
-    assert first.startswith("iteration 3.000 s, update 0.500, set-up 7 s, resident 1.0 GiB")
-    assert first.endswith("differs: losses from iteration 1")
-    assert second == "  last update 0.500 s, busy: CPU 0.400"
     assert rows.last_update(tmp_path / "nowhere") is None
 
 
-def row(**more):
-    return {"losses": ["0x1p+0"], "digests": {"weights": "a"}, "process_s": 3.0, **more}
-
-
-@pytest.mark.parametrize(
-    ("found", "status"),
-    [
-        ({"stock": row(), "dynamic": row()}, 0),
-        ({"stock": row(), "dynamic": row(losses=["0x1p+1"])}, 1),
-        ({"stock": {"error": "out of memory"}, "dynamic": row(), "all-host": row()}, 0),
-        ({"dynamic": row(), "all-host": row(digests={"weights": "b"})}, 1),
-        ({"stock": row(), "dynamic": {"error": "broken"}}, 1),
-    ],
-    ids=["equal", "differs", "stock does not fit", "ours differ among themselves", "ours fails"],
-)
-def test_rows_of_ours_have_to_train_what_stock_does(found, status):
-    assert bool(rows.ours_that_failed(found)) == bool(status)
+@pytest.mark.parametrize("with_timeline", [True, False])
+def test_a_piece_of_rows_ends_as_its_sweep_does(tmp_path, monkeypatch, capsys, with_timeline):
+    folder = sweep_folder(tmp_path, with_timeline)
+    given, bounded = [], []
+    monkeypatch.setattr(rows.sweep, "main", lambda words: given.extend(words) or 1)
+    monkeypatch.setattr(rows.bound, "main", lambda words: bounded.append(words[0]))
+    assert rows.main([str(tmp_path), "peers", "gpu", "90"]) == 1
+    assert given[given.index("--minutes") + 1] == "1.5"
+    assert "* 1B a: equal to b" in capsys.readouterr().out.splitlines()
+    assert bounded == ([] if with_timeline else [str(folder)])
 
 
 class Worker:
