@@ -15,7 +15,7 @@ from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.memory_need import CONTEXT_BYTES, GIB, memory_of
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.fit.machine import Machine
-from launch.simulate.workloads import AsOf, workload_of
+from launch.simulate.workloads import AUTO_NEEDS, AsOf, workload_of
 
 MARGIN = 1.1
 """A run takes up to this much more than the model's figure, which is that of a usual run."""
@@ -49,8 +49,7 @@ def predict(point: Point, on_gpu: bool) -> Need:
         WorkloadError: The performance model does not know such a run; names the setting.
     """
     workload = workload_of(point, AsOf.TODAY)
-    # Of the policies that ``auto`` chooses among, ``dynamic`` needs the most memory.
-    policy = "dynamic" if workload.policy == "auto" else workload.policy
+    policy = AUTO_NEEDS if workload.policy == "auto" else workload.policy
     memory = memory_of(workload, load_machine(PROFILES[on_gpu]), policy)
     host = memory.host_bytes
     if point.grad_accum_dtype == "fp32":

@@ -21,6 +21,8 @@ from deep_optimizer_states.predict.workload import Workload, WorkloadError
 from launch.ds_json import deepspeed_config
 from launch.simulate.paper_software import paper_software_of
 
+AUTO_NEEDS = "dynamic"
+"""Of the policies that ``auto`` chooses among, the one that needs the most memory."""
 PAPER_MACHINES = ("a100x4", "h100x4")
 """Profiles fitted to the paper's figures, and so to its software."""
 DEFAULT_SUBGROUP_NUMEL = 1_000_000_000

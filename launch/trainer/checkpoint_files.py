@@ -24,8 +24,8 @@ LATEST = "latest"
 """File that names the last checkpoint that is whole."""
 _MAY_DIFFER = frozenset(
     {
-        *("name", "engine", "stride", "data_prefix", "device", "hog_share"),
-        *("activation_checkpointing", "eval_interval", "eval_iterations", "save_interval"),
+        *("name", "engine", "data_prefix", "device", "hog_share", "activation_checkpointing"),
+        *("eval_interval", "eval_iterations", "save_interval"),
     }
 )
 """Fields that change no bit of what a checkpoint holds, or none of how training goes on from it.
@@ -50,11 +50,13 @@ class Checkpoint:
     def differences(self, point: Point) -> list[str]:
         """Why a point cannot go on from here as if it had never stopped."""
         given = point.model_dump(mode="json")
+        fields = point.study.fields.items() if point.study else ()
+        free = _MAY_DIFFER | {name for name, row in fields if row.only_some_engines}
         reasons = [
             f"{name} = {_short(value)}: the checkpoint {self.path} was saved with "
             f"{_short(self.point.get(name))}; give that, or begin without a checkpoint"
             for name, value in given.items()
-            if name not in _MAY_DIFFER and value != self.point.get(name)
+            if name not in free and value != self.point.get(name)
         ]
         if self.iteration >= point.iterations:
             reasons.append(

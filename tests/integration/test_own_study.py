@@ -162,8 +162,9 @@ def test_its_field_is_a_column_and_its_gate_gives_the_verdict(ran):
     pairs = rows_of(sweep, "comparisons")
     assert {row["engine"] for row in pairs} == {"overlapped"}
     assert {row["bucket_numel"] for row in pairs} == {"600000", "1200000"}
-    assert all(float(row["reference_median_ms"]) > 0 for row in pairs)
-    assert {row["withheld"] for row in pairs} == {""}
+    assert {row["gate"] for row in pairs} == {"close"}
+    assert {row["equality"] for row in pairs} <= {"equal", "close"}
+    assert all(float(row["reference_ms"]) > 0 for row in pairs)
 
 
 def test_its_figure_is_drawn(ran):

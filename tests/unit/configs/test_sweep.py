@@ -21,7 +21,7 @@ def test_every_shipped_sweep_can_be_run_at_both_sizes(name):
     assert len(small) <= 15
 
 
-@pytest.mark.parametrize("name", set(sweep_names()) - {"update-rates"})
+@pytest.mark.parametrize("name", sorted(set(sweep_names()) - {"update-rates"}))
 def test_every_sweep_compares_all_three_engines(name):
     for sweep in (load_sweep(name), load_sweep(name).small()):
         engines = {p.engine for p in sweep.points("7B" if sweep.leaves_model_open else None)}

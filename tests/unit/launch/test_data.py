@@ -166,14 +166,14 @@ def test_data_of_a_point_is_held_against_its_model_before_it_runs(tmp_path):
     prefix = write_pair(tmp_path / "own", largest=8192, vocab_size=9000)
     point = make_point({"model": "tiny", "device": "cpu", "data_prefix": str(prefix)})
     with pytest.raises(ConfigError, match="needs a vocabulary of 8193"):
-        Task.each([point], RunOptions(tmp_path / "results"))
+        Task.each([point], RunOptions(tmp_path / "results", "single"))
     require_vocabulary(LARGE, look_at(str(prefix)))
 
 
 def test_other_data_make_another_point(tmp_path):
     prefixes = [write_pair(tmp_path / name, largest) for name, largest in (("a", 998), ("b", 999))]
     points = [TINY.model_copy(update={"data_prefix": str(prefix)}) for prefix in prefixes]
-    tasks = Task.each(points, RunOptions(tmp_path / "results"))
+    tasks = Task.each(points, RunOptions(tmp_path / "results", "single"))
     assert len({task.point_key for task in tasks}) == 2
     # What is told of the data beside its contents is no part of the key.
     assert tasks[0].point_key == point_key(TINY, data_facts(str(prefixes[0])))

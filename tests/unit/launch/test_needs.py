@@ -11,7 +11,10 @@ from launch.hosts.launchers import Launcher
 from launch.needs import lacks, refuse_if_lacking
 from launch.run import start_of
 from launch.task import RunOptions, results_of
-from launch.trainers import MEGATRON, OWN
+from launch.trainers.megatron_deepspeed import MegatronDeepSpeed
+from launch.trainers.own import OwnTrainer
+
+MEGATRON, OWN = MegatronDeepSpeed.name, OwnTrainer.name
 
 CPU = Machine(20 * GIB)
 GPU = Machine(160 * GIB, (80 * GIB,))

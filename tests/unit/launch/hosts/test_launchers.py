@@ -11,7 +11,7 @@ from launch.hosts.launchers import Launcher
 from launch.hosts.ranks import Program
 from launch.records.files import ROOT
 
-PROGRAM = Program.trainer("a.b", Path("/r/run.json"))
+PROGRAM = Program("a.b", ("/r/run.json",), Path("/r/run.json"))
 SCRIPT = Program("/s.py", ("/megatron", "--lr", "1"), Path("/r/run.json"), is_module=False)
 
 

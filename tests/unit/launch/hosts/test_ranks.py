@@ -13,8 +13,12 @@ from launch.hosts.ranks import (
 from launch.records.files import ROOT
 
 
+def program_of(run_json):
+    return Program("a.b", (str(run_json),), run_json)
+
+
 def test_one_rank_is_plain_python_with_its_ranks_set(odd_dir):
-    command = ranks_command(Program.trainer("a.b", odd_dir / "run.json"), 1, 29500)
+    command = ranks_command(program_of(odd_dir / "run.json"), 1, 29500)
     assert command == [sys.executable, "-m", "a.b", str(odd_dir / "run.json")]
     environment = ranks_environment({}, 1, 29500)
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -22,7 +26,7 @@ def test_one_rank_is_plain_python_with_its_ranks_set(odd_dir):
 
 
 def test_more_ranks_run_under_torchrun_which_numbers_them(tmp_path):
-    command = ranks_command(Program.trainer("a.b", tmp_path / "run.json"), 2, 29500)
+    command = ranks_command(program_of(tmp_path / "run.json"), 2, 29500)
     assert command[1:5] == [
         "-m",
         "torch.distributed.run",

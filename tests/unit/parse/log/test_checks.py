@@ -112,6 +112,7 @@ def test_a_damaged_timer_line_is_left_out_alone(write_log):
         ("fwd:", "bwd: 163.00", "bXd: 163.00", TIMERS - {"optimizer_step_ms"}),
         ("fwd:", "| bwd: 163.00", "x bwd: 163.00", TIMERS - {"optimizer_step_ms"}),
         ("optimizer_step", "63.00", "6x3.00", {"optimizer_step_ms"}),
+        ("optimizer_step", "time (ms)", "timX (ms)", {"optimizer_step_ms"}),
         ("fwd_microstep", "fwd_microstep: 51.50", "fwd_micr|step: 51.50", set()),
     ):
         log = read(write_log, changed(3, part, old, new))

@@ -52,13 +52,12 @@ def test_damaged_lines_are_left_out_and_counted(write_log, tmp_path):
     assert log.notes == ["metrics.jsonl: 4 unreadable lines left out"]
 
 
-def test_evaluations_stand_beside_the_iterations_that_they_came_after(write_log, tmp_path):
+def test_evaluations_are_kept_and_are_no_iterations(write_log, tmp_path):
     write_metrics(tmp_path, [9.0, 8.5, 8.25, 8.125, 8.0])
     path = tmp_path / "metrics.jsonl"
     evaluation = {"event": "evaluation", "iteration": 2, "loss": 8.75, "perplexity": 6310.5}
     path.write_text(path.read_text() + json.dumps(evaluation) + "\n")
     log = read_log(write_log())
     assert log.notes == []
-    assert [r.validation_loss for r in log.iterations] == [None, 8.75, None, None, None]
-    assert log.iterations[1].validation_perplexity == 6310.5
+    assert log.metrics.evaluations == [evaluation]
     assert log.iterations[1].exact_loss == 8.5
