@@ -62,7 +62,9 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
     sweep = _with_engines(sweep, given)
     if model is None and sweep.leaves_model_open:
         room, names = _shown_machine(sweep, given, machine), sweep.study.model_names()
-        model = largest_model_that_fits(names, lambda name: sweep.points(name, overrides), room)
+        model = largest_model_that_fits(
+            names, lambda name: sweep.sizing_points(name, overrides), room
+        )
     points, data = with_data(sweep.points(model, overrides), given)
     options = RunOptions.of(given, sweep.name, sweep.study)
     return Plan(sweep, tuple(points), machine, options, data)
@@ -95,7 +97,9 @@ def simulate(sweep: Sweep, given: Namespace, simulation: Simulation) -> int:
     sweep = _with_engines(sweep, given)
     if model is None and sweep.leaves_model_open:
         names = sweep.study.model_names()
-        model = largest_that_fits(simulation, names, lambda name: sweep.points(name, overrides))
+        model = largest_that_fits(
+            simulation, names, lambda name: sweep.sizing_points(name, overrides)
+        )
     points = sweep.points(model, overrides)
     names = choose_points(points, given.only, given.index)
     if given.list_points:
