@@ -8,7 +8,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 # Files go to two workers; threads that have nothing to do sleep, since both share the cores.
 TEST_WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/pytest -q -n $(TEST_WORKERS) --dist loadfile
+PYTEST := OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 RESULTS ?= results
 SOURCES := src configs launch parse plots dataset benchmarks
 

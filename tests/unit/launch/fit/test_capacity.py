@@ -144,7 +144,7 @@ def test_of_a_run_that_is_not_known_the_least_that_its_engine_needs_counts(unkno
     assert memory_text(point("7B"), H100_NODE).startswith(
         "not predicted: offload_optimizer.super_offload = True: the performance model knows"
     )
-    with pytest.raises(ConfigError, match="GiB of host memory needed, 12.0 GiB free"):
+    with pytest.raises(ConfigError, match=r"GiB of host memory needed, 12\.0 GiB free"):
         refuse_if_short(point("70B"), LAPTOP)
     with pytest.raises(ConfigError, match="needs 1 GPUs, 0 found"):
         refuse_if_short(point("tiny", device="cuda"), LAPTOP)
