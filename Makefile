@@ -62,7 +62,7 @@ bench-host: setup ## our host pass and update beside stock's, on this CPU (3 min
 
 bench-gpu: setup ## every way to offload beside stock's, on one GPU (8 minutes, or ARGS="--minutes 20")
 	bash master-script.sh --study peers --sweep gpu --results-dir $(RESULTS) $(or $(ARGS),--minutes 8); \
-	  status=$$?; $(BIN)/python -m benchmarks.bound $(RESULTS)/peers/gpu && exit $$status
+	  status=$$?; $(BIN)/python -m benchmarks.bound $(RESULTS)/peers/gpu; exit $$status
 
 # Needs no set-up: its own pieces install and build what lacks.
 gpu-check: ## what to run first on a machine with a GPU, piece by piece (docs/gpu-check.md)

@@ -14,8 +14,6 @@ together, which is more than the cores alone can take. Nothing here imports torc
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import subprocess
 import sys
 import tomllib
@@ -26,13 +24,18 @@ from statistics import median
 from typing import Any
 
 from benchmarks.report import NONE, as_table, shown
-from configs.study import study_from
+from configs.schema import Point
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.simulate.workloads import AsOf, workload_of
+from parse.compare.pairs import PointRuns, group_points
+from parse.labels import label_runs
+from parse.run_folder import read_sweep
 
 LANE_BYTES = 28
 """Host bytes a parameter of the CPU lane: gradient in, state in and out, 16-bit weight out."""
 STATE_BYTES = 12
+WARM_UP = 2
+"""First iterations of a run, which do not count."""
 _STEPS = 1000
 
 
@@ -184,12 +187,6 @@ def _least(busy: Callable[[float], Mapping[str, float]]) -> Bound:
     return best
 
 
-def read_rows(folder: Path) -> list[dict[str, str]]:
-    """Rows of a sweep's ``runs.csv``, by column."""
-    with (folder / "tables" / "runs.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def shares(folder: Path, limits: Limits) -> list[list[str]]:
     """How near a sweep's points came to the shortest times, a line a point.
 
@@ -197,44 +194,39 @@ def shares(folder: Path, limits: Limits) -> list[list[str]]:
     the device, or that the performance model does not know, has no share.
 
     Args:
-        folder: Of the sweep, with its tables.
+        folder: Of the sweep.
         limits: Rates of the machine that it ran on.
 
     Returns:
         Name, iteration and share of its bound, update and share of its bound.
     """
-    points: dict[str, list[dict[str, str]]] = {}
-    for row in read_rows(folder):
-        if row["status"] == "ok":
-            points.setdefault(row["label"].partition(" #")[0], []).append(row)
-    study = json.loads((folder / "tables" / "study.json").read_text(encoding="utf-8"))
-    plain = [rows for rows in points.values() if rows[0]["engine"] == study["reference"]]
+    runs = read_sweep(folder)
+    study = label_runs(runs)
+    groups = [group for group in group_points(runs) if group.finished]
+    plain = [group for group in groups if group.engine == study.reference]
     if not plain:
         return []
     compute_s = sum(_median_s(plain[0], name) or 0.0 for name in ("forward", "backward"))
     lines = []
-    for name, rows in points.items():
-        found = [_median_s(rows, "iteration"), _median_s(rows, "update")]
-        numel = int(rows[0]["parameters"])
+    for group in groups:
+        point = study.point_type(**group.runs[0].point)
+        numel = point.model.num_parameters(point.tp) // point.dp
         least = iteration_bound(numel, limits, compute_s), update_bound(numel, limits)
-        on_host = _keeps_state_on_host(folder / rows[0]["path"])
-        cells = [name]
-        for seconds, bound in zip(found, least, strict=True):
-            share = bound.seconds / seconds if seconds and on_host else None
+        cells = [group.label]
+        for name, bound in zip(("iteration", "update"), least, strict=True):
+            seconds = _median_s(group, name)
+            share = bound.seconds / seconds if seconds and _keeps_state_on_host(point) else None
             cells += [shown(seconds, 3), NONE if share is None else f"{share:.0%}"]
         lines.append(cells)
     return lines
 
 
-def _median_s(rows: Sequence[Mapping[str, str]], name: str) -> float | None:
-    column = f"{name}_median_ms"
-    values = [float(row[column]) / 1000 for row in rows if row.get(column)]
+def _median_s(group: PointRuns, phase: str) -> float | None:
+    values = [ms / 1000 for times in group.times_ms(phase, WARM_UP) for ms in times]
     return median(values) if values else None
 
 
-def _keeps_state_on_host(log: Path) -> bool:
-    run = json.loads((log.parent / "run.json").read_text(encoding="utf-8"))
-    point = study_from(run["study"], str(log)).point_type(**run["point"])
+def _keeps_state_on_host(point: Point) -> bool:
     try:
         return workload_of(point, AsOf.TODAY).offload_ratio == 1
     except WorkloadError:
@@ -248,12 +240,19 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--mark", default="", help="before every line")
     given = parser.parse_args(argv)
     folder = given.folder
+    if not read_sweep(folder):
+        sys.stderr.write(f"{folder}: no runs; give the folder of a sweep that ran\n")
+        return 2
     profile = folder / "machine.toml"
     if not profile.is_file():
         command = [sys.executable, "-m", "deep_optimizer_states", "calibrate", "-o", str(profile)]
         subprocess.run(command, check=True)
+    rows = shares(folder, read_limits(profile))
+    if not rows:
+        sys.stderr.write(f"{folder}: no finished run of the reference, whose computing counts\n")
+        return 1
     head = ["point", "iteration s", "of bound", "update s", "of bound"]
-    for line in as_table(head, shares(folder, read_limits(profile))).split("\n"):
+    for line in as_table(head, rows).split("\n"):
         sys.stdout.write(f"{given.mark}{line}\n")
     return 0
 

@@ -1,19 +1,19 @@
 """Lower bounds against values worked out by hand."""
 
 import dataclasses
-import json
 
 import pytest
+from made_sweeps import write_sweep
 
 from benchmarks.bound import (
     Limits,
     iteration_bound,
+    main,
     read_limits,
     shares,
     update_bound,
     update_work,
 )
-from configs.study import load_study
 
 GPU = Limits(
     h2d_bytes_per_s=50e9,
@@ -151,43 +151,42 @@ def test_a_profile_without_host_memory_is_refused(tmp_path):
         read_limits(profile)
 
 
-def write_sweep(folder, engines):
-    """A sweep of the study of peers: two runs of each engine, as its tables tell of them."""
-    study = load_study("peers")
-    (folder / "tables").mkdir()
-    (folder / "tables" / "study.json").write_text(study.as_json())
-    columns = ("path", "label", "engine", "status", "parameters")
-    columns += tuple(f"{name}_median_ms" for name in ("iteration", "forward", "backward", "update"))
-    lines = [",".join(columns)]
-    for engine, (fields, status, times_ms) in engines.items():
-        point = study.make_point({"model": "1.3B", "dp": 1, "engine": engine, **fields})
-        (folder / engine).mkdir()
-        run = {"study": study.as_table(), "point": point.model_dump(mode="json")}
-        (folder / engine / "run.json").write_text(json.dumps(run))
-        for number, iteration_ms in enumerate(times_ms, start=1):
-            phases = (iteration_ms, 300, 200, "" if fields.get("just_in_time") else 400)
-            cells = (f"{engine}/a.log", f"1.3B {engine} #{number}", engine, status, N, *phases)
-            lines.append(",".join(map(str, cells)))
-    (folder / "tables" / "runs.csv").write_text("\n".join(lines) + "\n")
+LOSSES = (9.0, 8.5, 8.25, 8.125, 8.0)
+TIMES_S = (7.0, 7.0, 0.9, 1.0, 5.0)
 
 
 def test_shares_of_the_bound_are_those_of_rows_with_all_state_on_the_host(tmp_path):
-    row = {}, "ok", [900, 1000, 5000]
-    engines = dict.fromkeys(("vanilla", "zenflow"), row)
-    engines["resident"] = {"offload_ratio": 0.0}, *row[1:]
-    engines["dynamic"] = {"just_in_time": True}, *row[1:]
-    engines["auto"] = {}, "failed", [1]
-    write_sweep(tmp_path, engines)
-    least = iteration_bound(N, BOTH_WAYS, 0.5).seconds, update_bound(N, BOTH_WAYS).seconds
-    whole, update = f"{least[0] / 1.0:.0%}", f"{least[1] / 0.4:.0%}"
-    assert shares(tmp_path, BOTH_WAYS) == [
-        ["1.3B vanilla", "1.000", whole, "0.400", update],
-        ["1.3B zenflow", "1.000", "-", "0.400", "-"],
-        ["1.3B resident", "1.000", "-", "0.400", "-"],
-        ["1.3B dynamic", "1.000", whole, "-", "-"],
+    runs = [
+        ("vanilla", {}, "ok"),
+        ("zenflow", {}, "ok"),
+        ("resident", {"offload_ratio": 0.0}, "ok"),
+        ("hybrid", {"stride": 2}, "ok"),
+        ("dynamic", {"just_in_time": True}, "ok"),
+        ("auto", {}, "failed"),
     ]
+    (point, *_) = write_sweep(tmp_path / "gpu", [(*run, LOSSES, TIMES_S) for run in runs])
+    numel = point.model.num_parameters()
+    least = iteration_bound(numel, BOTH_WAYS, 0.5).seconds, update_bound(numel, BOTH_WAYS).seconds
+    whole, update = f"{least[0] / 1.0:.0%}", f"{least[1] / 0.4:.0%}"
+    found = {cells[0].split()[4]: cells[1:] for cells in shares(tmp_path / "gpu", BOTH_WAYS)}
+    assert found == {
+        "vanilla": ["1.000", whole, "0.400", update],
+        "zenflow": ["1.000", "-", "-", "-"],
+        "resident": ["1.000", "-", "0.400", "-"],
+        "hybrid": ["1.000", whole, "0.400", update],
+        "dynamic": ["1.000", whole, "-", "-"],
+    }
 
 
-def test_without_the_reference_there_is_no_time_of_computing_and_no_share(tmp_path):
-    write_sweep(tmp_path, {"dynamic": ({}, "ok", [900])})
+def test_without_the_reference_there_is_no_time_of_computing_and_no_share(tmp_path, capsys):
+    write_sweep(tmp_path, [("dynamic", {}, "ok", LOSSES, TIMES_S)])
     assert shares(tmp_path, BOTH_WAYS) == []
+    (tmp_path / "machine.toml").write_text("[rates]\nhost_stream_bytes_per_s = [[1, 1e10]]\n")
+    assert main([str(tmp_path)]) == 1
+    assert "no finished run of the reference" in capsys.readouterr().err
+
+
+def test_a_folder_without_runs_is_refused_before_anything_is_measured(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 2
+    assert "no runs; give the folder of a sweep" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from made_sweeps import write_sweep
 
 from benchmarks.gpu_check import build, equality, facts, install, mappings, memory, rows, sanitizer
 from benchmarks.gpu_check.pieces import LEFT_OUT_STATUS
@@ -111,44 +112,67 @@ def test_memory_is_touched_up_to_what_is_asked_for(monkeypatch, capsys):
     assert "touched 0 GiB" in capsys.readouterr().out
 
 
-def sweep_folder(tmp_path, with_timeline):
-    """A sweep's folder with one run, as far as its rows are told of it."""
-    run_dir = tmp_path / "peers" / "gpu" / "log-a" / "run-001"
-    (run_dir.parents[1] / "tables").mkdir(parents=True)
-    table = "path,label,status,iteration_median_ms,update_median_ms"
-    row = "log-a/run-001/log-a.log,1B a,ok,3000.0,500.0"
-    (run_dir.parents[1] / "tables" / "runs.csv").write_text(f"{table}\n{row}\n")
-    findings = {"lines": ["1B a: equal to b"]}
-    (run_dir.parents[1] / "tables" / "findings.json").write_text(json.dumps(findings))
-    if with_timeline:
-        (run_dir / "timeline").mkdir(parents=True)
-        updates = [
-            {"update": 1, "begin_s": 0.0, "end_s": 9.0, "busy_s": {}, "bound_by": ""},
-            {"update": 2, "begin_s": 1.0, "end_s": 1.5, "busy_s": {"CPU": 0.4}, "bound_by": "CPU"},
-        ]
-        lines = "".join(json.dumps(row) + "\n" for row in updates)
-        (run_dir / "timeline" / "rank-0.jsonl").write_text(lines)
-    return run_dir.parents[1]
+UPDATES = [
+    {"update": 1, "begin_s": 0.0, "end_s": 9.0, "busy_s": {}, "bound_by": ""},
+    {"update": 2, "begin_s": 1.0, "end_s": 1.5, "busy_s": {"CPU": 0.4}, "bound_by": "CPU"},
+]
+LOSSES = (9.0, 8.5, 8.25, 8.125)
+OTHERS = (9.0, 8.5, 8.25, 7.0)
 
 
-def test_rows_are_told_with_the_last_update_of_their_timelines(tmp_path):
-    assert rows.told(sweep_folder(tmp_path, with_timeline=True)) == [
-        "1B a: ok, iteration 3.000 s, update 0.500 s",
-        "  last update 0.500 s, busy: CPU 0.400",
+def made(folder, *runs):
+    """A sweep's folder with runs of three seconds: engine, status and losses of each."""
+    write_sweep(folder, [(e, {}, status, losses, (3.0,) * 4) for e, status, losses in runs])
+    return folder
+
+
+def test_rows_are_told_with_the_last_update_of_their_timelines(tmp_path, capsys):
+    folder = made(tmp_path / "gpu", ("vanilla", "ok", LOSSES), ("dynamic", "ok", LOSSES))
+    timeline = folder / "log-dynamic" / "run-001" / "timeline"
+    timeline.mkdir()
+    lines = "".join(json.dumps(row) + "\n" for row in UPDATES)
+    (timeline / "rank-0.jsonl").write_text(lines)
+    assert rows.report(folder) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[:3] == [
+        "* 1.3B vanilla: ok, iteration 3.000 s, update 0.400 s",
+        "* 1.3B dynamic: ok, iteration 3.000 s, update 0.400 s",
+        "*   last update 0.500 s, busy: CPU 0.400",
     ]
+    assert told[3].startswith("* 1.3B dynamic: equal to vanilla")
     assert rows.last_update(tmp_path / "nowhere") is None
 
 
+@pytest.mark.parametrize(
+    ("runs", "bad"),
+    [
+        ([("vanilla", "ok", LOSSES), ("dynamic", "ok", LOSSES)], ""),
+        ([("vanilla", "ok", LOSSES), ("dynamic", "ok", OTHERS)], "1.3B dynamic"),
+        ([("vanilla", "oom-host", ()), ("dynamic", "ok", LOSSES)], ""),
+        ([("vanilla", "ok", LOSSES), ("dynamic", "failed", LOSSES[:2])], "1.3B dynamic"),
+        ([("vanilla", "ok", LOSSES), ("zenflow", "ok", OTHERS)], ""),
+        ([("vanilla", "ok", LOSSES), ("superoffload", "failed", ())], ""),
+    ],
+    ids=["equal", "differs", "stock does not fit", "ours fails", "stale", "another's fails"],
+)
+def test_rows_of_ours_have_to_train_what_stock_does(tmp_path, capsys, runs, bad):
+    assert rows.report(made(tmp_path / "gpu", *runs)) == int(bool(bad))
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert (last == f"* FAILED OR DIFFERENT: {bad}") == bool(bad)
+
+
 @pytest.mark.parametrize("with_timeline", [True, False])
-def test_a_piece_of_rows_ends_as_its_sweep_does(tmp_path, monkeypatch, capsys, with_timeline):
-    folder = sweep_folder(tmp_path, with_timeline)
-    given, bounded = [], []
-    monkeypatch.setattr(rows.sweep, "main", lambda words: given.extend(words) or 1)
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 0), (2, 2), (130, 130)])
+def test_a_piece_runs_its_sweep_in_time(tmp_path, monkeypatch, with_timeline, code, expected):
+    folder, given, bounded = tmp_path / "peers" / "gpu", [], []
+    monkeypatch.setattr(rows.sweep, "main", lambda words: given.extend(words) or code)
     monkeypatch.setattr(rows.bound, "main", lambda words: bounded.append(words[0]))
-    assert rows.main([str(tmp_path), "peers", "gpu", "90"]) == 1
+    made(folder, ("vanilla", "ok", LOSSES))
+    if with_timeline:
+        (folder / "log-vanilla" / "run-001" / "timeline").mkdir()
+    assert rows.main([str(tmp_path), "peers", "gpu", "90"]) == expected
     assert given[given.index("--minutes") + 1] == "1.5"
-    assert "* 1B a: equal to b" in capsys.readouterr().out.splitlines()
-    assert bounded == ([] if with_timeline else [str(folder)])
+    assert bounded == ([] if with_timeline or code > 1 else [str(folder)])
 
 
 class Worker:
