@@ -9,6 +9,7 @@ export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 # Files go to two workers; threads that have nothing to do sleep, since both share the cores.
 TEST_WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+RESULTS ?= results
 SOURCES := src configs launch parse plots dataset benchmarks
 
 .DEFAULT_GOAL := help
@@ -59,8 +60,9 @@ smoke: setup ## the main job: tiny model, three engines, report
 bench-host: setup ## our host pass and update beside stock's, on this CPU (3 minutes)
 	$(BIN)/python -m benchmarks.host $(ARGS)
 
-bench-gpu: setup ## whole iterations beside stock's, on one GPU (8 minutes)
-	$(BIN)/python -m benchmarks.gpu $(ARGS)
+bench-gpu: setup ## every way to offload beside stock's, on one GPU (8 minutes, or ARGS="--minutes 20")
+	bash master-script.sh --study peers --sweep gpu --results-dir $(RESULTS) $(or $(ARGS),--minutes 8); \
+	  status=$$?; $(BIN)/python -m benchmarks.bound $(RESULTS)/peers/gpu; exit $$status
 
 # Needs no set-up: its own pieces install and build what lacks.
 gpu-check: ## what to run first on a machine with a GPU, piece by piece (docs/gpu-check.md)

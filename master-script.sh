@@ -22,6 +22,7 @@ what    --list              list studies with their sweeps, points and engines, 
         --size SIZE         auto, tiny or full [default auto: tiny without a GPU]
         --model NAME        run this model instead of the sweep's
         --iterations N      iterations of each run; --repeats N: runs of each point
+        --minutes N         start no run that is not likely to end within so many minutes
         --device V          auto, cpu or cuda [default auto]
         --data NAME         embedded, oscar-1gb, or the prefix of a .bin/.idx pair of your own, which
                             needs --vocab-size N when no manifest lies beside it [default oscar-1gb

@@ -13,15 +13,29 @@ together, which is more than the cores alone can take. Nothing here imports torc
 
 from __future__ import annotations
 
+import argparse
+import subprocess
+import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
+
+from benchmarks.report import NONE, as_table, shown
+from configs.schema import Point
+from deep_optimizer_states.predict.workload import WorkloadError
+from launch.simulate.workloads import AsOf, workload_of
+from parse.compare.pairs import PointRuns, group_points
+from parse.labels import label_runs
+from parse.run_folder import read_sweep
 
 LANE_BYTES = 28
 """Host bytes a parameter of the CPU lane: gradient in, state in and out, 16-bit weight out."""
 STATE_BYTES = 12
+WARM_UP = 2
+"""First iterations of a run, which do not count."""
 _STEPS = 1000
 
 
@@ -171,3 +185,77 @@ def _least(busy: Callable[[float], Mapping[str, float]]) -> Bound:
             best = Bound(seconds[name], x, name)
     assert best is not None
     return best
+
+
+def shares(folder: Path, limits: Limits) -> list[list[str]]:
+    """How near a sweep's points came to the shortest times, a line a point.
+
+    Computing is what the study's reference took for forward and backward. A run that keeps state on
+    the device, or that the performance model does not know, has no share.
+
+    Args:
+        folder: Of the sweep.
+        limits: Rates of the machine that it ran on.
+
+    Returns:
+        Name, iteration and share of its bound, update and share of its bound.
+    """
+    runs = read_sweep(folder)
+    study = label_runs(runs)
+    groups = [group for group in group_points(runs) if group.finished]
+    plain = [group for group in groups if group.engine == study.reference]
+    if not plain:
+        return []
+    compute_s = sum(_median_s(plain[0], name) or 0.0 for name in ("forward", "backward"))
+    lines = []
+    for group in groups:
+        point = study.point_type(**group.runs[0].point)
+        numel = point.model.num_parameters(point.tp) // point.dp
+        least = iteration_bound(numel, limits, compute_s), update_bound(numel, limits)
+        cells = [group.label]
+        for name, bound in zip(("iteration", "update"), least, strict=True):
+            seconds = _median_s(group, name)
+            share = bound.seconds / seconds if seconds and _keeps_state_on_host(point) else None
+            cells += [shown(seconds, 3), NONE if share is None else f"{share:.0%}"]
+        lines.append(cells)
+    return lines
+
+
+def _median_s(group: PointRuns, phase: str) -> float | None:
+    values = [ms / 1000 for times in group.times_ms(phase, WARM_UP) for ms in times]
+    return median(values) if values else None
+
+
+def _keeps_state_on_host(point: Point) -> bool:
+    try:
+        return workload_of(point, AsOf.TODAY).offload_ratio == 1
+    except WorkloadError:
+        return False
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure the machine's rates where that was not done, and print the shares."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bound")
+    parser.add_argument("folder", type=Path, help="of a sweep that ran: results/STUDY/SWEEP")
+    parser.add_argument("--mark", default="", help="before every line")
+    given = parser.parse_args(argv)
+    folder = given.folder
+    if not read_sweep(folder):
+        sys.stderr.write(f"{folder}: no runs; give the folder of a sweep that ran\n")
+        return 2
+    profile = folder / "machine.toml"
+    if not profile.is_file():
+        command = [sys.executable, "-m", "deep_optimizer_states", "calibrate", "-o", str(profile)]
+        subprocess.run(command, check=True)
+    rows = shares(folder, read_limits(profile))
+    if not rows:
+        sys.stderr.write(f"{folder}: no finished run of the reference, whose computing counts\n")
+        return 1
+    head = ["point", "iteration s", "of bound", "update s", "of bound"]
+    for line in as_table(head, rows).split("\n"):
+        sys.stdout.write(f"{given.mark}{line}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

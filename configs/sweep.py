@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveInt, ValidationError, model_validator
 
@@ -72,6 +72,8 @@ class Sweep(_Form):
     """Figures of ``plots`` that show it."""
     model: str = AUTO_MODEL
     """A model of the study, or ``auto`` for the largest that fits; unused beside ``grid.model``."""
+    auto_fits: Literal["all", "reference"] = "all"
+    """Whose points the model ``auto`` has to fit; others that do not are left out by name."""
     engines: tuple[Grid, ...] = Field(min_length=1)
     """Engines that run every cell, in this order; a list of values stands for one engine each."""
     tiny: _Form | None = None
@@ -172,6 +174,12 @@ class Sweep(_Form):
         if not found:
             raise ConfigError(f"{source}: every point is excluded")
         return name_points(list(found.values()), study)
+
+    def sizing_points(self, model: str, overrides: Mapping[str, str]) -> list[Point]:
+        """The points that have to fit for the model ``auto`` to be this one."""
+        found = self.points(model, overrides)
+        own = [point for point in found if point.engine == self.study.reference]
+        return own if own and self.auto_fits == "reference" else found
 
     def _tables(self, model: str | None) -> Iterator[dict[str, Any]]:
         grid = {key: v for key, v in self.grid.items() if not (model and key == "model")}

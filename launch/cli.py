@@ -195,6 +195,14 @@ def _seconds(text: str) -> float:
     return value
 
 
+def minutes(text: str) -> float:
+    """A number of minutes above 0."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number of minutes above 0")
+    return value
+
+
 def _seconds_or_0(text: str) -> float:
     value = float(text)
     if not 0 <= value < float("inf"):

@@ -19,6 +19,7 @@ from launch.derive import derive
 from launch.describe import describe
 from launch.fit.capacity import PROFILES, largest_model_that_fits, refuse_if_short
 from launch.fit.machine import Machine, probe_machine
+from launch.fit.time_limit import TimeLimit
 from launch.listing import listing
 from launch.needs import refuse_if_lacking
 from launch.records.ledger import Choice
@@ -61,7 +62,9 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
     sweep = _with_engines(sweep, given)
     if model is None and sweep.leaves_model_open:
         room, names = _shown_machine(sweep, given, machine), sweep.study.model_names()
-        model = largest_model_that_fits(names, lambda name: sweep.points(name, overrides), room)
+        model = largest_model_that_fits(
+            names, lambda name: sweep.sizing_points(name, overrides), room
+        )
     points, data = with_data(sweep.points(model, overrides), given)
     options = RunOptions.of(given, sweep.name, sweep.study)
     return Plan(sweep, tuple(points), machine, options, data)
@@ -94,7 +97,9 @@ def simulate(sweep: Sweep, given: Namespace, simulation: Simulation) -> int:
     sweep = _with_engines(sweep, given)
     if model is None and sweep.leaves_model_open:
         names = sweep.study.model_names()
-        model = largest_that_fits(simulation, names, lambda name: sweep.points(name, overrides))
+        model = largest_that_fits(
+            simulation, names, lambda name: sweep.sizing_points(name, overrides)
+        )
     points = sweep.points(model, overrides)
     names = choose_points(points, given.only, given.index)
     if given.list_points:
@@ -205,6 +210,12 @@ def build_parser() -> cli.Parser:
     what.add_argument("--model", metavar="NAME", help="run this model instead of the sweep's")
     what.add_argument("--iterations", metavar="N", help="iterations of each run")
     what.add_argument("--repeats", type=cli.count, metavar="N", help="runs of each point")
+    what.add_argument(
+        "--minutes",
+        type=cli.minutes,
+        metavar="N",
+        help="start no run that is not likely to end within so many minutes from now",
+    )
     what.add_argument("--device", metavar="V", help="auto, cpu or cuda [default auto]")
     what.add_argument("--data-prefix", metavar="P", help="the field of every point, see --data")
     what.add_argument(
@@ -270,20 +281,22 @@ def main(argv: Sequence[str]) -> int:
         return max([simulate(sweep, given, simulation) for sweep in sweeps])
     if given.machine is not None or given.as_of is not None:
         raise ConfigError("--machine and --as-of need --simulate: a run takes what is there")
-    machine = probe_machine()
+    machine, limit = probe_machine(), given.minutes and TimeLimit(60 * given.minutes)
     plans = [make_plan(sweep, given, machine) for sweep in sweeps]
     worst = 0
     for plan in plans:
         if len(plans) > 1:
             cli.say(f"sweep '{plan.sweep.name}': {plan.sweep.description}")
-        code = _run_plan(plan, given, [other.folder for other in plans])
+        code = _run_plan(plan, given, [other.folder for other in plans], limit)
         if code > 128:
             return code
         worst = worst or code
     return worst
 
 
-def _run_plan(plan: Plan, given: Namespace, folders: Sequence[Path]) -> int:
+def _run_plan(
+    plan: Plan, given: Namespace, folders: Sequence[Path], limit: TimeLimit | None
+) -> int:
     names = choose_points(plan.points, given.only, given.index)
     if given.list_points:
         cli.say("\n".join(names))
@@ -300,6 +313,7 @@ def _run_plan(plan: Plan, given: Namespace, folders: Sequence[Path]) -> int:
         shared=tuple(folders) if given.all else (),
         # The hosts of a far run are not this one.
         memory_check=not given.no_memory_check and not plan.options.launcher.is_far,
+        time_limit=limit,
     )
     if given.report_only:
         if not all_records(plan, request):

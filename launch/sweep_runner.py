@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -14,8 +14,9 @@ from configs.schema import Point
 from configs.sweep import Sweep
 from launch import cli
 from launch.fit.capacity import shortages
-from launch.fit.estimate import Estimate, estimate
+from launch.fit.estimate import AS_BEFORE, Estimate, estimate
 from launch.fit.machine import Machine
+from launch.fit.time_limit import TimeLimit
 from launch.live import Live, duration_text
 from launch.needs import lacks
 from launch.process.members import end_leftovers
@@ -72,6 +73,8 @@ class Progress:
     """Signal that stopped the call; 0 when nothing did."""
     pace: list[float] = field(default_factory=list)
     """Seconds that runs took, as shares of what was estimated."""
+    longest_s: float = 0.0
+    """Seconds of the longest run."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class Request:
     shared: tuple[Path, ...] = ()
     """Folders of other sweeps whose runs stand for equal points of this one."""
     memory_check: bool = True
+    time_limit: TimeLimit | None = None
+    """For the whole call."""
 
 
 def run_all(plan: Plan, request: Request) -> Progress:
@@ -156,11 +161,22 @@ def _why_not(plan: Plan, task: Task, request: Request, progress: Progress) -> st
         progress.skipped += 1
         return decision.why
     reason = why_not_here(task.point, plan, request.memory_check)
+    if request.time_limit and not reason:
+        expected = estimate(task.point, plan.machine, records)
+        reason = request.time_limit.refuse(_probable_s(expected, progress))
     if reason:
         progress.unfit += 1
         progress.reasons[task.point.name] = reason
         return f"left out: {reason}"
     return ""
+
+
+def _probable_s(expected: Estimate, progress: Progress) -> float:
+    """Seconds of a run as far as can be told now; of one that nothing tells of, the longest's."""
+    if expected.seconds is None:
+        return progress.longest_s
+    is_known = expected.how == AS_BEFORE or not progress.pace
+    return expected.seconds * (1.0 if is_known else median(progress.pace))
 
 
 def _run_one(
@@ -171,14 +187,19 @@ def _run_one(
     records = all_records(plan, request)
     expected = estimate(task.point, plan.machine, records)
     live = _live(plan, request, rest, records, (head, expected, progress))
+    options = plan.options
+    if request.time_limit:
+        limits_s = (options.timeout_s, request.time_limit.left_s)
+        options = replace(options, timeout_s=min(s for s in limits_s if s is not None))
     try:
-        outcome = execute(task, plan.options, live.watch)
+        outcome = execute(task, options, live.watch)
     except (ConfigError, OSError) as error:
         # A full disk, a folder that became read-only: the next point is tried all the same.
         progress.failed += 1
         cli.say(f"{head}: not started: {error}")
         return None
     status, loss = outcome.status, outcome.folder.last_loss()
+    progress.longest_s = max(progress.longest_s, status.seconds or 0.0)
     line = f"{status.status} in {status.seconds or 0:.1f} s, last loss {loss if loss else 'none'}"
     if status.status == "ok":
         progress.ok += 1
@@ -204,7 +225,7 @@ def _live(
     """Progress of this run and of the sweep, where there is something to tell the time by."""
     head, expected, progress = now
     iterations = rest[0].point.iterations
-    is_told = progress.pace or expected.how == "as it took before"
+    is_told = progress.pace or expected.how == AS_BEFORE
     if not is_told or expected.seconds is None:
         return Live(head, iterations, None, None)
     pace = median(progress.pace) if progress.pace else 1.0
@@ -311,8 +332,8 @@ def total_text(plan: Plan) -> str:
         records = read_records(plan.folder)
     each = [estimate(point, plan.machine, records) for point in plan.points]
     seconds = plan.sweep.repeats * sum(item.seconds or 0.0 for item in each)
-    rough = any(item.how != "as it took before" for item in each)
-    how = "a rough figure from assumed rates" if rough else "as it took before"
+    rough = any(item.how != AS_BEFORE for item in each)
+    how = "a rough figure from assumed rates" if rough else AS_BEFORE
     unknown = sum(item.seconds is None for item in each)
     if unknown:
         how += f"; the time of {unknown} is not predicted and not in it"

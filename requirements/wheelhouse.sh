@@ -38,7 +38,9 @@ pinned() { grep -hE "^$1==" "$here"/run.txt "$here"/dev.txt; }
 torch_version=${TORCH_VERSION:-$(sed -n 's/.*TORCH_VERSION:-\([0-9.]*\)}.*/\1/p' "$here/setup.sh" | head -1)}
 
 if [ "$lean" = 1 ]; then
-  for name in megatron-core pydantic charset-normalizer pytest pytest-timeout; do pinned "$name"; done
+  for name in megatron-core pydantic charset-normalizer tokenizers pytest pytest-timeout; do
+    pinned "$name"
+  done
 else
   grep -hEv '^(#|deepspeed==)' "$here"/run.txt "$here"/dev.txt "$here"/gpu.txt
   printf 'setuptools>=77\nwheel\n'
@@ -66,6 +68,8 @@ fi
 if [ "$lean" = 1 ]; then
   numpy=$(pinned numpy)
   stand_in numpy "${numpy#numpy==}"
+  hub=$(pinned huggingface-hub)  # which tokenizers asks for, and needs for downloads alone
+  stand_in huggingface-hub "${hub#huggingface-hub==}"
 fi
 
 # DeepSpeed is published as source alone. Without its compiled ops it is pure Python, so that one

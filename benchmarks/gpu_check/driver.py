@@ -26,6 +26,8 @@ _CODE = (
     "benchmarks",
     "configs",
     "launch",
+    "parse",
+    "dataset",
     "requirements",
     "tests/gpu",
     "tests/integration/engine",

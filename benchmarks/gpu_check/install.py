@@ -14,9 +14,12 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-NEEDED = ("deepspeed", "megatron-core", "numpy", "psutil", "pydantic", "pytest", "pytest-timeout")
+NEEDED = (
+    *("deepspeed", "megatron-core", "numpy", "psutil", "pydantic", "tokenizers"),
+    *("pytest", "pytest-timeout"),
+)
 """What the other pieces import, and what brings the rest along."""
-_IMPORTS = "import deepspeed, megatron.core, psutil, pydantic, pytest, pytest_timeout"
+_IMPORTS = "import deepspeed, megatron.core, psutil, pydantic, tokenizers, pytest, pytest_timeout"
 
 
 def is_installed(package: str) -> bool:

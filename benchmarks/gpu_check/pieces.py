@@ -10,8 +10,8 @@ MARKED = r"^\* "
 """Lines of a log that a piece means for the summary."""
 LEFT_OUT_STATUS = 77
 """With which a piece ends that this machine cannot run; its last line says why."""
-_SPARE_S = 20
-"""What a piece that watches its own time keeps free of its limit."""
+_SPARE_S = 40
+"""What a piece that watches its own time keeps free of its limit, for tables and figures."""
 
 
 @dataclass(frozen=True)
@@ -91,31 +91,18 @@ def _calibrate(setting: Setting) -> Sequence[str]:
     return ("-m", "deep_optimizer_states", "calibrate", "-o", profile, *on_cpu)
 
 
-def _rows(
-    parameters: float, rows: Sequence[str], more: Sequence[str] = ()
-) -> Callable[[Setting], Sequence[str]]:
-    """Rows of the benchmark with timelines; in the small form two rows of a tiny model."""
+def _sweep(study: str, sweep: str, spare_s: int = _SPARE_S) -> Callable[[Setting], Sequence[str]]:
+    """A sweep of a study of peers; without a GPU in its small form."""
 
     def arguments(setting: Setting) -> Sequence[str]:
-        chosen = ("stock", "just-in-time") if setting.small else rows
-        numel, form = (3e6, ("--small",)) if setting.small else (parameters, ())
-        seconds = f"{setting.limit_s - _SPARE_S:.0f}"
-        given = ("--parameters", f"{numel:.0f}", "--seconds", seconds, *form, *more)
-        return _module("rows", str(setting.results), *given, "--rows", *chosen)
+        seconds = f"{max(30.0, setting.limit_s - spare_s):.0f}"
+        return _module("rows", str(setting.results), study, sweep, seconds)
 
     return arguments
 
 
-def _bench(setting: Setting) -> Sequence[str]:
-    minutes = f"{max(30.0, setting.limit_s - _SPARE_S) / 60:.2f}"
-    small = ("--device", "cpu", "--small", "--rounds", "1", "--iterations", "2")
-    figures = ("--json", str(setting.results / "bench.json"))
-    form = small if setting.small else ()
-    return ("-m", "benchmarks.gpu", "--minutes", minutes, *figures, *form)
-
-
-# Stock's page locks are rounded up to powers of two; subgroups of one lose nothing by it.
-_EVEN = ("--subgroup", str(2**27))
+LANES = str(Path(__file__).parent / "lanes")
+"""A study whose runs keep timelines."""
 PIECES: tuple[Piece, ...] = (
     Piece(
         "facts",
@@ -175,10 +162,7 @@ PIECES: tuple[Piece, ...] = (
         "which lane is busy how long, with and without DeepSpeed's synchronising timer",
         420,
         90,
-        _rows(
-            1.3e9,
-            ("stock", "just-in-time", "just-in-time-timer", "stride-2", "dynamic", "all-host"),
-        ),
+        _sweep(LANES, "lanes"),
         "first",
     ),
     Piece(
@@ -186,16 +170,15 @@ PIECES: tuple[Piece, ...] = (
         "make bench-gpu: whole iterations beside stock's, and the bounds",
         545,
         120,
-        _bench,
+        _sweep("peers", "gpu", spare_s=100),  # calibration comes last
         "second",
-        shows=r"^model: |^\d+ s are there|^shortest|\S  +\S",
     ),
     Piece(
         "4b",
         "a size that stock holds as well",
         545,
         150,
-        _rows(4.4e9, ("stock", "just-in-time", "dynamic", "stride-2", "all-host"), _EVEN),
+        _sweep(LANES, "4b"),
         "third",
     ),
     Piece(
@@ -203,7 +186,7 @@ PIECES: tuple[Piece, ...] = (
         "7 billion parameters; stock's comes last and may not fit",
         545,
         150,
-        _rows(6.5e9, ("just-in-time", "dynamic", "all-resident", "stride-2", "stock"), _EVEN),
+        _sweep(LANES, "7b"),
         "fourth",
     ),
     Piece("equality", "every feature, five policies", 545, 60, _equality("all"), "fifth"),

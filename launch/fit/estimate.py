@@ -19,6 +19,8 @@ from launch.simulate.workloads import AsOf, workload_of
 
 START_S = {True: 45.0, False: 5.0}
 """From the launch to the first iteration, on a GPU or not."""
+AS_BEFORE = "as it took before"
+"""What :attr:`Estimate.how` says of a time that a run of before took."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Estimate:
     seconds: float | None
     """None where no run of before and no model of performance tells."""
     how: str
-    """``as it took before``, ``rough, from the rates of NAME``, or ``not predicted: REASON``."""
+    """:data:`AS_BEFORE`, ``rough, from the rates of NAME``, or ``not predicted: REASON``."""
 
 
 def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> Estimate:
@@ -43,7 +45,7 @@ def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> 
     for record in reversed(records):
         same = record.point_key.startswith(key) and record.status == "ok"
         if same and record.seconds:
-            return Estimate(record.seconds, "as it took before")
+            return Estimate(record.seconds, AS_BEFORE)
     on_gpu = runs_on_gpu(point, machine)
     cores = usable_cores()
     start = START_S[on_gpu] * (1 if on_gpu else max(1.0, point.num_ranks / cores))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
+from deep_optimizer_states.cores import usable_cores
 from deep_optimizer_states.state_reader import digest, read_state
 
-MAX_LOCAL_NUMEL = 300_000_000
-"""Above this many parameters a rank, hashing would take longer than the run is worth."""
+MAX_NUMEL_PER_CORE = 300_000_000
+"""Above this many parameters a core, hashing would take longer than the run is worth."""
 
 
 def state_digests(engine: Any) -> tuple[str | None, str | None]:  # noqa: ANN401 - DeepSpeed's
@@ -21,21 +24,31 @@ def state_digests(engine: Any) -> tuple[str | None, str | None]:  # noqa: ANN401
 
     Returns:
         Hex digests of the weights and of the optimizer state; both None when any rank holds
-        ``MAX_LOCAL_NUMEL`` elements or more.
+        ``MAX_NUMEL_PER_CORE`` elements a core or more, the second where another process than the
+        rank holds the moments.
     """
     subgroups = read_state(engine)
     weights = [tensor for subgroup in subgroups for tensor in subgroup.weights]
     state = [t for subgroup in subgroups for t in (*subgroup.masters, *subgroup.moments)]
-    mine: tuple[str, str] | None = None
-    if sum(tensor.numel() for tensor in weights) < MAX_LOCAL_NUMEL:
-        mine = (digest(weights), digest(state))
-    everyone: list[tuple[str, str] | None] = [None] * dist.get_world_size()
+    mine: tuple[str | None, str | None] = (None, None)
+    if sum(tensor.numel() for tensor in weights) < MAX_NUMEL_PER_CORE * usable_cores():
+        has_moments = all(subgroup.moments for subgroup in subgroups)
+        mine = (_digest(weights), _digest(state) if has_moments else None)
+    everyone: list[tuple[str | None, str | None]] = [mine] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
-    if any(digests is None for digests in everyone):
-        return None, None
-    first, second = zip(*(digests for digests in everyone if digests), strict=True)
+    first, second = zip(*everyone, strict=True)
     return _join(first), _join(second)
 
 
-def _join(digests: tuple[str, ...]) -> str:
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+def _digest(tensors: list[Tensor]) -> str | None:
+    """Of each tensor's own digest, hashed side by side."""
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        return _join(tuple(pool.map(lambda tensor: digest([tensor]), tensors)))
+
+
+def _join(digests: tuple[str | None, ...]) -> str | None:
+    """The digest of several; None where one is lacking."""
+    found = [text for text in digests if text is not None]
+    if len(found) < len(digests):
+        return None
+    return hashlib.sha256("\n".join(found).encode()).hexdigest()

@@ -151,12 +151,13 @@ def build_model(run: RunFile, mpu: ParallelState, device: torch.device) -> Any: 
     """Make the model, under ZeRO-3 with its parameters partitioned from the start.
 
     There no rank ever holds more than one whole layer, so a model need not fit into one device.
+    An engine whose row says ``zero_init = false`` gets the whole model, which DeepSpeed then cuts.
     """
     import deepspeed
 
     point = run.point
     partitioned: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if point.zero_stage == 3:
+    if point.zero_stage == 3 and (point.study is None or point.row.zero_init):
         partitioned = deepspeed.zero.Init(
             data_parallel_group=mpu.get_data_parallel_group(),
             config_dict_or_path=run.ds_config,
@@ -201,6 +202,8 @@ def initialize_engine(run: RunFile, model: Any, mpu: ParallelState) -> Any:  # n
         mpu=mpu,
         dist_init_required=False,
     )
+    if run.ds_config.get("compile", {}).get("deepcompile"):
+        engine.compile()  # until then DeepSpeed ignores the setting
     engine.train()
     return engine
 

@@ -25,19 +25,25 @@ def run(module, *flags, **environment):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_gpu_benchmark_in_its_small_form(tmp_path):
-    path = tmp_path / "a folder" / "figures.json"
-    path.parent.mkdir()
-    flags = ("--device", "cpu", "--small", "--rounds", "1", "--iterations", "2", "--warm-up", "1")
-    rows = ("--rows", "just-in-time", "superoffload")
-    done = run("benchmarks.gpu", *flags, *rows, "--json", str(path))
-    assert done.returncode == 0, done.stderr
-    found = {row["name"]: row for row in json.loads(path.read_text())["rows"]}
-    assert found["just-in-time"]["verdict"] == "equal"
-    assert found["just-in-time"]["rounds"][0]["digests"]["moments"]
-    assert found["stock"]["update_s"]["repeats"] == 2
-    assert found["stock"]["parameters"] > 1_000_000
-    assert "only supports NVIDIA CUDA GPUs" in found["superoffload"]["failed"]
-    assert "SuperOffload" in done.stdout
+    results = tmp_path / "a folder"
+    words = ("--study", "peers", "--sweep", "gpu", "--size", "tiny", "--iterations", "3")
+    rows = "vanilla,dynamic:just_in_time=true,superoffload,zenflow"
+    given = ("--device", "cpu", "--minutes", "14", "--results-dir", str(results))
+    done = run("launch.sweep", *words, "--engines", rows, *given)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "equal to vanilla (3 losses, 3 gradient norms, weights and optimizer" in done.stdout
+    folder = results / "peers" / "gpu"
+    points = json.loads((folder / "sweep.json").read_text())["points"]
+    lacking = "needs a GPU, and this run has none"
+    assert [point.get("skipped") for point in points] == [None, None, lacking, lacking]
+    rates = "[rates]\nhost_stream_bytes_per_s = [[1, 10e9]]\n"
+    (folder / "machine.toml").write_text(rates)
+    bound = run("benchmarks.bound", str(folder))
+    assert bound.returncode == 0, bound.stderr
+    head, stock, ours = bound.stdout.splitlines()
+    assert "of bound" in head
+    assert stock.count("%") == 2
+    assert ours.count("%") == 1  # its update has no time of its own
 
 
 @pytest.mark.slow

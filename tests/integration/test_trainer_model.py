@@ -70,6 +70,28 @@ def test_rotary_angles_are_fp32_and_weights_bf16() -> None:
     assert weights == ["torch.bfloat16"]
 
 
+WHOLE = ROTARY.replace(
+    'point = Point(model=default_study().load_model("tiny")[0], device="cpu")',
+    """
+from configs.study import study_from
+study = default_study()
+table = study.as_table()
+table["engines"]["vanilla"]["zero_init"] = sys.argv[1] == "partitioned"
+tiny = study.load_model("tiny")[0].model_dump()
+point = study_from(table, "test").make_point({"model": tiny, "dp": 1, "device": "cpu"})
+""",
+).replace("print(", "print('PARTS', sum(hasattr(p, 'ds_id') for p in gpt.parameters()));print(")
+
+
+@pytest.mark.parametrize("how", ["partitioned", "whole"])
+def test_an_engine_may_ask_for_a_model_that_is_made_whole(how: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", WHOLE, how]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    (parts,) = (line for line in result.stdout.splitlines() if line.startswith("PARTS"))
+    assert (parts != "PARTS 0") == (how == "partitioned")
+
+
 def test_the_7b_models_parameters_come_in_the_papers_order() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", PAPER_SUBGROUPS]

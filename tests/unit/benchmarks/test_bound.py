@@ -3,8 +3,17 @@
 import dataclasses
 
 import pytest
+from made_sweeps import write_sweep
 
-from benchmarks.bound import Limits, iteration_bound, read_limits, update_bound, update_work
+from benchmarks.bound import (
+    Limits,
+    iteration_bound,
+    main,
+    read_limits,
+    shares,
+    update_bound,
+    update_work,
+)
 
 GPU = Limits(
     h2d_bytes_per_s=50e9,
@@ -140,3 +149,44 @@ def test_a_profile_without_host_memory_is_refused(tmp_path):
     profile.write_text("[rates]\nh2d_bytes_per_s = 50e9\n")
     with pytest.raises(ValueError, match="host_stream_bytes_per_s"):
         read_limits(profile)
+
+
+LOSSES = (9.0, 8.5, 8.25, 8.125, 8.0)
+TIMES_S = (7.0, 7.0, 0.9, 1.0, 5.0)
+
+
+def test_shares_of_the_bound_are_those_of_rows_with_all_state_on_the_host(tmp_path):
+    runs = [
+        ("vanilla", {}, "ok"),
+        ("zenflow", {}, "ok"),
+        ("resident", {"offload_ratio": 0.0}, "ok"),
+        ("hybrid", {"stride": 2}, "ok"),
+        ("dynamic", {"just_in_time": True}, "ok"),
+        ("auto", {}, "failed"),
+    ]
+    (point, *_) = write_sweep(tmp_path / "gpu", [(*run, LOSSES, TIMES_S) for run in runs])
+    numel = point.model.num_parameters()
+    least = iteration_bound(numel, BOTH_WAYS, 0.5).seconds, update_bound(numel, BOTH_WAYS).seconds
+    whole, update = f"{least[0] / 1.0:.0%}", f"{least[1] / 0.4:.0%}"
+    found = {cells[0].split()[4]: cells[1:] for cells in shares(tmp_path / "gpu", BOTH_WAYS)}
+    assert found == {
+        "vanilla": ["1.000", whole, "0.400", update],
+        "zenflow": ["1.000", "-", "-", "-"],
+        "resident": ["1.000", "-", "0.400", "-"],
+        "hybrid": ["1.000", whole, "0.400", update],
+        "dynamic": ["1.000", whole, "-", "-"],
+    }
+
+
+def test_without_the_reference_there_is_no_time_of_computing_and_no_share(tmp_path, capsys):
+    write_sweep(tmp_path, [("dynamic", {}, "ok", LOSSES, TIMES_S)])
+    assert shares(tmp_path, BOTH_WAYS) == []
+    (tmp_path / "machine.toml").write_text("[rates]\nhost_stream_bytes_per_s = [[1, 1e10]]\n")
+    assert main([str(tmp_path)]) == 1
+    assert "no finished run of the reference" in capsys.readouterr().err
+
+
+def test_a_folder_without_runs_is_refused_before_anything_is_measured(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 2
+    assert "no runs; give the folder of a sweep" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

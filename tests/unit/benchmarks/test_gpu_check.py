@@ -25,7 +25,8 @@ from benchmarks.gpu_check.pieces import (
     chosen_pieces,
 )
 from benchmarks.gpu_check.summary import as_text, write_summary
-from benchmarks.gpu_rows import ROWS
+from configs.study import load_study
+from configs.sweep import sweep_names
 
 ROOT = Path(__file__).resolve().parents[3]
 WRITE_FACTS = (
@@ -307,9 +308,10 @@ def test_every_piece_has_a_command_that_exists(tmp_path, name, small):
         folders = (ROOT, ROOT / "src")
         found = [f / f"{path}{end}" for f in folders for end in (".py", "/__main__.py")]
         assert any(file.is_file() for file in found)
-    if "--rows" in arguments:
-        rows = arguments[arguments.index("--rows") + 1 :]
-        assert set(rows) <= {row.name for row in ROWS}
+    if module.endswith(".rows"):
+        _, study, sweep, seconds = arguments
+        assert sweep in sweep_names(load_study(study))
+        assert 0 < float(seconds) < setting.limit_s
 
 
 def test_the_driver_runs_before_any_package_is_installed():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from made_sweeps import write_sweep
 
 from benchmarks.gpu_check import build, equality, facts, install, mappings, memory, rows, sanitizer
 from benchmarks.gpu_check.pieces import LEFT_OUT_STATUS
@@ -111,46 +112,67 @@ def test_memory_is_touched_up_to_what_is_asked_for(monkeypatch, capsys):
     assert "touched 0 GiB" in capsys.readouterr().out
 
 
-def test_the_last_update_of_a_timeline_is_told_by_lane(tmp_path):
-    updates = [
-        {"update": 1, "begin_s": 0.0, "end_s": 9.0, "busy_s": {}, "bound_by": ""},
-        {"update": 2, "begin_s": 1.0, "end_s": 1.5, "busy_s": {"CPU": 0.4}, "bound_by": "CPU"},
+UPDATES = [
+    {"update": 1, "begin_s": 0.0, "end_s": 9.0, "busy_s": {}, "bound_by": ""},
+    {"update": 2, "begin_s": 1.0, "end_s": 1.5, "busy_s": {"CPU": 0.4}, "bound_by": "CPU"},
+]
+LOSSES = (9.0, 8.5, 8.25, 8.125)
+OTHERS = (9.0, 8.5, 8.25, 7.0)
+
+
+def made(folder, *runs):
+    """A sweep's folder with runs of three seconds: engine, status and losses of each."""
+    write_sweep(folder, [(e, {}, status, losses, (3.0,) * 4) for e, status, losses in runs])
+    return folder
+
+
+def test_rows_are_told_with_the_last_update_of_their_timelines(tmp_path, capsys):
+    folder = made(tmp_path / "gpu", ("vanilla", "ok", LOSSES), ("dynamic", "ok", LOSSES))
+    timeline = folder / "log-dynamic" / "run-001" / "timeline"
+    timeline.mkdir()
+    lines = "".join(json.dumps(row) + "\n" for row in UPDATES)
+    (timeline / "rank-0.jsonl").write_text(lines)
+    assert rows.report(folder) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[:3] == [
+        "* 1.3B vanilla: ok, iteration 3.000 s, update 0.400 s",
+        "* 1.3B dynamic: ok, iteration 3.000 s, update 0.400 s",
+        "*   last update 0.500 s, busy: CPU 0.400",
     ]
-    (tmp_path / "rank-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in updates))
-    found = {
-        "iteration_s": [2.0, 3.0, 4.0],
-        "update_s": [0.5],
-        "set_up_s": 7.0,
-        "resident_bytes": 2**30,
-        "device_bytes": None,
-        "losses": ["0x1p+0"],
-        "digests": {"weights": "a"},
-        "last_update": rows.last_update(tmp_path),
-    }
-    first, second = rows.told(found, {**found, "losses": ["0x1p+1"]})
-    assert first.startswith("iteration 3.000 s, update 0.500, set-up 7 s, resident 1.0 GiB")
-    assert first.endswith("differs: losses from iteration 1")
-    assert second == "  last update 0.500 s, busy: CPU 0.400"
+    assert told[3].startswith("* 1.3B dynamic: equal to vanilla")
     assert rows.last_update(tmp_path / "nowhere") is None
 
 
-def row(**more):
-    return {"losses": ["0x1p+0"], "digests": {"weights": "a"}, "process_s": 3.0, **more}
-
-
 @pytest.mark.parametrize(
-    ("found", "status"),
+    ("runs", "bad"),
     [
-        ({"stock": row(), "dynamic": row()}, 0),
-        ({"stock": row(), "dynamic": row(losses=["0x1p+1"])}, 1),
-        ({"stock": {"error": "out of memory"}, "dynamic": row(), "all-host": row()}, 0),
-        ({"dynamic": row(), "all-host": row(digests={"weights": "b"})}, 1),
-        ({"stock": row(), "dynamic": {"error": "broken"}}, 1),
+        ([("vanilla", "ok", LOSSES), ("dynamic", "ok", LOSSES)], ""),
+        ([("vanilla", "ok", LOSSES), ("dynamic", "ok", OTHERS)], "1.3B dynamic"),
+        ([("vanilla", "oom-host", ()), ("dynamic", "ok", LOSSES)], ""),
+        ([("vanilla", "ok", LOSSES), ("dynamic", "failed", LOSSES[:2])], "1.3B dynamic"),
+        ([("vanilla", "ok", LOSSES), ("zenflow", "ok", OTHERS)], ""),
+        ([("vanilla", "ok", LOSSES), ("superoffload", "failed", ())], ""),
     ],
-    ids=["equal", "differs", "stock does not fit", "ours differ among themselves", "ours fails"],
+    ids=["equal", "differs", "stock does not fit", "ours fails", "stale", "another's fails"],
 )
-def test_rows_of_ours_have_to_train_what_stock_does(found, status):
-    assert bool(rows.ours_that_failed(found)) == bool(status)
+def test_rows_of_ours_have_to_train_what_stock_does(tmp_path, capsys, runs, bad):
+    assert rows.report(made(tmp_path / "gpu", *runs)) == int(bool(bad))
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert (last == f"* FAILED OR DIFFERENT: {bad}") == bool(bad)
+
+
+@pytest.mark.parametrize("with_timeline", [True, False])
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 0), (2, 2), (130, 130)])
+def test_a_piece_runs_its_sweep_in_time(tmp_path, monkeypatch, with_timeline, code, expected):
+    folder, given, bounded = tmp_path / "peers" / "gpu", [], []
+    monkeypatch.setattr(rows.sweep, "main", lambda words: given.extend(words) or code)
+    monkeypatch.setattr(rows.bound, "main", lambda words: bounded.append(words[0]))
+    made(folder, ("vanilla", "ok", LOSSES))
+    if with_timeline:
+        (folder / "log-vanilla" / "run-001" / "timeline").mkdir()
+    assert rows.main([str(tmp_path), "peers", "gpu", "90"]) == expected
+    assert given[given.index("--minutes") + 1] == "1.5"
+    assert bounded == ([] if with_timeline or code > 1 else [str(folder)])
 
 
 class Worker:

@@ -7,7 +7,11 @@ import sys
 import pytest
 from processes import is_alive, wait_for
 
-from benchmarks.process import explain_status, run, run_python
+from benchmarks.process import explain_status, run
+
+
+def run_python(arguments, log, limit_s):
+    return run([sys.executable, *arguments], log, limit_s, os.environ)
 
 
 def test_status_comes_back(tmp_path):

@@ -14,6 +14,7 @@ from launch.derive import derive
 from launch.describe import describe
 from launch.ds_json import deepspeed_config
 from launch.fit.machine import Machine
+from launch.fit.time_limit import TimeLimit
 from launch.records.identity import data_facts
 from launch.records.ledger import Choice
 from launch.records.run_folder import Status
@@ -186,6 +187,40 @@ def test_a_point_that_does_not_fit_is_left_out_and_the_others_run(plan, fake_tra
     progress = run_all(plan(fake_trainer("ok"), big, Machine(8 * GIB)), Request())
     assert (progress.ok, progress.unfit, progress.failed) == (1, 1, 0)
     assert "left out: about" in capsys.readouterr().out
+
+
+def test_with_too_little_time_left_a_point_is_left_out_and_says_so(plan, fake_trainer, capsys):
+    the_plan, now = plan(fake_trainer("ok")), [0.0]
+    limit = TimeLimit(10_000, lambda: now[0])
+    assert run_all(the_plan, Request(time_limit=limit)).ok == 3
+    # Their times are known now; so many seconds are left as no run takes.
+    now[0] = 10_000 - 1e-9
+    progress = run_all(the_plan, Request(choice=Choice.AGAIN, time_limit=limit))
+    assert (progress.ok, progress.unfit, progress.failed) == (0, 3, 0)
+    assert "left out: it takes about" in capsys.readouterr().out.splitlines()[-1]
+    assert [run["status"] for run in index_of(the_plan)["runs"]] == ["ok", "ok", "ok"]
+
+
+def test_a_run_is_ended_when_the_time_is_up(plan, fake_trainer):
+    the_plan = plan(fake_trainer("hang"))
+    given = []
+
+    def executed(task, options, watch):
+        given.append(options.timeout_s)
+        raise OSError("not started here")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep_runner, "execute", executed)
+        run_all(the_plan, Request(time_limit=TimeLimit(500, lambda: 0.0)))
+        timed = replace(the_plan, options=replace(the_plan.options, timeout_s=60.0))
+        run_all(timed, Request(time_limit=TimeLimit(500, lambda: 0.0)))
+    assert given == [500.0] * 3 + [60.0] * 3
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf"])
+def test_minutes_are_a_number_above_0(minutes):
+    with pytest.raises(ConfigError, match="give a number of minutes above 0"):
+        main(["--minutes", minutes])
 
 
 def test_a_point_that_the_trainer_refuses_is_left_out_by_name(plan, fake_trainer, capsys):

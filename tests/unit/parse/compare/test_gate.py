@@ -51,6 +51,23 @@ def seeds(values, **fields):
 # bitwise
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_row_that_is_not_expected_to_be_equal_may_differ_and_gets_no_speed_up(
+    sweep_writer, exact
+):
+    sweep_writer.device = "Test GPU"
+    study = study_with({"kind": "bitwise"})
+    study["engines"]["hybrid"]["exact"] = exact
+    runs = [("vanilla", 0, {"seconds": SLOW, **GPUS})]
+    runs += [("hybrid", 2, {"seconds": FAST, "losses": (*LOSSES[:4], 8.01), **GPUS})]
+    found = read_sweep(sweep_writer.write_runs(runs, study=study))
+    label_runs(found)
+    (item,) = compare_points(found, 1)
+    assert [finding.holds for finding in item.findings] == [not exact]
+    assert item.speedup("iteration") is None
+    assert "the pair differs from iteration 5" in item.withheld
+
+
 @pytest.mark.parametrize(
     ("ours", "word", "reason"),
     [

@@ -1,0 +1,113 @@
+"""The study of peers: what its rows change, and what they say of themselves."""
+
+import pytest
+
+from benchmarks.gpu_check.pieces import LANES
+from configs.study import load_study, make_point
+from configs.sweep import load_sweep, sweep_names
+from deep_optimizer_states.config import read_settings
+from launch.ds_json import deepspeed_config
+from launch.fit.capacity import shortages
+from launch.fit.machine import Machine
+from launch.sweep import build_parser, make_plan
+
+PEERS = load_study("peers")
+GIB = 2**30
+
+
+def configs(form="full"):
+    sweep = load_sweep("gpu", PEERS)
+    points = sweep.small().points(None) if form == "tiny" else sweep.points("1.3B")
+    return {(p.engine, p.value("just_in_time")): (p, deepspeed_config(p)) for p in points}
+
+
+def flat(table, path=()):
+    """Every setting of a config, by its keys from the outside in."""
+    found = {}
+    for key, value in table.items():
+        inner = flat(value, (*path, key)) if isinstance(value, dict) else {(*path, key): value}
+        found.update(inner)
+    return found
+
+
+@pytest.mark.parametrize("form", ["full", "tiny"])
+def test_rows_change_nothing_but_their_own_keys(form):
+    found = configs(form)
+    stock = flat(found["vanilla", False][1])
+    plain_row = set(flat(PEERS.engines["vanilla"].ds_config))
+    for point, config in found.values():
+        config = flat(config)
+        changed = {key for key in {*config, *stock} if config.get(key) != stock.get(key)}
+        assert changed <= set(flat(point.row.ds_config)) | plain_row, point.name
+        assert changed or point.engine == "vanilla"
+
+
+def test_rows_of_the_plugin_are_checked_by_its_own_config():
+    found = configs()
+    enabled = {engine for (engine, _), (_, c) in found.items() if read_settings(c).enabled}
+    assert enabled == {
+        *("async-gradients", "dynamic", "hybrid", "resident", "dynamic-timer", "auto"),
+    }
+    resident = read_settings(found["resident", False][1])
+    assert (resident.policy, resident.ratio) == ("ratio", 0.0)
+
+
+def test_one_row_synchronises_deepspeeds_timer_and_one_leaves_it_to_the_plugin():
+    found = configs()
+    shipped, timed = (found[engine, True][1] for engine in ("dynamic", "dynamic-timer"))
+    assert timed.pop("timers") == {"throughput": {"synchronized": True}}
+    assert timed == shipped
+
+
+def test_nothing_waits_for_the_device_between_phases():
+    for _, config in configs().values():
+        assert not config["wall_clock_breakdown"]
+        assert not config["memory_breakdown"]
+
+
+def test_deepcompile_moves_the_state_itself():
+    _, config = configs()["deepcompile", False]
+    assert config["compile"] == {"deepcompile": True, "offload_opt_states": True}
+    assert config["zero_optimization"]["offload_optimizer"]["device"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("engine", "free_gib", "place"),
+    [("deepcompile", 24, "GPU memory"), ("zenflow", 24, ""), ("zenflow", 4, "GPU memory")],
+)
+def test_a_row_that_the_model_of_performance_does_not_know_counts_its_least(
+    engine, free_gib, place
+):
+    point = make_point({"model": "1.3B", "dp": 1, "engine": engine, "device": "cuda"}, study=PEERS)
+    lines = shortages(point, Machine(400 * GIB, (free_gib * GIB,)))
+    assert [place] if place else lines == []
+    assert all(place in line for line in lines)
+
+
+def test_rows_that_are_stale_or_rounded_otherwise_are_not_expected_to_be_equal():
+    inexact = {name for name, row in PEERS.engines.items() if not row.exact}
+    assert inexact == {"superoffload", "zenflow", "deepcompile"}
+
+
+def test_sweeps_with_timelines_have_one_in_every_row_of_the_plugin():
+    lanes = load_study(LANES)
+    for name in ("lanes", "4b", "7b"):
+        assert name in sweep_names(lanes)
+        sweep = load_sweep(name, lanes)
+        for point in (*sweep.points(None), *sweep.small().points(None)):
+            config = deepspeed_config(point)
+            timeline = config.get("deep_optimizer_states", {"timeline": "timeline"})["timeline"]
+            assert timeline == "timeline", point.name
+
+
+def test_the_model_is_what_stock_has_memory_for_and_larger_rows_are_left_out():
+    sweep = load_sweep("gpu", PEERS)
+    machine = Machine(60 * GIB, (24 * GIB,))
+    given = build_parser().read(["--device", "cuda", "--study", "peers"])
+    plan = make_plan(sweep, given, machine)
+    assert {point.model.name for point in plan.points} == {"1.3B"}
+    unfit = {point.engine for point in plan.points if shortages(point, machine)}
+    assert {"resident", "deepcompile"} <= unfit
+    assert "vanilla" not in unfit
+    smaller = make_plan(sweep.model_copy(update={"auto_fits": "all"}), given, machine)
+    assert {point.model.name for point in smaller.points} == {"tiny"}
