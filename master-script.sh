@@ -25,10 +25,8 @@ what    --list              list studies with their sweeps, points and engines, 
         --minutes N         start no run that is not likely to end within so many minutes
         --device V          auto, cpu or cuda [default auto]
         --data NAME         embedded, oscar-1gb, or the prefix of a .bin/.idx pair of your own, which
-                            needs --vocab-size N when no manifest lies beside it [default oscar-1gb
-                            for full-size models where it has been prepared, else embedded]
-        --model.vocab-size N  of every run's model, to make room for other data;
-        --data-prefix P     the field of every point, as its file would give it
+                            needs --vocab-size N without a manifest; --data-prefix P: the same as the
+                            points' field; --model.vocab-size N: of every run's model
 again   --resume            only what was never run or was interrupted
         --rerun-failed      only what failed or was interrupted; --again: everything, done or not
         --report-only       run nothing, make the report anew; --no-report: leave it out
