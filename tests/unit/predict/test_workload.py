@@ -17,9 +17,7 @@ def of(model="7B", **fields):
     return Workload(load_model(model)[0], **fields)
 
 
-HARNESS_MODELS = {
-    path.stem: path for path in schema.CONFIGS_DIR.rglob("*.toml") if path.parent.name == "models"
-}
+HARNESS_MODELS = default_study().files("models")
 
 
 @pytest.mark.parametrize("name", HARNESS_MODELS)
