@@ -1,7 +1,8 @@
 """Whether a machine has the memory that a run needs, asked beforehand.
 
 The figures are those of the performance model, and somewhat more: a run that is let through should
-not die of memory after an hour. A run that the model does not know is let through.
+not die of memory after an hour. Of a run that the model does not know, the least counts that its
+engine's row of the study names.
 """
 
 from __future__ import annotations

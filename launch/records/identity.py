@@ -25,15 +25,6 @@ _LATER_FIELDS = frozenset(
 """Fields that points got after keys of theirs were written down. With its default such a field is
 no part of the key, so that runs made before it still count."""
 
-_LATER_FIELDS = frozenset(
-    {
-        *("architecture", "dtype", "pp", "zero_stage", "offload_optimizer", "offload_param"),
-        *("eval_interval", "eval_iterations", "save_interval"),
-    }
-)
-"""Fields that points got after keys of theirs were written down. With its default such a field is
-no part of the key, so that runs made before it still count."""
-
 
 def point_key(point: Point, data: Mapping[str, Any]) -> str:
     """Key of a point's settings and data; the name is none of them, nor where the data lies.

@@ -91,9 +91,14 @@ def read_run_file(path: Path, continue_from: Path | None = None) -> RunFile:
         ds_config=ds_config,
         data_prefix=_require_data(Path(table["data_prefix"])),
         metrics_path=metrics_path,
-        data_facts=(table.get("provenance") or {}).get("data"),
+        data_facts=_contents((table.get("provenance") or {}).get("data")),
         checkpoint=None if continue_from is None else find_checkpoint(continue_from),
     )
+
+
+def _contents(data: Any) -> Any:  # noqa: ANN401 - what a file says
+    """Of what ``run.json`` says of the data, that which moved data keep: sizes and checksums."""
+    return {end: data.get(end) for end in (".bin", ".idx")} if isinstance(data, dict) else None
 
 
 def _read_object(path: Path) -> dict[str, Any]:

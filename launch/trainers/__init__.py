@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 
 from configs.errors import ConfigError
-from configs.schema import Point
 from launch.trainers.megatron_deepspeed import MegatronDeepSpeed
 from launch.trainers.own import OwnTrainer
 from launch.trainers.protocol import Trainer
@@ -27,13 +26,3 @@ def trainer_of(given: Namespace) -> Trainer:
             if getattr(given, flag.removeprefix("--").replace("-", "_")):
                 raise ConfigError(f"{flag} goes with --trainer {name}")
     return TRAINERS[given.trainer].of(given)
-
-
-def require_runnable(trainer: Trainer, point: Point) -> None:
-    """Stop before a run that the trainer cannot do.
-
-    Raises:
-        ConfigError: it has reasons against the point.
-    """
-    if reasons := trainer.refuse(point):
-        raise ConfigError("; ".join(reasons))

@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from launch.trainers import (
     OWN_TRAINER,
     TRAINERS,
     megatron_deepspeed,
-    require_runnable,
     trainer_of,
 )
 
@@ -169,9 +169,7 @@ def test_what_neither_trainer_can_run_is_refused_with_a_remedy(megatron, fields,
     assert reason.startswith(field)
     assert remedy in reason
     assert reason in megatron.refuse(point) or "pp = 2" in reason
-    for chosen in (trainer(), megatron):
-        with pytest.raises(ConfigError, match=field.split(":")[0]):
-            require_runnable(chosen, point)
+    assert any(text.startswith(field.split(":")[0]) for text in megatron.refuse(point))
 
 
 @pytest.mark.parametrize(
@@ -189,9 +187,9 @@ def test_what_neither_trainer_can_run_is_refused_with_a_remedy(megatron, fields,
 )
 def test_what_only_ours_runs_is_refused_by_the_other(megatron, fields):
     point = make_point({"model": "tiny", **fields})
-    require_runnable(trainer(), point)
-    with pytest.raises(ConfigError, match=r"--trainer megatron-deepspeed knows .* alone"):
-        require_runnable(megatron, point)
+    assert trainer().refuse(point) == []
+    (reason,) = megatron.refuse(point)
+    assert re.search(r"--trainer megatron-deepspeed knows .* alone", reason)
 
 
 def test_both_run_what_the_paper_ran(megatron):
@@ -221,6 +219,6 @@ def test_a_run_that_continues_another_is_told_from_whole_ones(tmp_path):
     chosen = trainer("--continue-from", str(tmp_path))
     assert chosen.program(POINT, tmp_path, "/d").arguments[1:] == ("--continue-from", str(path))
     assert chosen.versions == {"continued-from": str(path)}
-    require_runnable(chosen, POINT)
-    with pytest.raises(ConfigError, match="seed = 9: the checkpoint"):
-        require_runnable(chosen, POINT.model_copy(update={"seed": 9}))
+    assert chosen.refuse(POINT) == []
+    (reason,) = chosen.refuse(POINT.model_copy(update={"seed": 9}))
+    assert reason.startswith("seed = 9: the checkpoint")

@@ -45,6 +45,16 @@ def test_a_run_folder_is_read(run_dir: Path) -> None:
     assert run.data_prefix == run_dir / "corpus.v1"
 
 
+def test_data_that_were_moved_are_the_same_data(run_dir: Path) -> None:
+    files = {end: {"bytes": 1, "sha256": end} for end in (".bin", ".idx")}
+
+    def facts(source: str) -> Any:
+        data = {**files, "name": source, "source": source, "tokens": 3}
+        return read_run_file(_write(run_dir, {"provenance": {"data": data}}, {})).data_facts
+
+    assert facts("/here/own") == facts("/there/own") == files
+
+
 def test_a_point_is_rebuilt_through_the_study_that_came_with_it(run_dir: Path) -> None:
     assert read_run_file(run_dir / "run.json").point.study is default_study()
     row = {"title": "mine", "tag": "M"}
