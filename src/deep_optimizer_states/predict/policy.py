@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deep_optimizer_states.predict.closed_form import estimate_update
+from deep_optimizer_states.predict.lanes import UpdateRun
 from deep_optimizer_states.predict.machine import Machine, MachineError
 from deep_optimizer_states.predict.memory_need import CONTEXT_BYTES, GIB, HEADROOM, memory_of
 from deep_optimizer_states.predict.model import ModelShape
 from deep_optimizer_states.predict.phases import Phases, phases_of
 from deep_optimizer_states.predict.rank import rank_of
-from deep_optimizer_states.predict.update_sim import UpdateRun, simulate_update
+from deep_optimizer_states.predict.update_sim import simulate_update
 from deep_optimizer_states.predict.workload import Workload, schedule_of
 from deep_optimizer_states.schedule import Schedule
 
@@ -20,8 +20,8 @@ WORTH = 0.03
 """A policy that gains less than this over one named before it is not worth its device slots."""
 MAX_STRIDE = round(1 / WORTH)
 """A larger stride leaves the device less than this share of the state, and so gains no more."""
-CLOSED_FORM_ERROR = 0.02
-"""The closed form may differ from the simulation by this share."""
+_ROUNDING = 1e-9
+"""Share by which a simulated time may be too short, by rounding."""
 _NO_SHAPE = ModelShape("unknown", 1, 1, 1, 1, 1)
 """An optimizer knows its subgroups and not the model's shape. An update depends on that only by the
 activations that leave no room for gradients on the device."""
@@ -36,6 +36,7 @@ class Choice:
         stride: For ``stride``.
         seconds: Predicted for the update phase.
         explanation: Why, in a line for the log.
+        binding: What the update waits for.
         hidden_s: Part of the update that runs behind the next forward.
     """
 
@@ -43,6 +44,7 @@ class Choice:
     stride: int
     seconds: float
     explanation: str
+    binding: str
     hidden_s: float = 0.0
 
 
@@ -112,7 +114,7 @@ def _all_resident_note(workload: Workload, machine: Machine, update_s: float) ->
     left = HEADROOM * machine.device_memory_bytes - need
     if left <= 0:
         return ""
-    seconds, _ = update_seconds(resident, machine, resident.policy)
+    seconds = simulate_update(resident, machine, resident.policy).seconds
     return (
         f"all optimizer state fits on the GPU if activations, gathered parameters and gradient "
         f'buckets take less than {left / GIB:.0f} GiB: "ratio": 0 is predicted to update in '
@@ -124,9 +126,9 @@ def _all_resident_note(workload: Workload, machine: Machine, update_s: float) ->
 def _choose(workload: Workload, machine: Machine, knows_model: bool) -> Choice:
     """The candidate of which least shows; without the model nothing is known to be hidden."""
     if not machine.gpus:
-        seconds, _ = update_seconds(workload, machine, "all-host")
-        why = f"policy auto: all-host, predicted {seconds:.3f} s an update; there is no GPU"
-        return Choice("all-host", 1, seconds, why)
+        run = simulate_update(workload, machine, "all-host")
+        why = f"policy auto: all-host, predicted {run.seconds:.3f} s an update; there is no GPU"
+        return Choice("all-host", 1, run.seconds, why, run.binding)
 
     def time(policy: str) -> _Timed:
         candidate = dataclasses.replace(workload, policy=policy, stride=1)
@@ -150,7 +152,7 @@ def _choose(workload: Workload, machine: Machine, knows_model: bool) -> Choice:
     )
     if min(item.shown_s for item in timed) < best.shown_s:
         why += f"; a gain under {100 * WORTH:.0f}% is not taken"
-    return Choice(best.policy, best.stride, best.update_s, why, best.hidden_s)
+    return Choice(best.policy, best.stride, best.update_s, why, best.binding, best.hidden_s)
 
 
 def _best_stride(
@@ -180,38 +182,25 @@ def _least_shown_s(workload: Workload, machine: Machine, knows_model: bool) -> f
     schedule = schedule_of(workload, workload.policy)
     moved = schedule.device_tiles | schedule.resident_tiles
     numel = sum(tile.numel for idx, tile in enumerate(schedule.tiles) if idx not in moved)
-    update_s = numel / rank_of(workload, machine).host_alone_parameters_per_s
+    update_s = (1 - _ROUNDING) * numel / rank_of(workload, machine).host_alone_parameters_per_s
     if not knows_model:
         return update_s
     phases = phases_of(workload, machine)
     if workload.just_in_time_forward:
-        update_s *= 1 - CLOSED_FORM_ERROR
         update_s = max(0.0, update_s - workload.model.layers * phases.layer_s)
     return update_s + phases.flush_s
 
 
 def _time(workload: Workload, machine: Machine, knows_model: bool) -> _Timed:
     """Time a workload whose policy is settled."""
-    policy, stride = workload.policy, workload.stride
+    run = simulate_update(workload, machine, workload.policy)
     phases = phases_of(workload, machine) if knows_model else None
+    hidden = 0.0
+    # Without a GPU the forward needs the very cores that the update is on.
+    if phases and workload.just_in_time_forward and machine.gpus:
+        hidden = min(run.seconds, hidden_s(workload, phases, run))
     flush = phases.flush_s if phases else 0.0
-    if phases is None or not workload.just_in_time_forward or not machine.gpus:
-        # Without a GPU the forward needs the very cores that the update is on.
-        seconds, binding = update_seconds(workload, machine, policy)
-        return _Timed(policy, stride, seconds, 0.0, flush, binding)
-    estimate = estimate_update(workload, machine, policy)
-    run = simulate_update(workload, machine, policy)
-    seconds = estimate.seconds if estimate.applies else run.seconds
-    hidden = min(seconds, hidden_s(workload, phases, run))
-    return _Timed(policy, stride, seconds, hidden, flush, estimate.binding)
-
-
-def update_seconds(workload: Workload, machine: Machine, policy: str) -> tuple[float, str]:
-    """Seconds of the update phase, and what binds it: in closed form where that holds."""
-    estimate = estimate_update(workload, machine, policy)
-    if estimate.applies:
-        return estimate.seconds, estimate.binding
-    return simulate_update(workload, machine, policy).seconds, estimate.binding
+    return _Timed(workload.policy, workload.stride, run.seconds, hidden, flush, run.binding)
 
 
 def best_policy(workload: Workload, machine: Machine) -> tuple[Workload, Choice]:
@@ -227,7 +216,9 @@ def best_policy(workload: Workload, machine: Machine) -> tuple[Workload, Choice]
     if workload.policy != "auto":
         got = _time(workload, machine, knows_model=True)
         why = f"{got.label}, as given; bound by {got.binding}"
-        return workload, Choice(got.policy, got.stride, got.update_s, why, got.hidden_s)
+        return workload, Choice(
+            got.policy, got.stride, got.update_s, why, got.binding, got.hidden_s
+        )
     choice = _choose(workload, machine, knows_model=True)
     chosen = dataclasses.replace(workload, policy=choice.policy, stride=choice.stride)
     return chosen, choice

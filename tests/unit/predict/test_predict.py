@@ -7,7 +7,6 @@ import pytest
 from predicted_software import SOFTWARE
 
 from deep_optimizer_states.predict import policy as module
-from deep_optimizer_states.predict.closed_form import bound_update_s
 from deep_optimizer_states.predict.lanes import Lanes
 from deep_optimizer_states.predict.machine import MachineError, load_machine
 from deep_optimizer_states.predict.memory_need import (
@@ -20,7 +19,7 @@ from deep_optimizer_states.predict.memory_need import (
 from deep_optimizer_states.predict.model import load_model
 from deep_optimizer_states.predict.phases import phases_of
 from deep_optimizer_states.predict.policy import WORTH, choose_policy
-from deep_optimizer_states.predict.predict import all_resident, predict
+from deep_optimizer_states.predict.predict import all_resident, bound_update_s, predict
 from deep_optimizer_states.predict.update_sim import UpdateSimulator, simulate_update
 from deep_optimizer_states.predict.workload import Workload, WorkloadError, schedule_of
 
