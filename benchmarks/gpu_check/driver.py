@@ -106,6 +106,8 @@ class Check:
         self._wheels = wheels
         self._memory_gib = memory_gib
         self._end_s = time.monotonic() + seconds - _END_S
+        # The driver itself finds psutil there, once it is installed.
+        sys.path.append(str(folder / BUILT / "site"))
 
     def run(
         self, pieces: Iterable[Piece], again: Sequence[str], after_each: Callable[[], None]
