@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deep_optimizer_states.calibrate.findings import Findings, profile_text
-from deep_optimizer_states.cores import find_place, usable_cores
+from deep_optimizer_states.cores import cpu_facts, find_place, usable_cores
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.files import write_whole
 from deep_optimizer_states.memory import free_host_bytes
@@ -133,7 +133,7 @@ def _described(gpus: str) -> str:
     """Processors, versions and date, for the profile's ``source``."""
     versions = (f"{name} {_version(name)}" for name in ("torch", "deepspeed"))
     today = datetime.now(UTC).date().isoformat()
-    return ", ".join(part for part in (today, gpus, _cpu_name(), *versions) if part)
+    return ", ".join(part for part in (today, gpus, cpu_facts("model name"), *versions) if part)
 
 
 def _version(package: str) -> str:
@@ -141,15 +141,6 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "")
 
 
 def _check_output(out: Path, force: bool) -> None:

@@ -52,7 +52,6 @@ from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
-    StringConstraints,
     TypeAdapter,
     ValidationError,
 )
@@ -64,7 +63,7 @@ Kind = Literal["measured", "fitted", "assumed"]
 Rate = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=1)]
-Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+Text = Annotated[str, Field(pattern=r"\S")]
 
 
 def _rises(curve: Curve) -> Curve:
