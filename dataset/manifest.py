@@ -41,6 +41,13 @@ class Manifest:
         draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
         draft.replace(path)
 
+    def publish(self, prefix: Path) -> None:
+        """Write it for a pair of the user's own text, and for the trainer if it is the first."""
+        for_trainer = prefix.parent / NAME
+        if not for_trainer.exists():
+            self.write(for_trainer)
+        self.write(path_of(prefix))
+
     def damage(self, folder: Path) -> str | None:
         """The first file of ``folder`` that is not what it was, in words; None when all are."""
         for name, facts in self.files.items():
@@ -77,21 +84,21 @@ def read(path: Path) -> Manifest:
         DatasetError: It is missing, is no JSON, or lacks a field.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        found = Manifest(**json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DatasetError(f"no {path}") from error
     except ValueError as error:  # of JSON or of UTF-8
         raise DatasetError(f"{path} is not JSON: {error}") from error
-    names = [field.name for field in fields(Manifest)]
-    if not isinstance(values, dict) or set(values) != set(names):
-        raise DatasetError(f"{path} does not have the fields {', '.join(names)}")
-    if values["schema_version"] != SCHEMA_VERSION:
+    except TypeError as error:
+        names = ", ".join(field.name for field in fields(Manifest))
+        raise DatasetError(f"{path} does not have the fields {names}") from error
+    if found.schema_version != SCHEMA_VERSION:
         raise DatasetError(
-            f"{path}: schema_version = {values['schema_version']!r}, this reads {SCHEMA_VERSION}"
+            f"{path}: schema_version = {found.schema_version!r}, this reads {SCHEMA_VERSION}"
         )
-    if not isinstance(values["files"], dict):
+    if not isinstance(found.files, dict):
         raise DatasetError(f"{path}: field 'files' is not a table of file names")
-    return Manifest(**values)
+    return found
 
 
 def require_one_vocabulary(folder: Path, vocab_size: int, eod: int) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from dataset import indexed, manifest
 from dataset.errors import DatasetError
 from dataset.files import content_key, require_writable
@@ -38,7 +40,12 @@ def merge(prefixes: Sequence[Path], output: Path) -> Counts:
     _require_sound(prefixes, known)
     draft = output.with_name(f".unfinished-{output.name}")
     try:
-        counts = indexed.write_index(idx_path(draft), pairs[0].ids.dtype, pairs)
+        counts = indexed.write_index(
+            idx_path(draft),
+            pairs[0].ids.dtype,
+            lambda: (pair.lengths for pair in pairs),
+            lambda: (np.diff(pair.boundaries) for pair in pairs),
+        )
         with bin_path(draft).open("wb") as target:
             for prefix in prefixes:
                 with bin_path(prefix).open("rb") as source:
@@ -106,7 +113,4 @@ def _describe(
         settings={"source": "merge", "append_eod": closed, "merged": [one.prefix for one in facts]},
         files={path.name: manifest.file_facts(path) for path in files},
     )
-    for_trainer = output.parent / manifest.NAME
-    if not for_trainer.exists():
-        made.write(for_trainer)
-    made.write(manifest.path_of(output))
+    made.publish(output)

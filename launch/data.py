@@ -106,16 +106,14 @@ def with_data(points: Sequence[Point], given: Namespace) -> tuple[list[Point], s
 
 
 def _by_default(points: Sequence[Point]) -> tuple[list[Point], str]:
-    def is_open(point: Point) -> bool:
-        return not point.data_prefix and point.model.vocab_size >= PAPER_VOCAB_SIZE
-
-    if not any(is_open(point) for point in points):
+    is_open = [not p.data_prefix and p.model.vocab_size >= PAPER_VOCAB_SIZE for p in points]
+    if not any(is_open):
         return list(points), ""
     prefix = prepared(OSCAR)
     if prefix is None:
         return list(points), UNPREPARED
-    taken = {"data_prefix": prefix}
-    chosen = [point.model_copy(update=taken) if is_open(point) else point for point in points]
+    taken = [p.model_copy(update={"data_prefix": prefix}) for p in points]
+    chosen = [new if o else old for new, old, o in zip(taken, points, is_open, strict=True)]
     return chosen, f"data: {look_at(prefix).words}"
 
 
@@ -128,12 +126,7 @@ def _located(name: str) -> str:
             )
         return prefix
     name = name.removesuffix(".bin").removesuffix(".idx")
-    prefix = str(Path(name).absolute())
-    missing = [prefix + end for end in (".bin", ".idx") if not Path(prefix + end).is_file()]
-    if missing:
-        raise ConfigError(
-            f"--data {name!r}: neither {EMBEDDED} nor {OSCAR}, and there is no file {missing[0]!r}"
-        )
+    prefix = _existing(name, f"--data {name!r}: neither {EMBEDDED} nor {OSCAR}, and ")
     if _token_type(prefix) is None:
         raise ConfigError(f"--data {name!r}: {prefix}.idx is not an index of Megatron's")
     return prefix
@@ -142,7 +135,7 @@ def _located(name: str) -> str:
 def _vocab_size(data: Data, given: Namespace) -> int:
     """Entries of the vocabulary: the manifest's, else those that the user gave."""
     told, known = given.vocab_size, _manifest(data.prefix).get("vocab_size")
-    size = told if known is None else known
+    size = known or told
     if size is None:
         raise ConfigError(
             f"--data {given.data}: no manifest beside it tells the size of its vocabulary; "
@@ -185,43 +178,42 @@ def data_prefix(given: str) -> str:
         ConfigError: The given files are not there.
         LaunchError: The embedded corpus could not be made.
     """
-    if not given:
-        return _embedded_corpus()
-    prefix = str(Path(given).absolute())
-    missing = [prefix + end for end in (".bin", ".idx") if not Path(prefix + end).is_file()]
-    if missing:
-        raise ConfigError(f"data_prefix = {given!r}: no file {missing[0]!r}")
+    if given:
+        return _existing(given, f"data_prefix = {given!r}: ")
+    code, prefix = _ask_dataset("prepare")
+    if code or not prefix:
+        reason = f"failed with exit code {code}" if code else "named no data that has an .idx"
+        raise LaunchError(f"`python -m dataset prepare` {reason}")
     return prefix
 
 
-def _embedded_corpus() -> str:
-    command = [*DATASET, "prepare"]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise LaunchError(f"`python -m dataset prepare` failed with exit code {done.returncode}")
-    prefix = _last_prefix(done.stdout)
-    if prefix is None:
-        last = done.stdout.rstrip("\n").rpartition("\n")[2]
-        raise LaunchError(f"`python -m dataset prepare` named no data: {last!r} has no .idx")
+def _existing(name: str, field: str) -> str:
+    prefix = str(Path(name).absolute())
+    for end in (".bin", ".idx"):
+        if not Path(prefix + end).is_file():
+            raise ConfigError(f"{field}there is no file {prefix + end!r}")
     return prefix
 
 
 @functools.cache
 def prepared(name: str) -> str | None:
     """Absolute prefix of named data; None when it has not been prepared."""
-    command = [*DATASET, "find", name]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    return None if done.returncode else _last_prefix(done.stdout)
+    code, prefix = _ask_dataset("find", name)
+    return None if code else prefix
 
 
-def _last_prefix(output: str) -> str | None:
-    lines = output.rstrip("\n").split("\n")
+def _ask_dataset(*words: str) -> tuple[int, str | None]:
+    """Exit code of ``python -m dataset``, and the prefix that its output ends with."""
+    done = subprocess.run(
+        [*DATASET, *words], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
+    )
+    lines = done.stdout.rstrip("\n").split("\n")
     # The prefix is the last line, or lines when a folder's name has a newline.
     for first in range(len(lines) - 1, -1, -1):
         prefix = "\n".join(lines[first:])
         if prefix and Path(prefix + ".idx").is_file():
-            return str(Path(prefix).absolute())
-    return None
+            return done.returncode, str(Path(prefix).absolute())
+    return done.returncode, None
 
 
 def embedded_words() -> str:
@@ -284,10 +276,7 @@ def _token_type(prefix: str) -> np.dtype[Any] | None:
 @functools.cache
 def _largest_token(prefix: str, kind: np.dtype[Any], _sha256: str) -> int:
     """The largest token, -1 when there is none; read once while the contents stay."""
-    path = Path(f"{prefix}.bin")
-    num_tokens = path.stat().st_size // kind.itemsize
-    if not num_tokens:
-        return -1
-    tokens = np.memmap(path, kind, mode="r", shape=(num_tokens,))
-    starts = range(0, num_tokens, _TOKENS_AT_ONCE)
-    return max(int(tokens[start : start + _TOKENS_AT_ONCE].max()) for start in starts)
+    largest, at = -1, 0
+    while len(tokens := np.fromfile(f"{prefix}.bin", kind, _TOKENS_AT_ONCE, offset=at)):
+        largest, at = max(largest, int(tokens.max())), at + tokens.nbytes
+    return largest

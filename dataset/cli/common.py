@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -32,48 +32,17 @@ class FlagParser(argparse.ArgumentParser):
         namespace: Any = None,  # noqa: ANN401
     ) -> tuple[Any, list[str]]:
         """Parse, as argparse does."""
+        known = [name for name in self._option_string_actions if name.startswith("--")]
         for word in args or ():
+            flag = word.partition("=")[0]
             if word == "--":
                 break
-            flag = word.partition("=")[0]
-            if flag.startswith("--") and flag not in self._option_string_actions:
-                self.error(f"unrecognized arguments: {word}{self._meant(flag)}")
+            if flag.startswith("--") and flag not in known:
+                begun = [name for name in known if name.startswith(flag)]
+                near = begun or get_close_matches(flag, known, 1)
+                meant = f"; did you mean {near[0]}?" if near else ""
+                self.error(f"unrecognized arguments: {word}{meant}")
         return super().parse_known_args(args, namespace)
-
-    def _meant(self, flag: str) -> str:
-        known = [name for name in self._option_string_actions if name.startswith("--")]
-        begun = [name for name in known if name.startswith(flag)]
-        near = begun or get_close_matches(flag, known, 1)
-        return f"; did you mean {near[0]}?" if near else ""
-
-
-class Commands:
-    """The commands of a parser."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self._commands = parser.add_subparsers(
-            dest="command", required=True, parser_class=FlagParser
-        )
-
-    def add(
-        self,
-        run: Callable[[argparse.Namespace], int],
-        after_interrupt: str,
-        about: tuple[str, str, str],
-    ) -> argparse.ArgumentParser:
-        """Add a command.
-
-        Args:
-            run: Does it; returns the exit code.
-            after_interrupt: What is left behind when Ctrl-C stopped it.
-            about: Its name, a few words on it, and its description.
-        """
-        name, words, description = about
-        parser = self._commands.add_parser(
-            name, help=words, description=description, allow_abbrev=False
-        )
-        parser.set_defaults(run=run, after_interrupt=after_interrupt)
-        return parser
 
 
 def positive(text: str) -> int:
@@ -108,3 +77,17 @@ def share(text: str) -> float:
 def prefix(text: str) -> Path:
     """A pair's path without ``.bin`` and ``.idx``, absolute."""
     return Path(text.removesuffix(".bin").removesuffix(".idx")).absolute()
+
+
+def add_input(group: Any) -> None:  # noqa: ANN401
+    """Add the options that say how files of text are read."""
+    add = group.add_argument
+    add("--input-format", choices=["jsonl", "text", "parquet"], help="whatever the names end in")
+    add("--sample-by", choices=["document", "paragraph", "line"],
+        help="what of a .txt file is one document (document: the whole file)")  # fmt: skip
+    add("--bad-lines", choices=["skip", "fail"], default="skip",
+        help="leave out lines that cannot be used and list them, or stop at the first (skip)",
+    )  # fmt: skip
+    add("--part-mb", type=megabytes, default=4 << 20, metavar="MIB",
+        help="text that a worker takes at once, in `prepare` never to be redone (4)")  # fmt: skip
+    add("--workers", type=positive, help="processes (one a core)")

@@ -6,22 +6,17 @@ import glob
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast, get_args
 
 from dataset.errors import DatasetError
 
-Kind = Literal["jsonl", "text", "parquet"]
-KINDS: tuple[str, ...] = get_args(Kind)
-Compression = Literal["", ".xz", ".gz", ".zst"]
-
-KIND_BY_ENDING: dict[str, Kind] = {
+KIND_BY_ENDING = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "jsonl",
     ".txt": "text",
     ".parquet": "parquet",
 }
-COMPRESSIONS: tuple[str, ...] = get_args(Compression)
+COMPRESSIONS = (".xz", ".gz", ".zst")
 
 
 @dataclass(frozen=True)
@@ -29,8 +24,10 @@ class InputFile:
     """One file to read."""
 
     path: Path  # absolute
-    kind: Kind
-    compression: Compression
+    kind: str
+    """``jsonl``, ``text`` or ``parquet``."""
+    compression: str
+    """Ending that says how it is packed, or nothing."""
     size_bytes: int
     modified_ns: int
 
@@ -75,7 +72,7 @@ def _matches(pattern: str, flag: str) -> list[Path]:
 
 def _describe(path: Path, kind: str | None, flag: str) -> InputFile:
     name = path.name.lower()
-    compression = next((end for end in COMPRESSIONS[1:] if name.endswith(end)), "")
+    compression = next((end for end in COMPRESSIONS if name.endswith(end)), "")
     ending = Path(name.removesuffix(compression)).suffix
     known = kind or KIND_BY_ENDING.get(ending)
     if known is None:
@@ -87,10 +84,4 @@ def _describe(path: Path, kind: str | None, flag: str) -> InputFile:
     if known == "parquet" and compression:
         raise DatasetError(f"{flag} {path}: Parquet compresses inside: unpack the {compression}")
     facts = path.stat()
-    return InputFile(
-        path,
-        cast("Kind", known),
-        cast("Compression", compression),
-        facts.st_size,
-        facts.st_mtime_ns,
-    )
+    return InputFile(path, known, compression, facts.st_size, facts.st_mtime_ns)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from dataset.errors import DatasetError
-from dataset.tokenizer.base import Tokenizer
 from dataset.tokenizer.bpe import ByteLevelBpe
 from dataset.tokenizer.sentence_piece import SentencePiece, learn
+
+Tokenizer = ByteLevelBpe | SentencePiece
 
 # Megatron's names mean the same.
 MEGATRON_NAMES = {
@@ -52,6 +53,9 @@ class Choice:
         Raises:
             DatasetError: One is missing, or is of another tokenizer.
         """
+        if self.name not in NAMES:
+            wrong = f"{self.name}: not" if self.name else "NAME: give"
+            raise DatasetError(f"--tokenizer {wrong} one of {', '.join(NAMES)}")
         needed = {
             "gpt2-bpe": {"--vocab-file": self.vocab_file, "--merge-file": self.merge_file},
             "sentencepiece": {"--tokenizer-model": self.model},

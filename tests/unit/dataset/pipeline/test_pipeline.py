@@ -10,6 +10,7 @@ from dataset.inspection import inspect_prefix
 from dataset.merging import merge
 from dataset.pipeline import run as module
 from dataset.pipeline.job import Job
+from dataset.pipeline.worker import Task
 from dataset.readers import inputs
 from dataset.readers.blocks import Reading
 from dataset.tokenizer.choose import Choice, load
@@ -19,11 +20,7 @@ TEXTS = [f"the cat number {n} sat on the mat" for n in range(40)]
 
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch):
-    def ordered(work, items, workers, initializer, initargs):
-        initializer(*initargs)
-        yield from map(work, items)
-
-    monkeypatch.setattr(module, "ordered", ordered)
+    monkeypatch.setattr(module, "ordered", lambda work, items, workers: (work(i) for i in items))
 
 
 @pytest.fixture
@@ -117,18 +114,16 @@ def test_sequences_of_a_document_are_kept_apart_and_the_last_one_is_closed(tmp_p
 
 def stop_after(monkeypatch, number):
     """Let the worker die after some parts."""
-    from dataset.pipeline import worker
+    real, count = Task.encode, 0
 
-    real, count = worker.work, 0
-
-    def work(block):
+    def encode(task, block):
         nonlocal count
         count += 1
         if count > number:
             raise KeyboardInterrupt
-        return real(block)
+        return real(task, block)
 
-    monkeypatch.setattr(worker, "work", work)
+    monkeypatch.setattr(Task, "encode", encode)
 
 
 def test_finished_parts_are_not_redone_and_damaged_ones_are(text, tmp_path, monkeypatch):
