@@ -9,7 +9,6 @@ and ends a run with ``pkill -f`` on every host. Several, each started by hand:
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import socket
@@ -332,8 +331,3 @@ def _deepspeed_here(program: Program, num_ranks: int, port: int) -> list[str]:
     else:
         options += ["--num_gpus", str(num_ranks)]
     return list(_deepspeed(program, options, "127.0.0.1", port))
-
-
-def nodes_needed(num_ranks: int, gpus_per_node: int) -> int:
-    """Nodes that a run takes."""
-    return math.ceil(num_ranks / gpus_per_node)

@@ -37,12 +37,12 @@ def _stop_requests() -> Iterator[list[int]]:
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup's choice stays
-                previous[number] = signal.signal(number, lambda number, _: noted.append(number))
+                previous[number] = signal.signal(number, lambda got, _: noted.append(got))
     try:
         yield noted
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for known, handler in previous.items():
+            signal.signal(known, handler)
 
 
 Beside = Callable[[Members], AbstractContextManager[object]]

@@ -157,9 +157,8 @@ def _iterate(trainer: Trainer, first: int, metrics: MetricsFile, scalars: Scalar
             log.write_line(log.iteration_line(point, result))
         if trainer.ranks.is_first:
             norm = engine.get_global_grad_norm()
-            fields = iteration_fields(
-                point, result, clock.take(), None if norm is None else float(norm), peak.take()
-            )
+            norm = None if norm is None else float(norm)
+            fields = iteration_fields(point, result, clock.take(), norm, peak.take())
             metrics.write("iteration", fields)
             scalars.write(fields, point.global_batch_size * point.model.seq_length)
         else:
