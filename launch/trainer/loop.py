@@ -25,12 +25,15 @@ from launch.trainer.model import (
     initialize_engine,
     num_local_parameters,
 )
-from launch.trainer.plugin import plugin_installed
 from launch.trainer.ranks import Ranks
 from launch.trainer.runfile import RunFile
-from launch.trainer.runtime import distributed, versions
+from launch.trainer.runtime import (
+    distributed,
+    plugin_installed,
+    spare_garbage_collector,
+    versions,
+)
 from launch.trainer.scalars import Scalars, scalars_of_run
-from launch.trainer.start_up import spare_garbage_collector
 
 
 @dataclass(frozen=True)

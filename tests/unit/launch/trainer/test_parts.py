@@ -8,12 +8,11 @@ import torch
 
 from configs.errors import ConfigError
 from configs.schema import Model, Point
-from launch.trainer.attention import SdpaAttention
 from launch.trainer.clock import PeakMemory, PhaseClock
 from launch.trainer.log import IterationResult
 from launch.trainer.metrics import MetricsFile, iteration_fields
-from launch.trainer.model import causal_mask, rotary_frequencies
-from launch.trainer.start_up import eager_imports
+from launch.trainer.model import SdpaAttention, causal_mask, rotary_frequencies
+from launch.trainer.runtime import eager_imports
 
 MODEL = Model(name="m", hidden=64, ffn=96, layers=2, heads=4, kv_heads=2, seq_length=16)
 POINT = Point(model=MODEL, micro_batch_size=2, global_batch_size=2)
