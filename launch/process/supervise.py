@@ -30,7 +30,7 @@ WARM_S = 600.0
 
 
 @contextlib.contextmanager
-def _stop_requests() -> Iterator[list[int]]:
+def stop_requests() -> Iterator[list[int]]:
     """SIGINT, SIGTERM and SIGHUP, noted instead of dying of them; in the main thread alone."""
     noted: list[int] = []
     previous: dict[int, Any] = {}
@@ -73,7 +73,7 @@ def supervise(
     members = Members(job.token)
     kills = OomKills()
     started = time.monotonic()
-    with job.log.open("ab") as output, _stop_requests() as stops:
+    with job.log.open("ab") as output, stop_requests() as stops:
         processes = _Processes(job, members, output)
         try:
             with echoing(job.log) if echo else contextlib.nullcontext():
