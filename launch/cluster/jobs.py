@@ -38,7 +38,7 @@ class Ask:
     """Tasks of an array that run at a time; 0 for no limit."""
     share_nodes: bool = False
     """Whether other jobs may run on the same nodes, and disturb what is timed."""
-    extra: tuple[str, ...] = ()
+    extra: Sequence[str] = ()
     """Directives of the user's own, whole lines."""
 
     def check(self) -> None:

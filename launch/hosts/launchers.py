@@ -9,14 +9,13 @@ and ends a run with ``pkill -f`` on every host. Several, each started by hand:
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import socket
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Self
 
@@ -121,25 +120,14 @@ class Launcher:
         Raises:
             ConfigError: options that exclude or need each other.
         """
-        launcher = cls(
-            kind=given.launcher,
-            hostfile=given.hostfile,
-            srun=given.srun,
-            nnodes=given.nnodes,
-            node_rank=given.node_rank,
-            master_addr=given.master_addr,
-            master_port=given.master_port,
-            remote_shell=tuple(shlex.split(given.remote_shell)),
-        )
-        launcher.check()
+        values = {**vars(given), "kind": given.launcher}
+        values["remote_shell"] = tuple(shlex.split(given.remote_shell))
+        launcher = cls(**{field.name: values[field.name] for field in fields(cls)})
+        launcher._check()
         return launcher
 
-    def check(self) -> None:
-        """Refuse options that exclude or need each other.
-
-        Raises:
-            ConfigError: names them.
-        """
+    def _check(self) -> None:
+        """Refuse options that exclude or need each other."""
         ways = {
             "--hostfile": self.hostfile is not None,
             "--srun": self.srun,
@@ -171,15 +159,8 @@ class Launcher:
     def _check_by_hand(self, node_rank: int) -> None:
         if self.kind != TORCHRUN:
             raise ConfigError("--node-rank goes with --launcher torchrun; use --hostfile otherwise")
-        missing = [
-            name
-            for name, value in (
-                ("--nnodes", self.nnodes),
-                ("--master-addr", self.master_addr),
-                ("--master-port", self.master_port),
-            )
-            if value is None
-        ]
+        needed = ("nnodes", "master_addr", "master_port")
+        missing = [f"--{n.replace('_', '-')}" for n in needed if getattr(self, n) is None]
         if missing:
             raise ConfigError(f"--node-rank {node_rank} needs {', '.join(missing)} too")
         if not 0 <= node_rank < (self.nnodes or 0):
@@ -220,11 +201,8 @@ class Launcher:
             return self._in_slurm(program, num_ranks, port)
         if self.node_rank is not None and (self.nnodes or 1) > 1:
             return self._by_hand(program, num_ranks, port)
-        if self.kind == DEEPSPEED:
-            alone = _deepspeed_here(program, num_ranks, port)
-        else:
-            alone = ranks_command(program, num_ranks, port)
-        return Commands((), (tuple(alone),), (num_ranks,))
+        alone = _deepspeed_here if self.kind == DEEPSPEED else ranks_command
+        return Commands((), (tuple(alone(program, num_ranks, port)),), (num_ranks,))
 
     def environment(self, base: Mapping[str, str], num_ranks: int, port: int) -> dict[str, str]:
         """Environment of what is started here."""
@@ -332,8 +310,3 @@ def _deepspeed_here(program: Program, num_ranks: int, port: int) -> list[str]:
     else:
         options += ["--num_gpus", str(num_ranks)]
     return list(_deepspeed(program, options, "127.0.0.1", port))
-
-
-def nodes_needed(num_ranks: int, gpus_per_node: int) -> int:
-    """Nodes that a run takes."""
-    return math.ceil(num_ranks / gpus_per_node)

@@ -8,7 +8,7 @@ import pytest
 from processes import wait_for
 
 from launch.process.members import Members, mark, new_token
-from launch.process.monitor import NO_GPU, CpuClock, Monitor
+from launch.process.monitor import NO_GPU, Monitor
 
 BUSY = "while True: pass"
 
@@ -106,22 +106,3 @@ def test_the_block_ends_at_once(members, tmp_path):
     with Monitor(members, tmp_path / "monitor.jsonl", 3600.0, NoDevices()):
         pass
     assert "monitor" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_cpu_is_a_share_of_the_usable_cores():
-    clock = CpuClock(cores=4)
-    assert clock.percent(0.0, {1: 100.0}) is None
-    assert clock.percent(2.0, {1: 102.0, 2: 1.0}) == 37.5
-    assert clock.percent(4.0, {2: 1.0}) == 0.0
-
-
-def test_a_reused_process_id_is_a_new_process():
-    clock = CpuClock(cores=1)
-    clock.percent(0.0, {1: 100.0})
-    assert clock.percent(1.0, {1: 0.5}) == 50.0
-
-
-def test_cpu_does_not_pass_100():
-    clock = CpuClock(cores=1)
-    clock.percent(0.0, {1: 0.0})
-    assert clock.percent(1.0, {1: 1.5}) == 100.0
