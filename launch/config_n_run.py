@@ -13,7 +13,7 @@ from configs.schema import Point
 from configs.study import default_study, make_point
 from launch import cli
 from launch.data import with_data
-from launch.point_command import SINGLE_RUNS, run_point
+from launch.run import SINGLE_RUNS, run_point
 from launch.task import RunOptions
 
 

@@ -13,6 +13,7 @@ from configs.errors import ConfigError
 from configs.schema import Point
 from configs.sweep import Sweep
 from launch import cli
+from launch.execute import Outcome, execute
 from launch.fit.capacity import shortages
 from launch.fit.estimate import AS_BEFORE, Estimate, estimate
 from launch.fit.machine import Machine
@@ -23,7 +24,6 @@ from launch.process.members import end_leftovers
 from launch.records.files import read_json, write_json
 from launch.records.ledger import INTERRUPTED, Choice, Record, decide, read_records
 from launch.records.run_folder import SCHEMA_VERSION, RunFolder, Status, sweep_dir
-from launch.run import Outcome, execute
 from launch.task import RunOptions, Task
 
 

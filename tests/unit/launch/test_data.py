@@ -13,9 +13,9 @@ from launch import data, sweep
 from launch.cli import Parser, add_run_options
 from launch.config_n_run import main as config_n_run
 from launch.data import LaunchError, data_prefix, look_at, require_vocabulary, with_data
-from launch.point_command import main as run_main
 from launch.records.files import ROOT
 from launch.records.identity import data_facts, point_key
+from launch.run import main as run_main
 from launch.submit import main as submit_main
 from launch.task import RunOptions, Task
 
