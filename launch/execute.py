@@ -17,10 +17,9 @@ from launch.process.job import Ending, Job, Limits
 from launch.process.outcome import judge
 from launch.process.supervise import Beside, supervise
 from launch.records.driver import Driver
-from launch.records.ending import disk_is_full, record_status
 from launch.records.files import ROOT, last_lines
 from launch.records.provenance import provenance
-from launch.records.run_folder import RunFolder, Status, create_run_folder
+from launch.records.run_folder import RunFolder, Status, create_run_folder, disk_is_full
 from launch.task import RunOptions, Task
 
 Watch = Callable[[RunFolder], AbstractContextManager[object]]
@@ -64,7 +63,7 @@ def execute(task: Task, options: RunOptions, watch: Watch = contextlib.nullconte
         status = Status("interrupted", cause="the launcher was stopped")
         raise
     finally:
-        status = record_status(folder, status)
+        status = folder.record_end(status)
     return Outcome(folder, status, ending.stop_signal)
 
 

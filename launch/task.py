@@ -120,12 +120,5 @@ class Task:
 
     def inputs(self, command: list[str], provenance: dict[str, Any]) -> Inputs:
         """What ``run.json`` is to say."""
-        return Inputs(
-            self.point,
-            self.point_key,
-            self.setup_key,
-            self.repeat,
-            self.data_prefix,
-            command,
-            {**provenance, "data": look_at(self.data_prefix).record()},
-        )
+        facts = {**provenance, "data": look_at(self.data_prefix).record()}
+        return Inputs(**vars(self), command=command, provenance=facts)
