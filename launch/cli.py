@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -188,26 +189,17 @@ def count(text: str) -> int:
     return value
 
 
-def _seconds(text: str) -> float:
+def duration(unit: str, text: str, least: float = sys.float_info.min) -> float:
+    """A number of seconds or minutes, ``least`` or more."""
     value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number of seconds above 0")
+    if not least <= value < float("inf"):
+        limit = "above 0" if least else "0 or above"
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number of {unit} {limit}")
     return value
 
 
-def minutes(text: str) -> float:
-    """A number of minutes above 0."""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number of minutes above 0")
-    return value
-
-
-def _seconds_or_0(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number of seconds, 0 or above")
-    return value
+_seconds = partial(duration, "seconds")
+_seconds_or_0 = partial(duration, "seconds", least=0)
 
 
 def _flag(name: str) -> str:

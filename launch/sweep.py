@@ -5,8 +5,9 @@ from __future__ import annotations
 import fnmatch
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from configs.errors import ConfigError, explain
@@ -43,6 +44,9 @@ from launch.sweep_runner import (
 )
 from launch.task import RunOptions
 
+LargestModel = Callable[[Sequence[str], Callable[[str], Sequence[Point]]], str]
+"""Of models, the smallest first, the largest all of whose points fit."""
+
 
 def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
     """The points of a sweep on this machine.
@@ -52,37 +56,32 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
     Raises:
         ConfigError: a field is wrong, or no model fits.
     """
-    overrides = _overrides(given)
-    if given.repeats is not None:
-        sweep = sweep.model_copy(update={"repeats": given.repeats})
-    model = given.model
-    if _is_tiny(sweep, given, machine):
-        repeats = {} if given.repeats is None else {"repeats": given.repeats}
-        sweep, model = sweep.small().model_copy(update=repeats), None
-    sweep = _with_engines(sweep, given)
-    if model is None and sweep.leaves_model_open:
-        room, names = _shown_machine(sweep, given, machine), sweep.study.model_names()
-        model = largest_model_that_fits(
-            names, lambda name: sweep.sizing_points(name, overrides), room
-        )
-    points, data = with_data(sweep.points(model, overrides), given)
+    room = _shown_machine(sweep, given, machine)
+    is_tiny = _is_tiny(sweep, given, machine)
+    sweep, found = _sized(sweep, given, is_tiny, partial(largest_model_that_fits, machine=room))
+    points, data = with_data(found, given)
     options = RunOptions.of(given, sweep.name, sweep.study)
     return Plan(sweep, tuple(points), machine, options, data)
 
 
-def _with_engines(sweep: Sweep, given: Namespace) -> Sweep:
-    """The sweep with the engines that were asked for; says so when one was added to them."""
-    if given.engines is None:
-        return sweep
-    chosen, added = sweep.with_engines(given.engines)
-    if added:
-        cli.say(f"--engines: '{added}' is added, which the others are held against")
-    return chosen
-
-
-def _overrides(given: Namespace) -> dict[str, str]:
+def _sized(
+    sweep: Sweep, given: Namespace, is_tiny: bool, largest: LargestModel
+) -> tuple[Sweep, list[Point]]:
+    """The sweep in the form, with the engines and fields that were asked for, and its points."""
     fields = ("iterations", "device", "data_prefix", "model.vocab_size")
-    return {name: value for name in fields if (value := getattr(given, name)) is not None}
+    over = {name: value for name in fields if (value := getattr(given, name)) is not None}
+    model = given.model
+    if is_tiny:
+        sweep, model = sweep.small(), None
+    if given.repeats is not None:
+        sweep = sweep.model_copy(update={"repeats": given.repeats})
+    if given.engines is not None:
+        sweep, added = sweep.with_engines(given.engines)
+        if added:
+            cli.say(f"--engines: '{added}' is added, which the others are held against")
+    if model is None and sweep.leaves_model_open:
+        model = largest(sweep.study.model_names(), partial(sweep.sizing_points, overrides=over))
+    return sweep, sweep.points(model, over)
 
 
 def simulate(sweep: Sweep, given: Namespace, simulation: Simulation) -> int:
@@ -91,16 +90,8 @@ def simulate(sweep: Sweep, given: Namespace, simulation: Simulation) -> int:
     Raises:
         ConfigError: a field is wrong, a rate is missing, or a folder cannot be written.
     """
-    overrides, model = _overrides(given), given.model
-    if given.size == "tiny":
-        sweep, model = sweep.small(), None
-    sweep = _with_engines(sweep, given)
-    if model is None and sweep.leaves_model_open:
-        names = sweep.study.model_names()
-        model = largest_that_fits(
-            simulation, names, lambda name: sweep.sizing_points(name, overrides)
-        )
-    points = sweep.points(model, overrides)
+    largest = partial(largest_that_fits, simulation)
+    sweep, points = _sized(sweep, given, given.size == "tiny", largest)
     names = choose_points(points, given.only, given.index)
     if given.list_points:
         cli.say("\n".join(names))
@@ -212,7 +203,7 @@ def build_parser() -> cli.Parser:
     what.add_argument("--repeats", type=cli.count, metavar="N", help="runs of each point")
     what.add_argument(
         "--minutes",
-        type=cli.minutes,
+        type=partial(cli.duration, "minutes"),
         metavar="N",
         help="start no run that is not likely to end within so many minutes from now",
     )
