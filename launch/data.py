@@ -101,7 +101,7 @@ def with_data(points: Sequence[Point], given: Namespace) -> tuple[list[Point], s
     data = look_at(prefix)
     size = _vocab_size(data, given)
     for point in chosen:
-        _require_room(point, data, size)
+        require_vocabulary(point, data, size)
     return chosen, f"data: {data.words}"
 
 
@@ -128,12 +128,7 @@ def _located(name: str) -> str:
             )
         return prefix
     name = name.removesuffix(".bin").removesuffix(".idx")
-    prefix = str(Path(name).absolute())
-    missing = [prefix + end for end in (".bin", ".idx") if not Path(prefix + end).is_file()]
-    if missing:
-        raise ConfigError(
-            f"--data {name!r}: neither {EMBEDDED} nor {OSCAR}, and there is no file {missing[0]!r}"
-        )
+    prefix = _pair(name, f"--data {name!r}: neither {EMBEDDED} nor {OSCAR}, and there is")
     if _token_type(prefix) is None:
         raise ConfigError(f"--data {name!r}: {prefix}.idx is not an index of Megatron's")
     return prefix
@@ -158,19 +153,14 @@ def _vocab_size(data: Data, given: Namespace) -> int:
     return int(size)
 
 
-def require_vocabulary(point: Point, data: Data) -> None:
+def require_vocabulary(point: Point, data: Data, size: int | None = None) -> None:
     """Refuse data with tokens that the model has not, before anything is started.
 
     Raises:
-        ConfigError: The model's vocabulary is the smaller one.
+        ConfigError: The model's vocabulary is smaller than the data's, where that is known.
     """
-    if data.vocab_size is not None:
-        _require_room(point, data, data.vocab_size)
-
-
-def _require_room(point: Point, data: Data, size: int) -> None:
-    model = point.model
-    if size > model.vocab_size:
+    model, size = point.model, data.vocab_size if size is None else size
+    if size is not None and size > model.vocab_size:
         raise ConfigError(
             f"{data.prefix}: needs a vocabulary of {size}, but model.vocab_size = "
             f"{model.vocab_size} (model {model.name}); take a larger model or give "
@@ -187,16 +177,25 @@ def data_prefix(given: str) -> str:
     """
     if not given:
         return _embedded_corpus()
-    prefix = str(Path(given).absolute())
-    missing = [prefix + end for end in (".bin", ".idx") if not Path(prefix + end).is_file()]
-    if missing:
-        raise ConfigError(f"data_prefix = {given!r}: no file {missing[0]!r}")
+    return _pair(given, f"data_prefix = {given!r}:")
+
+
+def _pair(prefix: str, complaint: str) -> str:
+    """The prefix, absolute, of a pair that must be there."""
+    prefix = str(Path(prefix).absolute())
+    for path in (prefix + ".bin", prefix + ".idx"):
+        if not Path(path).is_file():
+            raise ConfigError(f"{complaint} no file {path!r}")
     return prefix
 
 
+def _ask(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [*DATASET, *words]
+    return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+
+
 def _embedded_corpus() -> str:
-    command = [*DATASET, "prepare"]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    done = _ask("prepare")
     if done.returncode:
         raise LaunchError(f"`python -m dataset prepare` failed with exit code {done.returncode}")
     prefix = _last_prefix(done.stdout)
@@ -209,8 +208,7 @@ def _embedded_corpus() -> str:
 @functools.cache
 def prepared(name: str) -> str | None:
     """Absolute prefix of named data; None when it has not been prepared."""
-    command = [*DATASET, "find", name]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    done = _ask("find", name)
     return None if done.returncode else _last_prefix(done.stdout)
 
 

@@ -17,11 +17,10 @@ from deep_optimizer_states.predict.machine import load_machine
 from launch import cli
 from launch.data import with_data
 from launch.derive import derive
-from launch.describe import describe
+from launch.describe import describe, listing
 from launch.fit.capacity import PROFILES, largest_model_that_fits, refuse_if_short
+from launch.fit.estimate import TimeLimit
 from launch.fit.machine import Machine, probe_machine
-from launch.fit.time_limit import TimeLimit
-from launch.listing import listing
 from launch.needs import refuse_if_lacking
 from launch.records.ledger import Choice
 from launch.simulate.command import (
