@@ -11,8 +11,8 @@ from pydantic import BeforeValidator, Field, PositiveInt, PrivateAttr, model_val
 
 from configs.errors import ConfigError, explain
 from configs.naming import name_points
-from configs.overrides import MODEL_PREFIX, apply_overrides
-from configs.schema import Model, Point, read_toml
+from configs.overrides import MODEL_FIELDS, apply_overrides
+from configs.schema import Point, read_toml
 from configs.study import Study, default_study
 from configs.table import Table
 
@@ -91,8 +91,7 @@ class Sweep(_Form):
     @model_validator(mode="after")
     def _known_fields(self) -> Self:
         study = self.study
-        known = [*study.point_type.model_fields, "accumulation", *study.engine_keys]
-        known += [MODEL_PREFIX + name for name in Model.model_fields]
+        known = [*study.point_type.model_fields, "accumulation", *study.engine_keys, *MODEL_FIELDS]
         for form in (self, self.tiny or _Form()):
             for table in (form.point, form.grid, *form.exclude, *form.engines):
                 for key in table:

@@ -13,9 +13,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
+from pydantic.fields import FieldInfo
+
 from configs.errors import ConfigError
-from configs.overrides import MODEL_PREFIX
-from configs.schema import Model
+from configs.overrides import MODEL_FIELDS
 from configs.study import Study, default_study, load_study
 from launch.data import LaunchError
 from launch.hosts.options import add_launch_options
@@ -106,23 +107,18 @@ def add_field_options(parser: Parser, study: Study) -> None:
     fields = parser.add_argument_group("fields of the point (they replace those of the file)")
     for name, field in study.point_type.model_fields.items():
         default = "" if field.is_required() else f" [default {field.default!s}]"
-        text = (field.description or "").replace("``", "") + default
-        fields.add_argument(_flag(name), metavar="V", help=_one_line(text))
-    if study.engine_keys:
-        keys = parser.add_argument_group("the engine in other keys")
-        for name in study.engine_keys:
-            keys.add_argument(_flag(name), metavar="V", help="a whole number")
+        fields.add_argument(_flag(name), metavar="V", help=_help(field) + default)
+    keys = parser.add_argument_group("the engine in other keys")
+    for name in study.engine_keys:
+        keys.add_argument(_flag(name), metavar="V", help="a whole number")
     model = parser.add_argument_group("fields of the model")
-    for name, field in Model.model_fields.items():
-        flag, dest = _flag(MODEL_PREFIX + name), MODEL_PREFIX + name
-        text = _one_line((field.description or "").replace("``", ""))
-        model.add_argument(flag, dest=dest, metavar="V", help=text)
+    for name, field in MODEL_FIELDS.items():
+        model.add_argument(_flag(name), dest=name, metavar="V", help=_help(field))
 
 
 def field_overrides(options: argparse.Namespace, study: Study) -> dict[str, str]:
     """The fields that were given, as text."""
-    names = [*study.point_type.model_fields, *study.engine_keys]
-    names += [MODEL_PREFIX + name for name in Model.model_fields]
+    names = [*study.point_type.model_fields, *study.engine_keys, *MODEL_FIELDS]
     given = vars(options)
     return {name: given[name] for name in names if given.get(name) is not None}
 
@@ -206,8 +202,8 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split()).replace("%", "%%")
+def _help(field: FieldInfo) -> str:
+    return " ".join((field.description or "").replace("``", "").split()).replace("%", "%%")
 
 
 class Terminated(SystemExit):

@@ -74,7 +74,7 @@ def prepare(task: Task, options: RunOptions, folder: RunFolder) -> tuple[Job, Be
     command = commands.started_by(folder.path)
     facts = provenance(environment)
     facts["versions"] = {**facts["versions"], **options.versions(point)}
-    folder.write_inputs(task.inputs(command, facts), trainer.ds_config(point))
+    folder.write_inputs(point, task.facts(command, facts), trainer.ds_config(point))
     metrics = folder.metrics if trainer.writes_metrics else None
     job = Job(command, ROOT, environment, folder.log, metrics, companions(point, folder.path))
     samples = folder.path / "monitor.jsonl"

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -45,24 +46,6 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """What a run starts from, as ``run.json`` says it."""
-
-    point: Point
-    point_key: str
-    """Of its settings and data, see :mod:`launch.records.identity`."""
-    setup_key: str
-    """Of what it is run with."""
-    repeat: int
-    """Which of the repeats of this point it is, from 1."""
-    data_prefix: str
-    """Absolute prefix of Megatron's files."""
-    command: list[str]
-    """Program and arguments of the ranks."""
-    provenance: dict[str, Any]
-
-
-@dataclass(frozen=True)
 class RunFolder:
     """Paths of one run."""
 
@@ -86,8 +69,10 @@ class RunFolder:
         """What the trainer reads."""
         return self.path / "run.json"
 
-    def write_inputs(self, inputs: Inputs, ds_config: dict[str, Any]) -> None:
-        """Write ``run.json`` and ``ds_config.json``."""
+    def write_inputs(
+        self, point: Point, facts: Mapping[str, Any], ds_config: Mapping[str, Any]
+    ) -> None:
+        """Write ``run.json``, of the point and what else is known, and ``ds_config.json``."""
         write_json(self.path / "ds_config.json", ds_config)
         write_json(
             self.run_json,
@@ -97,9 +82,9 @@ class RunFolder:
                 "started": datetime.now(UTC).isoformat(timespec="seconds"),
                 "log": self.log_name,
                 "metrics": self.metrics.name,
-                **vars(inputs),
-                "point": inputs.point.model_dump(mode="json"),
-                "study": study_of(inputs.point),
+                **facts,
+                "point": point.model_dump(mode="json"),
+                "study": study_of(point),
             },
         )
 
