@@ -17,7 +17,6 @@ from configs.errors import ConfigError, explain
 from configs.study_rows import Engine, StudyFile
 from configs.table import Table
 
-CONFIGS_DIR = Path(__file__).resolve().parent
 VOCABULARY_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of this, times the tensor-parallel degree."""
 

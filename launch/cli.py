@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 from pydantic.fields import FieldInfo
 
@@ -125,55 +125,32 @@ def field_overrides(options: argparse.Namespace, study: Study) -> dict[str, str]
 
 def add_run_options(parser: Parser, echo: bool) -> None:
     """Options of every command that starts runs."""
-    parser.add_argument(
-        "--results-dir",
-        type=Path,
-        default=ROOT / "results",
-        metavar="DIR",
-        help="folder of all results; nothing in it is ever overwritten [default results]",
-    )
+
+    def value(flag: str, metavar: str, text: str, **more: Any) -> None:  # noqa: ANN401
+        parser.add_argument(flag, metavar=metavar, help=text, **more)
+
+    results = "folder of all results; nothing in it is ever overwritten [default results]"
+    value("--results-dir", "DIR", results, type=Path, default=ROOT / "results")
     parser.add_argument("--dry-run", action="store_true", help="show what would run, start nothing")
-    parser.add_argument(
-        "--data",
-        metavar="NAME",
-        help="embedded, oscar-1gb, or the prefix of a .bin/.idx pair of your own [default: "
-        "oscar-1gb for full-size models where it has been prepared, else embedded]",
+    data = (
+        "embedded, oscar-1gb, or the prefix of a .bin/.idx pair of your own [default: "
+        "oscar-1gb for full-size models where it has been prepared, else embedded]"
     )
-    parser.add_argument(
-        "--vocab-size",
-        type=count,
-        metavar="N",
-        help="of a pair in --data that has no manifest beside it",
-    )
-    parser.add_argument(
-        "--timeout", type=_seconds, metavar="SECONDS", help="end a run that takes longer"
-    )
-    parser.add_argument(
-        "--hang-timeout",
-        type=_seconds_or_0,
-        metavar="SECONDS",
-        help="end a run without progress for so long, 0 for never [default adapts to the run]",
-    )
-    parser.add_argument(
-        "--monitor-interval",
-        type=_seconds_or_0,
-        default=1.0,
-        metavar="SECONDS",
-        help="sample memory, CPU and GPUs so often, 0 for never [default 1]",
-    )
+    value("--data", "NAME", data)
+    value("--vocab-size", "N", "of a pair in --data that has no manifest beside it", type=count)
+    seconds, or_0 = partial(duration, "seconds"), partial(duration, "seconds", least=0)
+    value("--timeout", "SECONDS", "end a run that takes longer", type=seconds)
+    hang = "end a run without progress for so long, 0 for never [default adapts to the run]"
+    value("--hang-timeout", "SECONDS", hang, type=or_0)
+    monitor = "sample memory, CPU and GPUs so often, 0 for never [default 1]"
+    value("--monitor-interval", "SECONDS", monitor, type=or_0, default=1.0)
     parser.add_argument("--tensorboard", action="store_true", help="write scalars for TensorBoard")
-    parser.add_argument(
-        "--wandb", metavar="PROJECT", help="send scalars to a project of Weights & Biases"
-    )
-    parser.add_argument(
-        "--echo",
-        action=argparse.BooleanOptionalAction,
-        default=echo,
-        help=f"copy the log to the terminal [default {'yes' if echo else 'no'}]",
-    )
-    parser.add_argument(
-        "--no-memory-check", action="store_true", help="start a run even if memory looks short"
-    )
+    value("--wandb", "PROJECT", "send scalars to a project of Weights & Biases")
+    both, text = argparse.BooleanOptionalAction, "copy the log to the terminal [default {}]"
+    shown = text.format("yes" if echo else "no")
+    parser.add_argument("--echo", action=both, default=echo, help=shown)
+    memory = "start a run even if memory looks short"
+    parser.add_argument("--no-memory-check", action="store_true", help=memory)
     add_launch_options(parser)
 
 
@@ -192,10 +169,6 @@ def duration(unit: str, text: str, least: float = sys.float_info.min) -> float:
         limit = "above 0" if least else "0 or above"
         raise argparse.ArgumentTypeError(f"{text!r}: give a number of {unit} {limit}")
     return value
-
-
-_seconds = partial(duration, "seconds")
-_seconds_or_0 = partial(duration, "seconds", least=0)
 
 
 def _flag(name: str) -> str:

@@ -171,76 +171,48 @@ def build_parser() -> cli.Parser:
     """Options of the main job."""
     parser = cli.Parser("bash master-script.sh", "Run a sweep, then make its report.")
     what = parser.add_argument_group("what to run")
-    what.add_argument(
-        "--list", action="store_true", help="list studies, sweeps, points and engines, and leave"
-    )
+    switch = partial(what.add_argument, action="store_true")
+    switch("--list", help="list studies, sweeps, points and engines, and leave")
     cli.add_study_option(what)
-    what.add_argument(
-        "--list-points", action="store_true", help="list the points of the sweep, and leave"
-    )
+    switch("--list-points", help="list the points of the sweep, and leave")
     what.add_argument("--sweep", metavar="NAME", help="name or TOML file [default the study's]")
-    what.add_argument(
-        "--all", action="store_true", help="every sweep of the study, one after the other"
-    )
-    what.add_argument(
-        "--engines",
-        metavar="A,B:FIELD=V",
-        help="run these engines of the study in place of the sweep's",
-    )
-    what.add_argument(
-        "--only", action="append", default=[], metavar="POINT", help="name, part of it or pattern"
-    )
+    switch("--all", help="every sweep of the study, one after the other")
+    what.add_argument("--engines", metavar="A,B:FIELD=V", help="in place of the sweep's engines")
+    only = "name, part of it or pattern"
+    what.add_argument("--only", action="append", default=[], metavar="POINT", help=only)
     what.add_argument("--index", type=int, metavar="N", help="the N-th point alone, from 1")
-    what.add_argument(
-        "--size",
-        choices=("auto", "tiny", "full"),
-        default="auto",
-        help="the small form of the sweep or the full one [default auto: tiny without a GPU]",
-    )
+    sizes, size = ("auto", "tiny", "full"), "form of the sweep [default auto: tiny without a GPU]"
+    what.add_argument("--size", choices=sizes, default="auto", help=size)
     what.add_argument("--model", metavar="NAME", help="run this model instead of the sweep's")
     what.add_argument("--iterations", metavar="N", help="iterations of each run")
     what.add_argument("--repeats", type=cli.count, metavar="N", help="runs of each point")
-    what.add_argument(
-        "--minutes",
-        type=partial(cli.duration, "minutes"),
-        metavar="N",
-        help="start no run that is not likely to end within so many minutes from now",
-    )
+    minutes = partial(cli.duration, "minutes")
+    left = "start no run that is not likely to end within so many minutes from now"
+    what.add_argument("--minutes", type=minutes, metavar="N", help=left)
     what.add_argument("--device", metavar="V", help="auto, cpu or cuda [default auto]")
     what.add_argument("--data-prefix", metavar="P", help="the field of every point, see --data")
-    what.add_argument(
-        "--model.vocab-size", dest="model.vocab_size", metavar="N", help="of every run's model"
-    )
+    vocab_size = "model.vocab_size"
+    what.add_argument("--model.vocab-size", dest=vocab_size, metavar="N", help="of every model")
     choice = parser.add_mutually_exclusive_group()
     for value, text in (
         (Choice.RESUME, "only what was never run or was interrupted"),
         (Choice.RERUN_FAILED, "only what failed or was interrupted"),
         (Choice.AGAIN, "everything, done or not"),
     ):
-        choice.add_argument(
-            f"--{value}", action="store_const", const=value, dest="choice", help=text
-        )
+        one = partial(choice.add_argument, f"--{value}", dest="choice")
+        one(action="store_const", const=value, help=text)
     choice.add_argument("--report-only", action="store_true", help="run nothing, report anew")
     parser.add_argument("--no-report", action="store_true", help="leave out tables and report")
-    _add_simulation_options(parser)
+    group = parser.add_argument_group("prediction instead of runs")
+    simulated = "predict the sweep in its full form, run nothing"
+    group.add_argument("--simulate", action="store_true", help=simulated)
+    machine = "with --simulate: a shipped profile or a calibrated file"
+    group.add_argument("--machine", metavar="NAME", help=machine)
+    words = tuple(word.value for word in AsOf)
+    software = "with --simulate: whose software [default: the paper's on h100x4 and a100x4]"
+    group.add_argument("--as-of", choices=words, help=software)
     cli.add_run_options(parser, echo=False)
     return parser
-
-
-def _add_simulation_options(parser: cli.Parser) -> None:
-    group = parser.add_argument_group("prediction instead of runs")
-    group.add_argument(
-        "--simulate", action="store_true", help="predict the sweep in its full form, run nothing"
-    )
-    group.add_argument(
-        "--machine", metavar="NAME", help="with --simulate: a shipped profile or a calibrated file"
-    )
-    group.add_argument(
-        "--as-of",
-        choices=tuple(word.value for word in AsOf),
-        help="with --simulate: the paper's software, or today's [default: the paper's on h100x4 "
-        "and a100x4]",
-    )
 
 
 def main(argv: Sequence[str]) -> int:
