@@ -177,7 +177,7 @@ def test_other_data_make_another_point(tmp_path):
     assert len({task.point_key for task in tasks}) == 2
     # What is told of the data beside its contents is no part of the key.
     assert tasks[0].point_key == point_key(TINY, data_facts(str(prefixes[0])))
-    record = tasks[0].inputs([], {}).provenance["data"]
+    record = tasks[0].facts([], {})["provenance"]["data"]
     assert (record["name"], record["tokens"]) == ("a", 3000)
 
 
