@@ -8,13 +8,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
+
+from pydantic.fields import FieldInfo
 
 from configs.errors import ConfigError
-from configs.overrides import MODEL_PREFIX
-from configs.schema import Model
+from configs.overrides import MODEL_FIELDS
 from configs.study import Study, default_study, load_study
 from launch.data import LaunchError
 from launch.hosts.options import add_launch_options
@@ -105,78 +107,50 @@ def add_field_options(parser: Parser, study: Study) -> None:
     fields = parser.add_argument_group("fields of the point (they replace those of the file)")
     for name, field in study.point_type.model_fields.items():
         default = "" if field.is_required() else f" [default {field.default!s}]"
-        text = (field.description or "").replace("``", "") + default
-        fields.add_argument(_flag(name), metavar="V", help=_one_line(text))
-    if study.engine_keys:
-        keys = parser.add_argument_group("the engine in other keys")
-        for name in study.engine_keys:
-            keys.add_argument(_flag(name), metavar="V", help="a whole number")
+        fields.add_argument(_flag(name), metavar="V", help=_help(field) + default)
+    keys = parser.add_argument_group("the engine in other keys")
+    for name in study.engine_keys:
+        keys.add_argument(_flag(name), metavar="V", help="a whole number")
     model = parser.add_argument_group("fields of the model")
-    for name, field in Model.model_fields.items():
-        flag, dest = _flag(MODEL_PREFIX + name), MODEL_PREFIX + name
-        text = _one_line((field.description or "").replace("``", ""))
-        model.add_argument(flag, dest=dest, metavar="V", help=text)
+    for name, field in MODEL_FIELDS.items():
+        model.add_argument(_flag(name), dest=name, metavar="V", help=_help(field))
 
 
 def field_overrides(options: argparse.Namespace, study: Study) -> dict[str, str]:
     """The fields that were given, as text."""
-    names = [*study.point_type.model_fields, *study.engine_keys]
-    names += [MODEL_PREFIX + name for name in Model.model_fields]
+    names = [*study.point_type.model_fields, *study.engine_keys, *MODEL_FIELDS]
     given = vars(options)
     return {name: given[name] for name in names if given.get(name) is not None}
 
 
 def add_run_options(parser: Parser, echo: bool) -> None:
     """Options of every command that starts runs."""
-    parser.add_argument(
-        "--results-dir",
-        type=Path,
-        default=ROOT / "results",
-        metavar="DIR",
-        help="folder of all results; nothing in it is ever overwritten [default results]",
-    )
+
+    def value(flag: str, metavar: str, text: str, **more: Any) -> None:  # noqa: ANN401
+        parser.add_argument(flag, metavar=metavar, help=text, **more)
+
+    results = "folder of all results; nothing in it is ever overwritten [default results]"
+    value("--results-dir", "DIR", results, type=Path, default=ROOT / "results")
     parser.add_argument("--dry-run", action="store_true", help="show what would run, start nothing")
-    parser.add_argument(
-        "--data",
-        metavar="NAME",
-        help="embedded, oscar-1gb, or the prefix of a .bin/.idx pair of your own [default: "
-        "oscar-1gb for full-size models where it has been prepared, else embedded]",
+    data = (
+        "embedded, oscar-1gb, or the prefix of a .bin/.idx pair of your own [default: "
+        "oscar-1gb for full-size models where it has been prepared, else embedded]"
     )
-    parser.add_argument(
-        "--vocab-size",
-        type=count,
-        metavar="N",
-        help="of a pair in --data that has no manifest beside it",
-    )
-    parser.add_argument(
-        "--timeout", type=_seconds, metavar="SECONDS", help="end a run that takes longer"
-    )
-    parser.add_argument(
-        "--hang-timeout",
-        type=_seconds_or_0,
-        metavar="SECONDS",
-        help="end a run without progress for so long, 0 for never [default adapts to the run]",
-    )
-    parser.add_argument(
-        "--monitor-interval",
-        type=_seconds_or_0,
-        default=1.0,
-        metavar="SECONDS",
-        help="sample memory, CPU and GPUs so often, 0 for never [default 1]",
-    )
+    value("--data", "NAME", data)
+    value("--vocab-size", "N", "of a pair in --data that has no manifest beside it", type=count)
+    seconds, or_0 = partial(duration, "seconds"), partial(duration, "seconds", least=0)
+    value("--timeout", "SECONDS", "end a run that takes longer", type=seconds)
+    hang = "end a run without progress for so long, 0 for never [default adapts to the run]"
+    value("--hang-timeout", "SECONDS", hang, type=or_0)
+    monitor = "sample memory, CPU and GPUs so often, 0 for never [default 1]"
+    value("--monitor-interval", "SECONDS", monitor, type=or_0, default=1.0)
     parser.add_argument("--tensorboard", action="store_true", help="write scalars for TensorBoard")
-    parser.add_argument(
-        "--wandb", metavar="PROJECT", help="send scalars to a project of Weights & Biases"
-    )
-    parser.add_argument(
-        "--echo",
-        action=argparse.BooleanOptionalAction,
-        default=echo,
-        help=f"copy the log to the terminal [default {'yes' if echo else 'no'}]",
-    )
-    parser.add_argument(
-        "--no-memory-check", action="store_true", help="start a run even if memory looks short"
-    )
+    value("--wandb", "PROJECT", "send scalars to a project of Weights & Biases")
+    both, text = argparse.BooleanOptionalAction, "copy the log to the terminal [default {}]"
+    shown = text.format("yes" if echo else "no")
+    parser.add_argument("--echo", action=both, default=echo, help=shown)
+    memory = "start a run even if memory looks short"
+    parser.add_argument("--no-memory-check", action="store_true", help=memory)
     add_launch_options(parser)
 
 
@@ -188,25 +162,12 @@ def count(text: str) -> int:
     return value
 
 
-def _seconds(text: str) -> float:
+def duration(unit: str, text: str, least: float = sys.float_info.min) -> float:
+    """A number of seconds or minutes, ``least`` or more."""
     value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number of seconds above 0")
-    return value
-
-
-def minutes(text: str) -> float:
-    """A number of minutes above 0."""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number of minutes above 0")
-    return value
-
-
-def _seconds_or_0(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number of seconds, 0 or above")
+    if not least <= value < float("inf"):
+        limit = "above 0" if least else "0 or above"
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number of {unit} {limit}")
     return value
 
 
@@ -214,8 +175,8 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split()).replace("%", "%%")
+def _help(field: FieldInfo) -> str:
+    return " ".join((field.description or "").replace("``", "").split()).replace("%", "%%")
 
 
 class Terminated(SystemExit):

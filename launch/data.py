@@ -101,7 +101,7 @@ def with_data(points: Sequence[Point], given: Namespace) -> tuple[list[Point], s
     data = look_at(prefix)
     size = _vocab_size(data, given)
     for point in chosen:
-        _require_room(point, data, size)
+        require_vocabulary(point, data, size)
     return chosen, f"data: {data.words}"
 
 
@@ -151,19 +151,14 @@ def _vocab_size(data: Data, given: Namespace) -> int:
     return int(size)
 
 
-def require_vocabulary(point: Point, data: Data) -> None:
+def require_vocabulary(point: Point, data: Data, size: int | None = None) -> None:
     """Refuse data with tokens that the model has not, before anything is started.
 
     Raises:
-        ConfigError: The model's vocabulary is the smaller one.
+        ConfigError: The model's vocabulary is smaller than the data's, where that is known.
     """
-    if data.vocab_size is not None:
-        _require_room(point, data, data.vocab_size)
-
-
-def _require_room(point: Point, data: Data, size: int) -> None:
-    model = point.model
-    if size > model.vocab_size:
+    model, size = point.model, data.vocab_size if size is None else size
+    if size is not None and size > model.vocab_size:
         raise ConfigError(
             f"{data.prefix}: needs a vocabulary of {size}, but model.vocab_size = "
             f"{model.vocab_size} (model {model.name}); take a larger model or give "

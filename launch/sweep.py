@@ -5,8 +5,9 @@ from __future__ import annotations
 import fnmatch
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from configs.errors import ConfigError, explain
@@ -16,11 +17,10 @@ from deep_optimizer_states.predict.machine import load_machine
 from launch import cli
 from launch.data import with_data
 from launch.derive import derive
-from launch.describe import describe
+from launch.describe import describe, listing
 from launch.fit.capacity import PROFILES, largest_model_that_fits, refuse_if_short
+from launch.fit.estimate import TimeLimit
 from launch.fit.machine import Machine, probe_machine
-from launch.fit.time_limit import TimeLimit
-from launch.listing import listing
 from launch.needs import refuse_if_lacking
 from launch.records.ledger import Choice
 from launch.simulate.command import (
@@ -43,6 +43,9 @@ from launch.sweep_runner import (
 )
 from launch.task import RunOptions
 
+LargestModel = Callable[[Sequence[str], Callable[[str], Sequence[Point]]], str]
+"""Of models, the smallest first, the largest all of whose points fit."""
+
 
 def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
     """The points of a sweep on this machine.
@@ -52,37 +55,32 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
     Raises:
         ConfigError: a field is wrong, or no model fits.
     """
-    overrides = _overrides(given)
-    if given.repeats is not None:
-        sweep = sweep.model_copy(update={"repeats": given.repeats})
-    model = given.model
-    if _is_tiny(sweep, given, machine):
-        repeats = {} if given.repeats is None else {"repeats": given.repeats}
-        sweep, model = sweep.small().model_copy(update=repeats), None
-    sweep = _with_engines(sweep, given)
-    if model is None and sweep.leaves_model_open:
-        room, names = _shown_machine(sweep, given, machine), sweep.study.model_names()
-        model = largest_model_that_fits(
-            names, lambda name: sweep.sizing_points(name, overrides), room
-        )
-    points, data = with_data(sweep.points(model, overrides), given)
+    room = _shown_machine(sweep, given, machine)
+    is_tiny = _is_tiny(sweep, given, machine)
+    sweep, found = _sized(sweep, given, is_tiny, partial(largest_model_that_fits, machine=room))
+    points, data = with_data(found, given)
     options = RunOptions.of(given, sweep.name, sweep.study)
     return Plan(sweep, tuple(points), machine, options, data)
 
 
-def _with_engines(sweep: Sweep, given: Namespace) -> Sweep:
-    """The sweep with the engines that were asked for; says so when one was added to them."""
-    if given.engines is None:
-        return sweep
-    chosen, added = sweep.with_engines(given.engines)
-    if added:
-        cli.say(f"--engines: '{added}' is added, which the others are held against")
-    return chosen
-
-
-def _overrides(given: Namespace) -> dict[str, str]:
+def _sized(
+    sweep: Sweep, given: Namespace, is_tiny: bool, largest: LargestModel
+) -> tuple[Sweep, list[Point]]:
+    """The sweep in the form, with the engines and fields that were asked for, and its points."""
     fields = ("iterations", "device", "data_prefix", "model.vocab_size")
-    return {name: value for name in fields if (value := getattr(given, name)) is not None}
+    over = {name: value for name in fields if (value := getattr(given, name)) is not None}
+    model = given.model
+    if is_tiny:
+        sweep, model = sweep.small(), None
+    if given.repeats is not None:
+        sweep = sweep.model_copy(update={"repeats": given.repeats})
+    if given.engines is not None:
+        sweep, added = sweep.with_engines(given.engines)
+        if added:
+            cli.say(f"--engines: '{added}' is added, which the others are held against")
+    if model is None and sweep.leaves_model_open:
+        model = largest(sweep.study.model_names(), partial(sweep.sizing_points, overrides=over))
+    return sweep, sweep.points(model, over)
 
 
 def simulate(sweep: Sweep, given: Namespace, simulation: Simulation) -> int:
@@ -91,16 +89,8 @@ def simulate(sweep: Sweep, given: Namespace, simulation: Simulation) -> int:
     Raises:
         ConfigError: a field is wrong, a rate is missing, or a folder cannot be written.
     """
-    overrides, model = _overrides(given), given.model
-    if given.size == "tiny":
-        sweep, model = sweep.small(), None
-    sweep = _with_engines(sweep, given)
-    if model is None and sweep.leaves_model_open:
-        names = sweep.study.model_names()
-        model = largest_that_fits(
-            simulation, names, lambda name: sweep.sizing_points(name, overrides)
-        )
-    points = sweep.points(model, overrides)
+    largest = partial(largest_that_fits, simulation)
+    sweep, points = _sized(sweep, given, given.size == "tiny", largest)
     names = choose_points(points, given.only, given.index)
     if given.list_points:
         cli.say("\n".join(names))
@@ -181,76 +171,48 @@ def build_parser() -> cli.Parser:
     """Options of the main job."""
     parser = cli.Parser("bash master-script.sh", "Run a sweep, then make its report.")
     what = parser.add_argument_group("what to run")
-    what.add_argument(
-        "--list", action="store_true", help="list studies, sweeps, points and engines, and leave"
-    )
+    switch = partial(what.add_argument, action="store_true")
+    switch("--list", help="list studies, sweeps, points and engines, and leave")
     cli.add_study_option(what)
-    what.add_argument(
-        "--list-points", action="store_true", help="list the points of the sweep, and leave"
-    )
+    switch("--list-points", help="list the points of the sweep, and leave")
     what.add_argument("--sweep", metavar="NAME", help="name or TOML file [default the study's]")
-    what.add_argument(
-        "--all", action="store_true", help="every sweep of the study, one after the other"
-    )
-    what.add_argument(
-        "--engines",
-        metavar="A,B:FIELD=V",
-        help="run these engines of the study in place of the sweep's",
-    )
-    what.add_argument(
-        "--only", action="append", default=[], metavar="POINT", help="name, part of it or pattern"
-    )
+    switch("--all", help="every sweep of the study, one after the other")
+    what.add_argument("--engines", metavar="A,B:FIELD=V", help="in place of the sweep's engines")
+    only = "name, part of it or pattern"
+    what.add_argument("--only", action="append", default=[], metavar="POINT", help=only)
     what.add_argument("--index", type=int, metavar="N", help="the N-th point alone, from 1")
-    what.add_argument(
-        "--size",
-        choices=("auto", "tiny", "full"),
-        default="auto",
-        help="the small form of the sweep or the full one [default auto: tiny without a GPU]",
-    )
+    sizes, size = ("auto", "tiny", "full"), "form of the sweep [default auto: tiny without a GPU]"
+    what.add_argument("--size", choices=sizes, default="auto", help=size)
     what.add_argument("--model", metavar="NAME", help="run this model instead of the sweep's")
     what.add_argument("--iterations", metavar="N", help="iterations of each run")
     what.add_argument("--repeats", type=cli.count, metavar="N", help="runs of each point")
-    what.add_argument(
-        "--minutes",
-        type=cli.minutes,
-        metavar="N",
-        help="start no run that is not likely to end within so many minutes from now",
-    )
+    minutes = partial(cli.duration, "minutes")
+    left = "start no run that is not likely to end within so many minutes from now"
+    what.add_argument("--minutes", type=minutes, metavar="N", help=left)
     what.add_argument("--device", metavar="V", help="auto, cpu or cuda [default auto]")
     what.add_argument("--data-prefix", metavar="P", help="the field of every point, see --data")
-    what.add_argument(
-        "--model.vocab-size", dest="model.vocab_size", metavar="N", help="of every run's model"
-    )
+    vocab_size = "model.vocab_size"
+    what.add_argument("--model.vocab-size", dest=vocab_size, metavar="N", help="of every model")
     choice = parser.add_mutually_exclusive_group()
     for value, text in (
         (Choice.RESUME, "only what was never run or was interrupted"),
         (Choice.RERUN_FAILED, "only what failed or was interrupted"),
         (Choice.AGAIN, "everything, done or not"),
     ):
-        choice.add_argument(
-            f"--{value}", action="store_const", const=value, dest="choice", help=text
-        )
+        one = partial(choice.add_argument, f"--{value}", dest="choice")
+        one(action="store_const", const=value, help=text)
     choice.add_argument("--report-only", action="store_true", help="run nothing, report anew")
     parser.add_argument("--no-report", action="store_true", help="leave out tables and report")
-    _add_simulation_options(parser)
+    group = parser.add_argument_group("prediction instead of runs")
+    simulated = "predict the sweep in its full form, run nothing"
+    group.add_argument("--simulate", action="store_true", help=simulated)
+    machine = "with --simulate: a shipped profile or a calibrated file"
+    group.add_argument("--machine", metavar="NAME", help=machine)
+    words = tuple(word.value for word in AsOf)
+    software = "with --simulate: whose software [default: the paper's on h100x4 and a100x4]"
+    group.add_argument("--as-of", choices=words, help=software)
     cli.add_run_options(parser, echo=False)
     return parser
-
-
-def _add_simulation_options(parser: cli.Parser) -> None:
-    group = parser.add_argument_group("prediction instead of runs")
-    group.add_argument(
-        "--simulate", action="store_true", help="predict the sweep in its full form, run nothing"
-    )
-    group.add_argument(
-        "--machine", metavar="NAME", help="with --simulate: a shipped profile or a calibrated file"
-    )
-    group.add_argument(
-        "--as-of",
-        choices=tuple(word.value for word in AsOf),
-        help="with --simulate: the paper's software, or today's [default: the paper's on h100x4 "
-        "and a100x4]",
-    )
 
 
 def main(argv: Sequence[str]) -> int:

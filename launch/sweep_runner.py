@@ -13,17 +13,16 @@ from configs.errors import ConfigError
 from configs.schema import Point
 from configs.sweep import Sweep
 from launch import cli
+from launch.execute import Outcome, execute
 from launch.fit.capacity import shortages
-from launch.fit.estimate import AS_BEFORE, Estimate, estimate
+from launch.fit.estimate import AS_BEFORE, Estimate, TimeLimit, estimate
 from launch.fit.machine import Machine
-from launch.fit.time_limit import TimeLimit
 from launch.live import Live, duration_text
 from launch.needs import lacks
 from launch.process.members import end_leftovers
 from launch.records.files import read_json, write_json
 from launch.records.ledger import INTERRUPTED, Choice, Record, decide, read_records
 from launch.records.run_folder import SCHEMA_VERSION, RunFolder, Status, sweep_dir
-from launch.run import Outcome, execute
 from launch.task import RunOptions, Task
 
 
@@ -96,27 +95,121 @@ def run_all(plan: Plan, request: Request) -> Progress:
 
     A point that fails, hangs or cannot even be started does not stop the others.
     """
-    tasks = plan.tasks()
+    call = _Call(plan, request, plan.tasks(), Progress(reasons=reasons_before(plan, request)))
     settle_leftovers(plan.folder)
-    progress = Progress(reasons=reasons_before(plan, request))
-    write_index(plan, tasks, request, progress.reasons)
-    for number, task in enumerate(tasks, start=1):
-        repeat = f" repeat {task.repeat}" if plan.sweep.repeats > 1 else ""
-        head = f"[{number}/{len(tasks)}] {task.point.name}{repeat}"
-        why = _why_not(plan, task, request, progress)
-        if why:
-            cli.say(f"{head}: {why}")
-            continue
-        if request.chosen is not None and task.point.name not in request.chosen:
-            continue
-        cli.say(f"{head}: started")
-        outcome = _run_one(plan, request, tasks[number - 1 :], head, progress)
-        write_index(plan, tasks, request, progress.reasons)
-        if outcome is not None and outcome.stop_signal is not None:
-            progress.stop_signal = outcome.stop_signal
-            break
-    write_index(plan, tasks, request, progress.reasons)
-    return progress
+    call.run()
+    return call.progress
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a sweep."""
+
+    plan: Plan
+    request: Request
+    tasks: list[Task]
+    progress: Progress
+
+    def run(self) -> None:
+        """Run one task after the other, until the user stops it."""
+        self._write_index()
+        repeats = self.plan.sweep.repeats > 1
+        for number, task in enumerate(self.tasks, start=1):
+            if not self._is_asked(task):
+                continue
+            repeat = f" repeat {task.repeat}" if repeats else ""
+            head = f"[{number}/{len(self.tasks)}] {task.point.name}{repeat}"
+            records = all_records(self.plan, self.request)
+            if why := self._why_not(task, records):
+                cli.say(f"{head}: {why}")
+                continue
+            cli.say(f"{head}: started")
+            outcome = self._run_one(self.tasks[number - 1 :], head, records)
+            self._write_index()
+            if outcome is not None and outcome.stop_signal is not None:
+                self.progress.stop_signal = outcome.stop_signal
+                return
+        self._write_index()
+
+    def _write_index(self) -> None:
+        write_index(self.plan, self.tasks, self.request, self.progress.reasons)
+
+    def _is_asked(self, task: Task) -> bool:
+        return self.request.chosen is None or task.point.name in self.request.chosen
+
+    def _why_not(self, task: Task, records: Sequence[Record]) -> str:
+        """Why a task is not run now, for the user; empty when it is."""
+        decision = decide(task.keys, records, self.request.choice)
+        if not decision.run:
+            self.progress.skipped += 1
+            return decision.why
+        limit = self.request.time_limit
+        reason = why_not_here(task.point, self.plan, self.request.memory_check)
+        if limit and not reason:
+            expected = estimate(task.point, self.plan.machine, records)
+            reason = limit.refuse(self._probable_s(expected))
+        if not reason:
+            return ""
+        self.progress.unfit += 1
+        self.progress.reasons[task.point.name] = reason
+        return f"left out: {reason}"
+
+    def _probable_s(self, expected: Estimate) -> float:
+        """Seconds of a run as far as can be told; the longest one's where nothing tells of it."""
+        if expected.seconds is None:
+            return self.progress.longest_s
+        is_known = expected.how == AS_BEFORE or not self.progress.pace
+        return expected.seconds * (1.0 if is_known else median(self.progress.pace))
+
+    def _run_one(
+        self, rest: Sequence[Task], head: str, records: Sequence[Record]
+    ) -> Outcome | None:
+        """Run the first of ``rest``; None when it could not be started."""
+        task, options, progress = rest[0], self.plan.options, self.progress
+        expected = estimate(task.point, self.plan.machine, records)
+        if limit := self.request.time_limit:
+            limits_s = (options.timeout_s, limit.left_s)
+            options = replace(options, timeout_s=min(s for s in limits_s if s is not None))
+        try:
+            outcome = execute(task, options, self._live(rest, records, head, expected).watch)
+        except (ConfigError, OSError) as error:
+            # A full disk, a folder that became read-only: the next point is tried all the same.
+            progress.failed += 1
+            cli.say(f"{head}: not started: {error}")
+            return None
+        status, loss = outcome.status, outcome.folder.last_loss()
+        seconds = status.seconds or 0.0
+        progress.longest_s = max(progress.longest_s, seconds)
+        line = f"{head}: {status.status} in {seconds:.1f} s, last loss {loss if loss else 'none'}"
+        if status.status == "ok":
+            progress.ok += 1
+            if seconds and expected.seconds:
+                progress.pace.append(seconds / expected.seconds)
+            cli.say(line)
+            return outcome
+        if status.status == INTERRUPTED:
+            progress.interrupted += 1
+        else:
+            progress.failed += 1
+        cli.say(f"{line}; {status.cause}; see {outcome.folder.log}")
+        return outcome
+
+    def _live(
+        self, rest: Sequence[Task], records: Sequence[Record], head: str, expected: Estimate
+    ) -> Live:
+        """Progress of this run and of the sweep, where there is something to tell the time by."""
+        iterations, pace = rest[0].point.iterations, self.progress.pace
+        if expected.seconds is None or not (pace or expected.how == AS_BEFORE):
+            return Live(head, iterations, None, None)
+        usual = median(pace) if pace else 1.0
+        others = [
+            (estimate(task.point, self.plan.machine, records).seconds or 0.0) * usual
+            for task in rest[1:]
+            if self._is_asked(task)
+            and decide(task.keys, records, self.request.choice).run
+            and not why_not_here(task.point, self.plan, self.request.memory_check)
+        ]
+        return Live(head, iterations, sum(others), expected.seconds * usual)
 
 
 def why_not_here(point: Point, plan: Plan, memory_check: bool) -> str:
@@ -149,94 +242,6 @@ def settle_leftovers(folder: Path) -> None:
         status = Status(INTERRUPTED, cause=record.cause)
         with contextlib.suppress(OSError):
             RunFolder(record.path, record.log).write_status(status)
-
-
-def _why_not(plan: Plan, task: Task, request: Request, progress: Progress) -> str:
-    """Why a task is not run now, for the user; empty when it is, or was not asked for."""
-    if request.chosen is not None and task.point.name not in request.chosen:
-        return ""
-    records = all_records(plan, request)
-    decision = decide(task.keys, records, request.choice)
-    if not decision.run:
-        progress.skipped += 1
-        return decision.why
-    reason = why_not_here(task.point, plan, request.memory_check)
-    if request.time_limit and not reason:
-        expected = estimate(task.point, plan.machine, records)
-        reason = request.time_limit.refuse(_probable_s(expected, progress))
-    if reason:
-        progress.unfit += 1
-        progress.reasons[task.point.name] = reason
-        return f"left out: {reason}"
-    return ""
-
-
-def _probable_s(expected: Estimate, progress: Progress) -> float:
-    """Seconds of a run as far as can be told now; of one that nothing tells of, the longest's."""
-    if expected.seconds is None:
-        return progress.longest_s
-    is_known = expected.how == AS_BEFORE or not progress.pace
-    return expected.seconds * (1.0 if is_known else median(progress.pace))
-
-
-def _run_one(
-    plan: Plan, request: Request, rest: Sequence[Task], head: str, progress: Progress
-) -> Outcome | None:
-    """Run the first of ``rest``; None when it could not be started."""
-    task = rest[0]
-    records = all_records(plan, request)
-    expected = estimate(task.point, plan.machine, records)
-    live = _live(plan, request, rest, records, (head, expected, progress))
-    options = plan.options
-    if request.time_limit:
-        limits_s = (options.timeout_s, request.time_limit.left_s)
-        options = replace(options, timeout_s=min(s for s in limits_s if s is not None))
-    try:
-        outcome = execute(task, options, live.watch)
-    except (ConfigError, OSError) as error:
-        # A full disk, a folder that became read-only: the next point is tried all the same.
-        progress.failed += 1
-        cli.say(f"{head}: not started: {error}")
-        return None
-    status, loss = outcome.status, outcome.folder.last_loss()
-    progress.longest_s = max(progress.longest_s, status.seconds or 0.0)
-    line = f"{status.status} in {status.seconds or 0:.1f} s, last loss {loss if loss else 'none'}"
-    if status.status == "ok":
-        progress.ok += 1
-        if status.seconds and expected.seconds:
-            progress.pace.append(status.seconds / expected.seconds)
-        cli.say(f"{head}: {line}")
-    else:
-        if status.status == INTERRUPTED:
-            progress.interrupted += 1
-        else:
-            progress.failed += 1
-        cli.say(f"{head}: {line}; {status.cause}; see {outcome.folder.log}")
-    return outcome
-
-
-def _live(
-    plan: Plan,
-    request: Request,
-    rest: Sequence[Task],
-    records: Sequence[Record],
-    now: tuple[str, Estimate, Progress],
-) -> Live:
-    """Progress of this run and of the sweep, where there is something to tell the time by."""
-    head, expected, progress = now
-    iterations = rest[0].point.iterations
-    is_told = progress.pace or expected.how == AS_BEFORE
-    if not is_told or expected.seconds is None:
-        return Live(head, iterations, None, None)
-    pace = median(progress.pace) if progress.pace else 1.0
-    others = [
-        (estimate(task.point, plan.machine, records).seconds or 0.0) * pace
-        for task in rest[1:]
-        if (request.chosen is None or task.point.name in request.chosen)
-        and decide(task.keys, records, request.choice).run
-        and not why_not_here(task.point, plan, request.memory_check)
-    ]
-    return Live(head, iterations, sum(others), expected.seconds * pace)
 
 
 def all_records(plan: Plan, request: Request) -> list[Record]:

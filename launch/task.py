@@ -15,7 +15,6 @@ from launch.hosts.launchers import THIS_MACHINE, Launcher
 from launch.process.beside import scalar_environment
 from launch.records.identity import data_facts, point_key, setup_key
 from launch.records.provenance import machine_and_checkout
-from launch.records.run_folder import Inputs
 from launch.trainers import OWN_TRAINER, trainer_of
 from launch.trainers.protocol import Trainer
 
@@ -118,14 +117,8 @@ class Task:
         """The same as another repeat."""
         return replace(self, repeat=number)
 
-    def inputs(self, command: list[str], provenance: dict[str, Any]) -> Inputs:
-        """What ``run.json`` is to say."""
-        return Inputs(
-            self.point,
-            self.point_key,
-            self.setup_key,
-            self.repeat,
-            self.data_prefix,
-            command,
-            {**provenance, "data": look_at(self.data_prefix).record()},
-        )
+    def facts(self, command: list[str], provenance: dict[str, Any]) -> dict[str, Any]:
+        """What ``run.json`` is to say of it, beside the point."""
+        about = {**provenance, "data": look_at(self.data_prefix).record()}
+        own = {name: value for name, value in vars(self).items() if name != "point"}
+        return {**own, "command": command, "provenance": about}

@@ -108,35 +108,30 @@ class Decision:
 
     run: bool
     why: str = ""
-    record: Record | None = None
-    """The run that stands for it, when it is not run."""
 
 
-def decide(
-    keys: tuple[str, str, int], records: Sequence[Record], choice: Choice, now_running: bool = True
-) -> Decision:
+def decide(keys: tuple[str, str, int], records: Sequence[Record], choice: Choice) -> Decision:
     """Whether a point is to be run.
 
     Args:
         keys: its point key, the setup key of this call, and the repeat.
         records: earlier runs, the newest last.
         choice: what the user asked for.
-        now_running: whether a run that another launcher has going on stands in the way.
     """
     point_key, setup_key, repeat = keys
     own = [r for r in records if (r.point_key, r.repeat) == (point_key, repeat)]
     running = [r for r in own if r.status == "running"]
-    if running and now_running:
-        return Decision(False, f"is running now ({_where(running[-1])})", running[-1])
+    if running:
+        return Decision(False, f"is running now ({_where(running[-1])})")
     if choice is Choice.AGAIN:
         return Decision(True)
     done = [r for r in own if r.status == "ok" and r.setup_key == setup_key]
     if done:
-        return Decision(False, f"done before ({_where(done[-1])})", done[-1])
+        return Decision(False, f"done before ({_where(done[-1])})")
     other = [r for r in own if r.status == "ok"]
     if other and choice is not Choice.MISSING:
         why = f"done before with other code, versions or processors ({_where(other[-1])})"
-        return Decision(False, why, other[-1])
+        return Decision(False, why)
     return _decide_unfinished(own, choice)
 
 
@@ -146,7 +141,7 @@ def _decide_unfinished(own: Sequence[Record], choice: Choice) -> Decision:
         return Decision(False, "never run")
     if choice is Choice.RESUME and newest is not None and newest.status in FAILURES:
         why = f"{newest.status} before ({_where(newest)}); --rerun-failed tries again"
-        return Decision(False, why, newest)
+        return Decision(False, why)
     return Decision(True)
 
 

@@ -13,9 +13,9 @@ from launch import data, sweep
 from launch.cli import Parser, add_run_options
 from launch.config_n_run import main as config_n_run
 from launch.data import LaunchError, data_prefix, look_at, require_vocabulary, with_data
-from launch.point_command import main as run_main
 from launch.records.files import ROOT
 from launch.records.identity import data_facts, point_key
+from launch.run import main as run_main
 from launch.submit import main as submit_main
 from launch.task import RunOptions, Task
 
@@ -177,7 +177,7 @@ def test_other_data_make_another_point(tmp_path):
     assert len({task.point_key for task in tasks}) == 2
     # What is told of the data beside its contents is no part of the key.
     assert tasks[0].point_key == point_key(TINY, data_facts(str(prefixes[0])))
-    record = tasks[0].inputs([], {}).provenance["data"]
+    record = tasks[0].facts([], {})["provenance"]["data"]
     assert (record["name"], record["tokens"]) == ("a", 3000)
 
 

@@ -13,8 +13,8 @@ from launch import sweep_runner, task as task_module
 from launch.derive import derive
 from launch.describe import describe
 from launch.ds_json import deepspeed_config
+from launch.fit.estimate import TimeLimit
 from launch.fit.machine import Machine
-from launch.fit.time_limit import TimeLimit
 from launch.records.identity import data_facts
 from launch.records.ledger import Choice
 from launch.records.run_folder import Status
