@@ -5,7 +5,8 @@ A cell is empty where nothing says what belongs there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -13,18 +14,10 @@ from typing import Any
 from configs.study import Study
 from parse.compare.verdict import judge_log
 from parse.errors import LogError
-from parse.log.records import Iteration, after_warmup
+from parse.log.records import after_warmup
 from parse.monitor import SAMPLE_COLUMNS, read_samples
 from parse.run_folder import Run
-from parse.write import (
-    Columns,
-    check_our_json,
-    check_ours,
-    empty_columns,
-    remove_table,
-    replace_text,
-    write_table,
-)
+from parse.write import check_our_json, check_ours, remove_table, replace_text, write_table
 
 STUDY_FILE = "study.json"
 _TIMERS = (
@@ -87,6 +80,7 @@ def run_columns(study: Study) -> dict[str, str]:
 _RUN_COLUMNS_OF_ALL = dict.fromkeys(("path", "label", "case", "engine"), "string")
 """What other tables say of the run a row is of."""
 _NUMBERS = ("grad_norm", "learning_rate", "tflops", "host_memory_gib", "device_memory_gib")
+_COUNTS = ("tokens", "skipped")
 
 
 def iteration_columns(study: Study) -> dict[str, str]:
@@ -118,55 +112,32 @@ MONITOR_COLUMNS = {**_RUN_COLUMNS_OF_ALL, **SAMPLE_COLUMNS}
 """Columns of ``monitor.csv``."""
 
 
-def runs_table(runs: Sequence[Run], warmup: int, base: Path | None = None) -> Columns:
-    """One row a run, in the order given.
-
-    Args:
-        runs: Runs, labelled.
-        warmup: First iterations of each to leave out of means.
-        base: Folder that paths are written relative to; as given without it.
-    """
-    return as_columns([run_row(run, warmup, base) for run in runs], run_columns(runs[0].study))
-
-
-def iterations_table(runs: Sequence[Run], warmup: int, base: Path | None = None) -> Columns:
-    """One row an iteration of every run; see :func:`runs_table`."""
-    rows = []
-    for run in runs:
-        same = {**_of_run(run, base), "source": run.source}
-        same |= {name: run.settings.get(name) for name in engine_fields(run.study)}
-        evaluated = _evaluations(run)
-        for position, record in enumerate(run.log.iterations):
-            is_early = int(position < run.warmup(warmup))
-            row = _iteration_row(run, record) | evaluated.get(record.iteration, {})
-            rows.append({**same, **row, "warmup": is_early})
-    return as_columns(rows, iteration_columns(runs[0].study))
+def _iteration_rows(run: Run, warmup: int) -> Iterator[dict[str, Any]]:
+    same: dict[str, Any] = {"source": run.source}
+    same |= {name: run.settings.get(name) for name in engine_fields(run.study)}
+    evaluated, skipped = _evaluations(run), run.warmup(warmup)
+    for position, record in enumerate(run.log.iterations):
+        loss = record.best_loss
+        yield {
+            **same,
+            **{name: getattr(record, name) for name in ("iteration", *_NUMBERS, *_COUNTS)},
+            **{f"{name}_ms": run.phase_ms(record, name) for name in time_names(run.study)},
+            "loss": None if loss is None else repr(loss),
+            "warmup": int(position < skipped),
+            **evaluated.get(record.iteration, {}),
+        }
 
 
-def memory_table(runs: Sequence[Run], base: Path | None = None) -> Columns:
-    """One row a line of DeepSpeed's ``memory_breakdown``; see :func:`runs_table`."""
-    table = empty_columns(MEMORY_COLUMNS)
-    own = [name for name in MEMORY_COLUMNS if name not in _RUN_COLUMNS_OF_ALL]
-    for run in runs:
-        lines = run.log.memory
-        _repeat(table, _of_run(run, base), len(lines))
-        for name in own:
-            table[name] += [getattr(line, name) for line in lines]
-    return table
+def _memory_rows(run: Run) -> Iterator[dict[str, Any]]:
+    return (asdict(line) for line in run.log.memory)
 
 
-def monitor_table(runs: Sequence[Run], base: Path | None = None) -> Columns:
-    """One row a sample and device of every run; see :func:`runs_table`."""
-    table = empty_columns(MONITOR_COLUMNS)
-    for run in runs:
-        for path in run.monitor_files:
-            samples, damaged = read_samples(path)
-            if damaged:
-                run.log.notes.append(f"{path.name}: {damaged} unreadable lines left out")
-            _repeat(table, _of_run(run, base), len(samples))
-            for position, name in enumerate(SAMPLE_COLUMNS):
-                table[name] += [sample[position] for sample in samples]
-    return table
+def _sample_rows(run: Run) -> Iterator[dict[str, Any]]:
+    for path in run.monitor_files:
+        samples, damaged = read_samples(path)
+        if damaged:
+            run.log.notes.append(f"{path.name}: {damaged} unreadable lines left out")
+        yield from (dict(zip(SAMPLE_COLUMNS, sample, strict=True)) for sample in samples)
 
 
 def write_tables(
@@ -183,53 +154,44 @@ def write_tables(
         LogError: a file of that name is not one of ours, or the folder cannot be written.
     """
     study = runs[0].study
+
+    def of_runs(rows_of: Callable[[Run], Iterable[dict[str, Any]]]) -> list[dict[str, Any]]:
+        return [{**row, **_of_run(run, base)} for run in runs for row in rows_of(run)]
+
     tables = {
-        "runs.csv": (runs_table(runs, warmup, base), run_columns(study)),
-        "iterations.csv": (iterations_table(runs, warmup, base), iteration_columns(study)),
+        "runs.csv": (of_runs(lambda run: [run_row(run, warmup)]), run_columns(study)),
+        "iterations.csv": (
+            of_runs(lambda run: _iteration_rows(run, warmup)),
+            iteration_columns(study),
+        ),
+        "memory.csv": (of_runs(_memory_rows), MEMORY_COLUMNS),
+        "monitor.csv": (of_runs(_sample_rows), MONITOR_COLUMNS),
     }
-    more = {
-        "memory.csv": (memory_table(runs, base), MEMORY_COLUMNS),
-        "monitor.csv": (monitor_table(runs, base), MONITOR_COLUMNS),
-    }
-    tables |= {name: table for name, table in more.items() if table[0]["path"]}
+    empty = [name for name in ("memory.csv", "monitor.csv") if not tables[name][0]]
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name in tables:
             check_ours(out / name)
         check_our_json(out / STUDY_FILE, "engines")
-        for name, (table, types) in tables.items():
-            write_table(out / name, table, types)
-        for name in more.keys() - tables.keys():
+        for name in empty:
             remove_table(out / name)
+            del tables[name]
+        for name, (rows, types) in tables.items():
+            write_table(out / name, rows, types)
         replace_text(out / STUDY_FILE, study.as_json() + "\n")
     except OSError as error:
         raise LogError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
     return [out / name for name in tables]
 
 
-def shown_path(path: Path, base: Path | None) -> str:
-    """A path as tables name it: relative to ``base`` where it lies below."""
-    if base is not None and path.is_relative_to(base):
-        return path.relative_to(base).as_posix()
-    return str(path)
-
-
 def _of_run(run: Run, base: Path | None) -> dict[str, Any]:
-    return {
-        "path": shown_path(run.log.path, base),
-        "label": run.label,
-        "case": run.case,
-        "engine": run.engine,
-    }
+    path = run.log.path
+    shown = path.relative_to(base).as_posix() if base and path.is_relative_to(base) else str(path)
+    return {"path": shown, "label": run.label, "case": run.case, "engine": run.engine}
 
 
-def _repeat(table: Columns, same: Mapping[str, Any], count: int) -> None:
-    for name, value in same.items():
-        table[name] += [value] * count
-
-
-def run_row(run: Run, warmup: int, base: Path | None = None) -> dict[str, Any]:
-    """A run's row of ``runs.csv``, by column."""
+def run_row(run: Run, warmup: int) -> dict[str, Any]:
+    """What ``runs.csv`` says of a run besides its path, name and engine, by column."""
     log, settings, skipped = run.log, run.settings, run.warmup(warmup)
     verdict = judge_log(log)
     losses = [r.best_loss for r in log.iterations if r.best_loss is not None]
@@ -241,8 +203,6 @@ def run_row(run: Run, warmup: int, base: Path | None = None) -> dict[str, Any]:
         **{key: settings.get(key) for key in run_columns(run.study) if key in settings},
         **means,
         **{f"{name}_median_ms": median(found) if found else None for name, found in times.items()},
-        "path": shown_path(log.path, base),
-        "engine": run.engine,
         "iterations": len(log.iterations),
         "tflops": _mean(tflops),
         # As text, so that a NaN that was measured is not an empty cell, which means unknown.
@@ -251,8 +211,6 @@ def run_row(run: Run, warmup: int, base: Path | None = None) -> dict[str, Any]:
         "verdict": verdict.word or None,
         "verdict_detail": verdict.text if verdict.word else None,
         "parameters": log.parameters,
-        "label": run.label,
-        "case": run.case,
         "status": run.status,
         "device": log.device,
         "hardware": run.hardware,
@@ -286,20 +244,5 @@ def _per_second(count: object, milliseconds: float | None) -> float | None:
     return count / (milliseconds / 1000)
 
 
-def _iteration_row(run: Run, record: Iteration) -> dict[str, Any]:
-    loss = record.best_loss
-    return {
-        "iteration": record.iteration,
-        "loss": None if loss is None else repr(loss),
-        **{f"{name}_ms": run.phase_ms(record, name) for name in time_names(run.study)},
-        **{name: getattr(record, name) for name in (*_NUMBERS, "tokens", "skipped")},
-    }
-
-
 def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
-
-
-def as_columns(rows: Sequence[Mapping[str, Any]], types: Mapping[str, str]) -> Columns:
-    """Rows as a table; a cell that a row lacks is empty."""
-    return {name: [row.get(name) for row in rows] for name in types}

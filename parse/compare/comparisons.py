@@ -22,9 +22,9 @@ from parse.compare.two_runs import ON_CPU
 from parse.compare.verdict import DEFAULT_TOLERANCE
 from parse.errors import LogError
 from parse.run_folder import Run
-from parse.table import as_columns, engine_fields, field_columns, run_row
+from parse.table import engine_fields, field_columns, run_row
 from parse.unmeasured import NO_SPEEDUP, PUBLISHED, SIMULATED
-from parse.write import Columns, check_ours, write_table
+from parse.write import check_ours, write_table
 
 NOT_COMPARED = "not compared"
 _WORST_FIRST = ("differs", NOT_COMPARED, "undecided", "close", "equal")
@@ -237,19 +237,14 @@ def write_comparisons(comparisons: Sequence[PointComparison], study: Study, out:
         LogError: a file of that name is not one of ours, or the folder cannot be written.
     """
     path = out / "comparisons.csv"
+    rows = [_row(item, phase) for item in comparisons for phase in timed_phases(study)]
     try:
         out.mkdir(parents=True, exist_ok=True)
         check_ours(path, "case")
-        write_table(path, comparisons_table(comparisons, study), comparison_columns(study))
+        write_table(path, rows, comparison_columns(study))
     except OSError as error:
         raise LogError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
     return path
-
-
-def comparisons_table(comparisons: Sequence[PointComparison], study: Study) -> Columns:
-    """One row a comparison and phase."""
-    rows = [_row(item, phase) for item in comparisons for phase in timed_phases(study)]
-    return as_columns(rows, comparison_columns(study))
 
 
 def _row(item: PointComparison, phase: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def test_csv_and_parquet_agree(table):
     columns = {name: [row[i] for row in table] for i, name in enumerate(TYPES)}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "t.csv"
-        write_table(path, columns, TYPES)
+        write_table(path, [dict(zip(TYPES, row, strict=True)) for row in table], TYPES)
         text = path.read_bytes().decode()
         parquet = pq.read_table(path.with_suffix(".parquet")).to_pylist()
     found = list(csv.DictReader(io.StringIO(text, newline="")))
