@@ -18,7 +18,7 @@ from parse.arguments import number_from_0, warmup_count
 from parse.compare.present import comparison_json, comparison_notes
 from parse.compare.two_runs import Comparison, Timing, compare
 from parse.compare.verdict import DEFAULT_TOLERANCE
-from parse.errors import LogError
+from parse.errors import LogError, printable
 from parse.log.read import read_usable_log
 from parse.log.records import PHASES, Log
 
@@ -42,8 +42,7 @@ def main(argv: list[str] | None = None) -> int:
             paths = " and ".join(str(log.path) for log in logs)
             raise LogError(f"{paths}: they have no iteration in common")
     except LogError as error:
-        message = "".join(c if c.isprintable() else "?" for c in str(error))
-        print(f"quick-parse-results: {message}", file=sys.stderr)
+        print(f"quick-parse-results: {printable(str(error))}", file=sys.stderr)
         return 2
     if args.json:
         print(json.dumps(comparison_json(logs, result, KEYS, NAMES), indent=2, allow_nan=False))

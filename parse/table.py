@@ -112,6 +112,11 @@ MONITOR_COLUMNS = {**_RUN_COLUMNS_OF_ALL, **SAMPLE_COLUMNS}
 """Columns of ``monitor.csv``."""
 
 
+def runs_table(runs: Sequence[Run], warmup: int, base: Path | None) -> list[dict[str, Any]]:
+    """One row a run, in the order given; paths are relative to ``base``, if there is one."""
+    return [{**run_row(run, warmup), **_of_run(run, base)} for run in runs]
+
+
 def _iteration_rows(run: Run, warmup: int) -> Iterator[dict[str, Any]]:
     same: dict[str, Any] = {"source": run.source}
     same |= {name: run.settings.get(name) for name in engine_fields(run.study)}
@@ -159,7 +164,7 @@ def write_tables(
         return [{**row, **_of_run(run, base)} for run in runs for row in rows_of(run)]
 
     tables = {
-        "runs.csv": (of_runs(lambda run: [run_row(run, warmup)]), run_columns(study)),
+        "runs.csv": (runs_table(runs, warmup, base), run_columns(study)),
         "iterations.csv": (
             of_runs(lambda run: _iteration_rows(run, warmup)),
             iteration_columns(study),

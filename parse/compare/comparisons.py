@@ -17,7 +17,7 @@ from configs.study import Study
 from parse.compare.gate import Judgement, judge_seeds
 from parse.compare.pairs import Pair, PointRuns, gate_words, group_points, pair_up, reference_of
 from parse.compare.provenance import differences
-from parse.compare.stats import Ratio, Spread, ratio_of_medians, spread
+from parse.compare.stats import Ratio, ratio_of_medians, spread
 from parse.compare.two_runs import ON_CPU
 from parse.compare.verdict import DEFAULT_TOLERANCE
 from parse.errors import LogError
@@ -136,14 +136,6 @@ class PointComparison:
         word = "equal" if self.study.gate.kind == "bitwise" else "within the gate"
         return f"{worst.verdict}; {holding} of {len(findings)} repeats are {word}"
 
-    def ours_spread(self, phase: str) -> Spread | None:
-        """Statistics of the point's times of a phase."""
-        return spread(self.ours.times_ms(phase, self.warmup))
-
-    def reference_spread(self, phase: str) -> Spread | None:
-        """Statistics of the reference's times of a phase."""
-        return spread(self.reference.times_ms(phase, self.warmup)) if self.reference else None
-
     def ratio(self, phase: str) -> Ratio | None:
         """The reference's median over ours, with its interval; None where a side has no times."""
         if phase not in self._ratios:
@@ -181,21 +173,12 @@ class PointComparison:
     def _make_ratio(self, phase: str) -> Ratio | None:
         if self.reference is None:
             return None
-        reference = self.reference.times_ms(phase, self.warmup)
-        ours = self.ours.times_ms(phase, self.warmup)
-        paired = self._repeats_alternate and all((*reference, *ours))
-        if paired:
-            reference = _in_order(self.reference.repeats, reference)
-            ours = _in_order(self.ours.repeats, ours)
-        return ratio_of_medians(reference, ours, paired=paired)
-
-    @property
-    def _repeats_alternate(self) -> bool:
-        """Whether both have the same repeats; a sweep runs repeat 1 of all, then repeat 2."""
-        assert self.reference is not None
-        own, other = self.ours.repeats, self.reference.repeats
-        known = None not in own and len(set(own)) == len(own) == len(other)
-        return known and set(own) == set(other)
+        points = self.reference, self.ours
+        sides = [point.times_ms(phase, self.warmup) for point in points]
+        known, others = (point.repeats for point in points)
+        # A sweep runs repeat 1 of all engines, then repeat 2, so what slowed down both cancels.
+        alternate = None not in known and len(set(known)) == len(known) and known == others
+        return ratio_of_medians(*sides, paired=alternate and all(map(all, sides)))
 
     def _reasons_of_setup(self) -> list[str]:
         if self.reference is None:
@@ -248,7 +231,11 @@ def write_comparisons(comparisons: Sequence[PointComparison], study: Study, out:
 
 
 def _row(item: PointComparison, phase: str) -> dict[str, Any]:
-    sides = {"reference": item.reference_spread(phase), "ours": item.ours_spread(phase)}
+    points = {"reference": item.reference, "ours": item.ours}
+    sides = {
+        name: spread(point.times_ms(phase, item.warmup)) if point else None
+        for name, point in points.items()
+    }
     ours, reference, ratio = sides["ours"], sides["reference"], item.ratio(phase)
     run, study = item.ours.runs[0], item.study
     row: dict[str, Any] = {
@@ -293,11 +280,3 @@ def _reasons_of_pairs(pairs: Sequence[Pair]) -> list[str]:
         text if len(numbers) == len(pairs) else f"repeat {', '.join(map(str, numbers))}: {text}"
         for text, numbers in found.items()
     ]
-
-
-def _in_order(
-    repeats: Sequence[tuple[Any, int] | None], times: list[list[float]]
-) -> list[list[float]]:
-    """Times of paired repeats, by their seed and number."""
-    numbered = zip(repeats, times, strict=True)
-    return [found for _, found in sorted(numbered, key=lambda item: str(item[0]))]

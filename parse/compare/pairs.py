@@ -108,8 +108,9 @@ class PointRuns:
 
     @property
     def finished(self) -> list[Run]:
-        """Runs whose times count."""
-        return [run for run in self.runs if run.finished and run.log.iterations]
+        """Runs whose times count, by their seed and repeat."""
+        found = [run for run in self.runs if run.finished and run.log.iterations]
+        return sorted(found, key=lambda run: (str(run.settings.get("seed")), run.repeat or 0))
 
     @property
     def repeats(self) -> list[tuple[Any, int] | None]:

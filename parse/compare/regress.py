@@ -9,14 +9,14 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from parse.arguments import number_from_0, warmup_count
 from parse.compare.measured import Measured, by_key, matching_fields, read_measured
 from parse.compare.stats import Spread, ratio_of_medians, spread
-from parse.errors import LogError
+from parse.errors import LogError, printable
 
 REGRESSIONS = ("missing", "failed", "loss worse", "equality worse", "no times", "slower")
 """Words that make the exit code 1."""
@@ -66,8 +66,7 @@ def main(argv: Sequence[str]) -> int:
             )
         judged = judge(old, new, Gate(args.tolerance, args.phase, args.any_hardware))
     except LogError as error:
-        message = "".join(c if c.isprintable() else "?" for c in str(error))
-        sys.stderr.write(f"parse compare: error: {message}\n")
+        sys.stderr.write(f"parse compare: error: {printable(str(error))}\n")
         return 2
     if args.json:
         sys.stdout.write(json.dumps(as_json(judged, args), indent=2, allow_nan=False) + "\n")
@@ -107,22 +106,18 @@ def as_json(judged: Sequence[Judged], args: argparse.Namespace) -> dict[str, Any
         "tolerance": args.tolerance,
         "warmup": args.warmup,
         "exit_code": exit_code(judged),
-        "points": [
-            {
-                "label": point.label,
-                "word": point.word,
-                "regression": point.word in REGRESSIONS,
-                "detail": point.detail,
-                "old": _spread_json(point.old),
-                "new": _spread_json(point.new),
-                "change": point.change,
-                "change_low": point.low,
-                "change_high": point.high,
-                "interval_covers": point.covers,
-            }
-            for point in judged
-        ],
+        "points": [_point_json(point) for point in judged],
     }
+
+
+def _point_json(point: Judged) -> dict[str, Any]:
+    names = {"low": "change_low", "high": "change_high", "covers": "interval_covers"}
+    found = {names.get(name, name): value for name, value in asdict(point).items()}
+    found["regression"] = point.word in REGRESSIONS
+    for side, times in (("old", point.old), ("new", point.new)):
+        if times:
+            found[side] |= {"iqr_ms": times.iqr_ms}
+    return found
 
 
 def as_text(judged: Sequence[Judged], args: argparse.Namespace) -> list[str]:
@@ -208,18 +203,7 @@ def _text_row(point: Judged) -> tuple[str, ...]:
     mark = "!" if point.word in REGRESSIONS else ""
     untimed = point.old is None and point.new is None
     sides = ("", "") if untimed else (times(point.old), times(point.new))
-    return tuple(_printable(cell) for cell in (mark, point.label, *sides, change, interval, text))
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def _spread_json(side: Spread | None) -> dict[str, float] | None:
-    if side is None:
-        return None
-    names = ("median_ms", "iqr_ms", "mean_ms", "iterations", "repeats")
-    return {name: getattr(side, name) for name in names}
+    return tuple(printable(cell) for cell in (mark, point.label, *sides, change, interval, text))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -44,21 +44,21 @@ def test_a_speed_up_over_paired_repeats(gpu_sweep):
     assert ratio.paired
     assert ratio.ratio == item.speedup("iteration") == pytest.approx(2.0)
     assert ratio.low < 2.0 < ratio.high
-    assert item.ours_spread("iteration").repeats == 3
+    assert len(item.ours.finished) == 3
 
 
 def test_repeats_that_are_not_the_same_are_not_paired(gpu_sweep):
     (item,) = compared(gpu_sweep(vanilla2={"status": "failed"}))
     assert not item.ratio("iteration").paired
     assert (item.equality, item.withheld) == ("equal", "")
-    assert item.reference_spread("iteration").repeats == 2
+    assert len(item.reference.finished) == 2
 
 
 def test_as_many_repeats_that_are_others_are_not_paired(gpu_sweep):
     failed = {"status": "failed"}
     (item,) = compared(gpu_sweep(vanilla2=failed, hybrid3=failed))
     assert not item.ratio("iteration").paired
-    assert item.ours_spread("iteration").repeats == item.reference_spread("iteration").repeats == 2
+    assert len(item.ours.finished) == len(item.reference.finished) == 2
 
 
 @pytest.mark.parametrize(
