@@ -24,7 +24,11 @@ from parse.unmeasured import MEASURED
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse logs and write the tables; returns the exit code, 2 when nothing could be read."""
+    """Parse logs and write the tables.
+
+    Returns:
+        The exit code: 1 where the loss of a run failed, 2 where nothing could be read.
+    """
     given = sys.argv[1:] if argv is None else argv
     if given[:1] == ["compare"]:
         return regress.main(given[1:])
@@ -38,13 +42,15 @@ def main(argv: list[str] | None = None) -> int:
         notes = log_notes(run.log) if run.log.rejects else []
         for note in filter(None, [*notes, _nothing_timed(run, args.warmup)]):
             sys.stderr.write(f"parse: {run.log.path}: {note}\n")
+        if run.loss.failed:
+            sys.stderr.write(f"parse: {run.log.path}: the loss is {run.loss.text}\n")
     iterations = sum(len(run.log.iterations) for run in runs)
     rejects = sum(len(run.log.rejects) for run in runs)
     sys.stdout.write(
         f"{len(runs)} runs, {iterations} iterations, {rejects} lines rejected: "
         f"{', '.join(str(path) for path in written)}\n"
     )
-    return 0
+    return int(any(run.loss.failed for run in runs))
 
 
 def _parse(paths: list[Path], out: Path, warmup: int) -> tuple[list[Run], list[Path]]:

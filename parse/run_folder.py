@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.study import Study, default_study
+from parse.compare.verdict import FAILED, LossVerdict, judge_log
 from parse.errors import LogError
 from parse.log.read import read_log
 from parse.log.records import Iteration, Log, after_warmup
@@ -106,8 +107,17 @@ class Run:
 
     @property
     def status(self) -> str:
-        """``ok``, ``failed``, ...; empty when not recorded."""
-        return str(self.status_json.get("status") or "")
+        """``ok``, ``failed``, ...; empty when not recorded.
+
+        A run that ended well but whose loss failed has the word of its loss, such as ``nan``.
+        """
+        recorded = str(self.status_json.get("status") or "")
+        return self.loss.word if recorded == "ok" and self.loss.failed else recorded
+
+    @cached_property
+    def loss(self) -> LossVerdict:
+        """What the run's loss says of its training."""
+        return judge_log(self.log)
 
     @property
     def source(self) -> str:
@@ -121,7 +131,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the run reached its end, as far as is recorded."""
-        return self.status in ("", "ok")
+        return self.status in ("", "ok", *FAILED)
 
     @property
     def cause(self) -> str:

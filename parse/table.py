@@ -12,7 +12,6 @@ from statistics import fmean, median
 from typing import Any
 
 from configs.study import Study
-from parse.compare.verdict import judge_log
 from parse.errors import LogError
 from parse.log.records import after_warmup
 from parse.monitor import SAMPLE_COLUMNS, read_samples
@@ -198,7 +197,7 @@ def _of_run(run: Run, base: Path | None) -> dict[str, Any]:
 def run_row(run: Run, warmup: int) -> dict[str, Any]:
     """What ``runs.csv`` says of a run besides its path, name and engine, by column."""
     log, settings, skipped = run.log, run.settings, run.warmup(warmup)
-    verdict = judge_log(log)
+    verdict = run.loss
     losses = [r.best_loss for r in log.iterations if r.best_loss is not None]
     times = {name: run.times_ms(name, warmup) for name in time_names(run.study)}
     means = {f"{name}_ms": _mean(found) for name, found in times.items()}

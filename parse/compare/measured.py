@@ -11,7 +11,7 @@ from configs.errors import ConfigError
 from configs.study import Study, default_study, study_from
 from parse.compare.comparisons import compare_points, timed_phases
 from parse.compare.pairs import group_points
-from parse.compare.verdict import judge_log
+from parse.compare.verdict import FAILED
 from parse.errors import LogError
 from parse.labels import free_by_gate, label_runs
 from parse.run_folder import SWEEP_FILE, Run, find_logs, read_json, read_run, read_sweep
@@ -20,7 +20,7 @@ from parse.unmeasured import MEASURED
 
 _NOT_IDENTITY = ("name", "data_prefix", "iterations", "device", "split", "accumulation")
 """Fields of a point that do not say which point it is."""
-_VERDICTS = ("trains", "", "frozen", "nan")
+_VERDICTS = ("trains", "undecided", "", "diverged", "frozen", "nan")
 """Words of a loss, from good to bad; no loss in the log is worse than one that trains."""
 
 
@@ -113,7 +113,7 @@ def _from_runs(runs: Sequence[Run], warmup: int) -> list[Measured]:
             _normal(run.fields, run.study),
             group.label,
             {phase: run.times_ms(phase, warmup) for phase in timed_phases(run.study)},
-            (judge_log(run.log).word, run.status, run.log.device, run.hardware),
+            (run.loss.word, run.status, run.log.device, run.hardware),
             equality.get(id(run), ""),
         )
         for group in group_points(runs)
@@ -130,7 +130,7 @@ def _of_run(
 ) -> Measured:
     """A run as a point; ``words`` are its verdict, its status, its device and its hardware."""
     verdict, status, *machine = (word or "" for word in words)
-    finished = status in ("", "ok")
+    finished = status in ("", "ok", *FAILED)
     return Measured(
         fields,
         label,

@@ -12,7 +12,7 @@ from configs.naming import Namer
 from configs.study import Study
 from parse.compare.gate import NOTHING_TO_COMPARE, Judgement, judge_runs
 from parse.compare.two_runs import loss_reasons, timing_reasons
-from parse.compare.verdict import DEFAULT_TOLERANCE, LossVerdict, judge_log
+from parse.compare.verdict import DEFAULT_TOLERANCE
 from parse.labels import free_by_gate
 from parse.run_folder import Run
 from parse.unmeasured import MEASURED
@@ -27,8 +27,6 @@ class Pair:
     """None when there is no run of the reference engine at the same point."""
     judgement: Judgement | None = None
     """What the gate says, if it judges run by run; None when one side has no iterations."""
-    loss: LossVerdict | None = None
-    """Of the run's own loss."""
     reasons: tuple[str, ...] = ()
     """Why the figures of the two allow no speed-up."""
 
@@ -39,9 +37,9 @@ class Pair:
 
     @property
     def holds(self) -> bool:
-        """Whether the run finished and is what its study expects of it."""
+        """Whether the run finished, trained and is what its study expects of it."""
         gate = self.run.study.gate
-        if self.judgement is None or self.problem:
+        if self.judgement is None or self.problem or self.run.loss.failed:
             return False
         row = self.run.study.engines.get(self.run.engine or "")
         as_said = self.word == "equal" or (row is not None and not row.exact)
@@ -56,8 +54,8 @@ class Pair:
             return f"not compared: {reason}"
         parts = [judgement.text if not problem else f"{problem}; as far as it got {judgement.text}"]
         parts += [] if problem else [gate_words(self.run.study, judgement)]
-        if self.loss and self.loss.word != "trains":
-            parts.append(f"loss: {self.loss.text}")
+        if self.run.loss.word != "trains":
+            parts.append(f"loss: {self.run.loss.text}")
         return "; ".join(parts)
 
     @property
@@ -200,15 +198,14 @@ def _name(members: Sequence[Run]) -> str:
 
 def _judged(run: Run, reference: Run, warmup: int, tolerance: float) -> Pair:
     study = run.study
-    verdicts = judge_log(reference.log), judge_log(run.log)
-    reasons = loss_reasons((study.reference, str(run.engine)), verdicts)
+    reasons = loss_reasons((study.reference, str(run.engine)), (reference.loss, run.loss))
     judgement = None
     if study.gate.kind != "quality":
         judgement = judge_runs(study.gate, study.reference, reference.log, run.log, tolerance)
         reasons += [judgement.withheld] if judgement.withheld else []
     timed = [len(one.times_ms("iteration", warmup)) for one in (reference, run)]
     reasons += timing_reasons((timed[0], timed[1]), warmup)
-    return Pair(run, reference, judgement, verdicts[1], tuple(reasons))
+    return Pair(run, reference, judgement, tuple(reasons))
 
 
 def _partner(run: Run, position: int, reference: PointRuns | None) -> Run | None:

@@ -111,7 +111,7 @@ def loss_reasons(names: tuple[str, str], verdicts: tuple[LossVerdict, LossVerdic
     return [
         f"the loss of {name} is {verdict.text}" if verdict.word else f"{name} has no loss"
         for name, verdict in zip(names, verdicts, strict=True)
-        if verdict.word != "trains"
+        if verdict.failed or not verdict.word
     ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from parse.log.records import Iteration, Log
 
@@ -21,17 +22,42 @@ DEFAULT_TOLERANCE = 1e-3
 """Largest difference of two losses that still counts as ``close``."""
 
 
+DIVERGED_RISE = 1.0
+"""A loss that ends this far above its start, in nats, has diverged."""
+FAILED = ("nan", "frozen", "diverged")
+"""Words of a loss that make its run a failure, however it ended."""
+_NOISES_FALLEN = 1.5
+_NOISE_OF_SECOND_DIFFERENCE = 0.6745 * math.sqrt(6)
+"""Median size of a second difference of normal noise, over its standard deviation."""
+
+
 @dataclass(frozen=True)
 class LossVerdict:
-    """``trains``, ``nan`` or ``frozen``; an empty word when the log holds no loss."""
+    """What a loss says of its training; an empty word when the log holds no loss.
+
+    ``trains``: it fell by more than its noise. ``nan``, ``frozen`` and ``diverged`` (it ends more
+    than :data:`DIVERGED_RISE` above its start) are failures. ``undecided`` is all that lies
+    between: too few iterations, or too much noise, to know.
+    """
 
     word: str
     from_iteration: int | None = None
     """First iteration of the NaN or of the standstill."""
+    start: float | None = None
+    """Median of the first third of the losses."""
+    end: float | None = None
+    """Median of the last third."""
+    noise: float | None = None
+    """Standard deviation of a loss around its trend."""
     at: float | None = None
     """The frozen loss."""
     at_name: str | None = None
     """``ln(50304)`` when the frozen loss is that of a uniform softmax."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run counts as failed."""
+        return self.word in FAILED
 
     @property
     def text(self) -> str:
@@ -40,6 +66,9 @@ class LossVerdict:
             return f"nan from iteration {self.from_iteration}"
         if self.word == "frozen":
             return f"frozen at {self.at_name or self.at} from iteration {self.from_iteration}"
+        if self.word in ("diverged", "undecided"):
+            figures = f"from {self.start:.4g} to {self.end:.4g}, noise {self.noise:.2g}"
+            return f"{self.word} ({figures})"
         return self.word or "no loss in the log"
 
 
@@ -62,9 +91,21 @@ def judge_loss(
     still = 0
     while still < len(known) and known[-1 - still][1] == last:
         still += 1
-    if still < FROZEN_ITERATIONS:
-        return LossVerdict("trains")
-    return LossVerdict("frozen", known[-still][0], last, _ln_name(last, vocab_sizes))
+    if still >= FROZEN_ITERATIONS:
+        name = _ln_name(last, vocab_sizes)
+        return LossVerdict("frozen", known[-still][0], at=last, at_name=name)
+    values = [loss for _, loss in known]
+    third = max(1, len(values) // 3)
+    start, end, noise = median(values[:third]), median(values[-third:]), _noise(values)
+    falls = start - end > _NOISES_FALLEN * noise
+    word = "diverged" if end - start > DIVERGED_RISE else "trains" if falls else "undecided"
+    return LossVerdict(word, start=start, end=end, noise=noise)
+
+
+def _noise(losses: Sequence[float]) -> float:
+    """Standard deviation of the losses around their trend, which second differences do not see."""
+    seconds = [abs(a - 2 * b + c) for a, b, c in zip(losses, losses[1:], losses[2:], strict=False)]
+    return median(seconds) / _NOISE_OF_SECOND_DIFFERENCE if seconds else 0.0
 
 
 def _ln_name(loss: float, vocab_sizes: Sequence[int]) -> str | None:

@@ -189,3 +189,51 @@ def test_evaluations_have_columns_of_their_own(write_log, tmp_path):
     assert table[1]["validation_perplexity"] == "6310.5"
     (run,) = rows(tmp_path / "out" / "runs.csv")
     assert (run["validation_loss"], run["validation_perplexity"]) == ("8.25", "3827.5")
+
+
+FAILING = {
+    "diverged": (9.0, 9.5, 10.0, 10.5, 11.0),
+    "frozen": (9.0, 8.0, 8.0, 8.0, 8.0),
+    "nan": (9.0, 8.5, float("nan"), 8.0, 7.5),
+}
+
+
+@pytest.mark.parametrize("word", FAILING)
+def test_a_loss_that_fails_is_the_runs_status_and_an_exit_code(
+    sweep_writer, tmp_path, capsys, word
+):
+    folder = sweep_writer.write(
+        **{name: {"losses": FAILING[word]} for name in ("vanilla", "hybrid")}
+    )
+    assert main([str(folder), "--out", str(tmp_path / "out"), "--report"]) == 1
+    assert capsys.readouterr().err.count(f"the loss is {word}") == 2
+    table = {row["engine"]: row for row in rows(tmp_path / "out" / "runs.csv")}
+    assert [table[name]["status"] for name in ("vanilla", "async-gradients", "hybrid")] == [
+        word, "ok", word,
+    ]  # fmt: skip
+    # Its times were measured all the same, and stand in the tables.
+    assert table["hybrid"]["timed_iterations"] == "4"
+    (pair,) = (r for r in rows(tmp_path / "out" / "comparisons.csv")
+               if (r["engine"], r["phase"]) == ("hybrid", "iteration"))  # fmt: skip
+    assert float(pair["ratio"]) == pytest.approx(1.0)
+    assert pair["speedup"] == ""
+    assert f"the loss of hybrid is {word}" in pair["withheld"]
+    findings = json.loads((tmp_path / "out" / "findings.json").read_text())
+    assert not findings["all_hold"]
+    assert any(f"loss: {word}" in line for line in findings["lines"])
+
+
+def test_a_status_that_launch_gave_a_failed_loss_keeps_its_times(sweep_writer, tmp_path):
+    folder = sweep_writer.write(hybrid={"losses": FAILING["nan"], "status": "nan"})
+    assert main([str(folder), "--out", str(tmp_path / "out")]) == 1
+    (pair,) = (r for r in rows(tmp_path / "out" / "comparisons.csv")
+               if (r["engine"], r["phase"]) == ("hybrid", "iteration"))  # fmt: skip
+    assert float(pair["ratio"]) == pytest.approx(1.0)
+
+
+def test_a_loss_that_says_too_little_is_no_failure(write_log, tmp_path):
+    log = write_log(losses=(9.0, 9.1, 9.05, 9.0, 9.1))
+    assert main([str(log), "--out", str(tmp_path / "out")]) == 0
+    (row,) = rows(tmp_path / "out" / "runs.csv")
+    assert row["verdict"] == "undecided"
+    assert row["verdict_detail"].startswith("undecided (from 9")
