@@ -54,7 +54,18 @@ class Run:
         """
         said = {_OF_MODEL.get(key, key): value for key, value in self.log.settings.items()}
         found: dict[str, Any] = said | flat(self.point)
+        if not self.point and self.log.iterations:
+            found["iterations"] = self.log.iterations[-1].iteration
         return found | {"accumulation": _accumulation(found)}
+
+    @property
+    def campaign(self) -> Path:
+        """Folder of what was measured together: of the sweep, or the one that a lone log lies in.
+
+        A run lies in ``SWEEP/POINT/RUN``.
+        """
+        folder = self.log.path.parent
+        return folder.parent.parent if self.run_json else folder
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -67,7 +78,8 @@ class Run:
             defaults = {name: row.default for name, row in self.study.fields.items()}
             derived = {"accumulation": self.settings["accumulation"]}
             return {**defaults, **derived, **flat(self.point)}
-        known, said = {*self.study.all_fields, "engine"}, self.settings.items()
+        # How far a log goes is no setting: it is named where it tells points apart, in labels.
+        known, said = {*self.study.all_fields, "engine"} - {"iterations"}, self.settings.items()
         return {key: value for key, value in said if key in known or key.startswith("model.")}
 
     @property

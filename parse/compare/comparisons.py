@@ -186,7 +186,7 @@ class PointComparison:
         ours, other = self.ours.runs[0].settings, self.reference.runs[0].settings
         reasons = [
             f"{self.study.reference} has another {name} ({other.get(name)} for {ours.get(name)})"
-            for name, row in self.study.fields.items()
+            for name, row in self.study.all_fields.items()
             if row.in_pairs == "prefer" and other.get(name) != ours.get(name)
         ]
         runs = [*self.ours.finished, *self.reference.finished]

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from configs.naming import Namer
 from configs.study import Study
@@ -106,20 +105,21 @@ class PointRuns:
 
     @property
     def finished(self) -> list[Run]:
-        """Runs whose times count, by their seed and repeat."""
-        found = [run for run in self.runs if run.finished and run.log.iterations]
-        return sorted(found, key=lambda run: (str(run.settings.get("seed")), run.repeat or 0))
+        """Runs whose times count, by campaign, seed and repeat."""
+        return sorted((r for r in self.runs if r.finished and r.log.iterations), key=_place)
 
     @property
-    def repeats(self) -> list[tuple[Any, int] | None]:
-        """Seed and repeat of each finished run, as the sweep counted them."""
-        return [
-            (run.settings.get("seed"), run.repeat) if run.repeat else None for run in self.finished
-        ]
+    def repeats(self) -> list[tuple[object, ...] | None]:
+        """Campaign, seed and repeat of each finished run, as its sweep counted them."""
+        return [_place(run) if run.repeat else None for run in self.finished]
 
     def times_ms(self, phase: str, warmup: int) -> list[list[float]]:
         """Durations of a phase after the warm-up, one list a finished run, in ms."""
         return [run.times_ms(phase, warmup) for run in self.finished]
+
+
+def _place(run: Run) -> tuple[str, str, int]:
+    return str(run.campaign), str(run.settings.get("seed")), run.repeat or 0
 
 
 def group_points(runs: Sequence[Run]) -> list[PointRuns]:
@@ -138,12 +138,16 @@ def reference_of(group: PointRuns, groups: Sequence[PointRuns]) -> PointRuns | N
     """The reference engine's point that a point is held against.
 
     That of the same settings; else one that computes the same with other settings of those that
-    should agree; None when there is none.
+    should agree; None when there is none. Of several campaigns, only the runs that were measured
+    in one of the point's own, if there are any.
     """
     engine = group.runs[0].study.reference
     same = [g for g in groups if g.engine == engine and g.key == group.key]
     exact = [g for g in same if g.preferred == group.preferred] or same
-    return next((g for g in exact if g.finished), exact[0] if exact else None)
+    found = next((g for g in exact if g.finished), exact[0] if exact else None)
+    campaigns = {run.campaign for run in group.runs}
+    beside = [run for run in found.finished if run.campaign in campaigns] if found else []
+    return PointRuns(beside, found.label) if found and beside else found
 
 
 def pair_up(
@@ -151,7 +155,8 @@ def pair_up(
 ) -> list[Pair]:
     """Hold each run of a point against a run of the reference, in the order of the runs.
 
-    The same repeat where it finished; else any that did: all of one seed compute the same.
+    The same repeat of the same campaign where it finished; else any that did: all of one seed and
+    data compute the same.
     """
     pairs = []
     for position, run in enumerate(group.runs):
@@ -209,15 +214,18 @@ def _judged(run: Run, reference: Run, warmup: int, tolerance: float) -> Pair:
 
 
 def _partner(run: Run, position: int, reference: PointRuns | None) -> Run | None:
+    """The run of the reference that is nearest: finished, of the same campaign, the same repeat."""
     if reference is None:
         return None
     seed = run.settings.get("seed")
     known = [r for r in reference.runs if r.settings.get("seed") == seed]
     if run.study.gate.kind == "quality":
         known = known or reference.runs
-    if not known:
-        return None
-    same = [r for r in known if run.repeat is not None and r.repeat == run.repeat]
-    nth = same or known[min(position, len(known) - 1) :][:1]
-    done = [r for r in known if r in reference.finished]
-    return next((r for r in (*nth, *done) if r in done), nth[0])
+
+    def distance(numbered: tuple[int, Run]) -> tuple[bool, bool, bool, int]:
+        place, other = numbered
+        is_repeat = run.repeat is not None and other.repeat == run.repeat
+        is_done, is_beside = other in reference.finished, other.campaign == run.campaign
+        return (not is_done, not is_beside, not is_repeat, abs(place - position))
+
+    return min(enumerate(known), key=distance)[1] if known else None
