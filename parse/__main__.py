@@ -1,7 +1,8 @@
 """Logs to tables: ``python -m parse LOG_OR_DIR... --out DIR``, from the repository's root.
 
 ``--report`` also keeps, of one sweep folder, what ``python -m parse.report --from-tables`` shows.
-``python -m parse compare OLD NEW`` is the regression gate; see :mod:`parse.compare.regress`.
+``python -m parse compare OLD NEW`` is the regression gate, see :mod:`parse.compare.regress`;
+``python -m parse keep RESULTS FILE`` keeps what it may compare with.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 
 from parse.arguments import warmup_count
-from parse.compare import regress
+from parse.compare import references, regress
 from parse.compare.comparisons import compare_points, write_comparisons
 from parse.compare.present import log_notes
 from parse.errors import LogError
@@ -32,6 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else argv
     if given[:1] == ["compare"]:
         return regress.main(given[1:])
+    if given[:1] == ["keep"]:
+        return references.main(given[1:])
     args = _parser().parse_args(given)
     try:
         runs, written = (_parse_sweep if args.report else _parse)(args.paths, args.out, args.warmup)
@@ -81,7 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m parse",
         description="Logs to tables.",
-        epilog="'python -m parse compare OLD NEW' looks for regressions.",
+        epilog="'python -m parse compare OLD NEW' looks for regressions, "
+        "'python -m parse keep RESULTS FILE' keeps values to compare with.",
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="LOG_OR_DIR")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")

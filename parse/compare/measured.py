@@ -41,6 +41,10 @@ class Measured:
     """Against the reference engine; empty where it was not compared."""
     hardware: list[str] = field(default_factory=list)
     """Machines of the repeats, each once; empty where it is not recorded."""
+    iterations: list[int] = field(default_factory=list)
+    """Complete iterations in the log of each repeat that finished."""
+    rejects: int = 0
+    """Lines of all logs that were left out."""
 
     @property
     def verdict_rank(self) -> int:
@@ -54,6 +58,8 @@ class Measured:
         self.verdict = max(self.verdict, other.verdict, key=_VERDICTS.index)
         self.failures += other.failures
         self.equality = self.equality or other.equality
+        self.iterations += other.iterations
+        self.rejects += other.rejects
         self.hardware += [name for name in other.hardware if name not in self.hardware]
 
 
@@ -114,6 +120,7 @@ def _from_runs(runs: Sequence[Run], warmup: int) -> list[Measured]:
             group.label,
             {phase: run.times_ms(phase, warmup) for phase in timed_phases(run.study)},
             (run.loss.word, run.status, run.log.device, run.hardware),
+            (len(run.log.iterations), len(run.log.rejects)),
             equality.get(id(run), ""),
         )
         for group in group_points(runs)
@@ -126,9 +133,19 @@ def _of_run(
     label: str,
     times_ms: Mapping[str, list[float]],
     words: Sequence[str | None],
+    counts: Sequence[int],
     equality: str,
 ) -> Measured:
-    """A run as a point; ``words`` are its verdict, its status, its device and its hardware."""
+    """A run as a point.
+
+    Args:
+        fields: Which point it is.
+        label: Its name.
+        times_ms: By phase, after the warm-up.
+        words: Its verdict, its status, its device and its hardware.
+        counts: Its iterations and its rejected lines.
+        equality: Against the reference engine.
+    """
     verdict, status, *machine = (word or "" for word in words)
     finished = status in ("", "ok", *FAILED)
     return Measured(
@@ -139,6 +156,8 @@ def _of_run(
         [] if finished else [status],
         equality,
         [name] if (name := " ".join(filter(None, machine))) else [],
+        [counts[0]] if finished else [],
+        counts[1],
     )
 
 
@@ -183,6 +202,7 @@ def _from_tables(folder: Path) -> list[Measured]:
             row["label"],
             times.get(row["path"], {}),
             [row.get(name) for name in ("verdict", "status", "device", "hardware")],
+            [int(row.get(name) or 0) for name in ("iterations", "rejects")],
             # The first of the repeats has the label of the point; the others have a number behind.
             equality.get(row["label"], ""),
         )
