@@ -14,7 +14,7 @@ from pathlib import Path
 from parse.arguments import warmup_count
 from parse.compare import references, regress
 from parse.compare.comparisons import compare_points, write_comparisons
-from parse.compare.present import log_notes
+from parse.compare.present import log_notes, reject_lines
 from parse.errors import LogError
 from parse.labels import label_runs
 from parse.monitor import is_monitor_csv
@@ -41,6 +41,8 @@ def main(argv: list[str] | None = None) -> int:
     except LogError as error:
         sys.stderr.write(f"parse: error: {error}\n")
         return 2
+    if args.show_rejects:
+        sys.stdout.write("".join(f"{line}\n" for run in runs for line in reject_lines(run.log)))
     for run in runs:
         notes = log_notes(run.log) if run.log.rejects else []
         for note in filter(None, [*notes, _nothing_timed(run, args.warmup)]):
@@ -94,6 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--report", action="store_true", help="keep what the report of one sweep folder says, too"
+    )
+    parser.add_argument(
+        "--show-rejects", action="store_true", help="print every line that was left out, and why"
     )
     return parser
 

@@ -107,6 +107,8 @@ MEMORY_COLUMNS = {
     **dict.fromkeys(_MEMORY_NUMBERS, "Float64"),
 }
 """Columns of ``memory.csv``; ``line`` is the position in the log, from 1."""
+REJECT_COLUMNS = {**_RUN_COLUMNS_OF_ALL, "line": "Int64", "reason": "string", "text": "string"}
+"""Columns of ``rejects.csv``: lines of logs that were left out, and the beginning of each."""
 MONITOR_COLUMNS = {**_RUN_COLUMNS_OF_ALL, **SAMPLE_COLUMNS}
 """Columns of ``monitor.csv``."""
 
@@ -134,6 +136,11 @@ def _iteration_rows(run: Run, warmup: int) -> Iterator[dict[str, Any]]:
 
 def _memory_rows(run: Run) -> Iterator[dict[str, Any]]:
     return (asdict(line) for line in run.log.memory)
+
+
+def _reject_rows(run: Run) -> Iterator[dict[str, Any]]:
+    for reject in run.log.rejects:
+        yield {"line": reject.line_number, "reason": reject.reason, "text": reject.text}
 
 
 def _sample_rows(run: Run) -> Iterator[dict[str, Any]]:
@@ -169,9 +176,10 @@ def write_tables(
             iteration_columns(study),
         ),
         "memory.csv": (of_runs(_memory_rows), MEMORY_COLUMNS),
+        "rejects.csv": (of_runs(_reject_rows), REJECT_COLUMNS),
         "monitor.csv": (of_runs(_sample_rows), MONITOR_COLUMNS),
     }
-    empty = [name for name in ("memory.csv", "monitor.csv") if not tables[name][0]]
+    empty = [name for name in list(tables)[2:] if not tables[name][0]]
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name in tables:

@@ -10,6 +10,7 @@ import io
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from parse.errors import LogError
 Rows = Iterable[Mapping[str, Any]]
 
 _LARGEST = 2**63 - 1
+_FORMULA = re.compile(r"'*[-=+@\t\r]")
+"""What a spreadsheet takes for a formula, or would be taken for the guard of one."""
 FIRST_COLUMN = "path"
 """Most tables of ours begin with it; a file that does not is not replaced."""
 
@@ -44,7 +47,8 @@ def write_table(path: Path, rows: Rows, types: Mapping[str, str]) -> None:
     # The csv module leaves a bare CR unquoted, which ends the row for whoever reads it.
     has_cr = any("\r" in value for row in clean for value in row.values() if isinstance(value, str))
     dialect: dict[str, Any] = {"quoting": csv.QUOTE_NONNUMERIC} if has_cr else {}
-    csv.DictWriter(text, types, lineterminator="\n", **dialect).writerows(clean)
+    guarded = ({name: guard(cell) for name, cell in row.items()} for row in clean)
+    csv.DictWriter(text, types, lineterminator="\n", **dialect).writerows(guarded)
     replace_text(path, text.getvalue())
     kinds = {"string": pa.string(), "Int64": pa.int64(), "Float64": pa.float64()}
     schema = pa.schema([(name, kinds[kind]) for name, kind in types.items()])
@@ -109,7 +113,26 @@ def _replace_bytes(path: Path, data: bytes) -> None:
         raise
 
 
-def _cell(value: object, kind: str) -> str | int | float | None:
+def guard(cell: str | float | None) -> str | float | None:
+    """A cell that no spreadsheet takes for a formula: such a text gets an apostrophe in front.
+
+    Numbers stay as they are, those in a column of texts too.
+    """
+    if not isinstance(cell, str) or not _FORMULA.match(cell):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
+
+
+def unguard(cell: str) -> str:
+    """The text that was guarded."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+
+
+def _cell(value: object, kind: str) -> str | float | None:
     """A value as both forms can hold it; None where there is none."""
     if value is None:
         return None

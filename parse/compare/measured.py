@@ -17,6 +17,7 @@ from parse.labels import free_by_gate, label_runs
 from parse.run_folder import SWEEP_FILE, Run, find_logs, read_json, read_run, read_sweep
 from parse.table import STUDY_FILE
 from parse.unmeasured import MEASURED
+from parse.write import unguard
 
 _NOT_IDENTITY = ("name", "data_prefix", "iterations", "device", "split", "accumulation")
 """Fields of a point that do not say which point it is."""
@@ -235,4 +236,4 @@ def _rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
     missing = [name for name in needed if rows and name not in rows[0]]
     if missing:
         raise LogError(f"{path}: column '{missing[0]}' is missing; make it with python -m parse")
-    return rows
+    return [{name: unguard(cell) for name, cell in row.items() if name} for row in rows]

@@ -237,3 +237,21 @@ def test_a_loss_that_says_too_little_is_no_failure(write_log, tmp_path):
     (row,) = rows(tmp_path / "out" / "runs.csv")
     assert row["verdict"] == "undecided"
     assert row["verdict_detail"].startswith("undecided (from 9")
+
+
+def test_every_line_that_is_left_out_can_be_read(write_log, recipe, tmp_path, capsys):
+    text = recipe().text()
+    for loss in ("8.5", "8.25", "8.125"):
+        text = text.replace(f"lm loss: {loss}", f"lm loss: ={loss}\a", 1)
+    path, out = write_log(text=text), tmp_path / "out"
+    assert main([str(path), "--out", str(out), "--show-rejects"]) == 0
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith(str(path))]
+    table = rows(out / "rejects.csv")
+    assert [row["line"] for row in table] == ["11", "16", "21"]
+    assert {row["path"] for row in table} == {str(path)}
+    assert {row["reason"] for row in table} == {"an iteration line whose 'lm loss' cannot be read"}
+    assert all("consumed samples" in row["text"] and "\a" not in row["text"] for row in table)
+    assert shown == [f"{path}:{row['line']}: {row['reason']}: {row['text']}" for row in table]
+    assert main([str(write_log()), "--out", str(out), "--show-rejects"]) == 0
+    assert not list(out.glob("rejects.*"))
+    assert capsys.readouterr().out.count("\n") == 1

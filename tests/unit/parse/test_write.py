@@ -3,7 +3,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from parse.errors import LogError
-from parse.write import check_ours, remove_table, write_table
+from parse.write import check_ours, remove_table, unguard, write_table
 
 TYPES = {"path": "string", "n": "Int64", "x": "Float64"}
 
@@ -45,3 +45,13 @@ def test_a_users_parquet_file_is_told_by_its_first_column(tmp_path):
     check_ours(tmp_path / "u.csv")
     remove_table(tmp_path / "u.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
+
+
+def test_no_spreadsheet_runs_what_a_cell_says(tmp_path):
+    texts = ["=HYPERLINK(0)", "+x", "-x", "@x", "'=x", "-0.5", "-inf", "a=b", "+3e5"]
+    shown = ["'=HYPERLINK(0)", "'+x", "'-x", "'@x", "''=x", "-0.5", "-inf", "a=b", "+3e5"]
+    write_table(tmp_path / "t.csv", [{"path": text, "n": -1, "x": -0.5} for text in texts], TYPES)
+    lines = (tmp_path / "t.csv").read_text().splitlines()[1:]
+    assert lines == [f"{text},-1,-0.5" for text in shown]
+    assert [unguard(text) for text in shown] == texts
+    assert pq.read_table(tmp_path / "t.parquet")["path"].to_pylist() == texts
