@@ -90,7 +90,7 @@ def _as_text(logs: tuple[Log, Log], result: Comparison) -> list[str]:
         *_interval_times("Vanilla Deepspeed", logs[0]),
         *_interval_times("Deep Optimizer States", logs[1]),
         "",
-        f"Mean (median) in ms without the first {result.warmup}, and vanilla / ours:",
+        f"Median (mean) in ms without the first {result.warmup}, and vanilla / ours:",
         f"  {'':<10}{'vanilla':>26}{'ours':>26}{'ratio':>16}",
         *(_phase_line(result, phase) for phase in ("iteration", *PHASES)),
         "",
@@ -116,12 +116,14 @@ def _interval_times(title: str, log: Log) -> list[str]:
 
 def _phase_line(result: Comparison, phase: str) -> str:
     def cell(timing: Timing) -> str:
-        if timing.mean_ms is None:
+        if timing.median_ms is None:
             return "missing"
-        return f"{timing.mean_ms:.1f} ({timing.median_ms:.1f}) n={timing.n}"
+        return f"{timing.median_ms:.1f} ({timing.mean_ms:.1f}) n={timing.n}"
 
     pair = result.phases[phase]
-    ratio = "missing" if pair.ratio is None else f"{pair.ratio:.3f} ({pair.median_ratio:.3f})"
+    ratio = (
+        "missing" if pair.median_ratio is None else f"{pair.median_ratio:.3f} ({pair.ratio:.3f})"
+    )
     return f"  {phase:<10}{cell(pair.reference):>26}{cell(pair.ours):>26}{ratio:>16}"
 
 

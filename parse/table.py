@@ -45,12 +45,16 @@ def time_names(study: Study) -> tuple[str, ...]:
 
 
 def run_columns(study: Study) -> dict[str, str]:
-    """Columns of ``runs.csv`` and their types; times are means after the warm-up, in ms.
+    """Columns of ``runs.csv`` and their types.
+
+    Times are over the iterations after the warm-up, in ms: ``*_median_ms`` is what tables, figures
+    and speed-ups go by, ``*_ms`` the mean. Rates go by the median too.
 
     ``source`` is ``measured``, ``simulated`` (predicted, nothing was run) or ``published`` (by
     others). ``accumulation`` is micro-batches an update, ``update_rate`` the whole model's
-    parameters over the mean update, in parameters per second, ``samples_per_s`` the global batch
-    over the mean iteration. ``validation_*`` are of the run's last evaluation.
+    parameters over the median update, in parameters per second, ``samples_per_s`` the global batch
+    over the median iteration, ``tflops`` the median of what the log prints. ``validation_*`` are
+    of the run's last evaluation.
     """
     own = engine_fields(study)
     return {
@@ -208,15 +212,16 @@ def run_row(run: Run, warmup: int) -> dict[str, Any]:
     verdict = run.loss
     losses = [r.best_loss for r in log.iterations if r.best_loss is not None]
     times = {name: run.times_ms(name, warmup) for name in time_names(run.study)}
-    means = {f"{name}_ms": _mean(found) for name, found in times.items()}
+    means = {f"{name}_ms": fmean(found) if found else None for name, found in times.items()}
+    medians = {f"{name}_median_ms": _median(found) for name, found in times.items()}
     tflops = [r.tflops for r in after_warmup(log.iterations, skipped) if r.tflops is not None]
     evaluated = list(_evaluations(run).values())
     return {
         **{key: settings.get(key) for key in run_columns(run.study) if key in settings},
         **means,
-        **{f"{name}_median_ms": median(found) if found else None for name, found in times.items()},
+        **medians,
         "iterations": len(log.iterations),
-        "tflops": _mean(tflops),
+        "tflops": _median(tflops),
         # As text, so that a NaN that was measured is not an empty cell, which means unknown.
         "loss_first": repr(losses[0]) if losses else None,
         "loss_last": repr(losses[-1]) if losses else None,
@@ -232,8 +237,10 @@ def run_row(run: Run, warmup: int) -> dict[str, Any]:
         "timed_iterations": len(times["iteration"]),
         "rejects": len(log.rejects),
         "repeat": run.repeat,
-        "update_rate": _per_second(log.parameters, means["update_ms"]),
-        "samples_per_s": _per_second(settings.get("global_batch_size"), means["iteration_ms"]),
+        "update_rate": _per_second(log.parameters, medians["update_median_ms"]),
+        "samples_per_s": _per_second(
+            settings.get("global_batch_size"), medians["iteration_median_ms"]
+        ),
         **{name: run.recorded(name) for name in ("point_key", "run_id", "started")},
         "source": run.source,
         **(evaluated[-1] if evaluated else {}),
@@ -256,5 +263,5 @@ def _per_second(count: object, milliseconds: float | None) -> float | None:
     return count / (milliseconds / 1000)
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None

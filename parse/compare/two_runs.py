@@ -59,7 +59,7 @@ class Comparison:
     pair: PairVerdict
     phases: dict[str, PhaseRatio]
     speedup: float | None
-    """Ratio of the mean iteration times; None when it is withheld."""
+    """Ratio of the median iteration times; None when it is withheld."""
     withheld: str | None
     """Why it is withheld."""
     warmup: int
@@ -99,7 +99,7 @@ def compare(
         *verdicts,
         pair,
         phases,
-        speedup=None if reasons else times.ratio,
+        speedup=None if reasons else times.median_ratio,
         withheld="; ".join(reasons) or None,
         warmup=warmup,
         tolerance=tolerance,

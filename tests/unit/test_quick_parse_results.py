@@ -208,3 +208,19 @@ def test_lines_that_are_left_out_are_shown_when_asked(run):
     assert "c.log:9: an iteration line whose 'lm loss' cannot be read: elapsed_time" in line
     assert json.loads(done.stdout)["speedup"]
     assert run(log_text(), damaged, "--json").stderr == ""
+
+
+def test_the_speed_up_is_the_ratio_of_medians(run):
+    slow = log_text(seconds=0.5)
+    # One stall in a run moves its mean, and must not make the other one faster.
+    stalled = slow.replace("0.53", "9.53").replace("530.0", "9530.0")
+    done = run(stalled, log_text(seconds=0.25), "--json", "--tolerance", "1")
+    result = json.loads(done.stdout)
+    assert (
+        result["speedup"] == result["ratio_of_medians"]["iteration"] == pytest.approx(0.53 / 0.275)
+    )
+    assert result["ratio"]["iteration"] > 10
+    text = run(stalled, log_text(seconds=0.25)).stdout
+    assert "Median (mean) in ms without the first 1" in text
+    assert "530.0 (2775.0) n=4" in text
+    assert text.splitlines()[-1] == "speed-up: 1.927x (tolerance 0.001)"

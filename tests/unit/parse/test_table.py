@@ -255,3 +255,18 @@ def test_every_line_that_is_left_out_can_be_read(write_log, recipe, tmp_path, ca
     assert main([str(write_log()), "--out", str(out), "--show-rejects"]) == 0
     assert not list(out.glob("rejects.*"))
     assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_rates_go_by_the_median_so_that_one_stall_does_not_count(write_log, tmp_path):
+    name = "log-7B-tp1-dp1-l2-h4-a2-sl64-gbs2-mbs1-ratio1-subg100-prefetch0-flush_async0.log"
+    log = write_log(name, seconds=(0.1, 0.2, 0.2, 0.2, 9.0))
+    text = log.read_text().replace("step: 33.75", "step: 933.75")
+    head = "number of parameters on (tensor, pipeline) model parallel rank (0, 0): 1000\n"
+    log.write_text(head + text)
+    main([str(log), "--out", str(tmp_path / "out")])
+    (row,) = rows(tmp_path / "out" / "runs.csv")
+    assert float(row["iteration_median_ms"]) == 200
+    assert float(row["iteration_ms"]) == pytest.approx(2400)
+    assert float(row["samples_per_s"]) == pytest.approx(2 / 0.2)
+    assert float(row["update_median_ms"]) == pytest.approx(33.75)
+    assert float(row["update_rate"]) == pytest.approx(1000 / 0.03375)
