@@ -119,6 +119,7 @@ class PointComparison:
         if not judged.word:
             return [Finding(self.ours.label, f"{NOT_COMPARED}: {judged.withheld}", holds=False)]
         problems = [pair.problem for pair in self.pairs if pair.problem]
+        problems += [f"loss: {run.loss.text}" for run in self.ours.runs if run.loss.failed]
         text = "; ".join([*dict.fromkeys(problems), judged.text, gate_words(self.study, judged)])
         return [Finding(self.ours.label, text, judged.passes and not problems)]
 
