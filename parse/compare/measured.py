@@ -203,12 +203,16 @@ def _from_tables(folder: Path) -> list[Measured]:
             row["label"],
             times.get(row["path"], {}),
             [row.get(name) for name in ("verdict", "status", "device", "hardware")],
-            [int(row.get(name) or 0) for name in ("iterations", "rejects")],
+            [_count(row.get(name, "")) for name in ("iterations", "rejects")],
             # The first of the repeats has the label of the point; the others have a number behind.
             equality.get(row["label"], ""),
         )
         for row in rows
     ]
+
+
+def _count(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
 
 
 def _times_of_tables(path: Path, study: Study) -> dict[str, dict[str, list[float]]]:
