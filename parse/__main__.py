@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         return references.main(given[1:])
     args = _parser().parse_args(given)
     try:
-        runs, written = (_parse_sweep if args.report else _parse)(args.paths, args.out, args.warmup)
+        runs, written = _parse(args)
     except LogError as error:
         sys.stderr.write(f"parse: error: {error}\n")
         return 2
@@ -58,17 +58,16 @@ def main(argv: list[str] | None = None) -> int:
     return int(any(run.loss.failed for run in runs))
 
 
-def _parse(paths: list[Path], out: Path, warmup: int) -> tuple[list[Run], list[Path]]:
-    runs = _read(paths)
-    study = label_runs(runs)
-    written = write_tables(runs, out, warmup)
-    return runs, [*written, write_comparisons(compare_points(runs, warmup), study, out)]
-
-
-def _parse_sweep(paths: list[Path], out: Path, warmup: int) -> tuple[list[Run], list[Path]]:
-    if len(paths) != 1:
+def _parse(args: argparse.Namespace) -> tuple[list[Run], list[Path]]:
+    if args.report and len(args.paths) != 1:
         raise LogError("--report is of one sweep: give its folder alone")
-    return parse_sweep(paths[0], out, warmup)
+    if args.report:
+        return parse_sweep(args.paths[0], args.out, args.warmup)
+    runs = _read(args.paths)
+    study = label_runs(runs)
+    written = write_tables(runs, args.out, args.warmup)
+    comparisons = compare_points(runs, args.warmup)
+    return runs, [*written, write_comparisons(comparisons, study, args.out)]
 
 
 def _nothing_timed(run: Run, warmup: int) -> str:

@@ -6,7 +6,7 @@ No speed-up is worth printing before these words allow it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -20,6 +20,8 @@ DEFAULT_VOCABULARY = 50304
 """GPT-2's 50257 tokens as Megatron pads them: the paper's, tried when the log names no other."""
 DEFAULT_TOLERANCE = 1e-3
 """Largest difference of two losses that still counts as ``close``."""
+Value = Callable[[Log, Iteration], float | None]
+"""A figure of an iteration of a log; None where it has none."""
 
 
 DIVERGED_RISE = 1.0
@@ -206,6 +208,10 @@ def judge_pair(first: Log, second: Log, tolerance: float = DEFAULT_TOLERANCE) ->
         word = "differs"
     else:
         word = "close"
+    lengths = len(first.iterations), len(second.iterations)
+    note = (
+        f"{lengths[0]} and {lengths[1]} iterations; the {len(pairs)} that both have were compared"
+    )
     return PairVerdict(
         word,
         len(pairs),
@@ -218,7 +224,7 @@ def judge_pair(first: Log, second: Log, tolerance: float = DEFAULT_TOLERANCE) ->
         largest_at,
         worst_norm if norms else None,
         unequal,
-        tuple(_notes(first, second, len(pairs))),
+        () if lengths == (len(pairs),) * 2 else (note,),
     )
 
 
@@ -235,19 +241,16 @@ def both_exact(first: Log, second: Log) -> bool:
     )
 
 
+def in_common(first: Log, second: Log, value: Value) -> list[tuple[int, float, float]]:
+    """Iteration and both values, where both runs have one."""
+    others = {record.iteration: value(second, record) for record in second.iterations}
+    pairs = ((r.iteration, value(first, r), others.get(r.iteration)) for r in first.iterations)
+    return [(i, a, b) for i, a, b in pairs if a is not None and b is not None]
+
+
 def common_losses(first: Log, second: Log, exact: bool) -> list[tuple[int, float, float]]:
     """Iteration and both losses, where both runs have one; printed digits unless ``exact``."""
-
-    def loss(record: Iteration) -> float | None:
-        return record.exact_loss if exact else record.loss
-
-    others = {record.iteration: loss(record) for record in second.iterations}
-    pairs = []
-    for record in first.iterations:
-        a, b = loss(record), others.get(record.iteration)
-        if a is not None and b is not None:
-            pairs.append((record.iteration, a, b))
-    return pairs
+    return in_common(first, second, lambda _, r: r.exact_loss if exact else r.loss)
 
 
 def difference(a: float, b: float) -> float:
@@ -258,41 +261,25 @@ def difference(a: float, b: float) -> float:
 
 
 def _norm_differences(first: Log, second: Log) -> list[float]:
-    assert first.metrics is not None
-    assert second.metrics is not None
+    def norm(log: Log, record: Iteration) -> float | None:
+        return log.metrics.grad_norm(record.iteration) if log.metrics else None
+
     found = []
-    for record in first.iterations:
-        a = first.metrics.grad_norm(record.iteration)
-        b = second.metrics.grad_norm(record.iteration)
-        if a is not None and b is not None:
-            scale = max(abs(a), abs(b))
-            found.append(difference(a, b) / scale if 0 < scale < math.inf else difference(a, b))
+    for _, a, b in in_common(first, second, norm):
+        scale = max(abs(a), abs(b))
+        found.append(difference(a, b) / scale if 0 < scale < math.inf else difference(a, b))
     return found
 
 
 def _digests(first: Log, second: Log) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Digests that both runs have after as many iterations, and those of them that differ."""
-    assert first.metrics is not None
-    assert second.metrics is not None
-    compared, unequal = [], []
-    if first.metrics.end.get("iterations") != second.metrics.end.get("iterations"):
+    sides = [log.metrics for log in (first, second) if log.metrics]
+    if len({repr(side.end.get("iterations")) for side in sides}) != 1:
         return (), ()
-    for key, name in (("weights_sha256", "weights"), ("optimizer_sha256", "optimizer state")):
-        a, b = first.metrics.digest(key), second.metrics.digest(key)
-        if a is not None and b is not None:
-            compared.append(name)
-            if a != b:
-                unequal.append(name)
-    return tuple(compared), tuple(unequal)
-
-
-def _notes(first: Log, second: Log, compared: int) -> list[str]:
-    lengths = len(first.iterations), len(second.iterations)
-    if lengths == (compared, compared):
-        return []
-    return [
-        f"{lengths[0]} and {lengths[1]} iterations; the {compared} that both have were compared"
-    ]
+    keys = {"weights": "weights_sha256", "optimizer state": "optimizer_sha256"}
+    found = {name: [side.digest(key) for side in sides] for name, key in keys.items()}
+    compared = tuple(name for name, pair in found.items() if all(pair))
+    return compared, tuple(name for name in compared if len(set(found[name])) > 1)
 
 
 def _short(value: float | None) -> str:
