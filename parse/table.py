@@ -11,7 +11,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from configs.naming import Namer
 from configs.study import Study
+from parse.compare.pairs import group_points
 from parse.errors import LogError
 from parse.log.records import after_warmup
 from parse.monitor import SAMPLE_COLUMNS, read_samples
@@ -54,7 +56,8 @@ def run_columns(study: Study) -> dict[str, str]:
     others). ``accumulation`` is micro-batches an update, ``update_rate`` the whole model's
     parameters over the median update, in parameters per second, ``samples_per_s`` the global batch
     over the median iteration, ``tflops`` the median of what the log prints. ``validation_*`` are
-    of the run's last evaluation.
+    of the run's last evaluation. ``point`` is the same in repeats of one point, as
+    ``comparisons.csv`` takes them together.
     """
     own = engine_fields(study)
     return {
@@ -77,7 +80,14 @@ def run_columns(study: Study) -> dict[str, str]:
         **dict.fromkeys(("run_id", "started", "source"), "string"),
         **{"pp": "Int64", "dtype": "string", "zero_stage": "Int64", "data_prefix": "string"},
         **dict.fromkeys(_EVALUATION, "Float64"),
+        "point": "string",
     }
+
+
+def model_columns(runs: Sequence[Run]) -> dict[str, str]:
+    """More columns of ``runs.csv``: fields in which runs of one model differ."""
+    names = Namer(runs[0].study).varying([run.fields for run in runs])
+    return {name: "string" for name in names if name.startswith("model.")}
 
 
 _RUN_COLUMNS_OF_ALL = dict.fromkeys(("path", "label", "case", "engine"), "string")
@@ -119,7 +129,11 @@ MONITOR_COLUMNS = {**_RUN_COLUMNS_OF_ALL, **SAMPLE_COLUMNS}
 
 def runs_table(runs: Sequence[Run], warmup: int, base: Path | None) -> list[dict[str, Any]]:
     """One row a run, in the order given; paths are relative to ``base``, if there is one."""
-    return [{**run_row(run, warmup), **_of_run(run, base)} for run in runs]
+    points = {id(run): group.label for group in group_points(runs) for run in group.runs}
+    return [
+        {**run.fields, **run_row(run, warmup), **_of_run(run, base), "point": points[id(run)]}
+        for run in runs
+    ]
 
 
 def _iteration_rows(run: Run, warmup: int) -> Iterator[dict[str, Any]]:
@@ -174,7 +188,10 @@ def write_tables(
         return [{**row, **_of_run(run, base)} for run in runs for row in rows_of(run)]
 
     tables = {
-        "runs.csv": (runs_table(runs, warmup, base), run_columns(study)),
+        "runs.csv": (
+            runs_table(runs, warmup, base),
+            run_columns(study) | model_columns(runs),
+        ),
         "iterations.csv": (
             of_runs(lambda run: _iteration_rows(run, warmup)),
             iteration_columns(study),

@@ -270,3 +270,14 @@ def test_rates_go_by_the_median_so_that_one_stall_does_not_count(write_log, tmp_
     assert float(row["samples_per_s"]) == pytest.approx(2 / 0.2)
     assert float(row["update_median_ms"]) == pytest.approx(33.75)
     assert float(row["update_rate"]) == pytest.approx(1000 / 0.03375)
+
+
+def test_runs_name_their_point_and_what_models_of_one_name_differ_in(write_log, tmp_path):
+    name = "log-7B-tp1-dp1-l{}-h4-a2-sl64-gbs2-mbs1-ratio1-subg100-prefetch0-flush_async0.log"
+    logs = [str(write_log(f"{at}/{name.format(layers)}")) for at, layers in
+            (("a", 2), ("b", 2), ("c", 3))]  # fmt: skip
+    main([*logs, "--out", str(tmp_path / "out")])
+    table = rows(tmp_path / "out" / "runs.csv")
+    assert [row["model.layers"] for row in table] == ["2", "2", "3"]
+    points = [row["point"] for row in table]
+    assert points[0] == points[1] != points[2]
