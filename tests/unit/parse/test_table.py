@@ -4,6 +4,7 @@ import json
 import pytest
 
 from parse.__main__ import main
+from parse.report.__main__ import main as report
 
 REQUIRED = [
     *("path", "model", "tp", "dp", "global_batch_size", "micro_batch_size", "offload_ratio"),
@@ -281,3 +282,10 @@ def test_runs_name_their_point_and_what_models_of_one_name_differ_in(write_log, 
     assert [row["model.layers"] for row in table] == ["2", "2", "3"]
     points = [row["point"] for row in table]
     assert points[0] == points[1] != points[2]
+
+
+def test_a_reference_alone_that_fails_fails_the_report(sweep_writer, tmp_path, capsys):
+    vanilla = ("vanilla", 0, {"losses": FAILING["diverged"]})
+    folder = sweep_writer.write_runs([vanilla])
+    assert report([str(folder)]) == 1
+    assert "tiny vanilla: the loss is diverged (from 9 to 11" in capsys.readouterr().out
