@@ -67,7 +67,7 @@ def parse_sweep(sweep_dir: Path, out: Path, warmup: int) -> tuple[list[Run], lis
         "template": "report" if measured else "simulated",
         "wanted": [str(name) for name in wanted] if isinstance(wanted, list) else [],
         "titles": {name: figure.title for name, figure in study.figures.items()},
-        "lines": [*untold, *(f"{finding.label}: {finding.verdict}" for finding in found)],
+        "lines": [*(f"{finding.label}: {finding.verdict}" for finding in found), *untold],
         "all_hold": not failed and all(finding.holds for finding in found),
         "context": context,
     }
