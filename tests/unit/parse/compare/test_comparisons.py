@@ -211,3 +211,12 @@ def test_repeats_of_two_campaigns_are_paired_each_in_its_own(gpu_sweep, sweep_wr
         (p.reference.campaign, p.reference.repeat) for p in item.pairs
     }
     assert len(item.pairs) == 4
+
+
+def test_equal_runs_that_diverged_alike_do_not_hold(gpu_sweep):
+    losses = {"losses": (9.0, 9.5, 10.0, 10.5, 11.0)}
+    (item,) = compared(gpu_sweep((1,), vanilla=losses, hybrid=losses))
+    (finding,) = item.findings
+    assert (item.equality, finding.holds) == ("equal", False)
+    assert "loss: diverged" in finding.verdict
+    assert item.speedup("iteration") is None
