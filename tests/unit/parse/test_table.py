@@ -220,6 +220,9 @@ def test_a_loss_that_fails_is_the_runs_status_and_an_exit_code(
     assert pair["speedup"] == ""
     assert f"the loss of hybrid is {word}" in pair["withheld"]
     findings = json.loads((tmp_path / "out" / "findings.json").read_text())
+    causes = [run["cause"] for run in findings["context"]["failed"]]
+    assert len(causes) == 2
+    assert all(cause.startswith(f"the loss is {word}") for cause in causes)
     assert not findings["all_hold"]
     assert any(f"loss: {word}" in line for line in findings["lines"])
 
