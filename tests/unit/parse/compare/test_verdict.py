@@ -11,7 +11,6 @@ from parse.compare.verdict import judge_loss, judge_pair
 from parse.log.read import read_log
 from parse.verdict import main as verdict_of
 
-
 ROOT = Path(__file__).resolve().parents[4]
 
 
