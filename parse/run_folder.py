@@ -148,7 +148,8 @@ class Run:
     @property
     def cause(self) -> str:
         """Why the run is not ``ok``, in one line."""
-        return str(self.status_json.get("cause") or "")
+        of_loss = f"the loss is {self.loss.text}" if self.loss.failed else ""
+        return str(self.status_json.get("cause") or of_loss)
 
     @property
     def repeat(self) -> int | None:

@@ -130,8 +130,11 @@ MONITOR_COLUMNS = {**_RUN_COLUMNS_OF_ALL, **SAMPLE_COLUMNS}
 def runs_table(runs: Sequence[Run], warmup: int, base: Path | None) -> list[dict[str, Any]]:
     """One row a run, in the order given; paths are relative to ``base``, if there is one."""
     points = {id(run): group.label for group in group_points(runs) for run in group.runs}
+    of_model = model_columns(runs)
     return [
-        {**run.fields, **run_row(run, warmup), **_of_run(run, base), "point": points[id(run)]}
+        {name: run.fields.get(name) for name in of_model}
+        | run_row(run, warmup)
+        | {**_of_run(run, base), "point": points[id(run)]}
         for run in runs
     ]
 

@@ -11,13 +11,14 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from parse.errors import LogError
 
-Rows = Iterable[Mapping[str, Any]]
+Rows = Sequence[Mapping[str, Any]]
 
 _LARGEST = 2**63 - 1
 _FORMULA = re.compile(r"'*[-=+@\t\r]")
@@ -41,19 +42,23 @@ def write_table(path: Path, rows: Rows, types: Mapping[str, str]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    clean = [{name: _cell(row.get(name), kind) for name, kind in types.items()} for row in rows]
+    columns = {
+        name: _mapped([row.get(name) for row in rows], partial(_cell, kind=kind))
+        for name, kind in types.items()
+    }
+    texts = {name: _mapped(columns[name], guard) for name in types if types[name] == "string"}
     text = io.StringIO()
-    csv.DictWriter(text, types, lineterminator="\n").writeheader()
+    csv.writer(text, lineterminator="\n").writerow(types)
     # The csv module leaves a bare CR unquoted, which ends the row for whoever reads it.
-    has_cr = any("\r" in value for row in clean for value in row.values() if isinstance(value, str))
+    has_cr = any("\r" in value for values in texts.values() for value in set(values) - {None})
     dialect: dict[str, Any] = {"quoting": csv.QUOTE_NONNUMERIC} if has_cr else {}
-    guarded = ({name: guard(cell) for name, cell in row.items()} for row in clean)
-    csv.DictWriter(text, types, lineterminator="\n", **dialect).writerows(guarded)
+    cells = zip(*(columns | texts).values(), strict=True)
+    csv.writer(text, lineterminator="\n", **dialect).writerows(cells)
     replace_text(path, text.getvalue())
     kinds = {"string": pa.string(), "Int64": pa.int64(), "Float64": pa.float64()}
     schema = pa.schema([(name, kinds[kind]) for name, kind in types.items()])
     buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(clean, schema=schema), buffer)
+    pq.write_table(pa.table(columns, schema=schema), buffer)
     _replace_bytes(path.with_suffix(".parquet"), buffer.getvalue())
 
 
@@ -130,6 +135,12 @@ def guard(cell: str | float | None) -> str | float | None:
 def unguard(cell: str) -> str:
     """The text that was guarded."""
     return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+
+
+def _mapped(values: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
+    """The values changed, each distinct one once: most of a column's cells are alike."""
+    known = {value: change(value) for value in set(values)}
+    return [known[value] for value in values]
 
 
 def _cell(value: object, kind: str) -> str | float | None:

@@ -6,6 +6,7 @@ import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from configs.errors import ConfigError
 from configs.study import Study, default_study, study_from
@@ -15,7 +16,7 @@ from parse.compare.verdict import FAILED
 from parse.errors import LogError
 from parse.labels import free_by_gate, label_runs
 from parse.run_folder import SWEEP_FILE, Run, find_logs, read_json, read_run, read_sweep
-from parse.table import STUDY_FILE
+from parse.table import STUDY_FILE, run_row
 from parse.unmeasured import MEASURED
 from parse.write import unguard
 
@@ -117,11 +118,9 @@ def _from_runs(runs: Sequence[Run], warmup: int) -> list[Measured]:
     equality = {id(c.ours.runs[0]): c.equality for c in compare_points(runs, warmup)}
     return [
         _of_run(
+            {**run_row(run, warmup), "label": group.label},
             _normal(run.fields, run.study),
-            group.label,
             {phase: run.times_ms(phase, warmup) for phase in timed_phases(run.study)},
-            (run.loss.word, run.status, run.log.device, run.hardware),
-            (len(run.log.iterations), len(run.log.rejects)),
             equality.get(id(run), ""),
         )
         for group in group_points(runs)
@@ -130,35 +129,26 @@ def _from_runs(runs: Sequence[Run], warmup: int) -> list[Measured]:
 
 
 def _of_run(
+    row: Mapping[str, Any],
     fields: dict[str, str],
-    label: str,
     times_ms: Mapping[str, list[float]],
-    words: Sequence[str | None],
-    counts: Sequence[int],
     equality: str,
 ) -> Measured:
-    """A run as a point.
-
-    Args:
-        fields: Which point it is.
-        label: Its name.
-        times_ms: By phase, after the warm-up.
-        words: Its verdict, its status, its device and its hardware.
-        counts: Its iterations and its rejected lines.
-        equality: Against the reference engine.
-    """
-    verdict, status, *machine = (word or "" for word in words)
+    """A run as a point, from its row of ``runs.csv`` or what would be written there."""
+    verdict, status = row["verdict"] or "", row.get("status") or ""
     finished = status in ("", "ok", *FAILED)
+    machine = " ".join(filter(None, (row.get("device"), row.get("hardware"))))
+    count, rejects = (_count(row.get(name)) for name in ("iterations", "rejects"))
     return Measured(
         fields,
-        label,
+        row["label"],
         {phase: [times] for phase, times in times_ms.items() if times and finished},
         verdict if verdict in _VERDICTS else "",
         [] if finished else [status],
         equality,
-        [name] if (name := " ".join(filter(None, machine))) else [],
-        [counts[0]] if finished else [],
-        counts[1],
+        [machine] if machine else [],
+        [count] if finished else [],
+        rejects,
     )
 
 
@@ -199,11 +189,9 @@ def _from_tables(folder: Path) -> list[Measured]:
     names = {*study.all_fields, "engine"}
     return [
         _of_run(
+            row,
             _normal({name: text for name, text in row.items() if name in names}, study),
-            row["label"],
             times.get(row["path"], {}),
-            [row.get(name) for name in ("verdict", "status", "device", "hardware")],
-            [_count(row.get(name, "")) for name in ("iterations", "rejects")],
             # The first of the repeats has the label of the point; the others have a number behind.
             equality.get(row["label"], ""),
         )
@@ -211,8 +199,8 @@ def _from_tables(folder: Path) -> list[Measured]:
     ]
 
 
-def _count(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
+def _count(cell: object) -> int:
+    return int(text) if (text := str(cell)).isdecimal() else 0
 
 
 def _times_of_tables(path: Path, study: Study) -> dict[str, dict[str, list[float]]]:

@@ -220,6 +220,9 @@ def test_a_loss_that_fails_is_the_runs_status_and_an_exit_code(
     assert pair["speedup"] == ""
     assert f"the loss of hybrid is {word}" in pair["withheld"]
     findings = json.loads((tmp_path / "out" / "findings.json").read_text())
+    causes = [run["cause"] for run in findings["context"]["failed"]]
+    assert len(causes) == 2
+    assert all(cause.startswith(f"the loss is {word}") for cause in causes)
     assert not findings["all_hold"]
     assert any(f"loss: {word}" in line for line in findings["lines"])
 
@@ -289,3 +292,10 @@ def test_a_reference_alone_that_fails_fails_the_report(sweep_writer, tmp_path, c
     folder = sweep_writer.write_runs([vanilla])
     assert report([str(folder)]) == 1
     assert "tiny vanilla: the loss is diverged (from 9 to 11" in capsys.readouterr().out
+
+
+def test_a_field_that_no_run_says_anything_of_stays_empty(sweep_writer, tmp_path):
+    main([str(sweep_writer.write()), "--out", str(tmp_path / "out")])
+    table = rows(tmp_path / "out" / "runs.csv")
+    assert {row["hog_share"] for row in table} == {row["just_in_time"] for row in table} == {""}
+    assert {row["model.layers"] for row in table if "model.layers" in row} == set()

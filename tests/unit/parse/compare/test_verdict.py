@@ -1,12 +1,17 @@
 import json
 import math
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from parse.compare.verdict import judge_loss, judge_pair
 from parse.log.read import read_log
 from parse.verdict import main as verdict_of
+
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def numbered(*losses):
@@ -70,6 +75,16 @@ def test_the_command_says_whether_a_loss_failed(write_log, capsys, losses, word,
     said = json.loads(capsys.readouterr().out)
     assert (said["word"], said["failed"]) == (word, bool(code))
     assert said["text"].startswith(word)
+
+
+def test_the_command_needs_no_package_at_all(write_log):
+    command = [sys.executable, "-S", "-E", "-W", "error", "-m", "parse.verdict"]
+    log = write_log(losses=(9.0, math.nan))
+    done = subprocess.run(
+        [*command, str(log)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert json.loads(done.stdout)["word"] == "nan"
 
 
 def test_a_log_that_is_not_there_has_no_verdict(tmp_path, capsys):
