@@ -10,7 +10,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from configs.naming import Namer
 from configs.study import Study
+from parse.compare.pairs import group_points
 from parse.compare.verdict import judge_log
 from parse.errors import LogError
 from parse.log.records import Iteration, after_warmup
@@ -58,7 +60,8 @@ def run_columns(study: Study) -> dict[str, str]:
     ``source`` is ``measured``, ``simulated`` (predicted, nothing was run) or ``published`` (by
     others). ``accumulation`` is micro-batches an update, ``update_rate`` the whole model's
     parameters over the mean update, in parameters per second, ``samples_per_s`` the global batch
-    over the mean iteration. ``validation_*`` are of the run's last evaluation.
+    over the mean iteration. ``validation_*`` are of the run's last evaluation. ``point`` is the
+    same in repeats of one point, as ``comparisons.csv`` takes them together.
     """
     own = engine_fields(study)
     return {
@@ -81,7 +84,14 @@ def run_columns(study: Study) -> dict[str, str]:
         **dict.fromkeys(("run_id", "started", "source"), "string"),
         **{"pp": "Int64", "dtype": "string", "zero_stage": "Int64", "data_prefix": "string"},
         **dict.fromkeys(_EVALUATION, "Float64"),
+        "point": "string",
     }
+
+
+def model_columns(runs: Sequence[Run]) -> dict[str, str]:
+    """More columns of ``runs.csv``: fields in which runs of one model differ."""
+    names = Namer(runs[0].study).varying([run.fields for run in runs])
+    return {name: "string" for name in names if name.startswith("model.")}
 
 
 _RUN_COLUMNS_OF_ALL = dict.fromkeys(("path", "label", "case", "engine"), "string")
@@ -126,7 +136,15 @@ def runs_table(runs: Sequence[Run], warmup: int, base: Path | None = None) -> Co
         warmup: First iterations of each to leave out of means.
         base: Folder that paths are written relative to; as given without it.
     """
-    return as_columns([run_row(run, warmup, base) for run in runs], run_columns(runs[0].study))
+    points = {id(run): group.label for group in group_points(runs) for run in group.runs}
+    of_model = model_columns(runs)
+    rows = [
+        run_row(run, warmup, base)
+        | {"point": points[id(run)]}
+        | {name: run.fields.get(name) for name in of_model}
+        for run in runs
+    ]
+    return as_columns(rows, run_columns(runs[0].study) | of_model)
 
 
 def iterations_table(runs: Sequence[Run], warmup: int, base: Path | None = None) -> Columns:
@@ -184,7 +202,10 @@ def write_tables(
     """
     study = runs[0].study
     tables = {
-        "runs.csv": (runs_table(runs, warmup, base), run_columns(study)),
+        "runs.csv": (
+            runs_table(runs, warmup, base),
+            run_columns(study) | model_columns(runs),
+        ),
         "iterations.csv": (iterations_table(runs, warmup, base), iteration_columns(study)),
     }
     more = {
