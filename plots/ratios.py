@@ -85,7 +85,7 @@ def _value(row: pd.Series) -> Value:
     ratio = float(row["ratio"])
     low, high = (float(row[name]) for name in ("ratio_low", "ratio_high"))
     low, high = (ratio if pd.isna(end) else end for end in (low, high))
-    return Value(float(row[X]), ratio, min(low, ratio), max(high, ratio), ratio, 0, 0)
+    return Value(float(row[X]), ratio, min(low, ratio), max(high, ratio), 0, 0)
 
 
 def _withheld(rows: pd.DataFrame) -> str:
