@@ -102,8 +102,8 @@ def fields_of(row: pd.Series | dict[str, Any], study: Study) -> Fields:
     return found
 
 
-def settle_own_fields(table: pd.DataFrame, study: Study) -> pd.DataFrame:
-    """The table with engines' own fields at their default wherever they do not apply."""
+def _own_fields(table: pd.DataFrame, study: Study) -> pd.DataFrame:
+    """Runs with engines' own fields at their default wherever they do not apply."""
     own = {}
     for name, row in study.fields.items():
         if row.only_some_engines and name in table:
@@ -129,7 +129,7 @@ def _settled(
     own = [name for name, row in study.fields.items() if row.only_some_engines]
     x = [figure.x] if figure and figure.x else []
     columns = list(dict.fromkeys((*_RUN_COLUMNS, *settings, *own, *(n for n in x if n in runs))))
-    table = settle_own_fields(runs.drop_duplicates("path")[columns], study)
+    table = _own_fields(runs.drop_duplicates("path")[columns], study)
     ranked = table["micro_batch_size"] * table["dp"].fillna(1)
     table["accumulation"] = table["accumulation"].fillna(table["global_batch_size"] / ranked)
     for companion in study.companions.values():

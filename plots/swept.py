@@ -44,7 +44,9 @@ def draw(
     """
     swept = _Swept(tables, figure)
     swept.check(asked)
-    return swept.draw(Ratios.of(tables, figure.y[0]) if with_ratios else None)
+    if not with_ratios:
+        return swept.draw()
+    return swept.draw(Ratios.of(tables, figure.y[0]), "no comparisons")
 
 
 class _Swept:
@@ -75,7 +77,7 @@ class _Swept:
             values = ", ".join(map(row.text, sorted(runs[x].dropna().unique().tolist())))
             raise PlotError(f"no model was run with two values of {x}, only {values}")
 
-    def draw(self, ratios: Ratios | None) -> list[Figure]:
+    def draw(self, beside: Ratios | None = None, how: str = "") -> list[Figure]:
         """Draw pages of rows; a column has one unit."""
         titles = {panel.title: fold(panel.title, _TITLE_CHARACTERS) for panel in self._panels}
         rows = [(p, [series(p, q.column) for q in self._quantities]) for p in self._panels]
@@ -91,8 +93,7 @@ class _Swept:
             for q, scale in zip(self._quantities, scales, strict=True)
         ]
         names = [*(one.title for one in in_order(every)), FAILED]
-        beside = ratios if ratios is not None and ratios.known else None
-        notes = [describe(values), *self._notes(), ratios.how if ratios else ""]
+        notes = [describe(values), *self._notes(), beside.how if beside else how]
         notes.append(self._tables.provenance({p for one, _ in rows for p in one.values["path"]}))
 
         def inches(row: tuple[Panel, object]) -> float:

@@ -65,7 +65,7 @@ class Tables:
     @cached_property
     def comparisons(self) -> pd.DataFrame:
         """``comparisons.csv``: a row a pair of engines and a phase; see :attr:`memory`."""
-        needed = ("case", "engine", "phase", "ratio", "ratio_low", "ratio_high", "speedup")
+        needed = ("label", "phase", "ratio", "ratio_low", "ratio_high", "speedup")
         return self._read("comparisons.csv", needed, ("withheld", "source"))
 
     def _read(self, name: str, needed: Sequence[str], optional: Sequence[str] = ()) -> pd.DataFrame:

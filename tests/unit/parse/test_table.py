@@ -189,3 +189,24 @@ def test_evaluations_have_columns_of_their_own(write_log, tmp_path):
     assert table[1]["validation_perplexity"] == "6310.5"
     (run,) = rows(tmp_path / "out" / "runs.csv")
     assert (run["validation_loss"], run["validation_perplexity"]) == ("8.25", "3827.5")
+
+
+def test_a_point_is_what_comparisons_take_together(sweep_writer, tmp_path):
+    engines = (("vanilla", 0), ("hybrid", 2))
+    folder = sweep_writer.write_runs([(*e, {"repeat": n}) for n in (1, 2) for e in engines])
+    assert main([str(folder), "--out", str(tmp_path / "out")]) == 0
+    points = [row["point"] for row in rows(tmp_path / "out" / "runs.csv")]
+    assert points[:2] == points[2:] == ["tiny vanilla", "tiny hybrid stride 2"]
+    compared = {row["label"] for row in rows(tmp_path / "out" / "comparisons.csv")}
+    assert compared == {"tiny hybrid stride 2"}
+
+
+def test_models_of_one_name_say_what_they_differ_in(write_log, tmp_path):
+    end = "a2-sl64-gbs1-mbs1-ratio1-subg100-prefetch0-flush_async0-opt_gaps0"
+    for layers in (2, 3):
+        write_log(f"log-20B-tp1-dp1-l{layers}-h4-{end}.log")
+    assert main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    found = rows(tmp_path / "out" / "runs.csv")
+    assert [row["model.layers"] for row in found] == ["2", "3"]
+    assert len({row["point"] for row in found}) == 2
+    assert "model.hidden" not in found[0], "they agree in it"

@@ -112,8 +112,8 @@ def test_accumulation_shows_ratios_of_predictions_as_such(draw, sweep, source, l
         for engine in ("vanilla", "async-gradients"):
             run = add(sweep, source, engine, accumulation=accumulation)
         sweep.comparisons.append(
-            {"case": run["case"], "engine": "async-gradients", "stride": 0, "phase": "iteration",
-             "ratio": 1.5, "ratio_low": "", "ratio_high": "", "speedup": "", "source": source,
+            {"label": run["label"], "phase": "iteration", "ratio": 1.5,
+             "ratio_low": "", "ratio_high": "", "speedup": "", "source": source,
              "withheld": "a reason"}
         )  # fmt: skip
     figure = draw("accumulation", sweep)

@@ -69,11 +69,12 @@ class Ovens:
         case = f"{form['model']}, yeast {form['yeast_g']:g}"
         run = {
             "path": f"run-{len(self.sweep.runs)}.log", "case": case, "engine": engine,
-            "label": f"{case.replace(', ', ' ')} {engine} {own}".strip(), "source": "measured",
+            "label": f"{case} {form['flour']} {engine} {own}", "source": "measured",
             "device": "stove", "hardware": "", "status": "ok", "verdict": "trains",
             "warmup_iterations": 1, "timed_iterations": 2, "parameters": 10, "global_batch_size": 1,
             "micro_batch_size": 1, "dp": 1, "crumb_percent": 7 * form["yeast_g"], **form,
         }  # fmt: skip
+        run["point"] = run["label"]
         same = {key: run[key] for key in KEYS}
         for i in (1, 2, 3):
             self.sweep.iterations.append({

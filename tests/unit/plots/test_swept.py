@@ -61,6 +61,28 @@ def test_a_sweep_has_a_row_a_model_and_a_line_an_engine(draw, sweep, name, setti
     assert (axes[0].get_xscale() == "log") == log
 
 
+def test_models_of_one_name_and_several_sizes_have_panels_of_their_own(draw, sweep):
+    for layers, ms in (("60", 12_500), ("59", 7290)):
+        for dp in (1, 2):
+            times = [{"iteration_ms": own} for own in (99, ms, ms)]
+            own = {"model.layers": layers, "label": f"20B {layers} {dp}"}
+            sweep.add("vanilla", model="20B", dp=dp, times=times, **own)
+    axes = draw("data-parallel", sweep).axes[::2]
+    titles = [ax.get_title(loc="left") for ax in axes]
+    assert titles == ["20B, layers 60", "20B, layers 59"]
+    heights = [drawn(ax)[colour("vanilla")] for ax in axes]
+    assert heights == [[(1, 12.5), (2, 12.5)], [(1, 7.29), (2, 7.29)]]
+
+
+def test_points_that_differ_in_what_no_panel_shows_are_not_pooled(draw, sweep):
+    for point, ms in (("a", 4000), ("a", 4000), ("b", 9000)):
+        times = [{"iteration_ms": own} for own in (99, ms, ms)]
+        sweep.add("vanilla", dp=1, times=times, point=point)
+    sweep.add("vanilla", dp=2, times=times)
+    heights = drawn(draw("data-parallel", sweep).axes[0])[colour("vanilla")]
+    assert heights == [(1, 4), (1, 9), (2, 9)]
+
+
 def test_values_are_in_the_unit_of_the_axis(draw, sweep):
     for dp in (1, 2):
         sweep.add("vanilla", dp=dp, times=[{"iteration_ms": ms} for ms in (1, 2500, 2500, 7500)])
@@ -116,8 +138,7 @@ def compared(sweep, **changes):
         if run["engine"] != "vanilla":
             ratio = 1 + 1 / run["accumulation"]
             row = {
-                "case": run["case"], "engine": run["engine"], "stride": run["stride"],
-                "offload_ratio": run["offload_ratio"], "phase": "iteration", "ratio": ratio,
+                "label": run["label"], "phase": "iteration", "ratio": ratio,
                 "ratio_low": ratio - 0.1, "ratio_high": ratio + 0.1, "speedup": ratio,
                 "withheld": "",
             }  # fmt: skip
