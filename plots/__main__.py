@@ -17,7 +17,7 @@ import matplotlib as mpl
 
 from configs.errors import ConfigError
 from configs.study import load_study
-from plots.canvas import save
+from plots.canvas import FORMATS, save
 from plots.registry import Drawing, figures
 from plots.tables import PlotError, Tables, read_tables, study_of
 
@@ -49,19 +49,18 @@ def _draw(tables: Tables, known: Mapping[str, Drawing], args: argparse.Namespace
     """Draw the figures asked for, or else all that are worth it."""
     impossible, drawn = 0, 0
     for name in dict.fromkeys(args.figure or known):
-        figure = known[name]
-        why_not = "" if args.figure else figure.unsupported(tables)
-        if why_not:
-            if not args.expect or name in args.expect:
-                sys.stdout.write(f"{name}: not drawn: {_line(why_not)}\n")
-            continue
         try:
-            made = figure.draw(tables)
+            made = known[name].draw(tables, asked=bool(args.figure))
         except PlotError as error:
-            impossible += _error(f"{name}: {_line(str(error))}")
+            if args.figure:
+                impossible += _error(f"{name}: {_line(str(error))}")
+            elif not args.expect or name in args.expect:
+                sys.stdout.write(f"{name}: not drawn: {_line(str(error))}\n")
             continue
-        first, *others = save(made, args.out, name, figure.row.title)
-        sys.stdout.write(f"{first} (and {', '.join(path.suffix for path in others)})\n")
+        files = save(made, args.out, name, known[name].row.title)
+        kinds = ", ".join(dict.fromkeys(path.suffix for path in files[1 : len(FORMATS)]))
+        pages = f"; {len(made)} pages" if len(made) > 1 else ""
+        sys.stdout.write(f"{files[0]} (and {kinds}{pages})\n")
         drawn += 1
     if impossible:
         return 2

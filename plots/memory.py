@@ -9,12 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from plots.blocks import Blocks, by_look, why_not
+from configs.study import Figure as FigureRow
+from plots.blocks import Blocks, by_look
 from plots.lines import from_zero
 from plots.observations import observe
+from plots.series import span
 from plots.tables import PlotError, Tables
 
-_MOST_NAMES = 26
 _COLUMNS = {
     "device": {"allocated_gib": "allocated", "cached_gib": "cached by the allocator"},
     "process": {"allocated_gib": "allocated"},
@@ -33,26 +34,21 @@ _DASHES: dict[str, Any] = {
 }
 
 
-def unsupported(tables: Tables) -> str:
-    """Why the figure is not worth drawing unasked; empty when it is."""
-    return why_not(lambda: _shown(_lines(tables)))
-
-
-def draw(tables: Tables) -> Figure:
+def draw(tables: Tables, _figure: FigureRow, *, asked: bool = True) -> list[Figure]:
     """Device and host memory, a panel each and case, over the titles of an iteration in order.
 
     Raises:
         PlotError: ``memory.csv`` is missing or holds no memory of an iteration.
     """
+    del asked
     lines = _lines(tables)
     kinds = _shown(lines)
     entries = {}
     if "device" in kinds:
         for column, text in _COLUMNS["device"].items():
             entries[text] = Line2D([], [], color="0.2", linestyle=_DASHES[column])
-    blocks = Blocks(_panel, edge_inches=1.4, row_inches=1.9, gap_inches=0.9, entries=entries)
-    notes = [_counts(lines), *(_NOTES[kind] for kind in kinds)]
-    return blocks.draw(tables, lines, kinds, notes)
+    blocks = Blocks(_panel, row_inches=1.75, below_inches=0.95, entries=entries)
+    return blocks.draw(tables, lines, kinds, [_counts(lines), *(_NOTES[kind] for kind in kinds)])
 
 
 def _lines(tables: Tables) -> pd.DataFrame:
@@ -107,14 +103,10 @@ def _panel(ax: Axes, lines: pd.DataFrame, kind: str, last: bool) -> dict[str, An
                 linewidth=style.width if main else 1.2,
             )  # fmt: skip
             if main:
-                entries[look.title()] = line
+                entries[look.name] = line
     ax.set_ylabel(f"{kind} memory (GiB)")
     from_zero(ax)
-    step = -(-len(titles) // _MOST_NAMES)
-    at = range(0, len(titles), step)
-    names = [titles[i][0] for i in at] if last else ["" for _ in at]
-    steep = 30 if len(at) <= 12 else 60
-    ax.set_xticks(list(at), names, rotation=steep, ha="right", rotation_mode="anchor", fontsize=7.5)
+    ax.set_xticks(range(len(titles)), [title if last else "" for title, _ in titles])
     return entries
 
 
@@ -132,6 +124,6 @@ def _titles(lines: pd.DataFrame) -> list[tuple[str, int]]:
 def _counts(lines: pd.DataFrame) -> str:
     groups = lines.groupby(["case", "look"], sort=False)
     numbers = [len(rows[["path", "iteration"]].drop_duplicates()) for _, rows in groups]
-    text = "-".join(str(n) for n in dict.fromkeys((min(numbers), max(numbers))))
+    text = span(numbers)
     after = " after the warm-up" if (lines["iteration"] > lines["warmup_iterations"]).all() else ""
     return f"median of n={text} iterations{after}"

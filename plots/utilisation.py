@@ -9,7 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from plots.blocks import Blocks, by_look, why_not
+from configs.study import Figure as FigureRow
+from plots.blocks import Blocks, by_look
 from plots.lines import from_zero
 from plots.observations import observe
 from plots.tables import PlotError, Tables
@@ -40,24 +41,20 @@ _ROWS = (
 """From above: the host, then the devices; a row that no sample knows is left out."""
 
 
-def unsupported(tables: Tables) -> str:
-    """Why the figure is not worth drawing unasked; empty when it is."""
-    return why_not(lambda: _known(_samples(tables)))
-
-
-def draw(tables: Tables) -> Figure:
+def draw(tables: Tables, _figure: FigureRow, *, asked: bool = True) -> list[Figure]:
     """Timelines over the run, a row a resource, engines over each other; a block a case.
 
     Raises:
         PlotError: ``monitor.csv`` is missing or holds no sample of anything.
     """
+    del asked
     samples = _samples(tables)
     on_devices = "device_id" in samples and samples["device_id"].notna().any()
     notes = [
         "the first run of each engine, start-up included",
         "sums and means over devices" if on_devices else "",
     ]
-    blocks = Blocks(_panel, edge_inches=1.1, row_inches=1.15, gap_inches=0.35)
+    blocks = Blocks(_panel, row_inches=1.1, below_inches=0.5)
     return blocks.draw(tables, samples, _known(samples), notes)
 
 
@@ -90,7 +87,7 @@ def _panel(ax: Axes, block: pd.DataFrame, row: _Row, last: bool) -> dict[str, An
         known = samples[samples[row.column].notna()]
         line = known.groupby("time_s")[row.column].agg(row.over_devices) / row.divisor
         line, style = _thinned(line), look.alone
-        (entries[look.title()],) = ax.plot(
+        (entries[look.name],) = ax.plot(
             line.index, line.to_numpy(), color=style.colour, linestyle=style.dash,
             linewidth=style.width, marker=style.marker, markersize=3.5,
             markevery=max(1, len(line) // 10),
@@ -111,8 +108,6 @@ def _panel(ax: Axes, block: pd.DataFrame, row: _Row, last: bool) -> dict[str, An
 def _thinned(line: pd.Series) -> pd.Series:
     """Means over as many neighbours as leave a number of points that can be seen."""
     step = -(-len(line) // _MOST_POINTS)
-    if step <= 1:
-        return line
-    block = [place // step for place in range(len(line))]
-    times = line.index.to_series().groupby(block).mean()
-    return pd.Series(line.groupby(block).mean().to_numpy(), index=times.to_numpy())
+    table = line.rename("value").rename_axis("time").reset_index()
+    means = table.groupby(table.index // step).mean() if step > 1 else table
+    return means.set_index("time")["value"]

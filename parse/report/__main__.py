@@ -57,15 +57,16 @@ def write_report(sweep_dir: Path, findings: dict[str, Any]) -> None:
     """
     context, wanted = findings["context"], findings["wanted"]
     try:
-        figures = find_figures(sweep_dir / "figures", wanted, findings["titles"])
-        entries = [figure.entry(bool(context.get("on_cpu"))) for figure in figures]
+        figures = find_figures(
+            sweep_dir / "figures", wanted, findings["titles"], on_cpu=bool(context.get("on_cpu"))
+        )
     except OSError as error:
         raise LogError(f"{error.filename}: cannot be read: {error.strerror}") from None
     context |= {
         "name": findings["name"],
         "description": findings["description"],
-        "figures": entries,
-        "not_drawn": [name for name in wanted if name not in {f.stem for f in figures}],
+        "figures": figures,
+        "not_drawn": sorted(set(wanted) - {entry["figure"] for entry in figures}, key=wanted.index),
         "tables": [name for name in _TABLES if (sweep_dir / "tables" / f"{name}.csv").is_file()],
     }
     for name, render in (("report.md", render_markdown), ("report.html", render_html)):

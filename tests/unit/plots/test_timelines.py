@@ -10,6 +10,12 @@ ENGINES = {name: row.style for name, row in default_study().engines.items()}
 TITLES = ("before forward", "after forward", "before forward", "after forward", "after step")
 
 
+def page(module, tables):
+    """The only page of a figure."""
+    (figure,) = module.draw(tables, None)
+    return figure
+
+
 def keys(run):
     return {key: run[key] for key in ("path", "label", "case", "engine")}
 
@@ -29,7 +35,7 @@ def phases(sweep):
 
 
 def test_memory_is_the_median_over_iterations_at_each_title_in_order(phases, tmp_path):
-    device, host = memory.draw(read_tables(phases.write(tmp_path))).axes
+    device, host = page(memory, read_tables(phases.write(tmp_path))).axes
     allocated = {line.get_color(): line for line in device.lines if line.get_linestyle() == "-"}
     assert list(allocated) == [ENGINES["vanilla"].colour, ENGINES["hybrid"].colour]
     for line in allocated.values():
@@ -42,7 +48,7 @@ def test_memory_is_the_median_over_iterations_at_each_title_in_order(phases, tmp
 def test_without_a_device_its_memory_is_that_of_the_process(phases, tmp_path):
     for run in phases.runs:
         run["device"] = "cpu"
-    figure = memory.draw(read_tables(phases.write(tmp_path)))
+    figure = page(memory, read_tables(phases.write(tmp_path)))
     process, host = figure.axes
     assert (process.get_ylabel(), host.get_ylabel()) == (
         "process memory (GiB)",
@@ -55,7 +61,7 @@ def test_without_a_device_its_memory_is_that_of_the_process(phases, tmp_path):
 def test_memory_that_is_nowhere_more_than_zero_takes_no_panel(phases, tmp_path):
     for row in phases.memory:
         row["allocated_gib"] = row["cached_gib"] = 0
-    (ax,) = memory.draw(read_tables(phases.write(tmp_path))).axes
+    (ax,) = page(memory, read_tables(phases.write(tmp_path))).axes
     assert ax.get_ylabel().startswith("host")
 
 
@@ -63,7 +69,7 @@ def test_memory_that_is_nowhere_more_than_zero_takes_no_panel(phases, tmp_path):
 def test_what_was_simulated_is_watermarked(phases, samples, tmp_path, figure):
     for run in phases.runs:
         run["source"] = "simulated"
-    axes = figure.draw(read_tables(phases.write(tmp_path))).axes
+    axes = page(figure, read_tables(phases.write(tmp_path))).axes
     assert all([t.get_text() for t in ax.texts] == ["simulated"] for ax in axes)
 
 
@@ -72,7 +78,7 @@ def test_a_title_that_one_engine_lacks_is_a_gap(phases, tmp_path):
         row for row in phases.memory
         if not (row["engine"] == "vanilla" and row["title"] == "after step")
     ]  # fmt: skip
-    device, _ = memory.draw(read_tables(phases.write(tmp_path))).axes
+    device, _ = page(memory, read_tables(phases.write(tmp_path))).axes
     assert np.isnan(device.lines[0].get_ydata()[-1])
 
 
@@ -82,8 +88,7 @@ def test_memory_of_no_iteration_is_refused(phases, tmp_path, change):
         row.update(change)
     tables = read_tables(phases.write(tmp_path))
     with pytest.raises(PlotError, match=r"memory\.csv holds no"):
-        memory.draw(tables)
-    assert memory.unsupported(tables)
+        page(memory, tables)
 
 
 @pytest.fixture
@@ -102,7 +107,7 @@ def samples(sweep):
 
 
 def test_a_row_a_resource_that_is_known(samples, tmp_path):
-    axes = utilisation.draw(read_tables(samples.write(tmp_path))).axes
+    axes = page(utilisation, read_tables(samples.write(tmp_path))).axes
     assert [ax.get_ylabel().replace("\n", " ") for ax in axes] == [
         "CPU (%)", "host memory (GiB)", "GPU (%)", "GPU memory (GiB)", "PCIe from GPU (GB/s)",
     ]  # fmt: skip
@@ -110,7 +115,7 @@ def test_a_row_a_resource_that_is_known(samples, tmp_path):
 
 
 def test_devices_are_summed_or_averaged_and_the_host_counts_once(samples, tmp_path):
-    axes = utilisation.draw(read_tables(samples.write(tmp_path))).axes
+    axes = page(utilisation, read_tables(samples.write(tmp_path))).axes
     values = [list(ax.lines[0].get_ydata()) for ax in axes]
     assert values == [[0, 10, 20], [1, 1, 1], [40, 40, 40], [4, 4, 4], [1, 1, 1]]
     assert all(len(ax.lines) == 2 for ax in axes), "one line an engine, repeats left out"
@@ -120,7 +125,7 @@ def test_devices_are_summed_or_averaged_and_the_host_counts_once(samples, tmp_pa
 def test_long_runs_are_thinned_to_means(sweep, tmp_path):
     run = sweep.add("vanilla")
     sweep.monitor = [{**keys(run), "time_s": t, "cpu_percent": t % 2} for t in range(12_000)]
-    (ax,) = utilisation.draw(read_tables(sweep.write(tmp_path))).axes
+    (ax,) = page(utilisation, read_tables(sweep.write(tmp_path))).axes
     assert len(ax.lines[0].get_xdata()) == 600
     assert set(ax.lines[0].get_ydata()) == {0.5}
 
@@ -129,4 +134,4 @@ def test_samples_of_nothing_are_refused(samples, tmp_path):
     for row in samples.monitor:
         row.update(dict.fromkeys([k for k in row if k not in (*keys(row), "time_s")], ""))
     with pytest.raises(PlotError, match="no sample of a processor"):
-        utilisation.draw(read_tables(samples.write(tmp_path)))
+        page(utilisation, read_tables(samples.write(tmp_path)))
