@@ -3,12 +3,10 @@
 Run as the only rank: ``compile_worker.py OUT.json``. Not a test itself.
 """
 
-import functools
 import json
 import sys
 from pathlib import Path
 
-import cpuinfo
 import deepspeed
 import deepspeed.ops
 import torch
@@ -72,7 +70,7 @@ def run(compile_it, block, faults=None):
 
 def main():
     out = Path(sys.argv[1])
-    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+    equality.make_engines_cheaper()
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
     deep_optimizer_states.install()

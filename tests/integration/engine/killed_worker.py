@@ -4,12 +4,10 @@
 FOLDER OUT.json`` under stock, from the same checkpoints' steps. Not a test itself.
 """
 
-import functools
 import json
 import sys
 from pathlib import Path
 
-import cpuinfo
 import deepspeed
 import deepspeed.ops
 import torch
@@ -71,7 +69,7 @@ def replay(folder, out):
 
 def main():
     mode, folder = sys.argv[1], Path(sys.argv[2])
-    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+    equality.make_engines_cheaper()
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
     deep_optimizer_states.install()

@@ -15,7 +15,6 @@ import threading
 import weakref
 from pathlib import Path
 
-import cpuinfo
 import deepspeed
 import deepspeed.ops
 import torch
@@ -193,7 +192,8 @@ def leave(how):
 
 def main():
     mode, argument = sys.argv[1:]
-    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+    if mode != "leave":  # which ends as the user's process does
+        equality.make_engines_cheaper()
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
     deep_optimizer_states.install()
