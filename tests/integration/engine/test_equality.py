@@ -7,12 +7,11 @@ The tests make a part of them and check that the table says the same.
 import collections
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from ranks import run_ranks
 
 WORKER = Path(__file__).with_name("equality_worker.py")
 TABLE = Path(__file__).resolve().parents[3] / "docs" / "equality.md"
@@ -38,16 +37,7 @@ def reports(extent, tmp_path_factory):
 
 
 def _run(ranks, extent, folder):
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(ranks), str(WORKER), extent]
-    done = subprocess.run(
-        [*command, str(folder / "report"), str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    run_ranks(WORKER, extent, folder / "report", folder, num_ranks=ranks)
     return [json.loads((folder / f"report.{rank}.json").read_text()) for rank in range(ranks)]
 
 
