@@ -454,6 +454,12 @@ def make_engines_cheaper():
     # For every engine all objects that there are would be looked through for garbage.
     zero_utils.gc = types.SimpleNamespace(collect=lambda: 0)
     gc.freeze()
+    leave_out_muon()
+
+
+def leave_out_muon():
+    """DeepSpeed does without Muon where it cannot import it; it would compile Muon's functions."""
+    sys.modules["deepspeed.runtime.zero.muon.muon_optimizer"] = None
 
 
 def prepare():

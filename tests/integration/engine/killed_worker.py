@@ -1,7 +1,8 @@
 """Train with a checkpoint every step, from the last one there is; see test_killed.py.
 
-``killed_worker.py train FOLDER STEPS`` under the plugin, until killed or done; ``killed_worker.py replay
-FOLDER STEPS OUT.json`` under stock, from the same checkpoints' steps. Not a test itself.
+``killed_worker.py train FOLDER STEPS`` under the plugin, until killed or done;
+``killed_worker.py replay FOLDER STEPS OUT.json`` under stock, from the same checkpoints' steps.
+Not a test itself.
 """
 
 import json

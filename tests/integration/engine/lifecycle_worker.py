@@ -8,6 +8,7 @@ statuses. Not a test itself.
 import copy
 import functools
 import gc
+import importlib
 import json
 import os
 import signal
@@ -204,6 +205,8 @@ def end_in_each_way(out):
 
     What is imported is all that they share: no thread runs yet and no engine is there.
     """
+    equality.leave_out_muon()
+    importlib.import_module("torch._dynamo")  # which the first engine would import
     statuses = {}
     for how in WAYS_TO_END:
         sys.stdout.flush()
