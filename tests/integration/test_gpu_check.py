@@ -8,7 +8,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from processes import python_path
 
 REPO = Path(__file__).resolve().parents[2]
 CHEAP = ("smoke", "tests", "mappings")
@@ -36,7 +35,7 @@ def gpu_check(tmp_path, *arguments):
     return subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu_check", *arguments, *flags],
         cwd=REPO,
-        env={**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
