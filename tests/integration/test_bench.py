@@ -7,15 +7,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import python_path
 
 REPO = Path(__file__).resolve().parents[2]
 
 
 def run(module, *flags, **environment):
-    path = os.pathsep.join(map(str, (REPO, REPO / "src")))
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-m", module, *flags],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
+        env={
+            **os.environ,
+            "PYTHONPATH": python_path(REPO, REPO / "src"),
+            "OMP_NUM_THREADS": "1",
+            **environment,
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from processes import python_path
+
 from configs.study import default_study
 from launch.ds_json import deepspeed_config
 
@@ -15,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
     **{k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")},
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src"))),
+    "PYTHONPATH": python_path(ROOT, ROOT / "src"),
 }
 MODEL = {
     "name": "test",
@@ -116,10 +118,9 @@ def train_together(
     if num_ranks > 1:
         command += ["-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)]
         command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    python_path = os.pathsep.join(filter(None, [path, ENVIRONMENT["PYTHONPATH"]]))
     done = subprocess.run(
         [*command, str(Path(__file__).with_name("trainer_worker.py")), *files],
-        env={**ENVIRONMENT, "PYTHONPATH": python_path},
+        env={**ENVIRONMENT, "PYTHONPATH": python_path(path, ROOT, ROOT / "src")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

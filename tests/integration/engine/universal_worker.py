@@ -3,12 +3,10 @@
 ``universal_worker.py save FOLDER`` or ``universal_worker.py load FOLDER OUT.json``.
 """
 
-import functools
 import json
 import sys
 from pathlib import Path
 
-import cpuinfo
 import deepspeed
 import deepspeed.ops
 import torch
@@ -45,7 +43,7 @@ def load(folder):
 
 def main():
     mode, folder = sys.argv[1], Path(sys.argv[2])
-    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+    equality.make_engines_cheaper()
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
     deep_optimizer_states.install()
