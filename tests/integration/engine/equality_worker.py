@@ -454,6 +454,7 @@ def make_engines_cheaper():
     # For every engine all objects that there are would be looked through for garbage.
     zero_utils.gc = types.SimpleNamespace(collect=lambda: 0)
     gc.freeze()
+    leave_out_muon()
 
 
 def leave_out_muon():
@@ -466,7 +467,6 @@ def leave_out_muon():
 def prepare():
     """Make this process a rank that compares many small engines."""
     make_engines_cheaper()
-    leave_out_muon()
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
     if not torch.cuda.is_available():

@@ -6,10 +6,12 @@
 import json
 import sys
 from pathlib import Path
+from unittest import mock
 
 import deepspeed
 import deepspeed.ops
 import torch
+from deepspeed.checkpoint import ds_to_universal
 
 sys.path.insert(0, str(Path(__file__).parent))
 import equality_worker as equality
@@ -29,6 +31,16 @@ def save(folder):
         engine.destroy()
 
 
+def convert(folder):
+    """As DeepSpeed's own command does."""
+    for name in ENGINES:
+        words = ["--input_folder", folder / name / "step3"]
+        words += ["--output_folder", folder / name / "step3_universal"]
+        words += ["--num_extract_workers", 1, "--num_merge_workers", 1]
+        with mock.patch.object(sys, "argv", ["ds_to_universal", *map(str, words)]):
+            ds_to_universal.main(ds_to_universal.parse_arguments())
+
+
 def load(folder):
     results = {}
     for saved in ENGINES:
@@ -43,6 +55,8 @@ def load(folder):
 
 def main():
     mode, folder = sys.argv[1], Path(sys.argv[2])
+    if mode == "load":
+        convert(folder)
     equality.make_engines_cheaper()
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")

@@ -3,10 +3,12 @@
 import functools
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from ranks import run_ranks
 
 WORKERS = {
     "transformers": "trainer_worker.py",
@@ -35,11 +37,19 @@ def reports_of(tmp_path_factory):
 
 
 def _run(worker, device, folder):
-    environment = {"PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(RANKS[device]), str(Path(__file__).with_name(worker))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    words = (Path(__file__).with_name(worker), folder / "report", folder)
-    run_ranks(*words, num_ranks=RANKS[device], **environment)
+    done = subprocess.run(
+        [*command, str(folder / "report"), str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return [
         json.loads((folder / f"report.{rank}.json").read_text()) for rank in range(RANKS[device])
     ]
