@@ -10,7 +10,7 @@ usage: bash master-script.sh [options]
 Runs the engines of a study one after the other on the same data, and compares them. The default study
 is the paper's: stock DeepSpeed, asynchronous gradients and the hybrid update. Without a GPU a sweep
 runs in its small form, on a small model. The same command again goes on where it stopped: what is
-done, with the same code on the same machine, stays.
+done, with the same code on the same machine, stays; a point that is run again says why.
 
 what    --list              list studies with their sweeps, points and engines, and leave
         --study NAME        name or folder of a study [default the paper's]
@@ -29,6 +29,7 @@ what    --list              list studies with their sweeps, points and engines, 
                             points' field; --model.vocab-size N: of every run's model
 again   --resume            only what was never run or was interrupted
         --rerun-failed      only what failed or was interrupted; --again: everything, done or not
+        --keep              accept results of older code, marked as such, instead of running them again
         --report-only       run nothing, make the report anew; --no-report: leave it out
 how     --dry-run           show points, commands, DeepSpeed's JSON, predicted memory and time
         --results-dir DIR   folder of all results; nothing in it is overwritten [default results]

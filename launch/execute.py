@@ -72,9 +72,8 @@ def prepare(task: Task, options: RunOptions, folder: RunFolder) -> tuple[Job, Be
     point, trainer = task.point, options.trainer
     commands, environment = start_of(point, options, folder.path, task.data_prefix)
     command = commands.started_by(folder.path)
-    facts = provenance(environment)
-    facts["versions"] = {**facts["versions"], **options.versions(point)}
-    folder.write_inputs(point, task.facts(command, facts), trainer.ds_config(point))
+    facts = task.facts(command, provenance(environment))
+    folder.write_inputs(point, facts, trainer.ds_config(point))
     metrics = folder.metrics if trainer.writes_metrics else None
     job = Job(command, ROOT, environment, folder.log, metrics, companions(point, folder.path))
     samples = folder.path / "monitor.jsonl"

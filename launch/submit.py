@@ -134,7 +134,7 @@ def make_submission(given: Namespace, rest: Sequence[str], cwd: Path) -> Submiss
     command = [sys.executable, "-P", "-m", "launch.sweep", *_study(given), "--sweep", given.sweep]
     command += ["--results-dir", str(given.results_dir), *_size(rest, options)]
     # What decides which runs to do has no meaning for the report.
-    choices = {"--resume", "--rerun-failed"}
+    choices = {"--resume", "--rerun-failed", "--keep"}
     command += [word for word in rest if word not in choices]
     # It asks for what the points ask for: some queues take no job that asks for less.
     report = BatchJob(

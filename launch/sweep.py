@@ -38,6 +38,7 @@ from launch.sweep_runner import (
     run_all,
     summary,
     total_text,
+    what_would_run,
     why_not_here,
     write_index,
 )
@@ -148,12 +149,21 @@ def choose_points(points: Sequence[Point], only: Sequence[str], index: int | Non
     return [name for name in names if name in chosen] if only else names
 
 
-def dry_run(plan: Plan, names: Sequence[str]) -> None:
-    """Print what would be run: points, commands, memory, time and DeepSpeed's JSON."""
+def dry_run(plan: Plan, names: Sequence[str], request: Request) -> None:
+    """Print what would be run and why: points, commands, memory, time and DeepSpeed's JSON."""
+    decisions = {
+        name: each for name, each in what_would_run(plan, request).items() if name in names
+    }
     for point in plan.points:
         if point.name in names:
-            cli.say(describe(point, plan.machine, plan.options) + "\n")
-    cli.say(f"sweep '{plan.sweep.name}': {total_text(plan)}")
+            lines = [
+                f"runs     {'yes' if one.run else 'no'}: {one.why or 'never run before'}"
+                + (f" (repeat {number})" if plan.sweep.repeats > 1 else "")
+                for number, one in enumerate(decisions[point.name], start=1)
+            ]
+            text = describe(point, plan.machine, plan.options, lines)
+            cli.say(f"{text}\n")
+    cli.say(f"sweep '{plan.sweep.name}': {total_text(plan, decisions)}")
 
 
 def as_on_gpus(plan: Plan) -> Plan:
@@ -198,6 +208,7 @@ def build_parser() -> cli.Parser:
         (Choice.RESUME, "only what was never run or was interrupted"),
         (Choice.RERUN_FAILED, "only what failed or was interrupted"),
         (Choice.AGAIN, "everything, done or not"),
+        (Choice.KEEP, "what is not done, be it with older code, which is marked then"),
     ):
         one = partial(choice.add_argument, f"--{value}", dest="choice")
         one(action="store_const", const=value, help=text)
@@ -265,9 +276,6 @@ def _run_plan(
         return 0
     if plan.data:
         cli.say(plan.data)
-    if given.dry_run:
-        dry_run(as_on_gpus(plan) if given.size == "full" else plan, names)
-        return 0
     everything = len(names) == len(plan.points)
     request = Request(
         choice=given.choice or Choice.MISSING,
@@ -277,6 +285,9 @@ def _run_plan(
         memory_check=not given.no_memory_check and not plan.options.launcher.is_far,
         time_limit=limit,
     )
+    if given.dry_run:
+        dry_run(as_on_gpus(plan) if given.size == "full" else plan, names, request)
+        return 0
     if given.report_only:
         if not all_records(plan, request):
             sys.stderr.write(f"error: no run of sweep '{plan.sweep.name}' in {plan.folder}\n")

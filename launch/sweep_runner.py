@@ -21,7 +21,15 @@ from launch.live import Live, duration_text
 from launch.needs import lacks
 from launch.process.members import end_leftovers
 from launch.records.files import read_json, write_json
-from launch.records.ledger import INTERRUPTED, Choice, Record, decide, read_records
+from launch.records.ledger import (
+    INTERRUPTED,
+    Choice,
+    Decision,
+    Record,
+    decide,
+    older,
+    read_records,
+)
 from launch.records.run_folder import SCHEMA_VERSION, RunFolder, Status, sweep_dir
 from launch.task import RunOptions, Task
 
@@ -120,10 +128,11 @@ class _Call:
             repeat = f" repeat {task.repeat}" if repeats else ""
             head = f"[{number}/{len(self.tasks)}] {task.point.name}{repeat}"
             records = all_records(self.plan, self.request)
-            if why := self._why_not(task, records):
-                cli.say(f"{head}: {why}")
+            decision = self._decision(task, records)
+            if not decision.run:
+                cli.say(f"{head}: {decision.why}")
                 continue
-            cli.say(f"{head}: started")
+            cli.say(f"{head}: started{decision.why and f': {decision.why}'}")
             outcome = self._run_one(self.tasks[number - 1 :], head, records)
             self._write_index()
             if outcome is not None and outcome.stop_signal is not None:
@@ -137,22 +146,22 @@ class _Call:
     def _is_asked(self, task: Task) -> bool:
         return self.request.chosen is None or task.point.name in self.request.chosen
 
-    def _why_not(self, task: Task, records: Sequence[Record]) -> str:
-        """Why a task is not run now, for the user; empty when it is."""
-        decision = decide(task.keys, records, self.request.choice)
+    def _decision(self, task: Task, records: Sequence[Record]) -> Decision:
+        """Whether a task is run now, and why, for the user; counts those that are not."""
+        decision = decide(task.keys, records, self.request.choice, task.setup)
         if not decision.run:
             self.progress.skipped += 1
-            return decision.why
+            return decision
         limit = self.request.time_limit
         reason = why_not_here(task.point, self.plan, self.request.memory_check)
         if limit and not reason:
             expected = estimate(task.point, self.plan.machine, records)
             reason = limit.refuse(self._probable_s(expected))
         if not reason:
-            return ""
+            return decision
         self.progress.unfit += 1
         self.progress.reasons[task.point.name] = reason
-        return f"left out: {reason}"
+        return Decision(False, f"left out: {reason}")
 
     def _probable_s(self, expected: Estimate) -> float:
         """Seconds of a run as far as can be told; the longest one's where nothing tells of it."""
@@ -275,6 +284,7 @@ def write_index(
             "run_dir": Path(os.path.relpath(record.path, folder)).as_posix(),
             "log": record.log,
             "status": record.status,
+            **_older(task, record),
         }
         for task, record in found
         if record is not None
@@ -316,6 +326,12 @@ def _skipped(
     return {} if has_run or reason is None else {"skipped": reason}
 
 
+def _older(task: Task, record: Record) -> dict[str, str]:
+    """What changed since a run that is listed all the same."""
+    changed = older(record, task.setup_key, task.setup)
+    return {"older": changed} if changed else {}
+
+
 def summary(progress: Progress, num_runs: int) -> str:
     """One line on how a call went."""
     parts = [f"{progress.ok} ok"]
@@ -330,17 +346,48 @@ def summary(progress: Progress, num_runs: int) -> str:
     return f"{num_runs} runs: {', '.join(parts)}"
 
 
-def total_text(plan: Plan) -> str:
-    """How long the whole plan will take, as far as can be told beforehand."""
+def what_would_run(plan: Plan, request: Request) -> dict[str, list[Decision]]:
+    """Whether each repeat of the points would run and why, by their names; makes no data.
+
+    A point whose data is not there yet was never run on it.
+    """
+    tasks = Task.each(plan.points, plan.options, makes_data=False)
+    known = {task.point.name: task for task in tasks}
+    records = all_records(plan, request)
+    found = {}
+    for point in plan.points:
+        task = known.get(point.name)
+        tasks = [task.repeated(n + 1) for n in range(plan.sweep.repeats)] if task else []
+        found[point.name] = [
+            decide(one.keys, records, request.choice, one.setup) for one in tasks
+        ] or [Decision(request.choice is not Choice.RERUN_FAILED)] * plan.sweep.repeats
+    return found
+
+
+def total_text(plan: Plan, would_run: Mapping[str, Sequence[Decision]]) -> str:
+    """How long the runs that are left will take, as far as can be told beforehand.
+
+    Args:
+        plan: what the sweep asks for.
+        would_run: of :func:`what_would_run`, the points that the user asked for.
+    """
     records: list[Record] = []
     with contextlib.suppress(OSError):
         records = read_records(plan.folder)
-    each = [estimate(point, plan.machine, records) for point in plan.points]
-    seconds = plan.sweep.repeats * sum(item.seconds or 0.0 for item in each)
-    rough = any(item.how != AS_BEFORE for item in each)
+    points = [point for point in plan.points if point.name in would_run]
+    runs = {name: sum(one.run for one in each) for name, each in would_run.items()}
+    each = {p.name: estimate(p, plan.machine, records) for p in points if runs[p.name]}
+    seconds = sum(runs[name] * (item.seconds or 0.0) for name, item in each.items())
+    rough = any(item.how != AS_BEFORE for item in each.values())
     how = "a rough figure from assumed rates" if rough else AS_BEFORE
-    unknown = sum(item.seconds is None for item in each)
+    unknown = sum(item.seconds is None for item in each.values())
     if unknown:
         how += f"; the time of {unknown} is not predicted and not in it"
     repeats = f" x {plan.sweep.repeats} repeats" if plan.sweep.repeats > 1 else ""
-    return f"{len(each)} points{repeats}, about {duration_text(seconds)} in all ({how})"
+    some = "" if len(points) == len(plan.points) else f" of {len(plan.points)}"
+    head = f"{len(points)}{some} points{repeats}"
+    left, total = sum(runs.values()), len(points) * plan.sweep.repeats
+    if not left:
+        return f"{head}, none is left to run"
+    done = f", {left} of {total} runs left" if left < total else ""
+    return f"{head}{done}, about {duration_text(seconds)} in all ({how})"

@@ -81,6 +81,7 @@ def run_columns(study: Study) -> dict[str, str]:
         **dict.fromkeys(("run_id", "started", "source"), "string"),
         **{"pp": "Int64", "dtype": "string", "zero_stage": "Int64", "data_prefix": "string"},
         **dict.fromkeys(_EVALUATION, "Float64"),
+        "older": "string",
     }
 
 
@@ -264,7 +265,7 @@ def run_row(run: Run, warmup: int, base: Path | None = None) -> dict[str, Any]:
         "repeat": run.repeat,
         "update_rate": _per_second(log.parameters, means["update_ms"]),
         "samples_per_s": _per_second(settings.get("global_batch_size"), means["iteration_ms"]),
-        **{name: run.recorded(name) for name in ("point_key", "run_id", "started")},
+        **{name: run.recorded(name) for name in ("point_key", "run_id", "started", "older")},
         "source": run.source,
         **(evaluated[-1] if evaluated else {}),
     }

@@ -19,7 +19,7 @@ from launch.records.identity import data_facts
 from launch.records.ledger import Choice
 from launch.records.run_folder import Status
 from launch.simulate import workloads
-from launch.sweep import build_parser, choose_points, main, make_plan
+from launch.sweep import build_parser, choose_points, dry_run, main, make_plan
 from launch.sweep_runner import Plan, Progress, Request, run_all, summary
 from launch.task import RunOptions
 from launch.trainers.own import OwnTrainer
@@ -98,6 +98,7 @@ def plan(tmp_path, monkeypatch):
     for end in (".bin", ".idx"):
         (tmp_path / f"data{end}").write_bytes(b"tokens")
     monkeypatch.setattr(task_module, "data_prefix", lambda given: str(tmp_path / "data"))
+    monkeypatch.setattr(task_module, "prepared", lambda _name: str(tmp_path / "data"))
 
     def make(trainer, sweep=BASIC, machine=CPU):
         points = sweep.points("tiny", {"device": "cpu"})
@@ -141,6 +142,33 @@ def test_changed_data_make_it_another_point(plan, fake_trainer, tmp_path):
     (tmp_path / "data.bin").write_bytes(b"other tokens")
     progress = run_all(plan(fake_trainer("ok")), Request())
     assert (progress.ok, progress.skipped) == (3, 0)
+
+
+def test_what_no_run_executes_makes_no_result_old(plan, fake_trainer, monkeypatch):
+    """A commit of documents, files of the user's in the checkout."""
+    facts = task_module.machine_and_checkout()
+    for commit in ("1", "2"):
+        git = {"git": {"commit": commit, "dirty": True, "changes_sha256": commit}}
+        monkeypatch.setattr(task_module, "machine_and_checkout", lambda git=git: facts | git)
+        progress = run_all(plan(fake_trainer("ok")), Request())
+    assert (progress.ok, progress.skipped) == (0, 3)
+
+
+def test_changed_code_is_named_when_a_point_is_run_again(plan, fake_trainer, monkeypatch, capsys):
+    code, why = {"launch/trainer/loop.py": "0"}, "code changed: launch/trainer/loop.py"
+    monkeypatch.setattr(task_module, "code_of", lambda _entries: code)
+    run_all(plan(fake_trainer("ok")), Request())
+    assert "[1/3] tiny vanilla: started\n" in capsys.readouterr().out
+    code["launch/trainer/loop.py"] = "1"
+    kept = run_all(plan(fake_trainer("ok")), Request(choice=Choice.KEEP))
+    assert (kept.ok, kept.skipped) == (0, 3)
+    assert "done before with other code, versions or processors (log-" in capsys.readouterr().out
+    runs = index_of(plan(fake_trainer("ok")))["runs"]
+    assert [run["older"] for run in runs] == [why] * 3
+    progress = run_all(plan(fake_trainer("ok")), Request())
+    assert (progress.ok, progress.skipped) == (3, 0)
+    assert f"[1/3] tiny vanilla: started: {why} (since log-" in capsys.readouterr().out
+    assert not any("older" in run for run in index_of(plan(fake_trainer("ok")))["runs"])
 
 
 def test_again_runs_everything_and_the_index_lists_the_newest(plan, fake_trainer, capsys):
@@ -276,6 +304,33 @@ def test_a_dry_run_makes_nothing(tmp_path, capsys):
     assert out.count("rough, from the rates of cpu-only") == 3
     assert "3 points, about" in out
     assert not (tmp_path / "r").exists()
+
+
+def test_a_dry_run_says_which_points_would_run_and_why(plan, fake_trainer, capsys, monkeypatch):
+    the_plan = plan(fake_trainer("hybrid=fail"))
+    run_all(the_plan, Request(chosen=frozenset(NAMES[1:])))
+    capsys.readouterr()
+    dry_run(the_plan, NAMES, Request())
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line.startswith("runs ")] == [
+        "runs     yes: never run before",
+        f"runs     no: done before ({the_plan.points[1].log_name[:-4]}/run-001)",
+        f"runs     yes: failed before ({the_plan.points[2].log_name[:-4]}/run-001)",
+    ]
+    assert "sweep 'basic': 3 points, 2 of 3 runs left, about " in out
+    monkeypatch.setattr(task_module, "code_of", lambda _entries: {"x.py": "1"})
+    dry_run(the_plan, NAMES[1:2], Request())
+    assert "runs     yes: code changed: " in capsys.readouterr().out
+
+
+def test_the_total_of_a_dry_run_is_of_the_chosen_points(plan, fake_trainer, capsys):
+    the_plan = plan(fake_trainer("ok"))
+    run_all(the_plan, Request(chosen=frozenset(NAMES[:1])))
+    capsys.readouterr()
+    dry_run(the_plan, NAMES[1:], Request())
+    assert "sweep 'basic': 2 of 3 points, about " in capsys.readouterr().out
+    dry_run(the_plan, NAMES[:1], Request())
+    assert "sweep 'basic': 1 of 3 points, none is left to run" in capsys.readouterr().out
 
 
 def test_a_dry_run_says_what_is_not_predicted(tmp_path, capsys, monkeypatch):
