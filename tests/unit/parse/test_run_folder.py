@@ -5,6 +5,7 @@ import pytest
 
 from parse.__main__ import main
 from parse.labels import label_runs
+from parse.report.__main__ import main as report_main
 from parse.run_folder import read_run, read_sweep_run, sweep_entries
 
 
@@ -105,3 +106,18 @@ def test_points_keep_their_names_unless_two_points_share_one(sweep_writer):
     assert [run.label for run in runs] == [
         "tiny vanilla", "tiny async-gradients", "tiny hybrid stride 2",
     ]  # fmt: skip
+
+
+def test_a_result_of_older_code_is_marked_in_table_and_report(sweep_writer, tmp_path):
+    folder = sweep_writer.write()
+    index = json.loads((folder / "sweep.json").read_text())
+    index["runs"][1]["older"] = "code changed: launch/trainer/loop.py"
+    edit(folder / "sweep.json", **index)
+    assert main([str(folder), "--out", str(folder / "tables"), "--report"]) == 0
+    with (folder / "tables" / "runs.csv").open() as file:
+        marks = [row["older"] for row in csv.DictReader(file)]
+    assert marks == ["", "code changed: launch/trainer/loop.py", ""]
+    assert report_main([str(folder), "--from-tables"]) == 0
+    for name in ("report.md", "report.html"):
+        text = (folder / name).read_text().replace("\\", "")
+        assert text.count("result of older code: code changed: launch/trainer/loop.py") == 1, name
