@@ -169,7 +169,7 @@ def make_submission(given: Namespace, rest: Sequence[str], cwd: Path) -> Submiss
 
 def _plan(given: Namespace, rest: Sequence[str]) -> tuple[Plan, Namespace]:
     words = [*_study(given), "--sweep", given.sweep, "--results-dir", str(given.results_dir), *rest]
-    options = sweep_command.build_parser().read(words)
+    options = sweep_command.build_parser(cli.study_in(words)).read(words)
     for name in OWN_OPTIONS:
         if getattr(options, name) not in (None, False):
             raise ConfigError(f"--{name.replace('_', '-')} cannot stand after '--' here")

@@ -63,6 +63,56 @@ def test_a_model_that_the_sweep_names_is_not_replaced_on_a_gpu():
     assert models(planned(GPU, sweep=own)) == {"70B"}
 
 
+def set_points(*words, sweep=BASIC):
+    given = build_parser(sweep.study).read(["--device", "cpu", *words])
+    return make_plan(sweep, given, CPU).points
+
+
+@pytest.mark.parametrize("words", [["--set", "lr=1e-4"], ["--lr", "1e-4"], ["--set", "lr = 1e-4"]])
+def test_a_field_of_every_run_is_set_from_the_command_line(words):
+    assert {point.lr for point in set_points()} == {3e-4}
+    assert {point.lr for point in set_points(*words, "--clip-grad", "0")} == {1e-4}
+
+
+def test_a_field_of_some_engines_is_set_for_those_that_take_it(capsys):
+    vanilla, async_gradients, hybrid = set_points("--set", "stride=4", "--model.layers", "3")
+    assert (vanilla.stride, async_gradients.stride, hybrid.stride) == (0, 0, 4)
+    assert {point.model.layers for point in (vanilla, hybrid)} == {3}
+    assert "stride 4: in place of the values that sweep 'basic' has\n" in capsys.readouterr().out
+
+
+def test_values_that_a_sweep_varies_give_way_to_one(capsys):
+    points = set_points("--set", "micro_batch_size=2", sweep=load_sweep("micro-batch"))
+    assert {point.micro_batch_size for point in points} == {2}
+    assert len({point.name for point in points}) == len(points)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "lrr=1"], r"--set 'lrr=1': unknown field 'lrr': did you mean 'lr'\?"),
+        (["--set", "lr"], "--set 'lr': give FIELD=VALUE"),
+        (["--set", "lr="], "--set 'lr=': give FIELD=VALUE"),
+        (["--set", "lr=1e-4", "--lr", "2e-4"], "'lr' is 2e-4 already; give it once"),
+        (["--set", "seed=1", "--set", "seed=2"], "'seed' is 1 already; give it once"),
+        (["--set", "engine=v"], "choose a model by --model and engines by --engines"),
+        (["--set", "lr=-1"], "field 'lr' = '-1': Input should be greater than 0"),
+        (["--engines", "vanilla", "--set", "stride=4"],
+         "stride = '4': none of its engines takes that; hybrid would"),
+        (["--lrr", "1"], "unknown option '--lrr': did you mean '--lr'"),
+    ],
+)  # fmt: skip
+def test_a_field_that_cannot_be_set_is_named(words, message):
+    with pytest.raises(ConfigError, match=message):
+        set_points(*words)
+
+
+def test_points_are_listed_by_the_number_that_index_takes(capsys):
+    assert main(["--device", "cpu", "--list-points", "--only", "hybrid"]) == 0
+    assert capsys.readouterr().out == "   3  tiny hybrid stride 2\n"
+    assert choose_points(planned(CPU).points, [], 3) == ["tiny hybrid stride 2"]
+
+
 def test_repeats_of_the_command_line_win():
     assert planned(CPU, "--repeats", "3").sweep.repeats == 3
 
@@ -513,4 +563,4 @@ def test_all_sweeps_are_those_of_the_study(own, capsys):
         'name = "mine"\nmodel = "tiny"\nengines = [{ engine = "gpu-only" }]\n'
     )
     assert main(["--study", str(own.folder), "--all", "--list-points"]) == 0
-    assert "tiny gpu-only" in capsys.readouterr().out.splitlines()
+    assert "   1  tiny gpu-only" in capsys.readouterr().out.splitlines()
