@@ -29,8 +29,18 @@ EXIT_BROKEN_PIPE = 141
 
 def say(text: str) -> None:
     """Print a line for the user, at once."""
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{printable(text)}\n")
     sys.stdout.flush()
+
+
+def complain(text: str) -> None:
+    """Print a line of what went wrong, on standard error."""
+    sys.stderr.write(f"{printable(text)}\n")
+
+
+def printable(text: str) -> str:
+    """A text whose control characters are ``?``, so that no path or name steers the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
 class _HasArguments(Protocol):
@@ -203,7 +213,7 @@ def run_command(main: Callable[[], int]) -> int:
     try:
         return main()
     except (ConfigError, LaunchError) as error:
-        sys.stderr.write(f"error: {error}\n")
+        complain(f"error: {error}")
         return EXIT_USAGE
     except BrokenPipeError:
         # The reader of our output has gone (`| head`): nothing is left to say.
@@ -211,10 +221,10 @@ def run_command(main: Callable[[], int]) -> int:
         return EXIT_BROKEN_PIPE
     except OSError as error:
         # A full disk, a read-only folder, a program that is missing.
-        sys.stderr.write(f"error: {error}\n")
+        complain(f"error: {error}")
         return EXIT_USAGE
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        complain("interrupted")
         return EXIT_INTERRUPTED
 
 

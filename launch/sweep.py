@@ -337,7 +337,7 @@ def _run_plan(
         return 0
     if given.report_only:
         if not all_records(plan, request):
-            sys.stderr.write(f"error: no run of sweep '{plan.sweep.name}' in {plan.folder}\n")
+            cli.complain(f"error: no run of sweep '{plan.sweep.name}' in {plan.folder}")
             return cli.EXIT_USAGE
         write_index(plan, plan.tasks(), request, reasons_before(plan, Request(chosen=frozenset())))
         code = derive(plan.folder, plan.sweep.figures)

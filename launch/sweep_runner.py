@@ -20,7 +20,7 @@ from launch.fit.machine import Machine
 from launch.live import Live, duration_text
 from launch.needs import lacks
 from launch.process.members import end_leftovers
-from launch.records.files import read_json, write_json
+from launch.records.files import write_json
 from launch.records.ledger import (
     INTERRUPTED,
     Choice,
@@ -28,6 +28,7 @@ from launch.records.ledger import (
     Record,
     decide,
     older,
+    read_index,
     read_records,
 )
 from launch.records.run_folder import SCHEMA_VERSION, RunFolder, Status, sweep_dir
@@ -231,7 +232,11 @@ def why_not_here(point: Point, plan: Plan, memory_check: bool) -> str:
 
 def reasons_before(plan: Plan, request: Request) -> dict[str, str]:
     """Why points that are not asked for now were left out, as the sweep's index says it."""
-    index = read_json(plan.folder / "sweep.json")
+    try:
+        index = read_index(plan.folder)
+    except ConfigError as error:
+        cli.say(str(error))
+        index = {}
     chosen = {p.name for p in plan.points} if request.chosen is None else request.chosen
     return {
         str(point.get("name")): str(point["skipped"])

@@ -237,6 +237,18 @@ def test_again_runs_everything_and_the_index_lists_the_newest(plan, fake_trainer
         assert make_point(saved["point"]).engine == run["engine"]
 
 
+def test_a_damaged_index_is_named_and_made_anew(plan, fake_trainer, capsys):
+    the_plan = plan(fake_trainer("ok"))
+    run_all(the_plan, Request())
+    capsys.readouterr()
+    (the_plan.folder / "sweep.json").write_text('{"points": ')
+    assert run_all(the_plan, Request()).skipped == 3
+    out = capsys.readouterr().out
+    assert out.startswith(f"{the_plan.folder / 'sweep.json'}: cannot be read (")
+    assert "makes it anew from the run folders" in out
+    assert len(index_of(the_plan)["runs"]) == 3
+
+
 def test_repeats_alternate(plan, fake_trainer, capsys):
     sweep = make_sweep(
         {"name": "r", "model": "tiny", "repeats": 2, "engines": [{"engine": "v"}, {"engine": "a"}]}
