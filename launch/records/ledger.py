@@ -18,7 +18,9 @@ from launch.records.driver import Driver
 from launch.records.files import read_json
 from launch.records.identity import changes
 
-FAILURES = ("failed", "oom-host", "oom-device", "timeout", "hang")
+UNTRAINED = ("nan", "frozen", "diverged")
+"""Statuses of a run that came to its end with a loss that means no training."""
+FAILURES = ("failed", "oom-host", "oom-device", "timeout", "hang", *UNTRAINED)
 """Statuses of a run that came to its own bad end."""
 INTERRUPTED = "interrupted"
 SILENCE_S = 1800.0

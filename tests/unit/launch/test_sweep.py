@@ -9,7 +9,7 @@ from configs.errors import ConfigError
 from configs.study import load_study, make_point
 from configs.sweep import load_sweep, make_sweep
 from deep_optimizer_states.predict.memory_need import GIB
-from launch import sweep_runner, task as task_module
+from launch import run as run_command, sweep_runner, task as task_module
 from launch.derive import derive
 from launch.describe import describe
 from launch.ds_json import deepspeed_config
@@ -235,6 +235,38 @@ def test_again_runs_everything_and_the_index_lists_the_newest(plan, fake_trainer
         assert (the_plan.folder / run["run_dir"] / run["log"]).is_file()
         saved = json.loads((the_plan.folder / run["run_dir"] / "run.json").read_text())
         assert make_point(saved["point"]).engine == run["engine"]
+
+
+def test_a_run_that_ends_without_having_trained_has_failed(plan, fake_trainer, capsys):
+    how = "vanilla=nan,async-gradients=frozen,hybrid=falls"
+    the_plan = plan(fake_trainer(how))
+    progress = run_all(the_plan, Request())
+    assert (progress.ok, progress.failed) == (1, 2)
+    assert [run["status"] for run in index_of(the_plan)["runs"]] == ["nan", "frozen", "ok"]
+    out = capsys.readouterr().out
+    assert "[1/3] tiny vanilla: nan in " in out
+    assert "; ended, but its loss is nan from iteration 3; see " in out
+    assert "; ended, but its loss is frozen at 7.0 from iteration 2; see " in out
+    status = next(the_plan.folder.glob("log-*async1-opt_gaps0/run-001/status.json"))
+    record = json.loads(status.read_text())
+    assert (record["status"], record["exit_code"]) == ("frozen", 1)
+    # As other failures they stay on --resume and are tried again otherwise.
+    assert run_all(plan(fake_trainer("falls")), Request(choice=Choice.RESUME)).skipped == 3
+    assert run_all(plan(fake_trainer("falls")), Request()).ok == 2
+
+
+def test_a_log_that_cannot_be_judged_says_nothing_against_a_run(plan, fake_trainer, monkeypatch):
+    monkeypatch.setattr("launch.verdict.JUDGE_S", 0.0)  # no judge answers in no time
+    assert run_all(plan(fake_trainer("vanilla=nan")), Request()).ok == 3
+
+
+@pytest.mark.parametrize(("how", "code"), [("nan", 1), ("falls", 0)])
+def test_the_exit_code_of_one_run_follows_its_loss(how, code, fake_trainer, tmp_path, capfd):
+    words = ["tiny", "--device", "cpu", "--trainer-module", fake_trainer(how), "--no-echo"]
+    assert run_command.main([*words, "--results-dir", str(tmp_path)]) == code
+    captured = capfd.readouterr()
+    assert (f"nan: {tmp_path}" in captured.out) == (code == 1)
+    assert ("nan: ended, but its loss is nan from iteration 3" in captured.err) == (code == 1)
 
 
 def test_a_damaged_index_is_named_and_made_anew(plan, fake_trainer, capsys):
