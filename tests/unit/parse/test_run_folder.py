@@ -121,3 +121,16 @@ def test_a_result_of_older_code_is_marked_in_table_and_report(sweep_writer, tmp_
     for name in ("report.md", "report.html"):
         text = (folder / name).read_text().replace("\\", "")
         assert text.count("result of older code: code changed: launch/trainer/loop.py") == 1, name
+
+
+def test_a_path_that_is_printed_cannot_steer_the_terminal(sweep_writer, capsys):
+    folder = sweep_writer.write()
+    odd = folder.rename(folder.with_name("a\x1b[2Jb"))
+    (odd / "plain.log").write_text("nothing of training\n")
+    assert main([str(odd), str(odd / "plain.log"), "--out", str(odd / "tables")]) == 0
+    assert main([str(odd / "none"), "--out", str(odd / "tables")]) == 2
+    captured = capsys.readouterr()
+    assert "a [2Jb/tables/runs.csv" in captured.out
+    assert "a [2Jb/plain.log: not a training log" in captured.err
+    assert "a [2Jb/none: no such file or folder" in captured.err
+    assert "\x1b" not in captured.out + captured.err
