@@ -17,10 +17,11 @@ from configs.errors import ConfigError
 from launch import cli
 from launch.live import Tail, duration_text, progress_text
 from launch.records.files import ROOT
-from launch.records.ledger import Record, read_index, read_records
+from launch.records.ledger import Record, read_records
+from launch.sweep_index import INDEX, read_index
 
 PENDING, DAMAGED = "pending", "damaged"
-INDEX, _RUN = "sweep.json", "*/run-*/run.json"
+_RUN = "*/run-*/run.json"
 WATCH_S = 2.0
 """Seconds between two looks under ``--watch``."""
 

@@ -33,17 +33,16 @@ from launch.simulate.command import (
 )
 from launch.simulate.workloads import AsOf
 from launch.summary import write_summary
+from launch.sweep_index import reasons_in_index, write_index
 from launch.sweep_runner import (
     Plan,
     Request,
     all_records,
-    reasons_before,
     run_all,
     summary,
     total_text,
     what_would_run,
     why_not_here,
-    write_index,
 )
 from launch.task import RunOptions
 
@@ -103,8 +102,10 @@ def _overrides(given: Namespace, study: Study) -> dict[str, str]:
         name = name.strip().replace("-", "_")
         if not equals or not value:
             raise ConfigError(f"--set {text!r}: give FIELD=VALUE, as in --set lr=1e-4")
-        if name in not_set:
-            raise ConfigError(f"--set {text!r}: choose a model by --model and engines by --engines")
+        if name in (*not_set, "data_prefix"):
+            raise ConfigError(
+                f"--set {text!r}: choose models, engines and data by --model, --engines and --data"
+            )
         if name not in known:
             raise ConfigError(f"--set {text!r}: {explain.unknown('field', name, known)}")
         if name in over:
@@ -339,7 +340,8 @@ def _run_plan(
         if not all_records(plan, request):
             cli.complain(f"error: no run of sweep '{plan.sweep.name}' in {plan.folder}")
             return cli.EXIT_USAGE
-        write_index(plan, plan.tasks(), request, reasons_before(plan, Request(chosen=frozenset())))
+        records, left_out = all_records(plan, request), reasons_in_index(plan.folder)
+        write_index(plan.sweep, plan.folder, plan.tasks(), records, left_out)
         code = derive(plan.folder, plan.sweep.figures)
         write_summary(plan.folder, code, has_findings=code in (0, 1))
         return code

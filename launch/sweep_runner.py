@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,18 +19,9 @@ from launch.fit.machine import Machine
 from launch.live import Live, duration_text
 from launch.needs import lacks
 from launch.process.members import end_leftovers
-from launch.records.files import write_json
-from launch.records.ledger import (
-    INTERRUPTED,
-    Choice,
-    Decision,
-    Record,
-    decide,
-    older,
-    read_index,
-    read_records,
-)
-from launch.records.run_folder import SCHEMA_VERSION, RunFolder, Status, sweep_dir
+from launch.records.ledger import INTERRUPTED, Choice, Decision, Record, decide, read_records
+from launch.records.run_folder import RunFolder, Status, sweep_dir
+from launch.sweep_index import reasons_in_index, write_index
 from launch.task import RunOptions, Task
 
 
@@ -142,7 +132,8 @@ class _Call:
         self._write_index()
 
     def _write_index(self) -> None:
-        write_index(self.plan, self.tasks, self.request, self.progress.reasons)
+        records = all_records(self.plan, self.request)
+        write_index(self.plan.sweep, self.plan.folder, self.tasks, records, self.progress.reasons)
 
     def _is_asked(self, task: Task) -> bool:
         return self.request.chosen is None or task.point.name in self.request.chosen
@@ -232,17 +223,9 @@ def why_not_here(point: Point, plan: Plan, memory_check: bool) -> str:
 
 def reasons_before(plan: Plan, request: Request) -> dict[str, str]:
     """Why points that are not asked for now were left out, as the sweep's index says it."""
-    try:
-        index = read_index(plan.folder)
-    except ConfigError as error:
-        cli.say(str(error))
-        index = {}
     chosen = {p.name for p in plan.points} if request.chosen is None else request.chosen
-    return {
-        str(point.get("name")): str(point["skipped"])
-        for point in index.get("points", [])
-        if point.get("skipped") and point.get("name") not in chosen
-    }
+    every = reasons_in_index(plan.folder)
+    return {name: reason for name, reason in every.items() if name not in chosen}
 
 
 def settle_leftovers(folder: Path) -> None:
@@ -263,78 +246,6 @@ def all_records(plan: Plan, request: Request) -> list[Record]:
     folders = [path for path in request.shared if path != plan.folder]
     shared = [record for path in folders for record in read_records(path)]
     return [*(r for r in shared if r.status == "ok"), *read_records(plan.folder)]
-
-
-def write_index(
-    plan: Plan, tasks: Sequence[Task], request: Request, reasons: Mapping[str, str]
-) -> None:
-    """Write ``sweep.json`` anew from the run folders, see docs/design.md.
-
-    Args:
-        plan: what the sweep asks for.
-        tasks: its runs.
-        request: which of them this call does.
-        reasons: why points were left out, by their names.
-    """
-    folder = plan.folder
-    newest: dict[tuple[str, int], Record] = {}
-    for record in all_records(plan, request):
-        newest[record.point_key, record.repeat] = record
-    found = [(task, newest.get((task.point_key, task.repeat))) for task in tasks]
-    runs = [
-        {
-            "name": task.point.name,
-            "engine": record.engine,
-            "repeat": record.repeat,
-            "run_dir": Path(os.path.relpath(record.path, folder)).as_posix(),
-            "log": record.log,
-            "status": record.status,
-            **_older(task, record),
-        }
-        for task, record in found
-        if record is not None
-    ]
-    points = [
-        {
-            "name": task.point.name,
-            "engine": task.point.engine,
-            "point_key": task.point_key,
-            "repeats": plan.sweep.repeats,
-            **_skipped(task, reasons, newest),
-        }
-        for task in tasks
-        if task.repeat == 1
-    ]
-    index = {
-        "schema_version": SCHEMA_VERSION,
-        "name": plan.sweep.name,
-        "description": plan.sweep.description,
-        "figures": list(plan.sweep.figures),
-        "study": plan.sweep.study.as_table(),
-        "points": points,
-        "runs": runs,
-    }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "sweep.json", index)
-    except OSError as error:
-        # It can be made again from the run folders at any time.
-        cli.say(f"{folder / 'sweep.json'}: not written: {error.strerror}")
-
-
-def _skipped(
-    task: Task, reasons: Mapping[str, str], newest: Mapping[tuple[str, int], Record]
-) -> dict[str, str]:
-    """Why a point without a run has none, where that is known."""
-    has_run = any(key == task.point_key for key, _ in newest)
-    reason = reasons.get(task.point.name)
-    return {} if has_run or reason is None else {"skipped": reason}
-
-
-def _older(task: Task, record: Record) -> dict[str, str]:
-    """What changed since a run that is listed all the same."""
-    changed = older(record, task.setup_key, task.setup)
-    return {"older": changed} if changed else {}
 
 
 def summary(progress: Progress, num_runs: int) -> str:

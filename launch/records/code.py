@@ -14,8 +14,9 @@ from pathlib import Path
 import deep_optimizer_states
 from launch.records.files import ROOT
 
-PLUGIN = Path(deep_optimizer_states.__file__).parent
-"""The plugin's package: in the checkout, or where it was installed."""
+_SOURCE = ROOT / "src" / deep_optimizer_states.__name__
+PLUGIN = _SOURCE if _SOURCE.is_dir() else Path(deep_optimizer_states.__file__).parent
+"""The plugin's package: the checkout's, which ranks import first, or where it was installed."""
 _HASH_CHARACTERS = 16
 
 

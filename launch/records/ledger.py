@@ -6,14 +6,12 @@ The run folders are the only state: whatever stops a sweep, the next call finds 
 from __future__ import annotations
 
 import enum
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from configs.errors import ConfigError
 from launch.records.driver import Driver
 from launch.records.files import read_json
 from launch.records.identity import changes
@@ -91,29 +89,6 @@ def read_records(sweep_folder: Path) -> list[Record]:
     """Runs of a sweep folder, the newest last."""
     found = [Record.read(path) for path in sweep_folder.glob("*/run-*/run.json")]
     return sorted((r for r in found if r is not None), key=lambda r: (r.started, r.path))
-
-
-def read_index(sweep_folder: Path) -> dict[str, Any]:
-    """The object of ``sweep.json``; empty where there is none.
-
-    Raises:
-        ConfigError: it is damaged.
-    """
-    path = sweep_folder / "sweep.json"
-    mend = "the next call of its sweep makes it anew from the run folders"
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); {mend}") from None
-    tables = [value.get(key, []) for key in ("points", "runs")] if isinstance(value, dict) else [0]
-    for table in tables:
-        if not isinstance(table, list) or not all(isinstance(item, dict) for item in table):
-            raise ConfigError(f"{path}: is no index of a sweep; {mend}")
-        if not all(isinstance(item.get("repeats", 1), int) for item in table):
-            raise ConfigError(f"{path}: 'repeats' of a point is no whole number; {mend}")
-    return dict(value)
 
 
 def _is_alive(driver: Driver | None, folder: Path) -> bool:
