@@ -171,16 +171,35 @@ class Sweep(_Form):
         """
         source, study = f"sweep '{self.name}'", self.study
         over = dict(overrides or {})
-        found: dict[str, Point] = {}
+        own = {
+            name for name in over if name in study.fields and study.fields[name].only_some_engines
+        }
+        unused, found = set(own), dict[str, Point]()
         for number, table in enumerate(self._tables(model)):
             if number >= MOST_POINTS:
                 raise ConfigError(f"{source}: more than {MOST_POINTS} points")
-            point = study.make_point(apply_overrides(table, over, study), source=source)
+            # A field of some engines is set for those that take it.
+            strange = own - self._taken(table)
+            unused &= strange
+            given = {name: value for name, value in over.items() if name not in strange}
+            point = study.make_point(apply_overrides(table, given, study), source=source)
             if not any(_matches(point, rule, source, study) for rule in self.exclude):
                 found.setdefault(point.model_copy(update={"name": ""}).model_dump_json(), point)
+        for name in unused:
+            takers = [key for key, engine in study.engines.items() if name in engine.fields]
+            raise ConfigError(
+                f"{source}: {name} = {over[name]!r}: none of its engines takes that; "
+                f"{' and '.join(takers)} would"
+            )
         if not found:
             raise ConfigError(f"{source}: every point is excluded")
         return name_points(list(found.values()), study)
+
+    def _taken(self, table: Mapping[str, Any]) -> set[str]:
+        """Fields of some engines that the engine of a point's table takes."""
+        plain = self.study.without_engine_keys(table, f"sweep '{self.name}'")
+        name = self.study.engine_name(plain.get("engine", self.study.reference))
+        return set(self.study.engines[str(name)].fields) if name in self.study.engines else set()
 
     def sizing_points(self, model: str, overrides: Mapping[str, str]) -> list[Point]:
         """The points that have to fit for the model ``auto`` to be this one."""

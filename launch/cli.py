@@ -29,8 +29,18 @@ EXIT_BROKEN_PIPE = 141
 
 def say(text: str) -> None:
     """Print a line for the user, at once."""
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{printable(text)}\n")
     sys.stdout.flush()
+
+
+def complain(text: str) -> None:
+    """Print a line of what went wrong, on standard error."""
+    sys.stderr.write(f"{printable(text)}\n")
+
+
+def printable(text: str) -> str:
+    """A text whose control characters are ``?``, so that no path or name steers the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
 class _HasArguments(Protocol):
@@ -98,22 +108,34 @@ def study_in(argv: Sequence[str]) -> Study:
     return default_study() if name is None else load_study(name)
 
 
-def add_field_options(parser: Parser, study: Study) -> None:
+def add_field_options(parser: Parser, study: Study, of_sweep: bool = False) -> None:
     """One option for each field of a point, each engine key of the study and each model's field.
 
     Values stay text; the schema reads and checks them, with one wording of errors for files and
     command lines.
+
+    Args:
+        parser: the command's; an option that it has already stays.
+        study: whose fields they are.
+        of_sweep: leave out what tells a sweep's points apart: name and engine.
     """
+    known, left_out = parser._option_string_actions, ("name", "engine") if of_sweep else ()
+
+    def add(group: argparse._ArgumentGroup, name: str, text: str) -> None:
+        if _flag(name) not in known:
+            group.add_argument(_flag(name), dest=name, metavar="V", help=text)
+
     fields = parser.add_argument_group("fields of the point (they replace those of the file)")
     for name, field in study.point_type.model_fields.items():
         default = "" if field.is_required() else f" [default {field.default!s}]"
-        fields.add_argument(_flag(name), metavar="V", help=_help(field) + default)
+        if name not in left_out:
+            add(fields, name, _help(field) + default)
     keys = parser.add_argument_group("the engine in other keys")
-    for name in study.engine_keys:
-        keys.add_argument(_flag(name), metavar="V", help="a whole number")
+    for name in () if of_sweep else study.engine_keys:
+        add(keys, name, "a whole number")
     model = parser.add_argument_group("fields of the model")
     for name, field in MODEL_FIELDS.items():
-        model.add_argument(_flag(name), dest=name, metavar="V", help=_help(field))
+        add(model, name, _help(field))
 
 
 def field_overrides(options: argparse.Namespace, study: Study) -> dict[str, str]:
@@ -191,7 +213,7 @@ def run_command(main: Callable[[], int]) -> int:
     try:
         return main()
     except (ConfigError, LaunchError) as error:
-        sys.stderr.write(f"error: {error}\n")
+        complain(f"error: {error}")
         return EXIT_USAGE
     except BrokenPipeError:
         # The reader of our output has gone (`| head`): nothing is left to say.
@@ -199,10 +221,10 @@ def run_command(main: Callable[[], int]) -> int:
         return EXIT_BROKEN_PIPE
     except OSError as error:
         # A full disk, a read-only folder, a program that is missing.
-        sys.stderr.write(f"error: {error}\n")
+        complain(f"error: {error}")
         return EXIT_USAGE
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        complain("interrupted")
         return EXIT_INTERRUPTED
 
 

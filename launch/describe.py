@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from configs.naming import Namer, flat
 from configs.schema import Point
@@ -20,8 +20,14 @@ from launch.records.run_folder import next_run_path, sweep_dir
 from launch.task import RunOptions
 
 
-def describe(point: Point, machine: Machine, options: RunOptions) -> str:
+def describe(point: Point, machine: Machine, options: RunOptions, more: Sequence[str] = ()) -> str:
     """What a run of ``point`` would be: folder, command, memory, time and DeepSpeed's JSON.
+
+    Args:
+        point: what would be run.
+        machine: where.
+        options: how.
+        more: lines to show after its name.
 
     Raises:
         ConfigError: the point's own data is not there, or the hosts cannot run so many ranks.
@@ -40,6 +46,7 @@ def describe(point: Point, machine: Machine, options: RunOptions) -> str:
     time = expected.how if seconds is None else f"about {duration_text(seconds)} ({expected.how})"
     lines = [
         f"point    {point.name or stem}",
+        *more,
         f"folder   {path}",
         commands.describe(),
         f"model    {point.model.num_parameters(point.tp):,} parameters, "

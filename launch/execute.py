@@ -21,6 +21,7 @@ from launch.records.files import ROOT, last_lines
 from launch.records.provenance import provenance
 from launch.records.run_folder import RunFolder, Status, create_run_folder, disk_is_full
 from launch.task import RunOptions, Task
+from launch.verdict import with_verdict
 
 Watch = Callable[[RunFolder], AbstractContextManager[object]]
 """Opened while a run lasts, to look at its files."""
@@ -72,9 +73,8 @@ def prepare(task: Task, options: RunOptions, folder: RunFolder) -> tuple[Job, Be
     point, trainer = task.point, options.trainer
     commands, environment = start_of(point, options, folder.path, task.data_prefix)
     command = commands.started_by(folder.path)
-    facts = provenance(environment)
-    facts["versions"] = {**facts["versions"], **options.versions(point)}
-    folder.write_inputs(point, task.facts(command, facts), trainer.ds_config(point))
+    facts = task.facts(command, provenance(environment))
+    folder.write_inputs(point, facts, trainer.ds_config(point))
     metrics = folder.metrics if trainer.writes_metrics else None
     job = Job(command, ROOT, environment, folder.log, metrics, companions(point, folder.path))
     samples = folder.path / "monitor.jsonl"
@@ -100,4 +100,5 @@ def _judged(ending: Ending, folder: RunFolder, point: Point, options: RunOptions
     lines = last_lines(folder.log, 2000, 2**20)
     trainer = options.trainer
     has_ended, is_full = trainer.has_ended(folder, point), disk_is_full(folder.path)
-    return judge(ending, lines, has_ended, is_full, trainer.end_mark)
+    status = judge(ending, lines, has_ended, is_full, trainer.end_mark)
+    return with_verdict(status, folder)

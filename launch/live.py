@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launch import cli
 from launch.process.growing import GrowingFile
 from launch.records.run_folder import RunFolder
 
@@ -106,6 +107,7 @@ class Live:
 
     @staticmethod
     def _write(text: str, on_terminal: bool) -> None:
+        text = cli.printable(text)
         if on_terminal:
             width = shutil.get_terminal_size().columns
             sys.stdout.write(f"\r\x1b[K{text[: width - 1]}")

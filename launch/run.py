@@ -62,7 +62,7 @@ def run_point(point: Point, options: RunOptions, dry_run: bool, memory_check: bo
     outcome = execute(Task.each([point], options)[0], options)
     cli.say(f"{outcome.status.status}: {outcome.folder.path}")
     if outcome.status.cause:
-        sys.stderr.write(f"{outcome.status.status}: {outcome.status.cause}\n")
+        cli.complain(f"{outcome.status.status}: {outcome.status.cause}")
     return outcome.status.exit_code or 0
 
 

@@ -119,7 +119,7 @@ def make_submission(given: Namespace, rest: Sequence[str], cwd: Path) -> Submiss
         # This machine may have no GPU, which must not decide the size of the sweep.
         command += ["--size", options.size]
     # What decides which runs to do has no meaning for the report.
-    choices = {"--resume", "--rerun-failed"}
+    choices = {"--resume", "--rerun-failed", "--keep"}
     command += [word for word in rest if word not in choices]
     # It asks for what the points ask for: some queues take no job that asks for less.
     report = BatchJob(
@@ -162,7 +162,7 @@ def _sweep_words(given: Namespace) -> list[str]:
 
 def _plan(given: Namespace, rest: Sequence[str]) -> tuple[Plan, Namespace]:
     words = [*_sweep_words(given), *rest]
-    options = sweep_command.build_parser().read(words)
+    options = sweep_command.build_parser(cli.study_in(words)).read(words)
     for name in OWN_OPTIONS:
         if getattr(options, name) not in (None, False):
             raise ConfigError(f"--{name.replace('_', '-')} cannot stand after '--' here")

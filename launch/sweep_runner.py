@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,9 +19,9 @@ from launch.fit.machine import Machine
 from launch.live import Live, duration_text
 from launch.needs import lacks
 from launch.process.members import end_leftovers
-from launch.records.files import read_json, write_json
-from launch.records.ledger import INTERRUPTED, Choice, Record, decide, read_records
-from launch.records.run_folder import SCHEMA_VERSION, RunFolder, Status, sweep_dir
+from launch.records.ledger import INTERRUPTED, Choice, Decision, Record, decide, read_records
+from launch.records.run_folder import RunFolder, Status, sweep_dir
+from launch.sweep_index import reasons_in_index, write_index
 from launch.task import RunOptions, Task
 
 
@@ -120,10 +119,11 @@ class _Call:
             repeat = f" repeat {task.repeat}" if repeats else ""
             head = f"[{number}/{len(self.tasks)}] {task.point.name}{repeat}"
             records = all_records(self.plan, self.request)
-            if why := self._why_not(task, records):
-                cli.say(f"{head}: {why}")
+            decision = self._decision(task, records)
+            if not decision.run:
+                cli.say(f"{head}: {decision.why}")
                 continue
-            cli.say(f"{head}: started")
+            cli.say(f"{head}: started{decision.why and f': {decision.why}'}")
             outcome = self._run_one(self.tasks[number - 1 :], head, records)
             self._write_index()
             if outcome is not None and outcome.stop_signal is not None:
@@ -132,27 +132,28 @@ class _Call:
         self._write_index()
 
     def _write_index(self) -> None:
-        write_index(self.plan, self.tasks, self.request, self.progress.reasons)
+        records = all_records(self.plan, self.request)
+        write_index(self.plan.sweep, self.plan.folder, self.tasks, records, self.progress.reasons)
 
     def _is_asked(self, task: Task) -> bool:
         return self.request.chosen is None or task.point.name in self.request.chosen
 
-    def _why_not(self, task: Task, records: Sequence[Record]) -> str:
-        """Why a task is not run now, for the user; empty when it is."""
-        decision = decide(task.keys, records, self.request.choice)
+    def _decision(self, task: Task, records: Sequence[Record]) -> Decision:
+        """Whether a task is run now, and why, for the user; counts those that are not."""
+        decision = decide(task.keys, records, self.request.choice, task.setup)
         if not decision.run:
             self.progress.skipped += 1
-            return decision.why
+            return decision
         limit = self.request.time_limit
         reason = why_not_here(task.point, self.plan, self.request.memory_check)
         if limit and not reason:
             expected = estimate(task.point, self.plan.machine, records)
             reason = limit.refuse(self._probable_s(expected))
         if not reason:
-            return ""
+            return decision
         self.progress.unfit += 1
         self.progress.reasons[task.point.name] = reason
-        return f"left out: {reason}"
+        return Decision(False, f"left out: {reason}")
 
     def _probable_s(self, expected: Estimate) -> float:
         """Seconds of a run as far as can be told; the longest one's where nothing tells of it."""
@@ -222,13 +223,9 @@ def why_not_here(point: Point, plan: Plan, memory_check: bool) -> str:
 
 def reasons_before(plan: Plan, request: Request) -> dict[str, str]:
     """Why points that are not asked for now were left out, as the sweep's index says it."""
-    index = read_json(plan.folder / "sweep.json")
     chosen = {p.name for p in plan.points} if request.chosen is None else request.chosen
-    return {
-        str(point.get("name")): str(point["skipped"])
-        for point in index.get("points", [])
-        if point.get("skipped") and point.get("name") not in chosen
-    }
+    every = reasons_in_index(plan.folder)
+    return {name: reason for name, reason in every.items() if name not in chosen}
 
 
 def settle_leftovers(folder: Path) -> None:
@@ -251,71 +248,6 @@ def all_records(plan: Plan, request: Request) -> list[Record]:
     return [*(r for r in shared if r.status == "ok"), *read_records(plan.folder)]
 
 
-def write_index(
-    plan: Plan, tasks: Sequence[Task], request: Request, reasons: Mapping[str, str]
-) -> None:
-    """Write ``sweep.json`` anew from the run folders, see docs/design.md.
-
-    Args:
-        plan: what the sweep asks for.
-        tasks: its runs.
-        request: which of them this call does.
-        reasons: why points were left out, by their names.
-    """
-    folder = plan.folder
-    newest: dict[tuple[str, int], Record] = {}
-    for record in all_records(plan, request):
-        newest[record.point_key, record.repeat] = record
-    found = [(task, newest.get((task.point_key, task.repeat))) for task in tasks]
-    runs = [
-        {
-            "name": task.point.name,
-            "engine": record.engine,
-            "repeat": record.repeat,
-            "run_dir": Path(os.path.relpath(record.path, folder)).as_posix(),
-            "log": record.log,
-            "status": record.status,
-        }
-        for task, record in found
-        if record is not None
-    ]
-    points = [
-        {
-            "name": task.point.name,
-            "engine": task.point.engine,
-            "point_key": task.point_key,
-            "repeats": plan.sweep.repeats,
-            **_skipped(task, reasons, newest),
-        }
-        for task in tasks
-        if task.repeat == 1
-    ]
-    index = {
-        "schema_version": SCHEMA_VERSION,
-        "name": plan.sweep.name,
-        "description": plan.sweep.description,
-        "figures": list(plan.sweep.figures),
-        "study": plan.sweep.study.as_table(),
-        "points": points,
-        "runs": runs,
-    }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "sweep.json", index)
-    except OSError as error:
-        # It can be made again from the run folders at any time.
-        cli.say(f"{folder / 'sweep.json'}: not written: {error.strerror}")
-
-
-def _skipped(
-    task: Task, reasons: Mapping[str, str], newest: Mapping[tuple[str, int], Record]
-) -> dict[str, str]:
-    """Why a point without a run has none, where that is known."""
-    has_run = any(key == task.point_key for key, _ in newest)
-    reason = reasons.get(task.point.name)
-    return {} if has_run or reason is None else {"skipped": reason}
-
-
 def summary(progress: Progress, num_runs: int) -> str:
     """One line on how a call went."""
     parts = [f"{progress.ok} ok"]
@@ -330,17 +262,48 @@ def summary(progress: Progress, num_runs: int) -> str:
     return f"{num_runs} runs: {', '.join(parts)}"
 
 
-def total_text(plan: Plan) -> str:
-    """How long the whole plan will take, as far as can be told beforehand."""
+def what_would_run(plan: Plan, request: Request) -> dict[str, list[Decision]]:
+    """Whether each repeat of the points would run and why, by their names; makes no data.
+
+    A point whose data is not there yet was never run on it.
+    """
+    tasks = Task.each(plan.points, plan.options, makes_data=False)
+    known = {task.point.name: task for task in tasks}
+    records = all_records(plan, request)
+    found = {}
+    for point in plan.points:
+        task = known.get(point.name)
+        tasks = [task.repeated(n + 1) for n in range(plan.sweep.repeats)] if task else []
+        found[point.name] = [
+            decide(one.keys, records, request.choice, one.setup) for one in tasks
+        ] or [Decision(request.choice is not Choice.RERUN_FAILED)] * plan.sweep.repeats
+    return found
+
+
+def total_text(plan: Plan, would_run: Mapping[str, Sequence[Decision]]) -> str:
+    """How long the runs that are left will take, as far as can be told beforehand.
+
+    Args:
+        plan: what the sweep asks for.
+        would_run: of :func:`what_would_run`, the points that the user asked for.
+    """
     records: list[Record] = []
     with contextlib.suppress(OSError):
         records = read_records(plan.folder)
-    each = [estimate(point, plan.machine, records) for point in plan.points]
-    seconds = plan.sweep.repeats * sum(item.seconds or 0.0 for item in each)
-    rough = any(item.how != AS_BEFORE for item in each)
+    points = [point for point in plan.points if point.name in would_run]
+    runs = {name: sum(one.run for one in each) for name, each in would_run.items()}
+    each = {p.name: estimate(p, plan.machine, records) for p in points if runs[p.name]}
+    seconds = sum(runs[name] * (item.seconds or 0.0) for name, item in each.items())
+    rough = any(item.how != AS_BEFORE for item in each.values())
     how = "a rough figure from assumed rates" if rough else AS_BEFORE
-    unknown = sum(item.seconds is None for item in each)
+    unknown = sum(item.seconds is None for item in each.values())
     if unknown:
         how += f"; the time of {unknown} is not predicted and not in it"
     repeats = f" x {plan.sweep.repeats} repeats" if plan.sweep.repeats > 1 else ""
-    return f"{len(each)} points{repeats}, about {duration_text(seconds)} in all ({how})"
+    some = "" if len(points) == len(plan.points) else f" of {len(plan.points)}"
+    head = f"{len(points)}{some} points{repeats}"
+    left, total = sum(runs.values()), len(points) * plan.sweep.repeats
+    if not left:
+        return f"{head}, none is left to run"
+    done = f", {left} of {total} runs left" if left < total else ""
+    return f"{head}{done}, about {duration_text(seconds)} in all ({how})"

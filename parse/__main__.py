@@ -19,6 +19,7 @@ from parse.errors import LogError
 from parse.labels import label_runs
 from parse.monitor import is_monitor_csv
 from parse.report.findings import parse_sweep
+from parse.report.render import one_line
 from parse.run_folder import Run, attach_samples, find_logs, read_run
 from parse.table import write_tables
 from parse.unmeasured import MEASURED
@@ -39,21 +40,21 @@ def main(argv: list[str] | None = None) -> int:
     try:
         runs, written = _parse(args)
     except LogError as error:
-        sys.stderr.write(f"parse: error: {error}\n")
+        _complain(f"error: {error}")
         return 2
     if args.show_rejects:
         sys.stdout.write("".join(f"{line}\n" for run in runs for line in reject_lines(run.log)))
     for run in runs:
         notes = log_notes(run.log) if run.log.rejects else []
         for note in filter(None, [*notes, _nothing_timed(run, args.warmup)]):
-            sys.stderr.write(f"parse: {run.log.path}: {note}\n")
+            _complain(f"{run.log.path}: {note}")
         if run.loss.failed:
-            sys.stderr.write(f"parse: {run.log.path}: the loss is {run.loss.text}\n")
+            _complain(f"{run.log.path}: the loss is {run.loss.text}")
     iterations = sum(len(run.log.iterations) for run in runs)
     rejects = sum(len(run.log.rejects) for run in runs)
     sys.stdout.write(
         f"{len(runs)} runs, {iterations} iterations, {rejects} lines rejected: "
-        f"{', '.join(str(path) for path in written)}\n"
+        f"{', '.join(one_line(path) for path in written)}\n"
     )
     return int(any(run.loss.failed for run in runs))
 
@@ -114,12 +115,17 @@ def _read(paths: list[Path]) -> list[Run]:
             if run.log.recognised or run.run_json:
                 runs.append(run)
             else:
-                sys.stderr.write(f"parse: {path}: not a training log; left out\n")
+                _complain(f"{path}: not a training log; left out")
     if not runs:
         raise LogError(f"{', '.join(str(path) for path in paths)}: no training log found")
     for path in attach_samples(runs, samples):
-        sys.stderr.write(f"parse: {path}: samples of which of the {len(runs)} runs? left out\n")
+        _complain(f"{path}: samples of which of the {len(runs)} runs? left out")
     return runs
+
+
+def _complain(text: str) -> None:
+    """A line on standard error; no path in it steers the terminal."""
+    sys.stderr.write(f"parse: {one_line(text)}\n")
 
 
 if __name__ == "__main__":

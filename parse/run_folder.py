@@ -277,6 +277,8 @@ class SweepEntry:
     """From 1; None in a sweep of schema 1, which did not count them."""
     status: str = ""
     """Status when ``sweep.json`` was written; empty in a sweep of schema 1."""
+    older: str = ""
+    """What changed since a result that was kept all the same; empty for one of today's code."""
 
 
 def sweep_entries(folder: Path) -> list[SweepEntry]:
@@ -292,7 +294,8 @@ def sweep_entries(folder: Path) -> list[SweepEntry]:
         log_path = run_dir / Path(log).name if isinstance(log, str) and log else run_dir / "missing"
         name, engine = str(item.get("name") or run_dir.name), str(item.get("engine") or "")
         repeat, status = _count(item.get("repeat")), _text(item.get("status"))
-        entries.append(SweepEntry(name, engine, run_dir, log_path, repeat, status))
+        older = _text(item.get("older"))
+        entries.append(SweepEntry(name, engine, run_dir, log_path, repeat, status, older))
     return entries
 
 
@@ -303,6 +306,8 @@ def read_sweep(folder: Path) -> list[Run]:
         run = read_sweep_run(entry)
         if study is not None:
             run.run_json.setdefault("study", study)
+        if entry.older:
+            run.run_json["older"] = entry.older
         # Of a run whose launcher is gone only the index knows that it is not running any more.
         if run.status in ("", "running") and entry.status:
             run.status_json["status"] = entry.status

@@ -80,7 +80,7 @@ def run_columns(study: Study) -> dict[str, str]:
         **dict.fromkeys(("run_id", "started", "source"), "string"),
         **{"pp": "Int64", "dtype": "string", "zero_stage": "Int64", "data_prefix": "string"},
         **dict.fromkeys(_EVALUATION, "Float64"),
-        "point": "string",
+        **dict.fromkeys(("point", "older"), "string"),
     }
 
 
@@ -261,7 +261,7 @@ def run_row(run: Run, warmup: int) -> dict[str, Any]:
         "samples_per_s": _per_second(
             settings.get("global_batch_size"), medians["iteration_median_ms"]
         ),
-        **{name: run.recorded(name) for name in ("point_key", "run_id", "started")},
+        **{name: run.recorded(name) for name in ("point_key", "run_id", "started", "older")},
         "source": run.source,
         **(evaluated[-1] if evaluated else {}),
     }

@@ -33,10 +33,12 @@ class Status:
     """How a run stands, as ``status.json`` says it."""
 
     status: str
-    """``running``, ``ok``, ``oom-host``, ``oom-device``, ``timeout``, ``hang``, ``failed`` or
-    ``interrupted``."""
+    """``running``, ``ok``, ``oom-host``, ``oom-device``, ``timeout``, ``hang``, ``failed``,
+    ``interrupted``; or, of a run that ended without having trained, ``nan``, ``frozen`` or
+    ``diverged``."""
     exit_code: int | None = None
-    """Of the ranks' launcher; 128 + signal when a signal ended it; None while running."""
+    """Of the ranks' launcher; 128 + signal when a signal ended it; 1 of a run that has not trained;
+    None while running."""
     seconds: float | None = None
     """From the start of the ranks to their end."""
     cause: str = ""

@@ -69,7 +69,7 @@ class Simulation:
         if given.choice is not None or given.report_only or given.node_rank is not None:
             raise ConfigError(
                 "--simulate predicts every point anew: leave out --resume, --rerun-failed, "
-                "--again, --report-only and --node-rank"
+                "--again, --keep, --report-only and --node-rank"
             )
         try:
             profile = load_machine(given.machine)

@@ -67,6 +67,7 @@ def parse_sweep(sweep_dir: Path, out: Path, warmup: int) -> tuple[list[Run], lis
         "wanted": [str(name) for name in wanted] if isinstance(wanted, list) else [],
         "titles": {name: figure.title for name, figure in study.figures.items()},
         "lines": [f"{finding.label}: {finding.verdict}" for finding in found],
+        "findings": [vars(finding) for finding in found],
         "all_hold": all(finding.holds for finding in found),
         "context": context,
     }
