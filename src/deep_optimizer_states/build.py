@@ -21,7 +21,9 @@ def main() -> int:
     """
     try:
         check_deepspeed()
+        sys.stderr.write("op 1 of 2: our host Adam, seconds\n")
         library = host.build()
+        sys.stderr.write("op 2 of 2: DeepSpeed's cpu_adam, a minute or more the first time\n")
         tail = _compare_with_deepspeed()
     except DeepOptimizerStatesError as error:
         sys.stderr.write(f"{error}\n")
