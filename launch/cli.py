@@ -175,6 +175,11 @@ def add_run_options(parser: Parser, echo: bool) -> None:
         help=f"copy the log to the terminal [default {'yes' if echo else 'no'}]",
     )
     parser.add_argument(
+        "--share",
+        action="store_true",
+        help="measure beside the runs of other calls on this machine [default: take turns]",
+    )
+    parser.add_argument(
         "--no-memory-check", action="store_true", help="start a run even if memory looks short"
     )
     add_launch_options(parser)

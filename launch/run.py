@@ -16,7 +16,7 @@ from pathlib import Path
 
 from configs.schema import Point
 from launch.hosts.launchers import Commands
-from launch.process.beside import companions, monitoring, scalar_environment
+from launch.process.beside import before, companions, monitoring, scalar_environment
 from launch.process.extension_locks import clear_stale_locks
 from launch.process.job import Ending, Job, Limits
 from launch.process.outcome import judge
@@ -84,6 +84,7 @@ def prepare(task: Task, options: RunOptions, folder: RunFolder) -> tuple[Job, Be
     command = commands.started_by(folder.path)
     facts = provenance(environment)
     facts["versions"] = {**facts["versions"], **options.versions(point)}
+    facts["before"] = before(point, environment)
     folder.write_inputs(task.inputs(command, facts), trainer.ds_config(point))
     metrics = folder.metrics if trainer.writes_metrics else None
     job = Job(command, ROOT, environment, folder.log, metrics, companions(point, folder.path))

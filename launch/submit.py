@@ -145,7 +145,11 @@ def make_submission(given: Namespace, rest: Sequence[str], cwd: Path) -> Submiss
             report,
             name=f"{plan.sweep.name}-{nodes}-node{'s' if nodes > 1 else ''}",
             # What a point needs is more than its first node has.
-            command=(*command, *(["--no-memory-check"] if nodes > 1 else [])),
+            command=(
+                *command,
+                *(["--no-memory-check"] if nodes > 1 else []),
+                *(["--share"] if ask.share_nodes else []),
+            ),
             nodes=nodes,
             ranks_per_node=_room(given),
             indices=tuple(indices),

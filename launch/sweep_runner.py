@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -25,6 +27,9 @@ from launch.records.ledger import INTERRUPTED, Choice, Record, decide, read_reco
 from launch.records.run_folder import SCHEMA_VERSION, RunFolder, Status, sweep_dir
 from launch.run import Outcome, execute
 from launch.task import RunOptions, Task
+
+OTHERS_S = 0.5
+"""Seconds between two looks at the runs of other calls."""
 
 
 @dataclass(frozen=True)
@@ -109,14 +114,46 @@ def run_all(plan: Plan, request: Request) -> Progress:
             continue
         if request.chosen is not None and task.point.name not in request.chosen:
             continue
-        cli.say(f"{head}: started")
-        outcome = _run_one(plan, request, tasks[number - 1 :], head, progress)
+        with _turn(plan, task, head):
+            # While we waited, another call may have run it.
+            if why := _why_not(plan, task, request, progress):
+                cli.say(f"{head}: {why}")
+                continue
+            cli.say(f"{head}: started")
+            outcome = _run_one(plan, request, tasks[number - 1 :], head, progress)
         write_index(plan, tasks, request, progress.reasons)
         if outcome is not None and outcome.stop_signal is not None:
             progress.stop_signal = outcome.stop_signal
             break
+    else:
+        _await_others(plan, request)
     write_index(plan, tasks, request, progress.reasons)
     return progress
+
+
+def _turn(plan: Plan, task: Task, head: str) -> AbstractContextManager[None]:
+    return plan.options.turn(task.point, lambda line: cli.say(f"{head}: {line}"))
+
+
+def _await_others(plan: Plan, request: Request) -> None:
+    """Wait for runs of this plan that other calls on this machine have going on.
+
+    They are no failures of this call, and its index and report are to have them.
+    """
+    told = False
+    while running := [
+        record
+        for record in all_records(plan, request)
+        if record.status == "running"
+        and record.driver is not None
+        and not record.driver.is_elsewhere
+        and (request.chosen is None or record.name in request.chosen)
+    ]:
+        if not told:
+            names = ", ".join(record.name for record in running)
+            cli.say(f"waits for what another call still runs: {names}")
+        told = True
+        time.sleep(OTHERS_S)
 
 
 def why_not_here(point: Point, plan: Plan, memory_check: bool) -> str:

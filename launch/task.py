@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +14,7 @@ from configs.study import Study, default_study
 from launch.data import data_prefix, look_at, require_vocabulary
 from launch.hosts.launchers import THIS_MACHINE, Launcher
 from launch.process.beside import scalar_environment
+from launch.process.turn import turn
 from launch.records.identity import data_facts, point_key, setup_key
 from launch.records.provenance import machine_and_checkout
 from launch.records.run_folder import Inputs
@@ -44,6 +46,16 @@ class RunOptions:
     """Send scalars to this project of Weights & Biases."""
     launcher: Launcher = THIS_MACHINE
     """Where the ranks run, and who starts them."""
+    share: bool = False
+    """Measure beside the runs of other drivers instead of taking turns with them."""
+
+    def turn(self, point: Point, say: Callable[[str], object]) -> AbstractContextManager[None]:
+        """This machine's turn to measure a point; says when it has to wait.
+
+        Ranks on other machines leave this one to others.
+        """
+        what = f"{self.sweep} {point.name}"
+        return turn(what, say, share=self.share or self.launcher.is_far)
 
     def versions(self, point: Point) -> dict[str, str]:
         """What tells such runs from those with other options."""
@@ -69,6 +81,7 @@ class RunOptions:
             tensorboard=given.tensorboard,
             wandb_project=given.wandb,
             launcher=Launcher.of(given),
+            share=given.share,
         )
 
 

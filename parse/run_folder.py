@@ -167,6 +167,12 @@ class Run:
         return ""
 
     @property
+    def busy(self) -> str:
+        """What else used the machine just before the run was started; empty when nothing did."""
+        before = self.provenance.get("before")
+        return _text(before.get("busy")) if isinstance(before, dict) else ""
+
+    @property
     def on_cpu(self) -> bool:
         """Whether the model lived on the CPU, so that times say nothing about a GPU."""
         return (self.log.device or "").startswith("cpu")
@@ -186,7 +192,10 @@ def read_run(log_path: Path) -> Run:
         return Run(log, monitor_files=monitor_files(log_path, own_folder=False))
     status_json = read_json(log_path.parent / "status.json")
     samples = monitor_files(log_path, own_folder=True)
-    return Run(log, _point_of(run_json), run_json, status_json, monitor_files=samples)
+    run = Run(log, _point_of(run_json), run_json, status_json, monitor_files=samples)
+    if run.busy:
+        log.notes.append(f"the machine was busy when the run began: {run.busy}")
+    return run
 
 
 def attach_samples(runs: Sequence[Run], paths: Sequence[Path]) -> list[Path]:

@@ -58,7 +58,8 @@ def run_columns(study: Study) -> dict[str, str]:
     ``source`` is ``measured``, ``simulated`` (predicted, nothing was run) or ``published`` (by
     others). ``accumulation`` is micro-batches an update, ``update_rate`` the whole model's
     parameters over the mean update, in parameters per second, ``samples_per_s`` the global batch
-    over the mean iteration. ``validation_*`` are of the run's last evaluation.
+    over the mean iteration. ``validation_*`` are of the run's last evaluation. ``busy`` says what
+    else used the machine just before the run was started.
     """
     own = engine_fields(study)
     return {
@@ -81,6 +82,7 @@ def run_columns(study: Study) -> dict[str, str]:
         **dict.fromkeys(("run_id", "started", "source"), "string"),
         **{"pp": "Int64", "dtype": "string", "zero_stage": "Int64", "data_prefix": "string"},
         **dict.fromkeys(_EVALUATION, "Float64"),
+        "busy": "string",
     }
 
 
@@ -266,6 +268,7 @@ def run_row(run: Run, warmup: int, base: Path | None = None) -> dict[str, Any]:
         "samples_per_s": _per_second(settings.get("global_batch_size"), means["iteration_ms"]),
         **{name: run.recorded(name) for name in ("point_key", "run_id", "started")},
         "source": run.source,
+        "busy": run.busy,
         **(evaluated[-1] if evaluated else {}),
     }
 

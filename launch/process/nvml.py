@@ -65,6 +65,19 @@ class Gpus:
             for number, handle in enumerate(self._handles)
         ]
 
+    def processes(self) -> list[dict[int, int | None]]:
+        """For each, the processes that compute on it: id to bytes held, None where not recorded."""
+        ask = getattr(self._nvml, "nvmlDeviceGetComputeRunningProcesses", None)
+        if ask is None:
+            return [{} for _ in self._handles]
+        return [
+            {
+                process.pid: process.usedGpuMemory
+                for process in self._ask(partial(ask, handle)) or ()
+            }
+            for handle in self._handles
+        ]
+
     def close(self) -> None:
         """Let go of the library."""
         if self._nvml is not None:

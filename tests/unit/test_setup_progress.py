@@ -13,7 +13,7 @@ case "$*" in
   *"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
   *purelib*) echo "${0%/bin/python}" ;;
   *"-m pip"*"-r "*wanted.txt)
-    grep -o '^[a-z0-9-]*==.*' "${@: -1}" | while read -r name; do echo "Collecting $name (from x)"; done
+    grep -o '^[a-z0-9-]*==.*' "${@: -1}" | sed 's/^/Collecting /' ;
     echo "Installing collected packages: a, b" ;;
   *"-m pip"*deepspeed==*)
     echo "  Building wheel for deepspeed (pyproject.toml): started"; sleep "$SLOW_S" ;;
