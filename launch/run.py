@@ -17,7 +17,7 @@ from pathlib import Path
 from configs.schema import Point
 from launch.hosts.launchers import Commands
 from launch.process.beside import before, companions, monitoring, scalar_environment
-from launch.process.extension_locks import clear_stale_locks
+from launch.process.extensions import extensions_folder, ready_extensions
 from launch.process.job import Ending, Job, Limits
 from launch.process.outcome import judge
 from launch.process.supervise import Beside, supervise
@@ -57,13 +57,13 @@ def execute(task: Task, options: RunOptions, watch: Watch = _unwatched) -> Outco
         watch: opened on the run's folder while its ranks run.
 
     Raises:
-        ConfigError: the results folder cannot be made.
+        ConfigError: the results folder cannot be made, or that of compiled ops not written.
     """
+    ready_extensions(extensions_folder(os.environ))
     folder = create_run_folder(options.results_dir, options.sweep, task.point)
     job, beside = prepare(task, options, folder)
     status = Status("failed", cause="the launcher itself ended before the run did")
     folder.write_status(Status("running", driver=Driver.this_process(job.token)))
-    clear_stale_locks(Path(job.environment["TORCH_EXTENSIONS_DIR"]))
     try:
         with watch(folder):
             limits = Limits(options.timeout_s, options.hang_s)
