@@ -33,7 +33,7 @@ def look_around(gpus: Gpus) -> dict[str, Any]:
     gpu_processes = [
         {"device_id": number, "pid": pid, "memory_bytes": memory_bytes}
         for number, processes in enumerate(gpus.processes())
-        for pid, memory_bytes in processes.items()
+        for pid, memory_bytes in (processes or {}).items()
     ]
     words = []
     if cpu_percent > BUSY_PERCENT:

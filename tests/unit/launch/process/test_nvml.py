@@ -97,9 +97,9 @@ def test_the_ranks_gpus_in_cudas_order(pynvml, visible, count, utilisation):
 
 def test_processes_of_each_gpu_with_what_they_hold(pynvml):
     gpus = Gpus("2,GPU-zzz,1", 3)
-    assert gpus.processes() == [{72: 2**21}, {}, {71: 2**20}]
+    assert gpus.processes() == [{72: 2**21}, None, {71: 2**20}]
     del pynvml.nvmlDeviceGetComputeRunningProcesses  # an old library
-    assert gpus.processes() == [{}, {}, {}]
+    assert gpus.processes() == [None, None, None]
 
 
 def test_what_a_gpu_does_not_say_is_null(pynvml):
