@@ -46,6 +46,12 @@ def _compare_with_deepspeed() -> object:
             f"DeepSpeed's cpu_adam op did not build ({error.__cause__ or error}); it needs a C++ "
             "compiler, ninja and Python's headers (python3-dev on Debian)"
         ) from error
+    except OSError as error:
+        # torch locks an op in its folder whenever it loads it, built or not.
+        raise KernelError(
+            f"DeepSpeed's cpu_adam op cannot be loaded from {error.filename}: {error.strerror}; "
+            "name a folder that you can write in TORCH_EXTENSIONS_DIR"
+        ) from error
     return find_tail(optimizer)
 
 
