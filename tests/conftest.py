@@ -14,7 +14,12 @@ os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_exte
 os.environ["PATH"] = os.pathsep.join((str(Path(sys.prefix) / "bin"), os.environ["PATH"]))
 
 # Runs on one machine take turns; those of several test workers would wait for each other.
-os.environ["DOS_LOCK_FILE"] = str(Path(tempfile.gettempdir()) / f"turn-{os.getpid()}.lock")
+LOCK = Path(tempfile.gettempdir()) / f"turn-{os.getpid()}.lock"
+os.environ["DOS_LOCK_FILE"] = str(LOCK)
+
+
+def pytest_unconfigure():
+    LOCK.unlink(missing_ok=True)
 
 
 def pytest_collection_modifyitems(items):
