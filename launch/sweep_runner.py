@@ -22,6 +22,7 @@ from launch.fit.time_limit import TimeLimit
 from launch.live import Live, duration_text
 from launch.needs import lacks
 from launch.process.members import end_leftovers
+from launch.records.driver import Driver
 from launch.records.files import read_json, write_json
 from launch.records.ledger import INTERRUPTED, Choice, Record, decide, read_records
 from launch.records.run_folder import SCHEMA_VERSION, RunFolder, Status, sweep_dir
@@ -140,13 +141,15 @@ def _await_others(plan: Plan, request: Request) -> None:
 
     They are no failures of this call, and its index and report are to have them.
     """
-    told = False
+    told, ours = False, Driver.this_process()
     while running := [
         record
         for record in all_records(plan, request)
         if record.status == "running"
         and record.driver is not None
         and not record.driver.is_elsewhere
+        # A run of ours whose status could not be written would be waited for for ever.
+        and replace(record.driver, token="") != ours
         and (request.chosen is None or record.name in request.chosen)
     ]:
         if not told:

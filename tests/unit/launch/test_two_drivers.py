@@ -1,8 +1,11 @@
 """Two calls of one sweep in one results folder, on one machine."""
 
 import json
+import os
 import threading
+from dataclasses import replace
 
+import psutil
 import pytest
 from processes import wait_for
 
@@ -72,12 +75,19 @@ def test_they_share_the_points_and_never_measure_at_once(plan, monkeypatch, caps
     assert "waits for its turn" in capsys.readouterr().out
 
 
-def test_the_index_of_the_second_has_what_the_first_still_ran(plan, capsys):
-    run_all(plan, Request())
+def set_running(plan, pid):
+    """Let a run that is done look as if a process still had it going on."""
     path = next(plan.folder.glob("*/run-001/status.json"))
     done = json.loads(path.read_text())
-    driver = vars(Driver.this_process())
+    started = psutil.Process(pid).create_time()
+    driver = vars(replace(Driver.this_process("0" * 32), pid=pid, started=started))
     path.write_text(json.dumps({**done, "status": "running", "driver": driver}))
+    return path, done
+
+
+def test_the_index_of_the_second_has_what_the_first_still_ran(plan, sleeper, capsys):
+    run_all(plan, Request())
+    path, done = set_running(plan, sleeper.pid)
     went: list[Progress] = []
     thread = threading.Thread(target=lambda: went.append(run_all(plan, Request())))
     thread.start()
@@ -87,6 +97,12 @@ def test_the_index_of_the_second_has_what_the_first_still_ran(plan, capsys):
     thread.join()
     assert (went[0].failed, went[0].skipped) == (0, 3)
     assert {run["status"] for run in index_of(plan)["runs"]} == {"ok"}
+
+
+def test_a_run_of_its_own_that_could_not_be_recorded_is_not_waited_for(plan):
+    run_all(plan, Request())
+    set_running(plan, os.getpid())
+    assert run_all(plan, Request()).skipped == 3
 
 
 def test_each_run_says_how_busy_the_machine_was_before(plan):
