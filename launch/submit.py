@@ -19,8 +19,7 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.sweep import load_sweep
 from launch import cli, sweep as sweep_command
-from launch.cluster.jobs import Ask, BatchJob, render
-from launch.cluster.schedulers import SCHEDULERS
+from launch.cluster.jobs import SCHEDULERS, Ask, BatchJob, render
 from launch.fit.machine import probe_machine
 from launch.hosts.hostfile import ranks_a_node
 from launch.hosts.launchers import TORCHRUN
