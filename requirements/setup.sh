@@ -27,11 +27,12 @@ progress() {
       continue
     fi
     case $line in
-      "Collecting "* | "Processing "*) number=$((number + 1)); say "  package $number: ${line#* }" ;;
+      "Collecting "* | "Processing "*)
+        number=$((number + 1)) line=${line%% (from *}; say "  package $number: ${line##*[ /]}" ;;
       *"Building wheel for "*started | *"Building editable for "*started)
         step="building ${line#*for }" step=${step%% (*}; say "  $step" ;;
       "Installing collected packages: "*)
-        step="installing ${line#*: }"; say "  $step" ;;
+        step="installing"; say "  installing ${line#*: }" ;;
       *) [ -z "${2:-}" ] || [ -z "$line" ] || say "  $line" ;;
     esac
     [ "$code" = 0 ] || return 0
