@@ -33,8 +33,7 @@ again   --resume            only what was never run or was interrupted
 how     --dry-run           show points, commands, DeepSpeed's JSON, predicted memory and time
         --results-dir DIR   folder of all results; nothing in it is overwritten [default results]
         --timeout SECONDS   end a run that takes longer; --hang-timeout: that stands still so long
-        --no-memory-check   start a run even if memory looks short
-        --share             measure while other calls on this machine do [default: they take turns]
+        --no-memory-check   start a run even if memory looks short; --share: beside other calls' runs
         --echo, --no-echo   copy the runs' logs to the terminal [default no]
         --monitor-interval SECONDS, --tensorboard, --wandb PROJECT
 where   --launcher torchrun|deepspeed, --hostfile FILE, --srun, --remote-shell WORDS,
