@@ -95,9 +95,10 @@ class Monitor:
         None when that is not known, or when it was looked at so shortly ago that another look would
         cost more than :data:`PSS_SHARE` of the time.
         """
-        begin = time.monotonic()
-        if begin < self._pss_due:
+        if time.monotonic() < self._pss_due:
             return None
+        # Processor time: while others have the core, nobody walks pages.
+        begin_s = time.thread_time()
         total_bytes = 0
         for process in self._members.sample():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -106,8 +107,7 @@ class Monitor:
                 except psutil.AccessDenied:
                     self._pss_due = float("inf")
                     return None
-        end = time.monotonic()
-        self._pss_due = end + (end - begin) / PSS_SHARE
+        self._pss_due = time.monotonic() + (time.thread_time() - begin_s) / PSS_SHARE
         return total_bytes
 
     def _sample(self, file: IO[str]) -> None:
