@@ -34,7 +34,7 @@ again   --resume            only what was never run or was interrupted
 how     --dry-run           show what would run and why: points, commands, JSON, memory and time
         --results-dir DIR   folder of all results; nothing in it is overwritten [default results]
         --timeout SECONDS   end a run that takes longer; --hang-timeout: that stands still so long
-        --no-memory-check   start a run even if memory looks short
+        --no-memory-check   start a run even if memory looks short; --share: beside other calls' runs
         --echo, --no-echo (the runs' logs), --monitor-interval SECONDS, --tensorboard, --wandb PROJECT
 where   --launcher torchrun|deepspeed, --hostfile FILE, --srun, --remote-shell WORDS,
         --nnodes N, --node-rank I, --master-addr HOST, --master-port P (docs/harness.md)

@@ -171,6 +171,8 @@ def add_run_options(parser: Parser, echo: bool) -> None:
     both, text = argparse.BooleanOptionalAction, "copy the log to the terminal [default {}]"
     shown = text.format("yes" if echo else "no")
     parser.add_argument("--echo", action=both, default=echo, help=shown)
+    share = "measure beside the runs of other calls on this machine [default: take turns]"
+    parser.add_argument("--share", action="store_true", help=share)
     memory = "start a run even if memory looks short"
     parser.add_argument("--no-memory-check", action="store_true", help=memory)
     add_launch_options(parser)

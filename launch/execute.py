@@ -11,8 +11,8 @@ from pathlib import Path
 
 from configs.schema import Point
 from launch.hosts.launchers import Commands
-from launch.process.beside import companions, monitoring, scalar_environment
-from launch.process.extension_locks import clear_stale_locks
+from launch.process.beside import before, companions, monitoring, scalar_environment
+from launch.process.extensions import extensions_folder, ready_extensions
 from launch.process.job import Ending, Job, Limits
 from launch.process.outcome import judge
 from launch.process.supervise import Beside, supervise
@@ -48,13 +48,13 @@ def execute(task: Task, options: RunOptions, watch: Watch = contextlib.nullconte
         watch: opened on the run's folder while its ranks run.
 
     Raises:
-        ConfigError: the results folder cannot be made.
+        ConfigError: the results folder cannot be made, or that of compiled ops not written.
     """
+    ready_extensions(extensions_folder(os.environ))
     folder = create_run_folder(options.results_dir, options.sweep, task.point)
     job, beside = prepare(task, options, folder)
     status = Status("failed", cause="the launcher itself ended before the run did")
     folder.write_status(Status("running", driver=Driver.this_process(job.token)))
-    clear_stale_locks(Path(job.environment["TORCH_EXTENSIONS_DIR"]))
     try:
         with watch(folder):
             limits = Limits(options.timeout_s, options.hang_s)
@@ -73,7 +73,8 @@ def prepare(task: Task, options: RunOptions, folder: RunFolder) -> tuple[Job, Be
     point, trainer = task.point, options.trainer
     commands, environment = start_of(point, options, folder.path, task.data_prefix)
     command = commands.started_by(folder.path)
-    facts = task.facts(command, provenance(environment))
+    about = {**provenance(environment), "before": before(point, environment)}
+    facts = task.facts(command, about)
     folder.write_inputs(point, facts, trainer.ds_config(point))
     metrics = folder.metrics if trainer.writes_metrics else None
     job = Job(command, ROOT, environment, folder.log, metrics, companions(point, folder.path))

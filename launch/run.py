@@ -59,7 +59,9 @@ def run_point(point: Point, options: RunOptions, dry_run: bool, memory_check: bo
         return join(point, options)
     if memory_check and not options.launcher.is_far:
         refuse_if_short(point, machine)
-    outcome = execute(Task.each([point], options)[0], options)
+    task = Task.each([point], options)[0]
+    with options.turn(point, cli.say):
+        outcome = execute(task, options)
     cli.say(f"{outcome.status.status}: {outcome.folder.path}")
     if outcome.status.cause:
         cli.complain(f"{outcome.status.status}: {outcome.status.cause}")

@@ -19,8 +19,7 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.sweep import load_sweep
 from launch import cli, sweep as sweep_command
-from launch.cluster.jobs import Ask, BatchJob, render
-from launch.cluster.schedulers import SCHEDULERS
+from launch.cluster.jobs import SCHEDULERS, Ask, BatchJob, render
 from launch.fit.machine import probe_machine
 from launch.hosts.hostfile import ranks_a_node
 from launch.hosts.launchers import TORCHRUN
@@ -145,7 +144,11 @@ def make_submission(given: Namespace, rest: Sequence[str], cwd: Path) -> Submiss
             report,
             name=f"{plan.sweep.name}-{nodes}-node{'s' if nodes > 1 else ''}",
             # What a point needs is more than its first node has.
-            command=(*command, *(["--no-memory-check"] if nodes > 1 else [])),
+            command=(
+                *command,
+                *(["--no-memory-check"] if nodes > 1 else []),
+                *(["--share"] if ask.share_nodes else []),
+            ),
             nodes=nodes,
             ranks_per_node=_room(given),
             indices=tuple(indices),

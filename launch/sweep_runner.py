@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -19,10 +21,14 @@ from launch.fit.machine import Machine
 from launch.live import Live, duration_text
 from launch.needs import lacks
 from launch.process.members import end_leftovers
+from launch.records.driver import Driver
 from launch.records.ledger import INTERRUPTED, Choice, Decision, Record, decide, read_records
 from launch.records.run_folder import RunFolder, Status, sweep_dir
 from launch.sweep_index import reasons_in_index, write_index
 from launch.task import RunOptions, Task
+
+OTHERS_S = 0.5
+"""Seconds between two looks at the runs of other calls."""
 
 
 @dataclass(frozen=True)
@@ -123,13 +129,46 @@ class _Call:
             if not decision.run:
                 cli.say(f"{head}: {decision.why}")
                 continue
-            cli.say(f"{head}: started{decision.why and f': {decision.why}'}")
-            outcome = self._run_one(self.tasks[number - 1 :], head, records)
+            with self._turn(task, head):
+                # While we waited, another call may have run it.
+                records = all_records(self.plan, self.request)
+                decision = self._decision(task, records)
+                if not decision.run:
+                    cli.say(f"{head}: {decision.why}")
+                    continue
+                cli.say(f"{head}: started{decision.why and f': {decision.why}'}")
+                outcome = self._run_one(self.tasks[number - 1 :], head, records)
             self._write_index()
             if outcome is not None and outcome.stop_signal is not None:
                 self.progress.stop_signal = outcome.stop_signal
                 return
+        self._await_others()
         self._write_index()
+
+    def _turn(self, task: Task, head: str) -> AbstractContextManager[None]:
+        return self.plan.options.turn(task.point, lambda line: cli.say(f"{head}: {line}"))
+
+    def _await_others(self) -> None:
+        """Wait for runs of this plan that other calls on this machine have going on.
+
+        They are no failures of this call, and its index and report are to have them.
+        """
+        told, ours = False, Driver.this_process()
+        while running := [
+            record
+            for record in all_records(self.plan, self.request)
+            if record.status == "running"
+            and record.driver is not None
+            and not record.driver.is_elsewhere
+            # A run of ours whose status could not be written would be waited for for ever.
+            and replace(record.driver, token="") != ours
+            and (self.request.chosen is None or record.name in self.request.chosen)
+        ]:
+            if not told:
+                names = ", ".join(record.name for record in running)
+                cli.say(f"waits for what another call still runs: {names}")
+            told = True
+            time.sleep(OTHERS_S)
 
     def _write_index(self) -> None:
         records = all_records(self.plan, self.request)

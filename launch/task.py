@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +15,7 @@ from launch.data import EMBEDDED, data_prefix, look_at, prepared, require_vocabu
 from launch.hosts import ranks
 from launch.hosts.launchers import THIS_MACHINE, Launcher
 from launch.process.beside import scalar_environment
+from launch.process.turn import turn
 from launch.records.code import code_of
 from launch.records.identity import SETUP, code_facts, data_facts, point_key, setup_key
 from launch.records.provenance import machine_and_checkout
@@ -45,6 +47,16 @@ class RunOptions:
     """Send scalars to this project of Weights & Biases."""
     launcher: Launcher = THIS_MACHINE
     """Where the ranks run, and who starts them."""
+    share: bool = False
+    """Measure beside the runs of other drivers instead of taking turns with them."""
+
+    def turn(self, point: Point, say: Callable[[str], object]) -> AbstractContextManager[None]:
+        """This machine's turn to measure a point; says when it has to wait.
+
+        Ranks on other machines leave this one to others.
+        """
+        what = f"{self.sweep} {point.name}"
+        return turn(what, say, share=self.share or self.launcher.is_far)
 
     def versions(self, point: Point) -> dict[str, str]:
         """What tells such runs from those with other options."""
@@ -70,6 +82,7 @@ class RunOptions:
             tensorboard=given.tensorboard,
             wandb_project=given.wandb,
             launcher=Launcher.of(given),
+            share=given.share,
         )
 
 

@@ -36,9 +36,15 @@ SAMPLE_COLUMNS = {
     "pcie_rx_bytes_per_s": "Int64",
     "gpu_memory_free_bytes": "Int64",
     "gpu_memory_util_percent": "Float64",
+    "host_pss_bytes": "Int64",
+    "machine_used_bytes": "Int64",
+    "gpu_memory_run_bytes": "Int64",
 }
 """Columns of a sample, those of ``monitor.jsonl`` first. ``time_s`` counts from the run's start in
-our file, and from the first sample in the paper's CSV."""
+our file, and from the first sample in the paper's CSV. Memory of the run's own processes is
+``host_used_bytes`` (resident), ``host_pss_bytes`` (pages that they share counted once; not in every
+sample) and ``gpu_memory_run_bytes``; that of the whole machine ``machine_used_bytes`` and
+``gpu_memory_used_bytes``."""
 
 Sample = tuple[float | int | None, ...]
 """One sample of a device, in the order of ``SAMPLE_COLUMNS``."""

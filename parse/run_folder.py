@@ -181,6 +181,12 @@ class Run:
         return ""
 
     @property
+    def busy(self) -> str:
+        """What else used the machine just before the run was started; empty when nothing did."""
+        before = self.provenance.get("before")
+        return _text(before.get("busy")) if isinstance(before, dict) else ""
+
+    @property
     def on_cpu(self) -> bool:
         """Whether the model lived on the CPU, so that times say nothing about a GPU."""
         return (self.log.device or "").startswith("cpu")
@@ -201,13 +207,16 @@ def read_run(log_path: Path) -> Run:
 
 def _run_of_folder(log: Log, run_json: dict[str, Any]) -> Run:
     point = run_json.get("point")
-    return Run(
+    run = Run(
         log,
         point if isinstance(point, dict) else {},
         run_json,
         read_json(log.path.parent / "status.json"),
         monitor_files=monitor_files(log.path, own_folder=True),
     )
+    if run.busy:
+        log.notes.append(f"the machine was busy when the run began: {run.busy}")
+    return run
 
 
 def attach_samples(runs: Sequence[Run], paths: Sequence[Path]) -> list[Path]:

@@ -57,7 +57,8 @@ def run_columns(study: Study) -> dict[str, str]:
     parameters over the median update, in parameters per second, ``samples_per_s`` the global batch
     over the median iteration, ``tflops`` the median of what the log prints. ``validation_*`` are
     of the run's last evaluation. ``point`` is the same in repeats of one point, as
-    ``comparisons.csv`` takes them together.
+    ``comparisons.csv`` takes them together. ``busy`` says what else used the machine just before
+    the run was started.
     """
     own = engine_fields(study)
     return {
@@ -80,7 +81,7 @@ def run_columns(study: Study) -> dict[str, str]:
         **dict.fromkeys(("run_id", "started", "source"), "string"),
         **{"pp": "Int64", "dtype": "string", "zero_stage": "Int64", "data_prefix": "string"},
         **dict.fromkeys(_EVALUATION, "Float64"),
-        **dict.fromkeys(("point", "older"), "string"),
+        **dict.fromkeys(("point", "older", "busy"), "string"),
     }
 
 
@@ -263,6 +264,7 @@ def run_row(run: Run, warmup: int) -> dict[str, Any]:
         ),
         **{name: run.recorded(name) for name in ("point_key", "run_id", "started", "older")},
         "source": run.source,
+        "busy": run.busy,
         **(evaluated[-1] if evaluated else {}),
     }
 

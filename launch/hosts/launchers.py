@@ -40,6 +40,8 @@ from launch.records.files import ROOT, write_json
 
 NODES_FILE = "nodes.json"
 """In a run folder: what is started where."""
+HOSTS_FILE = "hostfile"
+"""In a run folder: the hosts, in what of DeepSpeed's format its own launcher takes."""
 TORCHRUN, DEEPSPEED = "torchrun", "deepspeed"
 KINDS = (TORCHRUN, DEEPSPEED)
 REMOTE_SHELL = ("ssh", "-o", "BatchMode=yes")
@@ -70,6 +72,8 @@ class Commands:
     """The launcher's command on each node."""
     local_ranks: tuple[int, ...]
     """Ranks on each node."""
+    hostfile: str = ""
+    """Hosts as DeepSpeed's own launcher reads them, where it is the one."""
 
     def started_by(self, folder: Path) -> list[str]:
         """The one command that starts the run; several nodes' are written to its folder.
@@ -80,6 +84,8 @@ class Commands:
         if not self.starts:
             return list(self.nodes[0])
         write_json(folder / NODES_FILE, asdict(self))
+        if self.hostfile:
+            (folder / HOSTS_FILE).write_text(self.hostfile, encoding="utf-8")
         return [sys.executable, "-m", "launch.nodes", str(folder / NODES_FILE)]
 
     def describe(self) -> str:
@@ -219,7 +225,7 @@ class Launcher:
         if self.kind == TORCHRUN:
             return Commands(starts, _torchrun(program, slots, address, port), slots)
         options = [
-            *("--hostfile", str((self.hostfile or Path()).resolve())),
+            *("--hostfile", str(program.run_json.with_name(HOSTS_FILE))),
             *("--num_nodes", str(len(hosts))),
             *("--num_gpus", str(same_slots(hosts))),
             "--no_ssh",
@@ -228,7 +234,8 @@ class Launcher:
             _deepspeed(program, [*options, "--node_rank", str(node)], address, port)
             for node in range(len(hosts))
         ]
-        return Commands(starts, tuple(nodes), slots)
+        text = "".join(f"{host.name} slots={host.slots}\n" for host in hosts)
+        return Commands(starts, tuple(nodes), slots, text)
 
     def _start(self, host: Host, node: int) -> Start:
         if host.is_here:

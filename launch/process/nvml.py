@@ -65,6 +65,18 @@ class Gpus:
             for number, handle in enumerate(self._handles)
         ]
 
+    def processes(self) -> list[dict[int, int | None] | None]:
+        """For each, the processes that compute on it: id to bytes held, None where not recorded.
+
+        A GPU that does not say which they are has None.
+        """
+        ask = getattr(self._nvml, "nvmlDeviceGetComputeRunningProcesses", None)
+        found = [None if ask is None else self._ask(partial(ask, h)) for h in self._handles]
+        return [
+            None if each is None else {process.pid: process.usedGpuMemory for process in each}
+            for each in found
+        ]
+
     def close(self) -> None:
         """Let go of the library."""
         if self._nvml is not None:

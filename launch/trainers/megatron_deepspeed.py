@@ -18,7 +18,6 @@ from launch.hosts.ranks import Program
 from launch.records.files import last_lines
 from launch.records.provenance import git_state
 from launch.records.run_folder import RunFolder
-from launch.trainers.limits import pipeline_limit
 from launch.trainers.megatron_flags import (
     MegatronFiles,
     flag_limits,
@@ -92,8 +91,7 @@ class MegatronDeepSpeed(Trainer):
 
     def refuse(self, point: Point) -> list[str]:
         """Why this trainer cannot run a point."""
-        limits = [*pipeline_limit(point, self.name), *super().refuse(point)]
-        return limits + flag_limits(point, self.paper_keys)
+        return super().refuse(point) + flag_limits(point, self.paper_keys)
 
     def ds_config(self, point: Point) -> dict[str, Any]:
         """DeepSpeed's config of a run; optimizer and schedule come from flags."""

@@ -13,7 +13,6 @@ from configs.schema import Point
 from launch.hosts.ranks import TRAINER_MODULE, Program
 from launch.records.run_folder import RunFolder
 from launch.trainer.checkpoint_files import Checkpoint, find_checkpoint
-from launch.trainers.limits import pipeline_limit
 from launch.trainers.protocol import Trainer
 
 
@@ -56,8 +55,9 @@ class OwnTrainer(Trainer):
 
     def refuse(self, point: Point) -> list[str]:
         """Why this trainer cannot run a point."""
-        reasons = [*pipeline_limit(point, self.name), *super().refuse(point)]
-        return reasons + (self.checkpoint.differences(point) if self.checkpoint else [])
+        return super().refuse(point) + (
+            self.checkpoint.differences(point) if self.checkpoint else []
+        )
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
         """What every rank runs; point and data stand in the folder."""

@@ -41,8 +41,12 @@ class Trainer(Protocol):
         return {}
 
     def refuse(self, point: Point) -> list[str]:
-        """Why this trainer cannot run a point, each reason with field, value and remedy."""
-        return deepspeed_limits(point)
+        """Why this trainer cannot run a point, each reason with field, value and remedy.
+
+        A trainer that has a pipeline gives reasons of its own alone.
+        """
+        pipeline = f"pp = {point.pp}: --trainer {self.name} has no pipeline; give pp = 1"
+        return [*([pipeline] if point.pp > 1 else []), *deepspeed_limits(point)]
 
     def ds_config(self, point: Point) -> dict[str, Any]:
         """DeepSpeed's config of a run."""

@@ -92,6 +92,27 @@ def test_columns_of_the_run_come_from_run_json(sweep_writer, tmp_path):
     assert cells["case"] == "tiny, seed 77, hogged 0.25"
 
 
+@pytest.mark.parametrize(
+    ("before", "busy"),
+    [
+        ({"busy": "others used 70% of its cores"}, "others used 70% of its cores"),
+        ({"busy": ""}, ""),
+        ({"busy": 3}, ""),
+        ([], ""),
+    ],
+)
+def test_a_run_says_that_the_machine_was_busy(sweep_writer, tmp_path, before, busy):
+    folder = sweep_writer.write()
+    edit(next(folder.glob("*flush_async0*/run-001/run.json")), provenance={"before": before})
+    notes = read_run(sweep_entries(folder)[0].log_path).log.notes
+    assert [note for note in notes if "busy" in note] == (
+        [f"the machine was busy when the run began: {busy}"] if busy else []
+    )
+    assert main([str(folder), "--out", str(tmp_path / "out")]) == 0
+    with (tmp_path / "out" / "runs.csv").open(newline="") as file:
+        assert next(csv.DictReader(file))["busy"] == busy
+
+
 def test_points_keep_their_names_unless_two_points_share_one(sweep_writer):
     folder = sweep_writer.write()
     for engine_part, name in (("flush_async0", "mine"), ("prefetch1", "yours")):
