@@ -86,7 +86,15 @@ def _finished_before(job: Job) -> list[Manifest]:
         if not all(path.exists() for path in paths):
             return []
         found.append(manifest.read(paths[0]))
-    return found if all(one.key == job.key() for one in found) else []
+    if any(one.key != job.key() for one in found):
+        return []
+    for one in found:
+        if damage := one.damage(job.output_prefix.parent):
+            raise DatasetError(
+                f"{job.output_prefix.with_name(one.prefix)} was finished before, but is damaged: "
+                f"{damage}; move the files of the pair away and run the same command again"
+            )
+    return found
 
 
 def _texts_to_learn_from(job: Job, say: Say) -> Iterator[str]:

@@ -167,6 +167,22 @@ def test_a_finished_job_is_found_and_other_text_is_not_written_over(text, tmp_pa
     assert contents(tmp_path / "a_text_document") == before
 
 
+@pytest.mark.parametrize("suffix", [".bin", ".idx", ".tokenizer.json"])
+def test_a_finished_job_whose_files_were_damaged_since_is_not_called_finished(
+    text, tmp_path, suffix
+):
+    run(job(text, tmp_path / "a"))
+    path = tmp_path / f"a_text_document{suffix}"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:40] + bytes(9) + whole[49:])
+    with pytest.raises(DatasetError, match=f"is damaged: the checksum of {path.name} .* move the"):
+        run(job(text, tmp_path / "a"))
+    for one in tmp_path.glob("a_text_document.*"):
+        one.unlink()
+    run(job(text, tmp_path / "a"))
+    assert path.read_bytes() == whole
+
+
 def test_unfinished_work_of_other_options_is_kept_unless_dropped(text, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         stop_after(patch, 2)
