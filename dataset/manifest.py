@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dataset.errors import DatasetError
-from dataset.files import file_digest
+from dataset.files import file_digest, writing
 
 NAME = "manifest.json"
 SCHEMA_VERSION = 1
@@ -38,7 +38,8 @@ class Manifest:
     def write(self, path: Path) -> None:
         """Write it to ``path`` in one step; the same contents give the same bytes."""
         draft = path.with_name(f"{path.name}.unfinished")
-        draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        with writing(path):
+            draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
         draft.replace(path)
 
     def publish(self, prefix: Path) -> None:

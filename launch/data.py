@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 from argparse import Namespace
@@ -200,10 +201,8 @@ def prepared(name: str) -> str | None:
 
 def _ask_dataset(*words: str) -> tuple[int, str | None]:
     """Exit code of ``python -m dataset``, and the prefix that its output ends with."""
-    done = subprocess.run(
-        [*DATASET, *words], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
-    )
-    lines = done.stdout.rstrip("\n").split("\n")
+    done = subprocess.run([*DATASET, *words], cwd=ROOT, stdout=subprocess.PIPE, check=False)
+    lines = os.fsdecode(done.stdout).rstrip("\n").split("\n")
     # The prefix is the last line, or lines when a folder's name has a newline.
     for first in range(len(lines) - 1, -1, -1):
         prefix = "\n".join(lines[first:])

@@ -9,6 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from dataset.files import visible
+
 MOST_MEGABYTES = 1 << 20
 
 
@@ -19,7 +21,7 @@ def say(line: str) -> None:
 
 def tell(line: str) -> None:
     """Write what is worth knowing and no result."""
-    sys.stderr.write(line + "\n")
+    sys.stderr.write(visible(line, kept="\n") + "\n")
     sys.stderr.flush()
 
 

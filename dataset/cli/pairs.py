@@ -10,6 +10,7 @@ from dataset import manifest
 from dataset.cli.common import prefix, say, tell
 from dataset.default import cache
 from dataset.errors import DatasetError
+from dataset.files import visible
 
 if TYPE_CHECKING:
     from dataset.tokenizer.choose import Tokenizer
@@ -75,7 +76,8 @@ def inspect(arguments: argparse.Namespace) -> int:
     else:
         say("manifest    none for this prefix: checksums, ids and text were not checked")
     if found.sample is not None:
-        say(f"document {arguments.document} begins:\n{found.sample}")
+        sample = visible(found.sample, kept="\n\t")
+        say(f"document {arguments.document} begins:\n{sample}")
     for problem in found.problems:
         say(f"DAMAGED     {problem}")
     if found.problems:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from dataset import locks, manifest
 from dataset.errors import DatasetError
-from dataset.files import content_key
+from dataset.files import content_key, writing
 from dataset.indexed import bin_path, idx_path
 from dataset.pipeline import parts
 from dataset.pipeline.parts import Facts
@@ -119,7 +119,8 @@ def claim(job: Job, restart: bool, say: Callable[[str], None]) -> dict[int, Fact
         _require_free(job)
     clear(folder)
     unfinished = plan_path.with_suffix(parts.UNFINISHED_ENDING)
-    unfinished.write_text(json.dumps(job.plan(), indent=1) + "\n", encoding="utf-8")
+    with writing(plan_path):
+        unfinished.write_text(json.dumps(job.plan(), indent=1) + "\n", encoding="utf-8")
     unfinished.replace(plan_path)
     return {}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dataset import manifest
 from dataset.errors import DatasetError
-from dataset.files import require_writable
+from dataset.files import require_writable, writing
 from dataset.indexed import bin_path, idx_path
 from dataset.locks import locked
 from dataset.manifest import Manifest
@@ -153,7 +153,8 @@ def _require_text(job: Job, facts: list[Facts]) -> None:
 def _list_bad_lines(job: Job, facts: list[Facts]) -> None:
     if not any(one.num_bad for one in facts):
         return
-    with job.bad_lines_path.open("w", encoding="utf-8") as file:
+    path = job.bad_lines_path
+    with writing(path), path.open("w", encoding="utf-8") as file:
         for one in facts:
             file.writelines(f"{job.reading.words(bad)}\n" for bad in one.bad)
             if one.num_bad > len(one.bad):

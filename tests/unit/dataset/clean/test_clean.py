@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from full_disk import files_of_at_most
 
 from dataset.clean import run as module
 from dataset.clean.contamination import Contamination
@@ -178,6 +179,18 @@ def test_the_output_is_packed_by_its_name_and_can_be_read_again(tmp_path, ending
     again = tmp_path / "again.jsonl"
     clean(Reading(inputs.find([str(output)])), CleanSettings(), again, 1, stop_at_bad=True)
     assert [json.loads(line)["text"] for line in again.read_text().splitlines()] == texts
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".xz", ".zst"])
+def test_a_full_disk_names_the_output_and_leaves_nothing(tmp_path, ending):
+    texts = [filler(seed) for seed in range(40)]
+    reading, output = write(tmp_path / "in.jsonl", texts), tmp_path / f"out.jsonl{ending}"
+    with (
+        files_of_at_most(2000),
+        pytest.raises(DatasetError, match=f"{output}: .*: make room and run the same command"),
+    ):
+        clean(reading, CleanSettings(), output, 1, stop_at_bad=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 def test_a_bad_line_can_stop_it_and_leaves_nothing(tmp_path):

@@ -1,5 +1,6 @@
 import json
 import lzma
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,6 +127,22 @@ def test_prepare_inspect_and_merge_by_hand(text, tmp_path, capsys):
     (folder / "b.bin").write_bytes(raw[:-2])
     assert main(["inspect", str(folder / "b")]) == 1
     assert "DAMAGED" in capsys.readouterr().out
+
+
+def test_names_of_any_bytes_are_read_and_told_without_steering_the_terminal(tmp_path, capsys):
+    path = tmp_path / os.fsdecode(b"a\n\x1b[31m\xff.jsonl")
+    text = {"text": "the cat \x1b[2J sat"}
+    path.write_text(f"broken\n{json.dumps(text)}\n")
+    given = ["prepare", "--tokenizer", "train-bpe", "--vocab-size", "270", "--workers", "1"]
+    prefix = tmp_path / "o" / "x_text_document"
+    assert main([*given, "--output-prefix", str(tmp_path / "o/x"), "--input", str(path)]) == 0
+    assert capsys.readouterr().out == f"{prefix}\n"
+    (line,) = (tmp_path / "o" / "x.bad-lines.txt").read_text().splitlines()
+    assert line.startswith(rf"{tmp_path}/a\n\x1b[31m\udcff.jsonl:1: not JSON: ")
+    assert main([*given, "--output-prefix", "y", "--input", f"{path}.none"]) == 2
+    assert "\x1b" not in capsys.readouterr().err
+    assert main(["inspect", str(prefix)]) == 0
+    assert r"the cat \x1b[2J sat" in capsys.readouterr().out
 
 
 def test_oscar_is_made_of_files_put_there_by_hand_or_fetched(tmp_path, monkeypatch, capsys, hub):

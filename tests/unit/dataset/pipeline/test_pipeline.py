@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from full_disk import files_of_at_most
 
 from dataset import indexed, manifest
 from dataset.errors import DatasetError
@@ -141,6 +142,21 @@ def test_finished_parts_are_not_redone_and_damaged_ones_are(text, tmp_path, monk
     assert lines[0].startswith("going on: 4 parts")
     made = {one.number for one in done.new_facts}
     assert made == {one.number for one in done.facts} - {0, 1, 3, 4}
+    assert contents(tmp_path / "a_text_document") == contents(tmp_path / "whole_text_document")
+
+
+@pytest.mark.parametrize("num_bytes", [100, 1000, 2000, 4000, 10_000, 20_000])
+def test_a_full_disk_names_the_file_and_the_same_command_goes_on(text, tmp_path, num_bytes):
+    text.write_text(text.read_text() * 30)
+    given = job(text, tmp_path / "a", size=2000)
+    run(job(text, tmp_path / "whole", size=2000))
+    with (
+        files_of_at_most(num_bytes),
+        pytest.raises(DatasetError, match=rf"{tmp_path}/a.*: File too large: make room"),
+    ):
+        run(given)
+    assert not manifest.path_of(tmp_path / "a_text_document").exists()
+    run(given)
     assert contents(tmp_path / "a_text_document") == contents(tmp_path / "whole_text_document")
 
 
