@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dataset import manifest
+from dataset.alive import alive
 from dataset.cli.common import prefix, say, tell
 from dataset.default import cache
 from dataset.errors import DatasetError
@@ -62,7 +63,8 @@ def inspect(arguments: argparse.Namespace) -> int:
     """Run ``inspect``."""
     from dataset.inspection import inspect_prefix, is_shifted
 
-    found = inspect_prefix(arguments.prefix, arguments.document, _tokenizer(arguments))
+    with alive("inspecting"):
+        found = inspect_prefix(arguments.prefix, arguments.document, _tokenizer(arguments))
     say(f"prefix      {arguments.prefix}")
     say(f"documents   {found.documents:,}")
     say(
@@ -105,7 +107,8 @@ def merge(arguments: argparse.Namespace) -> int:
 
     if len(arguments.prefixes) < 2:
         raise DatasetError("give two prefixes or more")
-    counts = merge_pairs(arguments.prefixes, arguments.output_prefix)
+    with alive("merging"):
+        counts = merge_pairs(arguments.prefixes, arguments.output_prefix)
     tell(f"{counts.documents:,} documents, {counts.tokens:,} tokens")
     say(str(arguments.output_prefix))
     return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from platform import python_version
 
 from dataset import manifest
+from dataset.alive import alive
 from dataset.default import cache
 from dataset.default.embedded import EmbeddedSource
 from dataset.errors import DatasetError
@@ -62,7 +63,9 @@ def prepare(
     def fill(work: Path) -> Manifest:
         return _write_files(work / prefix.name, source, vocab_size, key, say)
 
-    return Prepared(prefix, cache.build(folder, key, fill), is_new=True)
+    with alive("building the default corpus"):
+        made = cache.build(folder, key, fill)
+    return Prepared(prefix, made, is_new=True)
 
 
 def place(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dataset import locks, manifest
+from dataset.alive import alive
 from dataset.errors import DatasetError
 from dataset.files import content_key, writing
 from dataset.indexed import bin_path, idx_path
@@ -105,7 +106,8 @@ def claim(job: Job, restart: bool, say: Callable[[str], None]) -> dict[int, Fact
     if is_ours and not restart:
         changes = job.changes(plan_path.read_text(encoding="utf-8", errors="replace"))
         if not changes:
-            done = parts.finished(folder)
+            with alive("checking finished parts"):
+                done = parts.finished(folder)
             if done:
                 say(f"going on: {len(done):,} parts in {folder} are done")
             return done

@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from dataset import manifest
+from dataset.alive import alive
 from dataset.errors import DatasetError
 from dataset.files import require_writable, writing
 from dataset.indexed import bin_path, idx_path
@@ -53,11 +54,14 @@ def run(job: Job, say: Say, restart: bool = False) -> Finished:
     """
     require_writable(job.output_prefix, "--output-prefix")
     with locked(job.work_folder, drop_empty=True):
-        if before := _finished_before(job):
+        with alive("checking the finished pair"):
+            before = _finished_before(job)
+        if before:
             clear(job.work_folder)
             return Finished(before, [], [], 0.0, is_new=False)
         done = claim(job, restart, say)
-        path = job.tokenizer.make(job.work_folder, lambda: _texts_to_learn_from(job, say))
+        with alive("making the tokenizer"):
+            path = job.tokenizer.make(job.work_folder, lambda: _texts_to_learn_from(job, say))
         tokenizer = load(path)
         asked = job.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
         if job.tokenizer.learns and tokenizer.vocab_size < asked:
@@ -73,7 +77,8 @@ def run(job: Job, say: Say, restart: bool = False) -> Finished:
         facts = [one for _, one in sorted((done | made).items())]
         _require_text(job, facts)
         say(f"joining {len(facts):,} parts")
-        manifests = join(job, facts, tokenizer)
+        with alive("joining"):
+            manifests = join(job, facts, tokenizer)
         _list_bad_lines(job, facts)
         clear(job.work_folder)
     return Finished(manifests, facts, list(made.values()), seconds, is_new=True)

@@ -4,12 +4,13 @@ import json
 
 import pytest
 from full_disk import files_of_at_most
+from processes import wait_for
 
-from dataset import indexed, manifest
+from dataset import alive, indexed, manifest
 from dataset.errors import DatasetError
 from dataset.inspection import inspect_prefix
 from dataset.merging import merge
-from dataset.pipeline import run as module
+from dataset.pipeline import parts, run as module
 from dataset.pipeline.job import Job
 from dataset.pipeline.worker import Task
 from dataset.readers import inputs
@@ -171,6 +172,31 @@ def test_a_stop_while_joining_is_gone_on_from(text, tmp_path, monkeypatch):
     done, _ = run(job(text, tmp_path / "a"))
     assert done.new_facts == []
     assert inspect_prefix(tmp_path / "a_text_document").problems == ()
+
+
+@pytest.mark.parametrize(
+    ("label", "step"),
+    [
+        ("making the tokenizer", (Choice, "make")),
+        ("checking finished parts", (parts, "finished")),
+        ("joining", (module, "join")),
+        ("checking the finished pair", (module, "_finished_before")),
+    ],
+)
+def test_a_step_that_takes_long_is_heard_of(text, tmp_path, monkeypatch, capsys, label, step):
+    with monkeypatch.context() as patch:  # something to go on from
+        patch.setattr(module, "join", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(job(text, tmp_path / "a"))
+    real = getattr(*step)
+
+    def slow(*arguments):
+        wait_for(lambda: f"{label}: 0 s so far" in capsys.readouterr().err)
+        return real(*arguments)
+
+    monkeypatch.setattr(alive, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(*step, slow)
+    run(job(text, tmp_path / "a"))
 
 
 def test_a_finished_job_is_found_and_other_text_is_not_written_over(text, tmp_path):
