@@ -111,7 +111,10 @@ def require_one_vocabulary(folder: Path, vocab_size: int, eod: int) -> None:
     path = folder / NAME
     if not path.exists():
         return
-    found = read(path)
+    try:
+        found = read(path)
+    except DatasetError as error:
+        raise DatasetError(f"{error}: give the output a folder of its own") from error
     if (found.vocab_size, found.eod) != (vocab_size, eod):
         raise DatasetError(
             f"{folder} has data of another vocabulary ({found.vocab_size} entries, end of document "

@@ -81,6 +81,16 @@ def prefix(text: str) -> Path:
     return Path(text.removesuffix(".bin").removesuffix(".idx")).absolute()
 
 
+def output_prefix(text: str) -> Path:
+    """A path that ends in a name, absolute: `Path` would take the folder's own for one."""
+    if not text.strip("./") or text.endswith(("/", "/.", "/..")):
+        folder = text.rstrip("/") or "."
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: end it with a name for the files, such as {folder}/mine"
+        )
+    return Path(text).absolute()
+
+
 def add_input(group: Any) -> None:  # noqa: ANN401
     """Add the options that say how files of text are read."""
     add = group.add_argument

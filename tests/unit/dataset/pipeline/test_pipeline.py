@@ -305,6 +305,13 @@ def test_a_folder_has_one_vocabulary(text, tmp_path):
         run(job(text, tmp_path / "b", tokenizer=Choice("train-bpe", vocab_size=280)))
 
 
+def test_a_manifest_of_something_else_is_left_alone(text, tmp_path):
+    (tmp_path / "manifest.json").write_text('{"name": "my web page"}')
+    with pytest.raises(DatasetError, match=r"manifest.json does not have .*a folder of its own"):
+        run(job(text, tmp_path / "a"))
+    assert (tmp_path / "manifest.json").read_text() == '{"name": "my web page"}'
+
+
 def test_a_learnt_sentencepiece_model_is_used_again(text, tmp_path):
     learnt = Choice("train-sentencepiece", vocab_size=300)
     run(job(text, tmp_path / "one" / "a", tokenizer=learnt))
