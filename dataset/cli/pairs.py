@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dataset import manifest
 from dataset.alive import alive
-from dataset.cli.common import output_prefix, prefix, say, tell
+from dataset.cli.common import merged_prefix, prefix, say, tell
 from dataset.default import cache
 from dataset.errors import DatasetError
 from dataset.files import visible
@@ -50,7 +50,7 @@ def add(commands: Any) -> None:  # noqa: ANN401
     )
     parser.set_defaults(run=merge, after_interrupt="nothing was written")
     parser.add_argument("prefixes", nargs="+", type=prefix, metavar="PREFIX", help="two or more")
-    parser.add_argument("--output-prefix", type=output_prefix, required=True, metavar="P")
+    parser.add_argument("--output-prefix", type=merged_prefix, required=True, metavar="P")
     parser = commands.add_parser(
         "find", help="print the prefix of prepared data", description=FIND, allow_abbrev=False
     )

@@ -114,7 +114,7 @@ def _all_lines(source: InputFile, stream: io.BufferedReader) -> Iterator[tuple[i
     while line := stream.readline(MAX_DOCUMENT_BYTES + 1):
         number += 1
         if len(line) > MAX_DOCUMENT_BYTES:
-            raise _too_large(source, str(number), "a line of ")
+            raise _too_large(source, str(number), "a line of ", ": take it out")
         yield number, line.removesuffix(b"\n")
 
 
@@ -133,7 +133,7 @@ def _paragraphs(source: InputFile, stream: io.BufferedReader) -> Iterator[Raw]:
             held.append(line)
             size += len(line)
             if size > MAX_DOCUMENT_BYTES:
-                raise _too_large(source, str(first), "a paragraph of ")
+                raise _too_large(source, str(first), "a paragraph of ", ": take it out")
         elif held:
             yield Raw(first, "text", b"\n".join(held), size)
             held, size = [], 0

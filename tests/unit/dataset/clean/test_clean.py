@@ -122,6 +122,14 @@ def test_of_texts_much_alike_the_first_is_kept():
     assert all(seen.is_new(signature(changed(t, 0.045, 2))) for t in texts)
 
 
+@pytest.mark.parametrize("threshold", [0.0001, 0.99, 0.995, 1.0])
+def test_every_share_finds_equal_texts_and_the_highest_no_others(threshold):
+    seen, text = Seen(threshold), filler(1)
+    assert seen.is_new(signature(text))
+    assert not seen.is_new(signature(text))
+    assert seen.is_new(signature(changed(text, 0.2, 1))) is (threshold > 0.5)
+
+
 def test_short_texts_have_a_signature():
     seen = Seen(0.8)
     assert [seen.is_new(signature(t)) for t in ("", "one", "one two", "one")] == [

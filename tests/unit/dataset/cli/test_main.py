@@ -88,6 +88,8 @@ def test_wrong_use_gets_a_line_and_exit_code_2(
         ([], "required: command"),
         (["inspect"], "required: PREFIX"),
         (["prepare", "--workers", "0"], "must be at least 1"),
+        (["prepare", "--workers", "99999"], "must be at least 1 and at most 1024"),
+        (["prepare", "--vocab-size", "9999999999"], "must be at least 1 and at most 4194304"),
         (["prepare", "--part-mb", "-1"], "from above 0 to below 1048576"),
         (["prepare", "--part-mb", "nan"], "nan: give a number of MiB"),
         (["prepare", "--train-mb", "much"], "much: give a number of MiB"),
@@ -96,6 +98,8 @@ def test_wrong_use_gets_a_line_and_exit_code_2(
         (["prepare", "--output-prefix", ""], "'': end it with a name for the files"),
         (["prepare", "--output-prefix", "/"], "'/': end it with a name for the files"),
         (["prepare", "--output-prefix", "out/"], "'out/': end it with .* such as out/mine"),
+        (["inspect", "/"], "'/': give a pair's path without .bin and .idx"),
+        (["inspect", ""], "'': give a pair's path without .bin and .idx"),
         (["merge", "a", "b", "--output-prefix", "out/.."], "'out/..': end it with a name"),
         (["prepare", "imagenet"], "invalid choice: 'imagenet'"),
         (["prepare", "--out=x"], "--out=x; did you mean --output-prefix?"),
@@ -126,7 +130,7 @@ def test_prepare_inspect_and_merge_by_hand(text, tmp_path, capsys):
     out, _ = capsys.readouterr()
     assert "document 3 begins:\nthe cat number 3<|endoftext|>\n" in out
     assert out.endswith("checks      all passed\n")
-    assert main(["merge", str(prefix), str(prefix), "--output-prefix", str(folder / "b")]) == 0
+    assert main(["merge", str(prefix), str(prefix), "--output-prefix", f"{folder}/b.bin"]) == 0
     assert capsys.readouterr().out == f"{folder / 'b'}\n"
     assert main(["inspect", str(folder / "b")]) == 0
     raw = (folder / "b.bin").read_bytes()
