@@ -77,9 +77,9 @@ class Job:
             before = json.loads(earlier)
             pairs = [(name, before.get(name), value) for name, value in self.plan().items()]
         except (ValueError, AttributeError):
-            return ["a plan that cannot be read"]
-        names = {"input": "the input files"}
-        return [names.get(name, f"{name} = {old!r}") for name, old, new in pairs if old != new]
+            return ["its plan cannot be read"]
+        names = {"input": "the input files then"}
+        return [names.get(name, f"{name} = {old!r} then") for name, old, new in pairs if old != new]
 
     def key(self) -> str:
         """Digest of the plan, part sizes left out: they do not show in the files."""
@@ -114,7 +114,7 @@ def claim(job: Job, restart: bool, say: Callable[[str], None]) -> dict[int, Fact
         if any(folder.glob(f"*{parts.ENDING}")):
             raise DatasetError(
                 f"{folder} holds unfinished work begun with other options "
-                f"({changes[0]} then): give those again to go on, or --restart to drop it"
+                f"({changes[0]}): give those again to go on, or --restart to drop it"
             )
         is_ours = False
     if not is_ours:

@@ -76,6 +76,7 @@ def run(job: Job, say: Say, restart: bool = False) -> Finished:
         seconds = time.perf_counter() - begun_s
         facts = [one for _, one in sorted((done | made).items())]
         _require_text(job, facts)
+        _require_unchanged(job)
         say(f"joining {len(facts):,} parts")
         with alive("joining"):
             manifests = join(job, facts, tokenizer)
@@ -153,6 +154,20 @@ def _require_text(job: Job, facts: list[Facts]) -> None:
             clear(job.work_folder)
             first = f" ({job.reading.words(bad)})" if bad else ""
             raise DatasetError(f"the input holds no text under '{key}'{first}")
+
+
+def _require_unchanged(job: Job) -> None:
+    """Check that the input is still what the plan says: parts of two versions belong to none."""
+    for file in job.reading.files:
+        try:
+            now = file.path.stat()
+        except OSError:
+            now = None
+        if now is None or (now.st_size, now.st_mtime_ns) != (file.size_bytes, file.modified_ns):
+            raise DatasetError(
+                f"{file.path} changed while it was read: run the same command with --restart when "
+                "nothing writes it any more"
+            )
 
 
 def _list_bad_lines(job: Job, facts: list[Facts]) -> None:

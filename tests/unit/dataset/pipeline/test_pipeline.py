@@ -225,6 +225,38 @@ def test_a_finished_job_whose_files_were_damaged_since_is_not_called_finished(
     assert path.read_bytes() == whole
 
 
+@pytest.mark.parametrize(
+    "change", [lambda path: path.write_text(path.read_text() + "\n"), lambda path: path.unlink()]
+)
+def test_input_that_changes_while_it_is_read_is_not_published(text, tmp_path, monkeypatch, change):
+    content = text.read_text()
+    with monkeypatch.context() as patch:
+        real = Task.encode
+
+        def encode(task, block):
+            if block.number == 3:
+                change(text)
+            return real(task, block)
+
+        patch.setattr(Task, "encode", encode)
+        with pytest.raises(DatasetError, match=r"x.jsonl changed while it was read: .* --restart"):
+            run(job(text, tmp_path / "a"))
+    assert not list(tmp_path.glob("a_text_document*"))
+    text.write_text(content)
+    run(job(text, tmp_path / "a"), restart=True)
+    assert len(documents(tmp_path / "a_text_document")) == 40
+
+
+def test_a_plan_that_cannot_be_read_is_said(text, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            run(job(text, tmp_path / "a"))
+    (tmp_path / "a.parts" / "plan.json").write_text("{")
+    with pytest.raises(DatasetError, match=r"\(its plan cannot be read\): .*--restart to drop it"):
+        run(job(text, tmp_path / "a"))
+
+
 def test_unfinished_work_of_other_options_is_kept_unless_dropped(text, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         stop_after(patch, 2)
