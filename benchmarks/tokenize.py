@@ -12,11 +12,11 @@ own; they must write the same bytes, or there is no figure. Counted is what foll
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import lzma
 import math
 import multiprocessing
-import runpy
 import sys
 import tempfile
 import time
@@ -50,11 +50,20 @@ _encode: Callable[[str], list[int]]
 _eod: int
 
 
-def _start(arguments: argparse.Namespace) -> None:
+def _load(arguments: argparse.Namespace) -> None:
+    """Load Megatron's tokenizer; of its checkout, only this file."""
     global _encode, _eod
-    # Of its folder only this file is loaded: the rest of the checkout needs other packages.
-    code = runpy.run_path(str(arguments.megatron_tokenizer))
-    tokenizer = code["GPT2Tokenizer"](str(arguments.vocab_file), str(arguments.merge_file))
+    path = arguments.megatron_tokenizer
+    spec = importlib.util.spec_from_file_location("gpt2_tokenization", path)
+    if spec is None or spec.loader is None:
+        raise BenchmarkError(f"--megatron-tokenizer {path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        make = module.GPT2Tokenizer
+    except Exception as error:
+        raise BenchmarkError(f"--megatron-tokenizer {path}: {error}") from error
+    tokenizer = make(str(arguments.vocab_file), str(arguments.merge_file))
     _encode, _eod = tokenizer.encode, tokenizer.encoder["<|endoftext|>"]
 
 
@@ -72,7 +81,8 @@ def _run_megatron(arguments: argparse.Namespace, text: Path, prefix: Path) -> fl
         from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
     begun_s = time.perf_counter()
-    pool = multiprocessing.get_context("fork").Pool(arguments.workers, _start, (arguments,))
+    _load(arguments)  # the workers inherit it; in each, an error would start a new one for ever
+    pool = multiprocessing.get_context("fork").Pool(arguments.workers)
     builder = IndexedDatasetBuilder(str(bin_path(prefix)), dtype=DType.optimal_dtype(50257))
     with text.open(encoding="utf-8") as lines, pool:
         for ids, lengths, _ in pool.imap(_encode_line, lines, LINES_AT_ONCE):

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dataset.errors import DatasetError
+from dataset.files import writing
 
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequences, document boundaries
 MAGIC = b"MMIDIDX\x00\x00"
@@ -66,7 +67,7 @@ def write_index(path: Path, dtype: np.dtype[Any], lengths: Arrays, per_document:
     """
     code = next(code for code, known in DTYPES.items() if known == dtype)
     num_sequences = num_documents = num_tokens = begun = 0
-    with path.open("wb") as file:
+    with writing(path), path.open("wb") as file:
         file.write(bytes(HEADER.size))
         for part in lengths():
             file.write(part.astype("<i4").tobytes())
@@ -96,7 +97,7 @@ def write(prefix: Path, documents: Iterable[NDArray[Any]], eod: int, vocab_size:
     """
     dtype = id_type(vocab_size)
     lengths: list[int] = []
-    with bin_path(prefix).open("wb") as file:
+    with writing(bin_path(prefix)), bin_path(prefix).open("wb") as file:
         for ids in documents:
             if len(ids):
                 file.write(np.append(ids, eod).astype(dtype).tobytes())

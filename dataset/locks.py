@@ -33,6 +33,8 @@ def locked(folder: Path, drop_empty: bool = False) -> Iterator[None]:
         DatasetError: Another process holds it.
     """
     lock = FileLock(folder / NAME, fallback_to_soft=False)
+    if (folder.is_symlink() or folder.exists()) and not folder.is_dir():
+        raise DatasetError(f"{folder}: the folder for unfinished work goes there; move it away")
     while not lock.is_locked:
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -52,6 +54,6 @@ def locked(folder: Path, drop_empty: bool = False) -> Iterator[None]:
     finally:
         # Still locked: whoever has opened this file meanwhile finds it gone and starts again.
         (folder / NAME).unlink(missing_ok=True)
-        if drop_empty and not any(folder.iterdir()):
+        if drop_empty and not folder.is_symlink() and not any(folder.iterdir()):
             folder.rmdir()
         lock.release()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dataset.errors import DatasetError
-from dataset.files import file_digest
+from dataset.files import file_digest, writing
 
 NAME = "manifest.json"
 SCHEMA_VERSION = 1
@@ -38,7 +38,8 @@ class Manifest:
     def write(self, path: Path) -> None:
         """Write it to ``path`` in one step; the same contents give the same bytes."""
         draft = path.with_name(f"{path.name}.unfinished")
-        draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        with writing(path):
+            draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
         draft.replace(path)
 
     def publish(self, prefix: Path) -> None:
@@ -110,7 +111,10 @@ def require_one_vocabulary(folder: Path, vocab_size: int, eod: int) -> None:
     path = folder / NAME
     if not path.exists():
         return
-    found = read(path)
+    try:
+        found = read(path)
+    except DatasetError as error:
+        raise DatasetError(f"{error}: give the output a folder of its own") from error
     if (found.vocab_size, found.eod) != (vocab_size, eod):
         raise DatasetError(
             f"{folder} has data of another vocabulary ({found.vocab_size} entries, end of document "

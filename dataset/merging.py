@@ -11,7 +11,7 @@ import numpy as np
 
 from dataset import indexed, manifest
 from dataset.errors import DatasetError
-from dataset.files import content_key, require_writable
+from dataset.files import content_key, require_writable, writing
 from dataset.indexed import Counts, Index, bin_path, idx_path
 from dataset.manifest import Manifest
 
@@ -46,7 +46,7 @@ def merge(prefixes: Sequence[Path], output: Path) -> Counts:
             lambda: (pair.lengths for pair in pairs),
             lambda: (np.diff(pair.boundaries) for pair in pairs),
         )
-        with bin_path(draft).open("wb") as target:
+        with writing(bin_path(output)), bin_path(draft).open("wb") as target:
             for prefix in prefixes:
                 with bin_path(prefix).open("rb") as source:
                     shutil.copyfileobj(source, target, 1 << 22)
@@ -99,7 +99,8 @@ def _describe(
     first = facts[0]
     suffix = Path(first.tokenizer).suffix
     tokenizer = output.with_name(f"{output.name}.tokenizer{suffix}")
-    shutil.copyfile(prefixes[0].with_name(first.tokenizer), tokenizer)
+    with writing(tokenizer):
+        shutil.copyfile(prefixes[0].with_name(first.tokenizer), tokenizer)
     files = [bin_path(output), idx_path(output), tokenizer]
     closed = all(one.settings.get("append_eod") for one in facts)
     made = replace(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
-import struct
+import os
 import subprocess
 import sys
 from argparse import Namespace
@@ -13,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from configs.errors import ConfigError
 from configs.schema import Model, Point
+from launch.pair import BY_SIZES, largest_token, manifest_of, require_whole, token_type
 from launch.records.files import ROOT
 from launch.records.identity import data_facts
 
@@ -33,10 +31,6 @@ UNPREPARED = (
     "data: the embedded corpus, about 2.5 MB; full-size results on it are not the paper's: "
     "`make dataset-oscar` prepares oscar-1gb"
 )
-_HEADER = struct.Struct("<9sQB")  # magic, version, code of the type of a token
-_MAGIC = b"MMIDIDX\x00\x00"
-_TOKEN_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-_TOKENS_AT_ONCE = 1 << 24
 
 
 class LaunchError(RuntimeError):
@@ -59,17 +53,20 @@ class Data:
     """Of ``.bin``."""
     vocab_size: int | None
     """Of the manifest; without one, the largest token and one more."""
+    checked: str
+    """What the files were held against, as :func:`launch.pair.require_whole` says."""
 
     @property
     def words(self) -> str:
         """Name, size and checksum in a line."""
         count = "of no known size" if self.tokens is None else f"{self.tokens:,} tokens"
-        return f"{self.name} ({self.source}), {count}, SHA-256 {self.sha256}"
+        unsure = "; no manifest: its sizes alone were checked" if self.checked == BY_SIZES else ""
+        return f"{self.name} ({self.source}), {count}, SHA-256 {self.sha256}{unsure}"
 
     def record(self) -> dict[str, Any]:
         """What ``run.json`` says of it."""
-        about = {key: getattr(self, key) for key in ("name", "source", "tokens", "vocab_size")}
-        return {**data_facts(self.prefix), **about}
+        names = ("name", "source", "tokens", "vocab_size", "checked")
+        return {**data_facts(self.prefix), **{name: getattr(self, name) for name in names}}
 
 
 def with_data(points: Sequence[Point], given: Namespace) -> tuple[list[Point], str]:
@@ -127,14 +124,14 @@ def _located(name: str) -> str:
         return prefix
     name = name.removesuffix(".bin").removesuffix(".idx")
     prefix = _existing(name, f"--data {name!r}: neither {EMBEDDED} nor {OSCAR}, and ")
-    if _token_type(prefix) is None:
+    if token_type(prefix) is None:
         raise ConfigError(f"--data {name!r}: {prefix}.idx is not an index of Megatron's")
     return prefix
 
 
 def _vocab_size(data: Data, given: Namespace) -> int:
     """Entries of the vocabulary: the manifest's, else those that the user gave."""
-    told, known = given.vocab_size, _manifest(data.prefix).get("vocab_size")
+    told, known = given.vocab_size, manifest_of(data.prefix).get("vocab_size")
     size = known or told
     if size is None:
         raise ConfigError(
@@ -199,10 +196,8 @@ def prepared(name: str) -> str | None:
 
 def _ask_dataset(*words: str) -> tuple[int, str | None]:
     """Exit code of ``python -m dataset``, and the prefix that its output ends with."""
-    done = subprocess.run(
-        [*DATASET, *words], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
-    )
-    lines = done.stdout.rstrip("\n").split("\n")
+    done = subprocess.run([*DATASET, *words], cwd=ROOT, stdout=subprocess.PIPE, check=False)
+    lines = os.fsdecode(done.stdout).rstrip("\n").split("\n")
     # The prefix is the last line, or lines when a folder's name has a newline.
     for first in range(len(lines) - 1, -1, -1):
         prefix = "\n".join(lines[first:])
@@ -220,58 +215,29 @@ def embedded_words() -> str:
 
 
 def look_at(prefix: str) -> Data:
-    """Count the tokens of a pair, and find out what its manifest says.
+    """Count the tokens of a pair, and check that it is whole.
 
     Raises:
+        ConfigError: It is damaged.
         OSError: A file cannot be read.
     """
-    manifest = _manifest(prefix)
+    manifest = manifest_of(prefix)
     is_embedded = manifest.get("settings", {}).get("source") == "python-docs"
     name = EMBEDDED if is_embedded else Path(prefix).name
     if Path(prefix).name == f"{OSCAR}_text_document":
         name = OSCAR
-    facts, kind = data_facts(prefix)[".bin"], _token_type(prefix)
+    facts, kind = data_facts(prefix), token_type(prefix)
+    checked = require_whole(prefix, facts, manifest)
+    sha256, size = facts[".bin"]["sha256"], facts[".bin"]["bytes"]
     vocab_size = manifest.get("vocab_size")
     if vocab_size is None and kind is not None:
-        vocab_size = _largest_token(prefix, kind, facts["sha256"]) + 1
+        vocab_size = largest_token(prefix, kind, sha256) + 1
     return Data(
         prefix=prefix,
         name=name,
         source=SOURCES.get(name, prefix),
-        tokens=None if kind is None else facts["bytes"] // kind.itemsize,
-        sha256=facts["sha256"],
+        tokens=None if kind is None else size // kind.itemsize,
+        sha256=sha256,
         vocab_size=vocab_size,
+        checked=checked,
     )
-
-
-def _manifest(prefix: str) -> dict[str, Any]:
-    """What `dataset` wrote about a pair; empty when it did not make it."""
-    own, shared = Path(f"{prefix}.manifest.json"), Path(prefix).parent / "manifest.json"
-    for path in (own, shared):
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(found, dict) and found.get("prefix") == Path(prefix).name:
-            return found
-    return {}
-
-
-def _token_type(prefix: str) -> np.dtype[Any] | None:
-    """Type of a token in ``.bin``; None when the index is not Megatron's."""
-    with Path(f"{prefix}.idx").open("rb") as file:
-        header = file.read(_HEADER.size)
-    if len(header) < _HEADER.size:
-        return None
-    magic, version, code = _HEADER.unpack(header)
-    known = magic == _MAGIC and version == 1 and code in _TOKEN_TYPES
-    return np.dtype(_TOKEN_TYPES[code]) if known else None
-
-
-@functools.cache
-def _largest_token(prefix: str, kind: np.dtype[Any], _sha256: str) -> int:
-    """The largest token, -1 when there is none; read once while the contents stay."""
-    largest, at = -1, 0
-    while len(tokens := np.fromfile(f"{prefix}.bin", kind, _TOKENS_AT_ONCE, offset=at)):
-        largest, at = max(largest, int(tokens.max())), at + tokens.nbytes
-    return largest

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 NUM_PERMUTATIONS = 128
 SHINGLE_WORDS = 5
 SCHEME = "affine32"
+# Above it the library finds no two bands to propose duplicates by.
+MOST_PROPOSED = 0.99
 _WORD = re.compile(r"\w+")
 
 
@@ -42,7 +44,7 @@ class Seen:
         # Few misses rather than few candidates: what it proposes is compared in full. A band's
         # values take several times the eight bytes of their digest.
         self._lsh: Any = MinHashLSH(
-            threshold,
+            min(threshold, MOST_PROPOSED),
             NUM_PERMUTATIONS,
             weights=(0.2, 0.8),
             hashfunc=lambda values: blake2b(values, digest_size=8).digest(),

@@ -16,7 +16,7 @@ from dataset.clean import steps
 from dataset.clean.duplicates import Seen
 from dataset.clean.steps import CleanSettings
 from dataset.errors import DatasetError
-from dataset.files import require_writable
+from dataset.files import require_writable, writing
 from dataset.pool import ordered
 from dataset.progress import Progress
 from dataset.readers.blocks import Bad, Reading, blocks
@@ -75,7 +75,8 @@ def clean(
             raise DatasetError(f"the input holds no text under '{settings.key}'{first}")
     counts["bad lines"] = len(bad)
     report = {"counts": dict(counts), "bad_lines": [reading.words(one) for one in bad]}
-    report_path(output).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    with writing(report_path(output)):
+        report_path(output).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return dict(counts)
 
 
@@ -97,7 +98,7 @@ def _require_output(output: Path) -> None:
 def _written(output: Path) -> Iterator[Any]:
     draft = output.with_name(f".unfinished-{output.name}")
     try:
-        with _packed(draft, output.suffix) as file:
+        with writing(output), _packed(draft, output.suffix) as file:
             yield file
         draft.replace(output)
     finally:

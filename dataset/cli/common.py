@@ -9,6 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from dataset.files import visible
+
 MOST_MEGABYTES = 1 << 20
 
 
@@ -19,7 +21,7 @@ def say(line: str) -> None:
 
 def tell(line: str) -> None:
     """Write what is worth knowing and no result."""
-    sys.stderr.write(line + "\n")
+    sys.stderr.write(visible(line, kept="\n") + "\n")
     sys.stderr.flush()
 
 
@@ -45,12 +47,17 @@ class FlagParser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
 
-def positive(text: str) -> int:
-    """A whole number from 1."""
+def positive(text: str, most: int = 1 << 22) -> int:
+    """A whole number from 1, and not so large that memory could not hold what it counts."""
     number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
+    if not 1 <= number <= most:
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 1 and at most {most}")
     return number
+
+
+def processes(text: str) -> int:
+    """A number of processes; each holds two blocks of text in memory."""
+    return positive(text, 1024)
 
 
 def megabytes(text: str) -> int:
@@ -76,7 +83,24 @@ def share(text: str) -> float:
 
 def prefix(text: str) -> Path:
     """A pair's path without ``.bin`` and ``.idx``, absolute."""
+    if not Path(text).name:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a pair's path without .bin and .idx")
     return Path(text.removesuffix(".bin").removesuffix(".idx")).absolute()
+
+
+def output_prefix(text: str) -> Path:
+    """A path that ends in a name, absolute: `Path` would take the folder's own for one."""
+    if not text.strip("./") or text.endswith(("/", "/.", "/..")):
+        folder = text.rstrip("/") or "."
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: end it with a name for the files, such as {folder}/mine"
+        )
+    return Path(text).absolute()
+
+
+def merged_prefix(text: str) -> Path:
+    """The path of a pair to write."""
+    return prefix(str(output_prefix(text)))
 
 
 def add_input(group: Any) -> None:  # noqa: ANN401
@@ -90,4 +114,4 @@ def add_input(group: Any) -> None:  # noqa: ANN401
     )  # fmt: skip
     add("--part-mb", type=megabytes, default=4 << 20, metavar="MIB",
         help="text that a worker takes at once, in `prepare` never to be redone (4)")  # fmt: skip
-    add("--workers", type=positive, help="processes (one a core)")
+    add("--workers", type=processes, help="processes (one a core)")

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dataset import manifest
-from dataset.cli.common import prefix, say, tell
+from dataset.alive import alive
+from dataset.cli.common import merged_prefix, prefix, say, tell
 from dataset.default import cache
 from dataset.errors import DatasetError
+from dataset.files import visible
 
 if TYPE_CHECKING:
     from dataset.tokenizer.choose import Tokenizer
@@ -48,7 +50,7 @@ def add(commands: Any) -> None:  # noqa: ANN401
     )
     parser.set_defaults(run=merge, after_interrupt="nothing was written")
     parser.add_argument("prefixes", nargs="+", type=prefix, metavar="PREFIX", help="two or more")
-    parser.add_argument("--output-prefix", type=prefix, required=True, metavar="P")
+    parser.add_argument("--output-prefix", type=merged_prefix, required=True, metavar="P")
     parser = commands.add_parser(
         "find", help="print the prefix of prepared data", description=FIND, allow_abbrev=False
     )
@@ -61,7 +63,8 @@ def inspect(arguments: argparse.Namespace) -> int:
     """Run ``inspect``."""
     from dataset.inspection import inspect_prefix, is_shifted
 
-    found = inspect_prefix(arguments.prefix, arguments.document, _tokenizer(arguments))
+    with alive("inspecting"):
+        found = inspect_prefix(arguments.prefix, arguments.document, _tokenizer(arguments))
     say(f"prefix      {arguments.prefix}")
     say(f"documents   {found.documents:,}")
     say(
@@ -75,7 +78,8 @@ def inspect(arguments: argparse.Namespace) -> int:
     else:
         say("manifest    none for this prefix: checksums, ids and text were not checked")
     if found.sample is not None:
-        say(f"document {arguments.document} begins:\n{found.sample}")
+        sample = visible(found.sample, kept="\n\t")
+        say(f"document {arguments.document} begins:\n{sample}")
     for problem in found.problems:
         say(f"DAMAGED     {problem}")
     if found.problems:
@@ -103,7 +107,8 @@ def merge(arguments: argparse.Namespace) -> int:
 
     if len(arguments.prefixes) < 2:
         raise DatasetError("give two prefixes or more")
-    counts = merge_pairs(arguments.prefixes, arguments.output_prefix)
+    with alive("merging"):
+        counts = merge_pairs(arguments.prefixes, arguments.output_prefix)
     tell(f"{counts.documents:,} documents, {counts.tokens:,} tokens")
     say(str(arguments.output_prefix))
     return 0

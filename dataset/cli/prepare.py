@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dataset.cli.common import add_input, megabytes, positive, say, tell
+from dataset.cli.common import add_input, megabytes, output_prefix, positive, say, tell
 from dataset.cli.pairs import OSCAR
 from dataset.default import cache
 from dataset.errors import DatasetError
@@ -55,7 +55,12 @@ def add(commands: Any) -> None:  # noqa: ANN401
     add("--train-mb", type=megabytes, metavar="MIB", help="text to learn from (256)")
     add("--append-eod", action="store_true", help="close every document")
     add = parser.add_argument_group("output").add_argument
-    add("--output-prefix", type=Path, metavar="P", help="writes P_KEY_document.bin and .idx")
+    add(
+        "--output-prefix",
+        type=output_prefix,
+        metavar="P",
+        help="writes P_KEY_document.bin and .idx",
+    )
     add("--megatron-deepspeed-compat", action="store_true",
         help="leave end-of-document out of the lengths, as Megatron-DeepSpeed's script does: "
         "every document is then read a little too early; only to repeat old runs")  # fmt: skip
@@ -130,7 +135,7 @@ def _own_job(arguments: argparse.Namespace) -> Job:
     files = inputs.find(arguments.input, arguments.input_format)
     return Job(
         Reading(files, keys, arguments.sample_by or "document", arguments.part_mb),
-        arguments.output_prefix.absolute(),
+        arguments.output_prefix,
         tokenizer,
         arguments.append_eod,
         arguments.megatron_deepspeed_compat,

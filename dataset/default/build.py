@@ -9,10 +9,11 @@ from pathlib import Path
 from platform import python_version
 
 from dataset import manifest
+from dataset.alive import alive
 from dataset.default import cache
 from dataset.default.embedded import EmbeddedSource
 from dataset.errors import DatasetError
-from dataset.files import content_key
+from dataset.files import content_key, writing
 from dataset.manifest import Manifest
 
 # Raise it when the same text must give other files: the way documents are cut out, the vocabulary
@@ -62,7 +63,9 @@ def prepare(
     def fill(work: Path) -> Manifest:
         return _write_files(work / prefix.name, source, vocab_size, key, say)
 
-    return Prepared(prefix, cache.build(folder, key, fill), is_new=True)
+    with alive("building the default corpus"):
+        made = cache.build(folder, key, fill)
+    return Prepared(prefix, made, is_new=True)
 
 
 def place(
@@ -94,7 +97,8 @@ def _write_files(
     say(f"building the default corpus from {len(documents):,} documents (seconds, once)")
     tokenizer = ByteLevelBpe.learn(documents, vocab_size)
     tokenizer_path = prefix.with_name(TOKENIZER_NAME)
-    tokenizer.save(tokenizer_path)
+    with writing(tokenizer_path):
+        tokenizer.save(tokenizer_path)
     eod = tokenizer.eod
     assert eod is not None
     counts = indexed.write(prefix, map(tokenizer.encode, documents), eod, tokenizer.vocab_size)

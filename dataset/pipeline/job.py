@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dataset import locks, manifest
+from dataset.alive import alive
 from dataset.errors import DatasetError
-from dataset.files import content_key
+from dataset.files import content_key, writing
 from dataset.indexed import bin_path, idx_path
 from dataset.pipeline import parts
 from dataset.pipeline.parts import Facts
@@ -76,9 +77,9 @@ class Job:
             before = json.loads(earlier)
             pairs = [(name, before.get(name), value) for name, value in self.plan().items()]
         except (ValueError, AttributeError):
-            return ["a plan that cannot be read"]
-        names = {"input": "the input files"}
-        return [names.get(name, f"{name} = {old!r}") for name, old, new in pairs if old != new]
+            return ["its plan cannot be read"]
+        names = {"input": "the input files then"}
+        return [names.get(name, f"{name} = {old!r} then") for name, old, new in pairs if old != new]
 
     def key(self) -> str:
         """Digest of the plan, part sizes left out: they do not show in the files."""
@@ -105,21 +106,23 @@ def claim(job: Job, restart: bool, say: Callable[[str], None]) -> dict[int, Fact
     if is_ours and not restart:
         changes = job.changes(plan_path.read_text(encoding="utf-8", errors="replace"))
         if not changes:
-            done = parts.finished(folder)
+            with alive("checking finished parts"):
+                done = parts.finished(folder)
             if done:
                 say(f"going on: {len(done):,} parts in {folder} are done")
             return done
         if any(folder.glob(f"*{parts.ENDING}")):
             raise DatasetError(
                 f"{folder} holds unfinished work begun with other options "
-                f"({changes[0]} then): give those again to go on, or --restart to drop it"
+                f"({changes[0]}): give those again to go on, or --restart to drop it"
             )
         is_ours = False
     if not is_ours:
         _require_free(job)
     clear(folder)
     unfinished = plan_path.with_suffix(parts.UNFINISHED_ENDING)
-    unfinished.write_text(json.dumps(job.plan(), indent=1) + "\n", encoding="utf-8")
+    with writing(plan_path):
+        unfinished.write_text(json.dumps(job.plan(), indent=1) + "\n", encoding="utf-8")
     unfinished.replace(plan_path)
     return {}
 

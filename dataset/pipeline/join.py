@@ -8,6 +8,7 @@ from functools import partial
 from importlib.metadata import version
 
 from dataset import indexed, manifest
+from dataset.files import writing
 from dataset.indexed import bin_path, idx_path
 from dataset.manifest import Manifest
 from dataset.pipeline import parts
@@ -38,12 +39,13 @@ def _pair(job: Job, number: int, facts: Sequence[Facts], tokenizer: Tokenizer) -
         for name in ("lengths", "counts")
     )
     counts = indexed.write_index(idx_path(draft), dtype, lengths, per_document)
-    with bin_path(draft).open("wb") as file:
+    with writing(bin_path(draft)), bin_path(draft).open("wb") as file:
         num_bytes = sum(file.write(parts.read(path, "ids", number).data) for path in paths)
     prefix, name = job.prefix(job.reading.keys[number]), job.tokenizer.file_name
     files = [bin_path(prefix), idx_path(prefix), prefix.with_name(f"{prefix.name}.{name}")]
     copy = job.work_folder / f"unfinished-{name}"
-    copy.write_bytes((job.work_folder / name).read_bytes())
+    with writing(copy):
+        copy.write_bytes((job.work_folder / name).read_bytes())
     for made, path in zip((bin_path(draft), idx_path(draft), copy), files, strict=True):
         with made.open("rb") as file:
             os.fsync(file.fileno())

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dataset.files import writing
 from dataset.readers.blocks import Bad
 
 ENDING = ".part"
@@ -62,7 +63,7 @@ def write(folder: Path, facts: Facts, keys: Sequence[Sequence[NDArray[Any]]]) ->
     }
     path = path_of(folder, facts.number)
     unfinished = path.with_suffix(UNFINISHED_ENDING)
-    with unfinished.open("wb") as file:
+    with writing(path), unfinished.open("wb") as file:
         np.savez(file, record=record, **arrays)
     unfinished.replace(path)
 

@@ -8,8 +8,9 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from dataset import manifest
+from dataset.alive import alive
 from dataset.errors import DatasetError
-from dataset.files import require_writable
+from dataset.files import require_writable, writing
 from dataset.indexed import bin_path, idx_path
 from dataset.locks import locked
 from dataset.manifest import Manifest
@@ -53,11 +54,14 @@ def run(job: Job, say: Say, restart: bool = False) -> Finished:
     """
     require_writable(job.output_prefix, "--output-prefix")
     with locked(job.work_folder, drop_empty=True):
-        if before := _finished_before(job):
+        with alive("checking the finished pair"):
+            before = _finished_before(job)
+        if before:
             clear(job.work_folder)
             return Finished(before, [], [], 0.0, is_new=False)
         done = claim(job, restart, say)
-        path = job.tokenizer.make(job.work_folder, lambda: _texts_to_learn_from(job, say))
+        with alive("making the tokenizer"):
+            path = job.tokenizer.make(job.work_folder, lambda: _texts_to_learn_from(job, say))
         tokenizer = load(path)
         asked = job.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
         if job.tokenizer.learns and tokenizer.vocab_size < asked:
@@ -72,8 +76,10 @@ def run(job: Job, say: Say, restart: bool = False) -> Finished:
         seconds = time.perf_counter() - begun_s
         facts = [one for _, one in sorted((done | made).items())]
         _require_text(job, facts)
+        _require_unchanged(job)
         say(f"joining {len(facts):,} parts")
-        manifests = join(job, facts, tokenizer)
+        with alive("joining"):
+            manifests = join(job, facts, tokenizer)
         _list_bad_lines(job, facts)
         clear(job.work_folder)
     return Finished(manifests, facts, list(made.values()), seconds, is_new=True)
@@ -86,7 +92,15 @@ def _finished_before(job: Job) -> list[Manifest]:
         if not all(path.exists() for path in paths):
             return []
         found.append(manifest.read(paths[0]))
-    return found if all(one.key == job.key() for one in found) else []
+    if any(one.key != job.key() for one in found):
+        return []
+    for one in found:
+        if damage := one.damage(job.output_prefix.parent):
+            raise DatasetError(
+                f"{job.output_prefix.with_name(one.prefix)} was finished before, but is damaged: "
+                f"{damage}; move the files of the pair away and run the same command again"
+            )
+    return found
 
 
 def _texts_to_learn_from(job: Job, say: Say) -> Iterator[str]:
@@ -142,10 +156,25 @@ def _require_text(job: Job, facts: list[Facts]) -> None:
             raise DatasetError(f"the input holds no text under '{key}'{first}")
 
 
+def _require_unchanged(job: Job) -> None:
+    """Check that the input is still what the plan says: parts of two versions belong to none."""
+    for file in job.reading.files:
+        try:
+            now = file.path.stat()
+        except OSError:
+            now = None
+        if now is None or (now.st_size, now.st_mtime_ns) != (file.size_bytes, file.modified_ns):
+            raise DatasetError(
+                f"{file.path} changed while it was read: run the same command with --restart when "
+                "nothing writes it any more"
+            )
+
+
 def _list_bad_lines(job: Job, facts: list[Facts]) -> None:
     if not any(one.num_bad for one in facts):
         return
-    with job.bad_lines_path.open("w", encoding="utf-8") as file:
+    path = job.bad_lines_path
+    with writing(path), path.open("w", encoding="utf-8") as file:
         for one in facts:
             file.writelines(f"{job.reading.words(bad)}\n" for bad in one.bad)
             if one.num_bad > len(one.bad):

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dataset.files import visible
 from dataset.readers.inputs import InputFile
 from dataset.readers.records import Form, SampleBy, opened, records
 
@@ -108,7 +109,7 @@ class Reading:
     def words(self, bad: Bad) -> str:
         """A record that cannot be used, as the user finds it."""
         file, line, reason = bad
-        return f"{self.files[file].path}:{line}: {reason}"
+        return f"{visible(str(self.files[file].path))}:{line}: {reason}"
 
 
 def blocks(reading: Reading) -> Generator[Block, None, None]:

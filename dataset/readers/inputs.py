@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 
 from dataset.errors import DatasetError
 
@@ -43,14 +45,17 @@ def find(
         flag: Which option gave the names.
 
     Raises:
-        DatasetError: Nothing matches, a file comes twice, is a folder, or is of no known kind.
+        DatasetError: Nothing matches, a file comes twice, is a folder, may not be read, or is of no
+            known kind.
     """
     found: dict[Path, InputFile] = {}
     for pattern in patterns:
         for path in _matches(pattern, flag):
-            if path in found:
-                raise DatasetError(f"{flag} {pattern}: {path} was given before: name it once")
-            found[path] = _describe(path, kind, flag)
+            file, real = _describe(path, kind, flag), path.resolve()
+            if real in found:
+                same = "" if found[real].path == path else f" as {found[real].path}"
+                raise DatasetError(f"{flag} {pattern}: {path} was given before{same}: name it once")
+            found[real] = file
     return tuple(found.values())
 
 
@@ -83,5 +88,14 @@ def _describe(path: Path, kind: str | None, flag: str) -> InputFile:
         )
     if known == "parquet" and compression:
         raise DatasetError(f"{flag} {path}: Parquet compresses inside: unpack the {compression}")
-    facts = path.stat()
+    try:
+        facts = path.stat()
+    except OSError as error:  # of a link, as a rule
+        raise DatasetError(f"{flag} {path}: leads to no file: {error.strerror}") from error
+    if not S_ISREG(facts.st_mode):
+        raise DatasetError(
+            f"{flag} {path}: a pipe or device, but input is read more than once: write it to a file"
+        )
+    if not os.access(path, os.R_OK):
+        raise DatasetError(f"{flag} {path}: you may not read it: ask its owner, or `chmod +r` it")
     return InputFile(path, known, compression, facts.st_size, facts.st_mtime_ns)

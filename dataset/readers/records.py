@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 from dataset.errors import DatasetError
@@ -25,6 +26,14 @@ READ_BYTES = 1 << 20
 ROWS_AT_ONCE = 512
 # What the decompressors raise on a file that ends early or is not theirs; pyarrow's are OSError.
 DAMAGE = (EOFError, lzma.LZMAError, zlib.error, OSError)
+# How files begin that are no UTF-8, and what to do with them.
+NO_TEXT = {
+    b"\x1f\x8b": "is packed, but its name does not say so: rename it to end in .gz",
+    b"\xfd7zXZ": "is packed, but its name does not say so: rename it to end in .xz",
+    b"\x28\xb5\x2f\xfd": "is packed, but its name does not say so: rename it to end in .zst",
+    b"\xff\xfe": "is UTF-16, not UTF-8: convert it with `iconv -f UTF-16 -t UTF-8`",
+    b"\xfe\xff": "is UTF-16, not UTF-8: convert it with `iconv -f UTF-16 -t UTF-8`",
+}
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 
@@ -49,12 +58,21 @@ def opened(source: InputFile) -> Iterator[tuple[io.BufferedReader, BinaryIO]]:
         DatasetError: While it is open: the file is cut off, damaged or otherwise compressed.
     """
     with source.path.open("rb") as file:
+        if source.kind != "parquet" and not source.compression:
+            _require_text(source.path, file.peek(8))
         try:
             yield _decompressed(file, source.compression), file
         except DAMAGE as error:
             raise DatasetError(
                 f"{source.path} is cut off or damaged ({error}): get it again"
             ) from error
+
+
+def _require_text(path: Path, start: bytes) -> None:
+    """Refuse what no line of can be used: it would be left out as one bad line."""
+    for mark, advice in NO_TEXT.items():
+        if start.startswith(mark):
+            raise DatasetError(f"{path}: {advice}")
 
 
 def _decompressed(file: io.BufferedReader, compression: str) -> io.BufferedReader:
@@ -96,7 +114,7 @@ def _all_lines(source: InputFile, stream: io.BufferedReader) -> Iterator[tuple[i
     while line := stream.readline(MAX_DOCUMENT_BYTES + 1):
         number += 1
         if len(line) > MAX_DOCUMENT_BYTES:
-            raise _too_large(source, str(number), "a line of ")
+            raise _too_large(source, str(number), "a line of ", ": take it out")
         yield number, line.removesuffix(b"\n")
 
 
@@ -115,7 +133,7 @@ def _paragraphs(source: InputFile, stream: io.BufferedReader) -> Iterator[Raw]:
             held.append(line)
             size += len(line)
             if size > MAX_DOCUMENT_BYTES:
-                raise _too_large(source, str(first), "a paragraph of ")
+                raise _too_large(source, str(first), "a paragraph of ", ": take it out")
         elif held:
             yield Raw(first, "text", b"\n".join(held), size)
             held, size = [], 0
@@ -180,7 +198,7 @@ def _elements(source: InputFile, content: BinaryIO) -> Iterator[Raw]:
                 raise ValueError("neither , nor ] follows it" if mark else "the file ends")
         if window.next_mark(skip=1):
             raise ValueError("something follows the closing ]")
-    except ValueError as error:  # of JSON or of UTF-8
+    except (ValueError, RecursionError) as error:  # of JSON or of UTF-8
         raise DatasetError(
             f"{source.path}: not a JSON array after element {count}: {error}; mend it or write one "
             "object a line"

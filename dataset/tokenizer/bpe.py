@@ -57,7 +57,9 @@ class ByteLevelBpe:
         try:
             return cls(path.read_text(encoding="utf-8"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DatasetError(f"{path} is not a tokenizer: {error!r}") from error
+            raise DatasetError(
+                f"{path} is not a tokenizer: {type(error).__name__}: {error}"
+            ) from error
 
     @classmethod
     def from_gpt2_files(cls, vocab_file: Path, merge_file: Path) -> ByteLevelBpe:

@@ -66,6 +66,20 @@ def test_what_a_side_says_when_it_fails_is_said_here(given, tmp_path, monkeypatc
         tokenize._side(arguments, "ours", tmp_path / "gone.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [("import nothing_of_this_name", "No module named"), ("", "no attribute 'GPT2Tokenizer'")],
+)
+def test_a_file_that_is_no_tokenizer_ends_it(given, tmp_path, monkeypatch, code, message):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "megatron.py").write_text(code)
+    arguments = tokenize._parser().parse_args(given)
+    with pytest.raises(
+        tokenize.BenchmarkError, match=f"--megatron-tokenizer megatron.py: .*{message}"
+    ):
+        tokenize._side(arguments, "megatron", tmp_path / "t.jsonl")
+
+
 TOKENIZER = """
 import json
 class GPT2Tokenizer:

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from full_disk import files_of_at_most
 
 from dataset.clean import run as module
 from dataset.clean.contamination import Contamination
@@ -121,6 +122,14 @@ def test_of_texts_much_alike_the_first_is_kept():
     assert all(seen.is_new(signature(changed(t, 0.045, 2))) for t in texts)
 
 
+@pytest.mark.parametrize("threshold", [0.0001, 0.99, 0.995, 1.0])
+def test_every_share_finds_equal_texts_and_the_highest_no_others(threshold):
+    seen, text = Seen(threshold), filler(1)
+    assert seen.is_new(signature(text))
+    assert not seen.is_new(signature(text))
+    assert seen.is_new(signature(changed(text, 0.2, 1))) is (threshold > 0.5)
+
+
 def test_short_texts_have_a_signature():
     seen = Seen(0.8)
     assert [seen.is_new(signature(t)) for t in ("", "one", "one two", "one")] == [
@@ -178,6 +187,18 @@ def test_the_output_is_packed_by_its_name_and_can_be_read_again(tmp_path, ending
     again = tmp_path / "again.jsonl"
     clean(Reading(inputs.find([str(output)])), CleanSettings(), again, 1, stop_at_bad=True)
     assert [json.loads(line)["text"] for line in again.read_text().splitlines()] == texts
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".xz", ".zst"])
+def test_a_full_disk_names_the_output_and_leaves_nothing(tmp_path, ending):
+    texts = [filler(seed) for seed in range(40)]
+    reading, output = write(tmp_path / "in.jsonl", texts), tmp_path / f"out.jsonl{ending}"
+    with (
+        files_of_at_most(2000),
+        pytest.raises(DatasetError, match=f"{output}: .*: make room and run the same command"),
+    ):
+        clean(reading, CleanSettings(), output, 1, stop_at_bad=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 def test_a_bad_line_can_stop_it_and_leaves_nothing(tmp_path):

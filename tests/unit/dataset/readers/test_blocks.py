@@ -110,12 +110,30 @@ def test_a_json_array_is_read_element_by_element(tmp_path, monkeypatch, indent, 
         ("[{}", "after element 1: the file ends"),
         ("[] x", "after element 0: something follows"),
         ('[{}, "\xff"', "after element"),
+        ("[{}, " + 100_000 * "[", "after element 1: maximum recursion depth"),
     ],
 )
 def test_a_broken_array_is_named(tmp_path, content, message):
     (tmp_path / "x.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(DatasetError, match=f"x.json: not a JSON array {message}"):
         read(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.txt"])
+@pytest.mark.parametrize(
+    ("pack", "message"),
+    [
+        (gzip.compress, "is packed, .* rename it to end in .gz"),
+        (lzma.compress, "is packed, .* rename it to end in .xz"),
+        (zstandard, "is packed, .* rename it to end in .zst"),
+        (lambda data: data.decode().encode("utf-16"), "is UTF-16, .*iconv -f UTF-16 -t UTF-8"),
+        (lambda data: b"\xfe\xff" + data.decode().encode("utf-16-be"), "is UTF-16"),
+    ],
+)
+def test_a_file_of_which_no_line_could_be_used_is_not_left_out(tmp_path, name, pack, message):
+    (tmp_path / name).write_bytes(pack(lines()))
+    with pytest.raises(DatasetError, match=f"{name}: {message}"):
+        read(tmp_path / name)
 
 
 def test_an_empty_array_and_an_empty_file_hold_nothing(tmp_path):

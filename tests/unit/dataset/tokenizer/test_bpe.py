@@ -94,11 +94,18 @@ def test_a_vocabulary_too_small_for_the_bytes_is_refused():
         ByteLevelBpe.learn(TEXTS, 256)
 
 
-@pytest.mark.parametrize(("content", "message"), [(None, "no tokenizer"), ("{", "not a tokenizer")])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no tokenizer"),
+        ("{", "not a tokenizer"),
+        (b"\xdd", "UnicodeDecodeError: 'utf-8' codec"),
+    ],
+)
 def test_a_missing_or_broken_tokenizer_is_named(tmp_path, content, message):
     path = tmp_path / "tokenizer.json"
     if content is not None:
-        path.write_text(content)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DatasetError, match=message):
         load(path)
 
