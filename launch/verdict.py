@@ -23,7 +23,7 @@ def with_verdict(status: Status, folder: RunFolder) -> Status:
     if status.status != "ok":
         return status
     # In a session of its own: Ctrl-C is ours to answer.
-    command = [sys.executable, "-m", "parse.judge", str(folder.log)]
+    command = [sys.executable, "-m", "parse.verdict", str(folder.log)]
     try:
         done = subprocess.run(
             command,
@@ -31,7 +31,7 @@ def with_verdict(status: Status, folder: RunFolder) -> Status:
             capture_output=True,
             text=True,
             timeout=JUDGE_S,
-            check=True,
+            check=False,  # 1 tells of a loss that failed
             start_new_session=True,
         )
         found = json.loads(done.stdout)
