@@ -51,6 +51,7 @@ def _run(given: argparse.Namespace) -> int:
     begin = time.monotonic()
     host_bytes = free_host_bytes()
     on_cpu = given.device == "cpu"
+    _say("loading torch ...")
     found = Findings(_say, Steps(_say, num_steps(threads, on_cpu)))
     others = look_around(_say)
     fields = measure(found, threads, host_bytes, on_cpu)

@@ -377,7 +377,7 @@ def test_a_disk_that_is_full_by_then_is_said_in_a_line(measured, tmp_path, monke
     monkeypatch.setattr(Path, "write_text", full)
     assert cli.main(["-o", str(path), "--force"]) == 2
     error = f"calibrate: error: {path}: cannot be written: No space left on device\n"
-    assert error == capsys.readouterr().err
+    assert capsys.readouterr().err == f"loading torch ...\n{error}"
     assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
 
 
@@ -387,7 +387,8 @@ def test_after_ctrl_c_nothing_is_written(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(cli, "measure", measure)
     assert cli.main(["-o", str(tmp_path / "m.toml")]) == 130
-    assert capsys.readouterr().err == "calibrate: interrupted, nothing written\n"
+    said = ["loading torch ...", "calibrate: interrupted, nothing written"]
+    assert capsys.readouterr().err.splitlines() == said
     assert list(tmp_path.iterdir()) == []
 
 
