@@ -34,7 +34,8 @@ def _sentence(item: Any, known: Collection[str], prefix: str, quote: str) -> str
         return f"unknown key {quote}{key}{quote}: {hint}known: {', '.join(known)}"
     if item["type"] == "missing":
         return f"{key} is missing"
-    message = item["msg"].removeprefix("Value error, ")
+    own = {"dataclass_type": "give a table", "string_pattern_mismatch": "give text"}
+    message = own.get(item["type"], item["msg"].removeprefix("Value error, "))
     mark = quote if quote == '"' else ""
     where = f"{mark}{key.rstrip('.')}{mark}"
     return f"{where} = {item['input']!r}: {message}" if item["loc"] else f"{where}: {message}"

@@ -56,6 +56,11 @@ def why_no_cuda() -> str:
     return "" if torch.cuda.is_available() else "no CUDA device found"
 
 
+def num_cuda_steps() -> int:
+    """Measurements that a machine with GPUs makes of them, gathering where there are several."""
+    return 8 if torch.cuda.device_count() > 1 else 7
+
+
 @contextlib.contextmanager
 def open_bench(make: Callable[[Recorder], Device]) -> Iterator[Bench]:
     """A device for a while, with the recorder of its spans."""

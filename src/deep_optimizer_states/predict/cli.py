@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DeepOptimizerStatesError as error:
         sys.stderr.write(f"plan: {_by_flags(str(error))}\n")
         return 2
-    if given.json:
+    if "json" in given:
         out = json.dumps(as_json(workload, machine, prediction, resident), indent=2)
     else:
         out = as_text(workload, machine, prediction, resident)
@@ -128,7 +128,7 @@ def _add_switches(parser: argparse.ArgumentParser) -> None:
     add("--no-checkpointing", dest="activation_checkpointing", action=off, help=text)
     text = "attention scores are not written out"
     add("--flash-attention", dest="materialized_attention", action=off, help=text)
-    add("--json", action=on, default=False, help="print JSON")
+    add("--json", action=on, help="print JSON")
 
 
 def _whole(text: str) -> int:

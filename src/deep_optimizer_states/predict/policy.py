@@ -29,40 +29,30 @@ activations that leave no room for gradients on the device."""
 
 @dataclass(frozen=True)
 class Choice:
-    """A policy for this package's engine.
+    """A policy for this package's engine, and what is predicted of it.
 
     Attributes:
-        policy: ``all-host``, ``stride``, ``all-device`` or ``dynamic``.
+        policy: ``all-host``, ``ratio``, ``stride``, ``all-device`` or ``dynamic``.
         stride: For ``stride``.
-        seconds: Predicted for the update phase.
-        explanation: Why, in a line for the log.
-        binding: What the update waits for.
+        seconds: Of the update phase.
         hidden_s: Part of the update that runs behind the next forward.
+        flush_s: What gradients add to backward; 0 where the model is not known.
+        binding: What the update waits for.
+        explanation: Why it was chosen, in a line for the log.
     """
 
     policy: str
     stride: int
     seconds: float
-    explanation: str
-    binding: str
-    hidden_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Timed:
-    """A candidate: its update, what of it is hidden, what gradients add, and what binds it."""
-
-    policy: str
-    stride: int
-    update_s: float
     hidden_s: float
     flush_s: float
     binding: str
+    explanation: str = ""
 
     @property
     def shown_s(self) -> float:
         """What the update and the flush of gradients add to an iteration."""
-        return self.update_s - self.hidden_s + self.flush_s
+        return self.seconds - self.hidden_s + self.flush_s
 
     @property
     def label(self) -> str:
@@ -126,11 +116,12 @@ def _all_resident_note(workload: Workload, machine: Machine, update_s: float) ->
 def _choose(workload: Workload, machine: Machine, knows_model: bool) -> Choice:
     """The candidate of which least shows; without the model nothing is known to be hidden."""
     if not machine.gpus:
-        run = simulate_update(workload, machine, "all-host")
-        why = f"policy auto: all-host, predicted {run.seconds:.3f} s an update; there is no GPU"
-        return Choice("all-host", 1, run.seconds, why, run.binding)
+        settled = dataclasses.replace(workload, policy="all-host", stride=1)
+        only = _time(settled, machine, knows_model=False)
+        why = f"policy auto: all-host, predicted {only.seconds:.3f} s an update; there is no GPU"
+        return dataclasses.replace(only, explanation=why)
 
-    def time(policy: str) -> _Timed:
+    def time(policy: str) -> Choice:
         candidate = dataclasses.replace(workload, policy=policy, stride=1)
         return _time(candidate, machine, knows_model)
 
@@ -147,17 +138,17 @@ def _choose(workload: Workload, machine: Machine, knows_model: bool) -> Choice:
         shown = f", of which with the gradients' flush {best.shown_s:.3f} s shows,"
         word = "showing: "
     why = (
-        f"policy auto: {best.label}, predicted {best.update_s:.3f} s an update{shown} on "
+        f"policy auto: {best.label}, predicted {best.seconds:.3f} s an update{shown} on "
         f"'{machine.name}', bound by {best.binding} ({word}{others})"
     )
     if min(item.shown_s for item in timed) < best.shown_s:
         why += f"; a gain under {100 * WORTH:.0f}% is not taken"
-    return Choice(best.policy, best.stride, best.update_s, why, best.binding, best.hidden_s)
+    return dataclasses.replace(best, explanation=why)
 
 
 def _best_stride(
     workload: Workload, machine: Machine, knows_model: bool, limit_s: float
-) -> _Timed | None:
+) -> Choice | None:
     """The stride of which least shows, if that is less than ``limit_s``.
 
     Strides are weighed in the order of what shows of them at least: when that is no less than the
@@ -191,7 +182,7 @@ def _least_shown_s(workload: Workload, machine: Machine, knows_model: bool) -> f
     return update_s + phases.flush_s
 
 
-def _time(workload: Workload, machine: Machine, knows_model: bool) -> _Timed:
+def _time(workload: Workload, machine: Machine, knows_model: bool) -> Choice:
     """Time a workload whose policy is settled."""
     run = simulate_update(workload, machine, workload.policy)
     phases = phases_of(workload, machine) if knows_model else None
@@ -200,7 +191,7 @@ def _time(workload: Workload, machine: Machine, knows_model: bool) -> _Timed:
     if phases and workload.just_in_time_forward and machine.gpus:
         hidden = min(run.seconds, hidden_s(workload, phases, run))
     flush = phases.flush_s if phases else 0.0
-    return _Timed(workload.policy, workload.stride, run.seconds, hidden, flush, run.binding)
+    return Choice(workload.policy, workload.stride, run.seconds, hidden, flush, run.binding)
 
 
 def best_policy(workload: Workload, machine: Machine) -> tuple[Workload, Choice]:
@@ -216,9 +207,7 @@ def best_policy(workload: Workload, machine: Machine) -> tuple[Workload, Choice]
     if workload.policy != "auto":
         got = _time(workload, machine, knows_model=True)
         why = f"{got.label}, as given; bound by {got.binding}"
-        return workload, Choice(
-            got.policy, got.stride, got.update_s, why, got.binding, got.hidden_s
-        )
+        return workload, dataclasses.replace(got, explanation=why)
     choice = _choose(workload, machine, knows_model=True)
     chosen = dataclasses.replace(workload, policy=choice.policy, stride=choice.stride)
     return chosen, choice

@@ -20,6 +20,7 @@ from deepspeed.accelerator import get_accelerator
 
 sys.path.insert(0, str(Path(__file__).parent))
 import adversary_calls
+import adversary_mishaps
 import adversary_models
 import adversary_pairs
 import adversary_settings
@@ -38,6 +39,7 @@ THEMES = {
     "settings": adversary_settings,
     "pairs": adversary_pairs,
     "windows": adversary_windows,
+    "mishaps": adversary_mishaps,
 }
 CONTROLS = ("EMA of the weights", "GatheredParameters, update in flight")
 """Cases in which a gather that does not wait for its tiles must show."""

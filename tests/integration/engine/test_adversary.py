@@ -1,4 +1,4 @@
-"""Odd models, calls, settings, pairs of engines and windows: bitwise equal to stock, or told so.
+"""Odd models, calls, settings, pairs of engines, windows and mishaps: stock's bits, or told so.
 
 Two policies, just-in-time forward, 1 rank and in part 2. `adversary_worker.py` runs the cases.
 """
@@ -21,6 +21,7 @@ NUM_CASES = {
     "settings": {1: 19, 2: 7},
     "pairs": {1: 11, 2: 6},
     "windows": {1: 17, 2: 6},
+    "mishaps": {1: 25, 2: 21},
 }
 CONTROLS = ("EMA of the weights", "GatheredParameters, update in flight")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
