@@ -125,7 +125,13 @@ def watermark(ax: Axes, sources: Iterable[str], size: float = 22) -> None:
         )  # fmt: skip
 
 
-def save(figures: Sequence[Figure], out: Path, stem: str, text: str = "") -> list[Path]:
+def save(
+    figures: Sequence[Figure],
+    out: Path,
+    stem: str,
+    text: str = "",
+    tell: Callable[[int, int], None] = lambda _number, _pages: None,
+) -> list[Path]:
     """Write the pages of a figure as PNG, PDF and SVG, without a date.
 
     Equal tables give equal files. Pages of an older drawing that had more of them are removed.
@@ -135,6 +141,7 @@ def save(figures: Sequence[Figure], out: Path, stem: str, text: str = "") -> lis
         out: Folder.
         stem: File name without its ending.
         text: What the figure shows, in a sentence; an SVG carries it for readers who cannot see.
+        tell: Told before each page its number and how many there are.
 
     Returns:
         The files, the first page first.
@@ -145,6 +152,7 @@ def save(figures: Sequence[Figure], out: Path, stem: str, text: str = "") -> lis
     written = []
     for number, figure in enumerate(figures, 1):
         name = stem if number == 1 else f"{stem}-page-{number}"
+        tell(number, len(figures))
         settle(figure)
         for kind in FORMATS:
             path, beside = out / f"{name}.{kind}", out / f".{name}.{kind}"
