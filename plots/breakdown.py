@@ -63,14 +63,15 @@ def draw(tables: Tables, _figure: FigureRow, *, asked: bool = True) -> list[Figu
 def _draw(ax: Axes, at: float, bar: Bar, end: float, study: Study, divisor: float) -> float:
     """Draw the phases of a bar, with numbers in segments that are not narrow."""
     styles, start = phase_styles(study), 0.0
-    for phase, milliseconds in phases(bar.rows, study).items():
-        style, length = styles[phase], milliseconds / divisor
+    lengths = {phase: ms / divisor for phase, ms in phases(bar.rows, study).items()}
+    squeeze = min(1.0, end / sum(lengths.values()))
+    for phase, value in lengths.items():
+        style, length = styles[phase], value * squeeze
         ax.barh(at, length, left=start, height=0.68, **phase_face(style, bar.source))
-        seen = min(start + length, 0.85 * end if start + length > end else end) - start
-        if seen > 0.12 * end and phase != REST:
+        if length > 0.12 * end and phase != REST:
             box = {"boxstyle": "round,pad=0.15", "facecolor": style.colour, "linewidth": 0}
             ax.text(
-                start + seen / 2, at, short(length), ha="center", va="center", fontsize=7,
+                start + length / 2, at, short(value), ha="center", va="center", fontsize=7,
                 color=ink(style.colour), bbox=box,
             )  # fmt: skip
         start += length

@@ -45,6 +45,8 @@ def test_a_huge_bar_is_cut_and_keeps_its_number(draw, sweep):
     numbers = {text.get_text() for text in ax.texts}
     assert {"360", "40", "38"} <= numbers
     assert all(text.xy[0] <= ax.get_xlim()[1] for text in ax.texts if hasattr(text, "xy"))
+    assert {"90", "180"} <= numbers, "its phases keep theirs too"
+    assert max(patch.get_x() + patch.get_width() for patch in ax.patches) <= 50 + 1e-9
 
 
 def test_a_huge_model_does_not_press_the_others_flat(draw, sweep):

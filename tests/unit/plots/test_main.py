@@ -106,7 +106,9 @@ def test_a_figure_of_many_runs_has_pages_that_show_all_of_them(sweep, tmp_path, 
     assert all(page.get_figheight() < 13 for page in pages)
     titles = [ax.get_title(loc="left") for page in pages for ax in page.axes]
     notes = [text.get_text() for page in pages for ax in page.axes for text in ax.texts]
-    for case in {run["case"] for run in sweep.runs} if name in ("loss", "iteration-breakdown") else ():
+    for case in (
+        {run["case"] for run in sweep.runs} if name in ("loss", "iteration-breakdown") else ()
+    ):
         assert titles.count(case) == 1
     if name == "models":
         assert set(fields["model"]) <= set(notes)
