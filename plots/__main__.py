@@ -22,7 +22,7 @@ from plots.canvas import FORMATS, save
 from plots.registry import Drawing, figures
 from plots.tables import PlotError, Tables, read_tables, study_of
 
-_PROGRESS_S = 5.0
+_PROGRESS_S = 10.0
 """Between two words on how far the figures are."""
 
 
