@@ -23,8 +23,8 @@ Draw = Callable[[Axes, float, "Bar", float], float]
 """Draws a bar at a place, told where the axis ends; returns where on the axis its number goes."""
 
 _BAR_INCHES = 0.33
-_TITLE_CHARACTERS = {1: 52, 2: 31}
-"""Of a line above a panel, by the number of columns."""
+_CHARACTERS = {1: 72, 2: 45}
+"""Room of a panel's title and the names beside it, by the number of columns."""
 CUT_NOTE = "bars with a gap are cut: their numbers hold, their lengths do not"
 _SLIVER = 6.0
 """A bar so many times as long as the next is cut, and panels that differ so much have a scale each:
@@ -144,7 +144,9 @@ def draw_panels(
         about: Legend and footnotes.
         columns: Panels beside each other.
     """
-    titles = {title: fold(title, _TITLE_CHARACTERS[columns]) for title, _ in panels}
+    longest = max(len(bar.name) for _, bars in panels for bar in bars)
+    width = max(16, _CHARACTERS[columns] - longest)
+    titles = {title: fold(title, width) for title, _ in panels}
     ends = {title: axis_end([length(bar) for bar in bars]) for title, bars in panels}
     one_scale = max(ends.values()) <= _SLIVER * min(ends.values())
     note = "" if one_scale else "panels have scales of their own"

@@ -18,6 +18,7 @@ from plots.bars import (
     phase_handles,
     phases,
 )
+from plots.canvas import INSIDE
 from plots.observations import observe
 from plots.series import describe, remarks, summarise
 from plots.style import REST, ink, phase_styles
@@ -44,17 +45,18 @@ def draw(tables: Tables, _figure: FigureRow, *, asked: bool = True) -> list[Figu
     measured = tables.runs[tables.runs["source"] == MEASURED]
     warmups = sorted({int(n) for n in measured["warmup_iterations"].dropna()})
     counted = [v for bar in bars for v in summarise(bar.rows, "iteration_ms")]
+    measured_here = any(v.measured for v in counted)
     notes = [
         describe(counted, spread=False),
         f"the first {', '.join(map(str, warmups))} left out" if warmups else "",
-        "phases: median of each", *remarks(data.runs, data.failed),
+        "phases: median of each" if measured_here else "", *remarks(data.runs, data.failed),
         tables.provenance(set(values["path"])),
     ]  # fmt: skip
     return draw_panels(
         panels,
         partial(_draw, study=study, divisor=scale.divisor),
         lambda bar: iteration_ms(bar.rows, study) / scale.divisor,
-        ITERATION.label(scale, any(v.measured for v in counted)).replace("\n", " "),
+        ITERATION.label(scale, measured_here).replace("\n", " "),
         (phase_handles(bars, study), notes),
         1 if len(panels) <= _MOST_IN_ONE_COLUMN else 2,
     )
@@ -68,11 +70,11 @@ def _draw(ax: Axes, at: float, bar: Bar, end: float, study: Study, divisor: floa
     for phase, value in lengths.items():
         style, length = styles[phase], value * squeeze
         ax.barh(at, length, left=start, height=0.68, **phase_face(style, bar.source))
-        if length > 0.12 * end and phase != REST:
+        if phase != REST:
             box = {"boxstyle": "round,pad=0.15", "facecolor": style.colour, "linewidth": 0}
             ax.text(
                 start + length / 2, at, short(value), ha="center", va="center", fontsize=7,
-                color=ink(style.colour), bbox=box,
+                color=ink(style.colour), bbox=box, gid=INSIDE,
             )  # fmt: skip
         start += length
     return start

@@ -70,8 +70,8 @@ def draw(tables: Tables, _figure: FigureRow, *, asked: bool = True) -> list[Figu
     values = [v for bar in every for v in summarise(bar.rows, "iteration_ms")]
     measured = any(v.measured for v in values)
     notes = [
-        describe(values), "phases: median of each",
-        f"100 iterations: {_NUM_ITERATIONS} times the median, not run",
+        describe(values), "phases: median of each" if measured else "",
+        f"100 iterations: {_NUM_ITERATIONS} times {'the median' if measured else 'one'}, not run",
         *remarks(data.runs, data.failed), tables.provenance(set(data.values["path"])),
     ]  # fmt: skip
     panels = [_Panel.of(q, every, study) for q in (ITERATION, UPDATE_RATE, TOTAL)]
