@@ -23,8 +23,9 @@ Draw = Callable[[Axes, float, "Bar", float], float]
 """Draws a bar at a place, told where the axis ends; returns where on the axis its number goes."""
 
 _BAR_INCHES = 0.33
-_TITLE_CHARACTERS = {1: 52, 2: 31}
-"""Of a line above a panel, by the number of columns."""
+_CHARACTERS = {1: 72, 2: 45}
+"""Room of a panel's title and the names beside it, by the number of columns."""
+CUT_NOTE = "bars with a gap are cut: their numbers hold, their lengths do not"
 _SLIVER = 6.0
 """A bar so many times as long as the next is cut, and panels that differ so much have a scale each:
 beside it the others could not be read."""
@@ -113,7 +114,7 @@ def mark_cut(ax: Axes, at: float, end: float, *, upright: bool = False) -> None:
     """Draw the break in a bar that goes on beyond the end of its axis."""
     place = (at, 0.9 * end) if upright else (0.9 * end, at)
     slash = ((-1, -0.4), (1, 0.4)) if upright else ((-0.4, -1), (0.4, 1))
-    for shift, colour in ((-2, "black"), (0, "white"), (2, "black")):
+    for shift, colour in ((0, "white"), (-2, "black"), (2, "black")):
         aside = (0.0, shift / 72) if upright else (shift / 72, 0.0)
         offset = ScaledTranslation(*aside, ax.figure.dpi_scale_trans)
         ax.plot(
@@ -143,10 +144,15 @@ def draw_panels(
         about: Legend and footnotes.
         columns: Panels beside each other.
     """
-    titles = {title: fold(title, _TITLE_CHARACTERS[columns]) for title, _ in panels}
+    longest = max(len(bar.name) for _, bars in panels for bar in bars)
+    width = max(16, _CHARACTERS[columns] - longest)
+    titles = {title: fold(title, width) for title, _ in panels}
     ends = {title: axis_end([length(bar) for bar in bars]) for title, bars in panels}
     one_scale = max(ends.values()) <= _SLIVER * min(ends.values())
     note = "" if one_scale else "panels have scales of their own"
+    ends = dict.fromkeys(ends, max(ends.values())) if one_scale else ends
+    if any(length(bar) > ends[title] for title, bars in panels for bar in bars):
+        note = " · ".join(filter(None, [note, CUT_NOTE]))
     rows = [panels[at : at + columns] for at in range(0, len(panels), columns)]
 
     def inches(row: Sequence[tuple[str, Sequence[Bar]]]) -> float:
@@ -167,9 +173,8 @@ def draw_panels(
                     ax.remove()
                     continue
                 title, bars = panel
-                end = max(ends.values()) if one_scale else ends[title]
-                _panel(ax, bars, draw, length, end)
-                ax.set_xlim(0, end * (1.06 + 0.06 * columns))
+                _panel(ax, bars, draw, length, ends[title])
+                ax.set_xlim(0, ends[title] * (1.06 + 0.06 * columns))
                 ax.set_ylim(_slots(page[place // columns]) - 0.5, -0.5)  # bars equally thick
                 ax.set_title(titles[title], loc="left", fontsize=10.5 - 1.5 * columns)
                 ax.tick_params(axis="y", labelsize=9 - columns)

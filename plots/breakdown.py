@@ -18,6 +18,7 @@ from plots.bars import (
     phase_handles,
     phases,
 )
+from plots.canvas import INSIDE
 from plots.observations import observe
 from plots.series import describe, remarks, summarise
 from plots.style import REST, ink, phase_styles
@@ -44,17 +45,18 @@ def draw(tables: Tables, _figure: FigureRow, *, asked: bool = True) -> list[Figu
     measured = tables.runs[tables.runs["source"] == MEASURED]
     warmups = sorted({int(n) for n in measured["warmup_iterations"].dropna()})
     counted = [v for bar in bars for v in summarise(bar.rows, "iteration_ms")]
+    measured_here = any(v.measured for v in counted)
     notes = [
         describe(counted, spread=False),
         f"the first {', '.join(map(str, warmups))} left out" if warmups else "",
-        "phases: median of each", *remarks(data.runs, data.failed),
+        "phases: median of each" if measured_here else "", *remarks(data.runs, data.failed),
         tables.provenance(set(values["path"])),
     ]  # fmt: skip
     return draw_panels(
         panels,
         partial(_draw, study=study, divisor=scale.divisor),
         lambda bar: iteration_ms(bar.rows, study) / scale.divisor,
-        ITERATION.label(scale, any(v.measured for v in counted)).replace("\n", " "),
+        ITERATION.label(scale, measured_here).replace("\n", " "),
         (phase_handles(bars, study), notes),
         1 if len(panels) <= _MOST_IN_ONE_COLUMN else 2,
     )
@@ -63,15 +65,16 @@ def draw(tables: Tables, _figure: FigureRow, *, asked: bool = True) -> list[Figu
 def _draw(ax: Axes, at: float, bar: Bar, end: float, study: Study, divisor: float) -> float:
     """Draw the phases of a bar, with numbers in segments that are not narrow."""
     styles, start = phase_styles(study), 0.0
-    for phase, milliseconds in phases(bar.rows, study).items():
-        style, length = styles[phase], milliseconds / divisor
+    lengths = {phase: ms / divisor for phase, ms in phases(bar.rows, study).items()}
+    squeeze = min(1.0, end / sum(lengths.values()))
+    for phase, value in lengths.items():
+        style, length = styles[phase], value * squeeze
         ax.barh(at, length, left=start, height=0.68, **phase_face(style, bar.source))
-        seen = min(start + length, 0.85 * end if start + length > end else end) - start
-        if seen > 0.12 * end and phase != REST:
+        if phase != REST:
             box = {"boxstyle": "round,pad=0.15", "facecolor": style.colour, "linewidth": 0}
             ax.text(
-                start + seen / 2, at, short(length), ha="center", va="center", fontsize=7,
-                color=ink(style.colour), bbox=box,
+                start + length / 2, at, short(value), ha="center", va="center", fontsize=7,
+                color=ink(style.colour), bbox=box, gid=INSIDE,
             )  # fmt: skip
         start += length
     return start

@@ -22,6 +22,8 @@ from plots.tables import PlotError
 
 WIDTH_INCHES = 6.4
 FORMATS = ("png", "pdf", "svg")
+INSIDE = "inside"
+"""Group of texts that are shown only where the bar around them has room."""
 _PAGE_INCHES = 10.0
 """Height of the panels of a page; a figure with more of them has several pages."""
 _NOTE_CHARACTERS = 112
@@ -125,7 +127,13 @@ def watermark(ax: Axes, sources: Iterable[str], size: float = 22) -> None:
         )  # fmt: skip
 
 
-def save(figures: Sequence[Figure], out: Path, stem: str, text: str = "") -> list[Path]:
+def save(
+    figures: Sequence[Figure],
+    out: Path,
+    stem: str,
+    text: str = "",
+    tell: Callable[[int, int], None] = lambda _number, _pages: None,
+) -> list[Path]:
     """Write the pages of a figure as PNG, PDF and SVG, without a date.
 
     Equal tables give equal files. Pages of an older drawing that had more of them are removed.
@@ -135,6 +143,7 @@ def save(figures: Sequence[Figure], out: Path, stem: str, text: str = "") -> lis
         out: Folder.
         stem: File name without its ending.
         text: What the figure shows, in a sentence; an SVG carries it for readers who cannot see.
+        tell: Told before each page its number and how many there are.
 
     Returns:
         The files, the first page first.
@@ -145,6 +154,7 @@ def save(figures: Sequence[Figure], out: Path, stem: str, text: str = "") -> lis
     written = []
     for number, figure in enumerate(figures, 1):
         name = stem if number == 1 else f"{stem}-page-{number}"
+        tell(number, len(figures))
         settle(figure)
         for kind in FORMATS:
             path, beside = out / f"{name}.{kind}", out / f".{name}.{kind}"
@@ -164,7 +174,7 @@ def save(figures: Sequence[Figure], out: Path, stem: str, text: str = "") -> lis
 
 
 def settle(figure: Figure) -> None:
-    """Lay a figure out once, for all formats alike, and part the names of ticks that touch."""
+    """Lay a figure out once, for all formats alike, and part or hide texts without room."""
     with canvas():
         figure.draw_without_rendering()
         for ax in figure.axes:
@@ -174,12 +184,23 @@ def settle(figure: Figure) -> None:
                 if not isinstance(axis.get_major_locator(), FixedLocator):
                     axis.set_major_locator(FixedLocator(list(axis.get_majorticklocs())))
         figure.draw_without_rendering()
+        for ax in figure.axes:
+            _hide_what_does_not_fit(ax)
         figure.set_layout_engine("none")
         # Names that are aligned look at every other panel in each draw: minutes for forty panels.
         for ax in figure.axes:
             for axis in (ax.xaxis, ax.yaxis):
                 where = axis.label.get_transform().transform(axis.label.get_position())
                 axis.set_label_coords(*ax.transAxes.inverted().transform(where))
+
+
+def _hide_what_does_not_fit(ax: Axes) -> None:
+    """Hide texts that are wider than the bar that they stand in."""
+    boxes = [patch.get_window_extent() for patch in ax.patches]
+    for text in (text for text in ax.texts if text.get_gid() == INSIDE):
+        own = text.get_window_extent()
+        centre = (own.x0 + own.x1) / 2, (own.y0 + own.y1) / 2
+        text.set_visible(any(b.contains(*centre) and b.width > 1.1 * own.width for b in boxes))
 
 
 def _part(ax: Axes) -> None:

@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 
 from configs.study import Figure as FigureRow, Study
 from plots.bars import (
+    CUT_NOTE,
     Bar,
     axis_end,
     bars_of,
@@ -69,12 +70,14 @@ def draw(tables: Tables, _figure: FigureRow, *, asked: bool = True) -> list[Figu
     values = [v for bar in every for v in summarise(bar.rows, "iteration_ms")]
     measured = any(v.measured for v in values)
     notes = [
-        describe(values), "phases: median of each",
-        f"100 iterations: {_NUM_ITERATIONS} times the median, not run",
+        describe(values), "phases: median of each" if measured else "",
+        f"100 iterations: {_NUM_ITERATIONS} times {'the median' if measured else 'one'}, not run",
         *remarks(data.runs, data.failed), tables.provenance(set(data.values["path"])),
     ]  # fmt: skip
     panels = [_Panel.of(q, every, study) for q in (ITERATION, UPDATE_RATE, TOTAL)]
     panels = [panel for panel in panels if panel.heights]
+    if any(max(panel.heights.values()) > panel.end for panel in panels):
+        notes.insert(3, CUT_NOTE)
     inches = 0.45 + len(panels) * _PANEL_INCHES
     figures = []
     for page in pages(_in_rows(groups), lambda _: inches):
@@ -148,6 +151,11 @@ class _Panel:
     heights: dict[int, float]
     """Of the bars that have one, by their ``id``."""
 
+    @property
+    def end(self) -> float:
+        """Height of what the axis shows whole."""
+        return axis_end(list(self.heights.values()))
+
     @classmethod
     def of(cls, quantity: Quantity, bars: Sequence[Bar], study: Study) -> Self:
         """The quantity of all bars of a figure."""
@@ -165,7 +173,7 @@ class _Panel:
 
     def draw(self, ax: Axes, row: Sequence[_Group], study: Study) -> None:
         """Draw a row of groups: medians with quartiles, or for iterations a stack of phases."""
-        end = axis_end(list(self.heights.values()))
+        end = self.end
         narrow = sum(group.slots for group in row) > 12
         bars = [pair for at, group in _placed(row) for pair in zip(at, group.bars, strict=True)]
         for at, bar in (pair for pair in bars if id(pair[1]) in self.heights):
@@ -186,17 +194,19 @@ class _Panel:
 
     def _stack(self, ax: Axes, at: float, bar: Bar, study: Study) -> float:
         styles, top = phase_styles(study), 0.0
-        for phase, length in phases(bar.rows, study).items():
+        lengths = {p: ms / self.scale.divisor for p, ms in phases(bar.rows, study).items()}
+        squeeze = min(1.0, self.end / sum(lengths.values()))
+        for phase, length in lengths.items():
             own = phase_face(styles[phase], bar.source)
-            ax.bar(at, length / self.scale.divisor, _WIDTH, bottom=top, **own)
-            top += length / self.scale.divisor
+            ax.bar(at, length * squeeze, _WIDTH, bottom=top, **own)
+            top += length * squeeze
         return top
 
     def _bar(self, ax: Axes, at: float, bar: Bar, height: float) -> float:
-        ax.bar(at, height, _WIDTH, **face(bar.look.alone, bar.source))
+        ax.bar(at, min(height, self.end), _WIDTH, **face(bar.look.alone, bar.source))
         (value,) = summarise(bar.rows, self.quantity.column)
         low, high = value.low / self.scale.divisor, value.high / self.scale.divisor
-        if high > low and self.quantity is not TOTAL:
+        if high > low and self.quantity is not TOTAL and height <= self.end:
             ax.errorbar(
                 at, height, yerr=([height - low], [high - height]), color="black", capsize=1.5,
                 elinewidth=0.8, capthick=0.8,

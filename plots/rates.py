@@ -41,7 +41,7 @@ def draw(tables: Tables, figure: FigureRow, *, asked: bool = True) -> list[Figur
     def bar(ax: Axes, at: float, bar: Bar, end: float) -> float:
         value = values[id(bar)]
         low, median, high = (v / scale.divisor for v in (value.low, value.median, value.high))
-        ax.barh(at, median, 0.7, **face(bar.look.alone, bar.source))
+        ax.barh(at, min(median, end), 0.7, **face(bar.look.alone, bar.source))
         if median <= end:
             ax.errorbar(
                 median, at, xerr=([median - low], [high - median]), color="black", capsize=2,

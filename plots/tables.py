@@ -18,8 +18,9 @@ MEASURED, SIMULATED, PUBLISHED = SOURCES = ("measured", "simulated", "published"
 STUDY_FILE = "study.json"
 """Beside the tables: the study that declares their fields, engines, phases and figures."""
 
-_KEYS = ("path", "label", "case", "engine")
-_RUNS_NEED = (*_KEYS, "device", "hardware", "iteration_ms", "warmup_iterations", "timed_iterations")
+KEYS = ("path", "label", "case", "engine")
+"""What every table says of the run that a row is of."""
+_RUNS_NEED = (*KEYS, "device", "hardware", "iteration_ms", "warmup_iterations", "timed_iterations")
 _OPTIONAL = (
     *("status", "verdict", "source", "point", "parameters", "warmup", "iteration"),
     *("iteration_ms", "iteration_median_ms", "tflops", "update_rate", "samples_per_s"),
@@ -27,7 +28,7 @@ _OPTIONAL = (
 """Columns that tables of an older parser, or of another program, may lack: empty there."""
 _TEXT = frozenset(
     (
-        *(*_KEYS, "reference_label", "status", "point", "point_key", "device", "hardware"),
+        *(*KEYS, "reference_label", "status", "point", "point_key", "device", "hardware"),
         *("verdict", "verdict_detail", "loss_first", "loss_last", "title", "phase", "equality"),
         *("source", "speedup", "withheld", "paired", "run_id", "started"),
     )
@@ -55,12 +56,12 @@ class Tables:
         Raises:
             PlotError: there is no such table, or it has no rows.
         """
-        return self._read("memory.csv", (*_KEYS, "title"))
+        return self._read("memory.csv", (*KEYS, "title"))
 
     @cached_property
     def monitor(self) -> pd.DataFrame:
         """``monitor.csv``: a row a sample and device; see :attr:`memory`."""
-        return self._read("monitor.csv", (*_KEYS, "time_s"))
+        return self._read("monitor.csv", (*KEYS, "time_s"))
 
     @cached_property
     def comparisons(self) -> pd.DataFrame:
@@ -125,7 +126,7 @@ def read_tables(folder: Path, study: Study | None = None) -> Tables:
     runs = _read(folder / "runs.csv", study, _RUNS_NEED, (*_OPTIONAL, *times, *study.all_fields))
     if runs.empty:
         raise PlotError(f"{folder / 'runs.csv'}: has no rows")
-    needed = (*_KEYS, "iteration", "loss")
+    needed = (*KEYS, "iteration", "loss")
     iterations = _read(folder / "iterations.csv", study, needed, (*_OPTIONAL, *times))
     return Tables(runs, iterations, folder, study)
 

@@ -93,6 +93,16 @@ def test_no_text_lies_over_another(pages, sweep, name, settings):
         assert overlapping(figure) == []
 
 
+def test_numbers_stand_in_segments_that_have_room_for_them(pages, sweep):
+    for model in ("7B", "8.3B", "10B", "13B", "20B"):
+        for engine, stride in STRIDES:
+            sweep.add(engine, stride, model=model, source="simulated", iterations=2)
+    for figure in pages("iteration-breakdown", sweep):
+        assert overlapping(figure) == []
+        shown = [text for text in figure.findobj(Text) if text.get_gid() == "inside"]
+        assert {text.get_visible() for text in shown} == {True, False}
+
+
 def test_titles_of_an_iteration_do_not_overlap_however_many_there_are(pages, sweep):
     run = sweep.add("vanilla")
     keys = {key: run[key] for key in ("path", "label", "case", "engine")}

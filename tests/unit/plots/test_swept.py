@@ -39,7 +39,7 @@ def colour(engine):
         ("micro-batch", "micro_batch_size", [1, 4, 64], [1, 4, 64]),
         ("subgroup-size", "subgroup_numel", [10**7, 2 * 10**9], [10**7, 2 * 10**9]),
         ("data-parallel", "dp", [1, 2, 16], [1, 2, 16]),
-        ("offload-ratio", "offload_ratio", [1.0, 0.9, 0.0], [0, 0.1, 1]),
+        ("offload-ratio", "offload_ratio", [1.0, 0.9, 0.0], [0, 0.9, 1]),
         ("gpu-hogging", "hog_share", [0.0, 0.2, 0.8], [0, 0.2, 0.8]),
         ("accumulation", "accumulation", [1, 128], [1, 128]),
     ],
