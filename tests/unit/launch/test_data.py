@@ -147,7 +147,7 @@ def test_a_pair_that_is_not_its_manifests_is_refused_before_it_is_trained_on(
     point = make_point({"model": "tiny", "device": "cpu", "data_prefix": str(prefix)})
     options = RunOptions(tmp_path / "results", "single")
     [task] = Task.each([point], options)
-    assert task.inputs([], {}).provenance["data"]["checked"] == "manifest"
+    assert task.facts([], {})["provenance"]["data"]["checked"] == "manifest"
     damage(prefix.with_name(f"own{end}"))
     with pytest.raises(ConfigError, match=rf"own\{end} is damaged: {message}"):
         Task.each([point], options)
