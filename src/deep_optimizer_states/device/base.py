@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from deep_optimizer_states.cores import ANYWHERE, LaneCores
+from deep_optimizer_states.errors import UpdateError
 from deep_optimizer_states.kernels.scalars import AdamScalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
 
@@ -202,13 +203,19 @@ class Device(abc.ABC):
         return
 
     def synchronize(self) -> None:
-        """Block until every lane is idle.
+        """Block until every lane is idle, those beside one that failed too.
 
         Raises:
-            UpdateError: Work on a lane failed or did not end in time.
+            UpdateError: Work on a lane failed or did not end in time; the first such failure.
         """
+        failures = []
         for lane in self.lanes:
-            lane.record().synchronize()
+            try:
+                lane.record().synchronize()
+            except UpdateError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     @abc.abstractmethod
     def close(self) -> None:

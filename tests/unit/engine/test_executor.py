@@ -252,6 +252,30 @@ def test_failure_of_the_host_kernel_names_lane_and_work():
     device.close()
 
 
+@pytest.mark.parametrize("failing", ["CPU", "GPU"])
+def test_nothing_is_written_after_an_update_that_failed_has_ended(failing, monkeypatch):
+    """State may be loaded anew as soon as the failure is known; slow lanes must not land in it."""
+    device = EmulatedDevice(ADAM)
+    device.h2d.submit("delay", lambda: time.sleep(0.1))
+    device.weights.submit("delay", lambda: time.sleep(0.4))
+    try:
+        schedule, subgroups = make_schedule("stride", 2), make_subgroups()
+        executor = make_executor(schedule, device)
+        broken = (executor, "_host_adam") if failing == "CPU" else (device, "_adam")
+        monkeypatch.setattr(*broken, FailingAdam(TAIL.mode))
+        for subgroup in subgroups:
+            subgroup.grad.fill_(1)
+        with pytest.raises(UpdateError, match=f"lane {failing}.*out of luck"):
+            run_once(executor, schedule, make_work(schedule, subgroups, first_scalars()))
+        for subgroup in subgroups:
+            for tensor in vars(subgroup).values():
+                tensor.fill_(7)  # as loading a checkpoint does
+        time.sleep(0.6)
+        assert all((tensor == 7).all() for s in subgroups for tensor in vars(s).values())
+    finally:
+        device.close()
+
+
 def test_an_update_waits_for_the_gradients_submitted_before_it():
     device, release = EmulatedDevice(ADAM), threading.Event()
     device.grads.submit("a gradient", lambda: release.wait(30))
