@@ -208,14 +208,18 @@ class Device(abc.ABC):
         Raises:
             UpdateError: Work on a lane failed or did not end in time; the first such failure.
         """
-        failures = []
+        failure: UpdateError | None = None
         for lane in self.lanes:
             try:
                 lane.record().synchronize()
             except UpdateError as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
+                failure = failure or error
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            # Its traceback holds this frame: the two would keep host memory from being given back.
+            del failure
 
     @abc.abstractmethod
     def close(self) -> None:
