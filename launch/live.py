@@ -8,13 +8,14 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from launch import cli
-from launch.process.growing import GrowingFile
+from launch.process.growing import GrowingFile, meanwhile
 from launch.records.run_folder import RunFolder
 
 TERMINAL_S = 1.0
@@ -74,17 +75,9 @@ class Live:
     point_s: float | None
     """The same of this one."""
 
-    @contextlib.contextmanager
-    def watch(self, folder: RunFolder) -> Iterator[None]:
+    def watch(self, folder: RunFolder) -> AbstractContextManager[None]:
         """Show progress until the block ends."""
-        ended = threading.Event()
-        thread = threading.Thread(target=self._show, args=(folder, ended), daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+        return meanwhile(partial(self._show, folder))
 
     def _show(self, folder: RunFolder, ended: threading.Event) -> None:
         started, tail = time.monotonic(), Tail(folder.metrics)

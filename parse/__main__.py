@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from parse.arguments import warmup_count
+from parse.arguments import add_warmup
 from parse.compare import references, regress
 from parse.compare.comparisons import compare_points, write_comparisons
 from parse.compare.present import log_notes, reject_lines
@@ -91,9 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="LOG_OR_DIR")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument(
-        "--warmup", type=warmup_count, default=1, help="first iterations left out of means (1)"
-    )
+    add_warmup(parser)
     parser.add_argument(
         "--report", action="store_true", help="keep what the report of one sweep folder says, too"
     )

@@ -71,7 +71,7 @@ def observe(tables: Tables, figure: Figure | None = None) -> Observations:
     left_out = iterations["warmup"].where(iterations["warmup"].notna(), early)
     timed = iterations[(left_out == 0) & iterations["iteration_ms"].notna()]
     own = timed[["path", *(name for name in measures if name in timed)]].assign(iterations=1)
-    # What only the runs have counts once a run.
+    # A quantity that iterations do not have counts once for each run.
     once = [name for name in measures if name not in tables.iterations and name in tables.runs]
     first = ~own["path"].duplicated()
     of_run = tables.runs.drop_duplicates("path").set_index("path")[once]

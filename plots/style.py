@@ -124,7 +124,8 @@ class Looks:
         if variant == 0:
             return style
         shown = [self._styles.get(name, _UNKNOWN) for name in self._present]
-        # "D" is how a cross is drawn alone; no hatch is what a bar alone has.
+        # A bar that stands alone has no hatch, and a cross that stands alone is drawn as a diamond
+        # ("D"): a variant must look otherwise.
         taken = {"marker": {"D"}, "hatch": {""}}
         own = {
             name: next(itertools.islice(_unused(name, shown, also), variant - 1, None))

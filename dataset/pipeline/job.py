@@ -72,7 +72,7 @@ class Job:
         }
 
     def changes(self, earlier: str) -> list[str]:
-        """What is otherwise now than in the plan, as JSON, of an earlier run; first what it was."""
+        """What an earlier run's plan, given as JSON, had otherwise than this one, as it had it."""
         try:
             before = json.loads(earlier)
             pairs = [(name, before.get(name), value) for name, value in self.plan().items()]

@@ -7,7 +7,9 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 from launch.process.members import POLL_S
@@ -49,17 +51,21 @@ class GrowingFile:
 
 
 @contextlib.contextmanager
-def echoing(log: Path) -> Iterator[None]:
-    """Copy what is appended to ``log`` to standard output until the block ends."""
+def meanwhile(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Do ``work`` on a thread until the block ends, which sets the event that it is given."""
     ended = threading.Event()
-    start = log.stat().st_size
-    thread = threading.Thread(target=_copy_log, args=(log, start, ended), daemon=True)
+    thread = threading.Thread(target=work, args=(ended,), daemon=True)
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join()
+
+
+def echoing(log: Path) -> AbstractContextManager[None]:
+    """Copy what is appended to ``log`` to standard output until the block ends."""
+    return meanwhile(partial(_copy_log, log, log.stat().st_size))
 
 
 def _copy_log(log: Path, start: int, ended: threading.Event) -> None:

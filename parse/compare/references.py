@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from parse.arguments import warmup_count
+from parse.arguments import add_warmup
 from parse.compare.measured import Measured, read_measured
 from parse.compare.verdict import FAILED
 from parse.errors import LogError, printable
@@ -107,9 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     what = "folder of tables, sweep folder, run folder or log"
     parser.add_argument("results", type=Path, metavar="RESULTS", help=what)
     parser.add_argument("file", type=Path, metavar="FILE", help="JSON; other machines' values stay")
-    parser.add_argument(
-        "--warmup", type=warmup_count, default=1, help="first iterations left out (1)"
-    )
+    add_warmup(parser)
     parser.add_argument(
         "--replace", action="store_true", help="put the new values in place of those kept before"
     )

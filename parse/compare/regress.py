@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from parse.arguments import number_from_0, warmup_count
+from parse.arguments import add_warmup, number_from_0
 from parse.compare.measured import Measured, by_key, matching_fields, read_measured
 from parse.compare.references import is_reference_file, read_references
 from parse.compare.stats import Spread, ratio_of_medians, spread
@@ -246,10 +246,7 @@ def _parser() -> argparse.ArgumentParser:
         help="share by which NEW may be slower (0.05 is 5%%)",
     )
     parser.add_argument("--phase", default="iteration", help="iteration or a phase of the study")
-    parser.add_argument(
-        "--warmup", type=warmup_count, default=1,
-        help="first iterations left out (1); tables have their own",
-    )  # fmt: skip
+    add_warmup(parser, "first iterations left out (1); tables have their own")
     parser.add_argument(
         "--any-hardware", action="store_true", help="judge times of different machines as well"
     )

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from parse.arguments import warmup_count
+from parse.arguments import add_warmup
 from parse.errors import LogError
 from parse.report.figures import find_figures
 from parse.report.findings import parse_sweep, read_findings
@@ -30,9 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     """Write the report of a sweep folder, and say a line for each verdict."""
     parser = argparse.ArgumentParser(prog="python -m parse.report", description="Report a sweep.")
     parser.add_argument("sweep_dir", type=Path, metavar="SWEEP_DIR")
-    parser.add_argument(
-        "--warmup", type=warmup_count, default=1, help="first iterations left out of times (1)"
-    )
+    add_warmup(parser)
     parser.add_argument(
         "--from-tables",
         action="store_true",

@@ -256,8 +256,8 @@ def test_failure_of_the_host_kernel_names_lane_and_work():
 def test_nothing_is_written_after_an_update_that_failed_has_ended(failing, monkeypatch):
     """State may be loaded anew as soon as the failure is known; slow lanes must not land in it."""
     device = EmulatedDevice(ADAM)
-    device.h2d.submit("delay", lambda: time.sleep(0.1))
-    device.weights.submit("delay", lambda: time.sleep(0.4))
+    slow = device.h2d if failing == "CPU" else device.weights
+    monkeypatch.setattr(slow, "_faults", Faults(jitter_s=0.3))
     try:
         schedule, subgroups = make_schedule("stride", 2), make_subgroups()
         executor = make_executor(schedule, device)
@@ -270,7 +270,7 @@ def test_nothing_is_written_after_an_update_that_failed_has_ended(failing, monke
         for subgroup in subgroups:
             for tensor in vars(subgroup).values():
                 tensor.fill_(7)  # as loading a checkpoint does
-        time.sleep(0.6)
+        time.sleep(0.5)
         assert all((tensor == 7).all() for s in subgroups for tensor in vars(s).values())
     finally:
         device.close()

@@ -6,6 +6,10 @@ from itertools import product
 
 import pytest
 
+from configs.study import default_study
+from plots.registry import figures
+from plots.tables import read_tables
+
 ENGINES = (("vanilla", 0), ("async-gradients", 0), ("hybrid", 2))
 FORM = {
     "model": "tiny", "tp": 1, "dp": 1, "micro_batch_size": 1, "accumulation": 1,
@@ -96,3 +100,15 @@ class Sweep:
 @pytest.fixture
 def sweep():
     return Sweep()
+
+
+@pytest.fixture
+def draw(tmp_path):
+    """Draws the one page of a figure of the default study from a sweep's rows."""
+    known = figures(default_study())
+
+    def draw(name, sweep):
+        (figure,) = known[name].draw(read_tables(sweep.write(tmp_path / "tables")))
+        return figure
+
+    return draw

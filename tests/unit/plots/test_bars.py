@@ -5,18 +5,8 @@ import pytest
 from configs.study import default_study
 from plots.bars import axis_end
 from plots.registry import figures
-from plots.tables import read_tables
 
 FIGURES = figures(default_study())
-
-
-@pytest.fixture
-def draw(tmp_path):
-    def draw(name, sweep):
-        (figure,) = FIGURES[name].draw(read_tables(sweep.write(tmp_path / "tables")))
-        return figure
-
-    return draw
 
 
 def times(ms):

@@ -5,21 +5,11 @@ import pytest
 from configs.study import default_study
 from plots.canvas import save
 from plots.registry import figures
-from plots.tables import read_tables
 
 FIGURES = figures(default_study())
 ENGINES = {name: row.style for name, row in default_study().engines.items()}
 
 PHASES = {"forward_ms": 100.0, "backward_ms": 200.0, "update_ms": 300.0}
-
-
-@pytest.fixture
-def draw(tmp_path):
-    def draw(name, sweep):
-        (figure,) = FIGURES[name].draw(read_tables(sweep.write(tmp_path / "tables")))
-        return figure
-
-    return draw
 
 
 def add(sweep, source, engine="vanilla", stride=0, iteration=650.0, phases=PHASES, **fields):

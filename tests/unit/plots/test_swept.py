@@ -8,15 +8,6 @@ from plots.tables import PlotError, read_tables
 FIGURES = figures(default_study())
 
 
-@pytest.fixture
-def draw(tmp_path):
-    def draw(name, sweep):
-        (figure,) = FIGURES[name].draw(read_tables(sweep.write(tmp_path / "tables")))
-        return figure
-
-    return draw
-
-
 def drawn(ax):
     """Points of every line with error bars, by colour; NaN where there is no marker."""
     found = {}
