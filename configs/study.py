@@ -64,6 +64,9 @@ class Study(Table):
     engines: dict[Annotated[str, Field(pattern=NAME_PATTERN)], Engine]
     """In the order in which tables and figures show them."""
     figures: dict[str, Figure] = Field(default_factory=dict)
+    results: dict[str, str] = Field(default_factory=dict)
+    """Numbers that the last line of ``metrics.jsonl`` says of a run, columns of ``runs.csv``, to
+    what they mean."""
     companions: dict[str, Companion] = Field(default_factory=dict)
     ds_config: dict[str, Any] = Field(default_factory=dict)
     """Laid over DeepSpeed's config for every engine."""
@@ -104,6 +107,9 @@ class Study(Table):
             yield from ((f"engine '{key}'", name) for name in fields_in(templates))
 
     def _check_engine(self, name: str, engine: Engine) -> None:
+        if engine.equals and engine.equals not in self.engines:
+            reason = explain.unknown("engine", engine.equals, self.engines)
+            raise ValueError(f"engine '{name}', equals: {reason}")
         for field in engine.fields:
             if field not in self.fields:
                 reason = explain.unknown("field of the study", field, self.fields)

@@ -104,6 +104,8 @@ class Engine(Table):
     """Variables of its ranks."""
     exact: bool = True
     """Whether its results are expected to be the reference's, bit for bit."""
+    equals: str = ""
+    """Another engine whose results it must have, bit for bit, beside what the gate asks for."""
     ends_update: bool | str = True
     """Whether the update is over when ``step()`` returns, so that the phases have their own times;
     or the name of a field that makes it not so when it is set."""

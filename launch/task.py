@@ -63,7 +63,7 @@ class RunOptions:
             sweep,
             given.timeout,
             given.echo,
-            trainer_of(given),
+            trainer_of(given, study),
             hang_s=given.hang_timeout,
             monitor_s=given.monitor_interval,
             tensorboard=given.tensorboard,
@@ -98,7 +98,9 @@ class Task:
             ConfigError: a point's data is not there.
             LaunchError: the default corpus could not be made.
         """
-        prefixes = {given: data_prefix(given) for given in {p.data_prefix for p in points}}
+        own = options.trainer.own_data
+        asked = {point.data_prefix for point in points}
+        prefixes = {given: own.get(given, data_prefix)(given) for given in asked}
         facts = machine_and_checkout()
         tasks = []
         for point in points:

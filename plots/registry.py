@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from configs.errors import explain
 from configs.study import Figure as FigureRow, Study
-from plots import breakdown, loss, memory, models, rates, swept, utilisation
+from plots import breakdown, loss, memory, models, rates, results, swept, utilisation
 from plots.tables import PlotError, Tables
 
 _PARAMETERS = ("x", "y", "complement", "label")
@@ -79,6 +79,7 @@ KINDS = {
         "runs: model; iteration_ms; update_rate for the throughput", models.draw, models.unsupported
     ),
     "rates": Kind("runs: {x}; {y}", rates.draw, rates.unsupported, ("x", "y")),
+    "results": Kind("runs: {y}", results.draw, results.unsupported, ("y",)),
     "memory": _fixed(
         "memory: iteration, title; allocated_gib, cached_gib or host_used_gib",
         memory.draw, memory.unsupported,

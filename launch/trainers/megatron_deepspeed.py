@@ -52,6 +52,7 @@ class MegatronDeepSpeed:
             "help": "one more word of pretrain_gpt.py's flags: --megatron-flag=--use-flash-attn-v2",
         },
     }
+    own_data: ClassVar[Mapping[str, Callable[[str], str]]] = {}
     writes_metrics: ClassVar[bool] = False
     end_mark: ClassVar[str] = "last iteration in the log"
 

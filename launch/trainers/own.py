@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -31,6 +31,7 @@ class OwnTrainer:
         },
         "--trainer-module": {"help": argparse.SUPPRESS},
     }
+    own_data: ClassVar[Mapping[str, Callable[[str], str]]] = {}
     writes_metrics: ClassVar[bool] = True
     end_mark: ClassVar[str] = "'end' line in metrics.jsonl"
 

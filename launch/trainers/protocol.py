@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
@@ -20,6 +20,9 @@ class Trainer(Protocol):
     options: ClassVar[Mapping[str, Mapping[str, Any]]]
     """Options that it adds to the command line: flag to arguments of ``add_argument``. An option's
     default must count as false: any other value is refused beside another trainer."""
+    own_data: ClassVar[Mapping[str, Callable[[str], str]]]
+    """Data that it makes itself: what a point's ``data_prefix`` calls them, to what makes them and
+    gives the absolute prefix of their ``.bin`` and ``.idx``."""
 
     @classmethod
     def of(cls, given: Namespace) -> Self:
