@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from launch.frameworks.imdb.files import Split, TokenizedReviews
 
@@ -59,7 +59,13 @@ class ReviewsData(pl.LightningDataModule):
     """Loaders of the three splits; Lightning gives each rank its own share of them."""
 
     def __init__(
-        self, reviews: TokenizedReviews, batch_size: int, max_length: int, workers: int = 0
+        self,
+        reviews: TokenizedReviews,
+        batch_size: int,
+        max_length: int,
+        *,
+        workers: int = 0,
+        seed: int = 0,
     ) -> None:
         """Say what to load.
 
@@ -68,17 +74,31 @@ class ReviewsData(pl.LightningDataModule):
             batch_size: reviews of a micro-batch, on each rank.
             max_length: tokens of a review, at most.
             workers: processes that collate ahead, on each rank; 0 for none.
+            seed: of the order of the training reviews.
         """
         super().__init__()
         self._reviews, self._batch_size = reviews, batch_size
-        self._workers = workers
+        self._workers, self._seed = workers, seed
         self._collate = partial(
             collate, pad_id=reviews.pad_id, end_id=reviews.end_id, max_length=max_length
         )
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Training reviews, in another order in every epoch; a short last batch is left out."""
-        return self._loader("train", shuffle=True, drop_last=True)
+        """Training reviews, in another order in every epoch; a short last batch is left out.
+
+        The order is this module's own and not left to Lightning, which shuffles in one way for some
+        strategies and in another for the rest: they could not be compared. Lightning tells such a
+        sampler which epoch it is.
+        """
+        trainer = self.trainer
+        sampler: DistributedSampler[Any] = DistributedSampler(
+            self._reviews["train"],  # type: ignore[arg-type]  # a list is a data set
+            num_replicas=trainer.world_size if trainer else 1,
+            rank=trainer.global_rank if trainer else 0,
+            shuffle=True,
+            seed=self._seed,
+        )
+        return self._loader("train", sampler=sampler, drop_last=True)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Reviews that were held out of training."""
@@ -88,15 +108,12 @@ class ReviewsData(pl.LightningDataModule):
         """Reviews that are looked at once, after training."""
         return self._loader("test")
 
-    def _loader(
-        self, split: str, shuffle: bool = False, drop_last: bool = False
-    ) -> DataLoader[Any]:
+    def _loader(self, split: str, **more: Any) -> DataLoader[Any]:  # noqa: ANN401 - DataLoader's
         return DataLoader(
             self._reviews[split],  # type: ignore[arg-type]  # a list is a data set
             batch_size=self._batch_size,
-            shuffle=shuffle,
-            drop_last=drop_last,
             collate_fn=self._collate,
             num_workers=self._workers,
             persistent_workers=self._workers > 0,
+            **more,
         )

@@ -152,6 +152,8 @@ def read(prefix: str) -> TokenizedReviews:
         magic, _, kind, count, _ = _HEAD.unpack_from(index)
         if (magic, kind) != (_MAGIC, _INT32):
             raise ValueError("not an index of 32-bit tokens")
+        if len(index) != _HEAD.size + count * 4 + count * 8 + (count + 1) * 8:
+            raise ValueError("the index is cut off")
         sizes = np.frombuffer(index, np.int32, count, _HEAD.size)
         if sizes.sum() != len(tokens):
             raise ValueError(f"{sizes.sum()} tokens in the index, {len(tokens)} in the file")

@@ -78,7 +78,7 @@ def train(run: Run, ranks: Ranks) -> None:
     timing, norm = SecondsPerBatch(), GradientNorm()
     with MetricsFile(run.folder / "metrics.jsonl" if ranks.is_first else None) as metrics:
         recorder = Recorder(run.point, metrics, timing, norm, _digests)
-        loggers = loggers_of(run, os.environ, ranks.is_first)
+        loggers = loggers_of(run, os.environ)
         trainer = make_trainer(run, ranks, on_gpu, [timing, norm, recorder], loggers)
         parameters = sum(param.numel() for param in module.parameters())
         if ranks.is_first:
@@ -126,8 +126,13 @@ def build(run: Run, reviews: Any) -> tuple[Any, Any]:  # noqa: ANN401 - loaded l
     )
     encoder = SentimentEncoder(model.vocab_size, reviews.pad_id, shape)
     module = SentimentModule(encoder, point.lr, on_host=offloads_optimizer(run.config))
-    workers = point.value("loader_workers")
-    data = ReviewsData(reviews, point.micro_batch_size, model.seq_length, workers)
+    data = ReviewsData(
+        reviews,
+        point.micro_batch_size,
+        model.seq_length,
+        workers=point.value("loader_workers"),
+        seed=point.seed,
+    )
     return module, data
 
 
@@ -168,8 +173,11 @@ def make_trainer(
     )
 
 
-def loggers_of(run: Run, environment: Mapping[str, str], is_first: bool) -> list[Any]:
-    """Lightning's loggers that the launcher asked for; ``WANDB_MODE=offline`` needs no network."""
+def loggers_of(run: Run, environment: Mapping[str, str]) -> list[Any]:
+    """Lightning's loggers that the launcher asked for; ``WANDB_MODE=offline`` needs no network.
+
+    On the other ranks Lightning's loggers write nothing.
+    """
     from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
     found: list[Any] = []
@@ -178,7 +186,7 @@ def loggers_of(run: Run, environment: Mapping[str, str], is_first: bool) -> list
     if project := environment.get(WANDB_VARIABLE):
         name = f"{run.folder.parent.name}/{run.folder.name}"
         found.append(WandbLogger(name=name, project=project, save_dir=run.folder))
-    return found if is_first or found else []
+    return found
 
 
 def _prepare(run: Run, ranks: Ranks) -> bool:
