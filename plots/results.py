@@ -10,6 +10,7 @@ import contextlib
 import csv
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
@@ -98,10 +99,8 @@ def published(study: Study) -> dict[str, list[Bar]]:
     Raises:
         PlotError: the file is of another form.
     """
-    with contextlib.suppress(ConfigError):
-        load_study(study.name)  # a study that came with runs knows its folder after this
-    path = study.folder / "published.csv" if study.folder else None
-    if path is None or not path.is_file():
+    path = _folder(study) / "published.csv"
+    if not path.is_file():
         return {}
     lines = [
         line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")
@@ -116,6 +115,15 @@ def published(study: Study) -> dict[str, list[Bar]]:
                 f"{path}: {row}: give label, quantity and a value that is a number"
             ) from None
     return found
+
+
+def _folder(study: Study) -> Path:
+    """Of a study that came with runs: that of the shipped study which it is, else none."""
+    with contextlib.suppress(ConfigError):
+        shipped = load_study(study.name)
+        if (shipped.title, shipped.source) == (study.title, study.source) and shipped.folder:
+            return shipped.folder
+    return study.folder or Path("no folder")
 
 
 def _measured(tables: Tables, name: str) -> list[Bar]:
@@ -167,7 +175,9 @@ def _draw_panel(ax: Axes, name: str, bars: Sequence[Bar], study: Study) -> None:
     )
     ax.set_ylim(len(bars) - 0.5, -0.5)
     ax.set_xlim(0, 1.15 * top)
-    ax.set_title(plain(shown.label(scale).replace("\n", " ")), loc="left", fontsize=8)
+    title = study.results.get(name, shown.title)
+    unit = f" ({scale.unit})" if scale.unit else ""
+    ax.set_title(plain(title + unit), loc="left", fontsize=8)
     ax.grid(visible=False, axis="y")
 
 

@@ -120,8 +120,7 @@ def test_without_deepspeed_and_with_zero_3_the_first_loss_is_the_same(ran):
 
 def test_its_figure_and_report_are_made(ran):
     _, sweep = ran
-    drawn = (sweep / "figures" / "strategies.svg").read_text()
-    assert "published" in drawn
-    assert "RTX 3090" in drawn
+    for ending in ("png", "pdf", "svg"):
+        assert (sweep / "figures" / f"strategies.{ending}").stat().st_size > 1000
     report = (sweep / "report.html").read_text()
     assert "Sentiment of film reviews" in report

@@ -72,7 +72,7 @@ def test_each_strategy_is_deepspeeds_config_of_its_own():
         "deepspeed-stage-2-offload": (2, "cpu", "none"),
         "deepspeed-stage-3-offload": (3, "cpu", "cpu"),
         "deepspeed-stage-3-offload-optimizer": (3, "cpu", "none"),
-        "deepspeed-config": (2, "none", "none"),
+        "deepspeed-dictionary": (2, "none", "none"),
         "deep-optimizer-states": (3, "cpu", "none"),
     }
 

@@ -62,9 +62,16 @@ def test_a_quantity_that_no_run_has_is_left_out_published_or_not(tables):
 
 
 def test_a_study_that_travelled_knows_what_was_published(tables):
-    travelled = study_from(STUDY.as_table(), "it")
+    # As it was before a change of the shipped one.
+    engines = {n: e for n, e in STUDY.as_table()["engines"].items() if n != "deepspeed-stage-1"}
+    travelled = study_from({**STUDY.as_table(), "engines": engines}, "it")
     panels = shown(tables([{"engine": "no-deepspeed", "batch_s": 0.5}], travelled), travelled)
     assert [bar.source for bar in panels["batch_s"]] == ["measured", "published"]
+
+
+def test_a_study_that_only_shares_the_name_has_nothing_published(tables):
+    other = study_from({**STUDY.as_table(), "title": "Another"}, "it")
+    assert results.published(other) == {}
 
 
 def test_another_study_of_its_own_has_nothing_published(tables):
@@ -96,6 +103,6 @@ def test_nothing_to_draw_is_told(tables):
 
 def test_a_damaged_row_is_named(tables, tmp_path, monkeypatch):
     (tmp_path / "published.csv").write_text("label,quantity,value\nX,epoch_s,fast\n")
-    monkeypatch.setattr(type(STUDY), "folder", property(lambda _: tmp_path))
+    monkeypatch.setattr(results, "_folder", lambda _: tmp_path)
     with pytest.raises(PlotError, match=r"published\.csv: .*fast.*: give label, quantity"):
         results.published(STUDY)
