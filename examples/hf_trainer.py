@@ -118,8 +118,8 @@ def main() -> None:
         model=RobertaForSequenceClassification(config),
         args=arguments,
         data_collator=batch_of,
-        train_dataset=reviews["train"],  # type: ignore[arg-type]  # a list is a data set
-        eval_dataset=reviews["test"],  # type: ignore[arg-type]
+        train_dataset=reviews["train"],
+        eval_dataset=reviews["test"],
         compute_metrics=accuracy,
     )
     trainer.train()

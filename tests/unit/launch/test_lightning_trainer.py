@@ -10,6 +10,8 @@ from configs.sweep import load_sweep, sweep_names
 from deep_optimizer_states.config import read_settings
 from launch import cli
 from launch.data import look_at
+from launch.describe import describe
+from launch.fit.machine import Machine
 from launch.frameworks.imdb import files
 from launch.frameworks.imdb.train import Run, loggers_of, read_run
 from launch.records.files import write_json
@@ -124,6 +126,19 @@ def test_a_task_carries_the_reviews_that_were_made_for_it(tmp_path, monkeypatch)
         "synthetic-reviews",
         files.read(task.data_prefix).vocab_size,
     )
+
+
+def test_the_trainer_knows_all_reviews_that_can_be_made():
+    assert set(TRAINER.own_data) == set(files._SOURCES)
+
+
+def test_a_dry_run_makes_and_fetches_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "CACHE", tmp_path / "cache")
+    options = RunOptions(tmp_path / "results", "x", trainer=TRAINER)
+    for name in TRAINER.own_data:
+        text = describe(point(data_prefix=name), Machine(2**34), options)
+        assert f"{name}, made or fetched when they are first needed" in text
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_vocabulary_that_is_too_small_is_refused_before_anything_starts(tmp_path, monkeypatch):
