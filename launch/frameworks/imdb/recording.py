@@ -38,9 +38,11 @@ class SecondsPerBatch(pl.Callback):
         self.epochs_s: list[float] = []
         self.phases_ms: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
         self._begin = self._mark = self._epoch_begin = 0.0
+        self._on_gpu = False
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin an epoch."""
+        self._on_gpu = trainer.strategy.root_device.type == "cuda"
         self._begin = self._epoch_begin = self._now()
 
     def on_train_batch_start(
@@ -89,9 +91,8 @@ class SecondsPerBatch(pl.Callback):
         self.phases_ms[name] += 1000.0 * (now - self._mark)
         self._mark = now
 
-    @staticmethod
-    def _now() -> float:
-        if torch.cuda.is_available():
+    def _now(self) -> float:
+        if self._on_gpu:  # what was launched counts to the phase that launched it
             torch.cuda.synchronize()
         return time.perf_counter()
 

@@ -1,6 +1,7 @@
 """The program's parts: batches, encoder, masked mean, strategies, and the faults that stay out."""
 
 from functools import partial
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from launch.frameworks.imdb.encoder import (
 )
 from launch.frameworks.imdb.files import TokenizedReviews
 from launch.frameworks.imdb.module import DECAY, SentimentModule, Tally
+from launch.frameworks.imdb.recording import SecondsPerBatch
 from launch.frameworks.imdb.strategies import (
     CpuDeepSpeedStrategy,
     offloads_optimizer,
@@ -184,6 +186,28 @@ def test_a_tally_means_over_reviews_and_not_over_batches():
     tally.add(torch.tensor(5.0), wrong, torch.tensor([1]))
     assert tally.take(torch.device("cpu")) == (2.0, 0.75)
     assert tally.take(torch.device("cpu")) is None
+
+
+def test_iterations_epochs_and_phases_are_timed_with_accumulation(monkeypatch):
+    """Two micro-batches an update: the clock ticks once at every look at it."""
+    ticks = iter(range(1000))
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(ticks)))
+    device = SimpleNamespace(root_device=torch.device("cpu"))
+    trainer = SimpleNamespace(strategy=device, accumulate_grad_batches=2, num_training_batches=4)
+    logged = []
+    module = SimpleNamespace(log=lambda name, value, **_: logged.append((name, value)))
+    timing = SecondsPerBatch()
+    timing.on_train_epoch_start(trainer, module)
+    for batch in range(4):
+        timing.on_train_batch_start(trainer, module, None, batch)
+        timing.on_before_backward(trainer, module, None)
+        timing.on_after_backward(trainer, module)
+        timing.on_train_batch_end(trainer, module, None, None, batch)
+    assert len(timing.iterations_s) == 2
+    assert [name for name, _ in logged] == ["seconds_per_batch"] * 2
+    assert timing.phases_ms == {"forward": 2000.0, "backward": 2000.0, "update": 2000.0}
+    assert len(timing.epochs_s) == 1
+    assert timing.epochs_s[0] >= sum(timing.iterations_s)
 
 
 class TestStrategies:

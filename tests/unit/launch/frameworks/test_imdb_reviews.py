@@ -220,12 +220,13 @@ def test_prepared_reviews_are_made_once_and_anew_when_the_recipe_changes(tmp_pat
 
 
 def test_a_failure_leaves_no_half_made_reviews(tmp_path, monkeypatch):
-    def broken():
-        raise ImdbError("no network")
+    class BreaksOff:
+        def encode_batch(self, _texts):
+            raise OSError("the disk is full")
 
     monkeypatch.setattr(files, "CACHE", tmp_path)
-    monkeypatch.setitem(files._SOURCES, files.SYNTHETIC, broken)
-    with pytest.raises(ImdbError):
+    monkeypatch.setitem(files._SOURCES, files.SYNTHETIC, lambda: (REVIEWS, BreaksOff()))
+    with pytest.raises(OSError, match="full"):
         files.prepared(files.SYNTHETIC)
     assert list(tmp_path.iterdir()) == []
 
