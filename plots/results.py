@@ -48,22 +48,15 @@ class Bar(NamedTuple):
         return float(pd.Series(self.values).median())
 
 
-def unsupported(tables: Tables, figure: FigureRow) -> str:
-    """Why the figure is not worth drawing unasked; empty when it is."""
-    if panels(tables, figure):
-        return ""
-    return f"no run has {' or '.join(figure.y)}"
-
-
-def draw(tables: Tables, figure: FigureRow) -> Figure:
-    """Draw a panel for each of the figure's quantities that a run has.
+def draw(tables: Tables, figure: FigureRow, *, asked: bool = True) -> list[Figure]:
+    """Draw a panel for each of the figure's quantities that a run has; see the registry's Draw.
 
     Raises:
         PlotError: no run has any of them.
     """
     shown = panels(tables, figure)
     if not shown:
-        raise PlotError(unsupported(tables, figure))
+        raise PlotError(f"no run has {' or '.join(figure.y)}")
     heights = [_PANEL_INCHES + _BAR_INCHES * len(bars) for _, bars in shown]
     with canvas():
         made = Figure(figsize=(WIDTH_INCHES, 0.6 + sum(heights)))
@@ -79,7 +72,7 @@ def draw(tables: Tables, figure: FigureRow) -> Figure:
             x=0.01,
             ha="left",
         )
-    return made
+    return [made]
 
 
 def panels(tables: Tables, figure: FigureRow) -> list[tuple[str, list[Bar]]]:

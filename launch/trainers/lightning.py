@@ -12,7 +12,7 @@ from configs.schema import Point
 from launch.ds_json import deepspeed_config
 from launch.hosts.ranks import Program
 from launch.records.run_folder import RunFolder
-from launch.trainers.limits import deepspeed_limits, pipeline_limit
+from launch.trainers.protocol import Trainer
 
 MODULE = "launch.frameworks.imdb.train"
 WITHOUT_DEEPSPEED = "without_deepspeed"
@@ -30,8 +30,8 @@ def _prepared(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class LightningTrainer:
-    """See :class:`launch.trainers.protocol.Trainer`."""
+class LightningTrainer(Trainer):
+    """The program of film reviews, by :mod:`launch.frameworks.imdb.train`."""
 
     name: ClassVar[str] = "lightning"
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -44,14 +44,9 @@ class LightningTrainer:
         """It has no options."""
         return cls()
 
-    @property
-    def versions(self) -> dict[str, str]:
-        """Nothing beside the packages' own."""
-        return {}
-
     def refuse(self, point: Point) -> list[str]:
         """Why this trainer cannot run a point."""
-        reasons = [*pipeline_limit(point, self.name), *deepspeed_limits(point)]
+        reasons = super().refuse(point)
         if point.tp > 1:
             reasons.append(f"tp = {point.tp}: --trainer {self.name} splits no layer; give tp = 1")
         if point.data_prefix not in _DATA:
@@ -77,10 +72,6 @@ class LightningTrainer:
         """What every rank runs; point and data stand in the folder."""
         run_json = folder / "run.json"
         return Program(MODULE, (str(run_json),), run_json)
-
-    def environment(self, point: Point) -> dict[str, str]:
-        """Nothing over what every run has."""
-        return {}
 
     def has_ended(self, folder: RunFolder, point: Point) -> bool:
         """Whether the program wrote its last line."""

@@ -196,8 +196,7 @@ def _prepare(run: Run, ranks: Ranks) -> bool:
         ConfigError: the point asks for CUDA and there is none, or the plugin refuses.
     """
     from launch.trainer.log import write_only_whole_lines
-    from launch.trainer.runtime import choose_device, make_deterministic
-    from launch.trainer.start_up import remember_cpu_info
+    from launch.trainer.runtime import choose_device, make_deterministic, remember_cpu_info
 
     write_only_whole_lines()
     device = choose_device(run.point, ranks)

@@ -32,7 +32,7 @@ class Sweep:
             "path": f"run-{number}.log", "case": case, "engine": engine, "stride": stride,
             "label": f"{case}, {engine}" + (f" (stride {stride})" if stride else ""),
             "device": "cuda", "hardware": "NVIDIA H100", "status": "ok", "verdict": "trains",
-            "source": "measured", "point_key": "", "warmup_iterations": 1, **form,
+            "source": "measured", "warmup_iterations": 1, **form,
             "global_batch_size": form["micro_batch_size"] * form["dp"] * form["accumulation"],
             "parameters": PARAMETERS.get(form["model"], 1e9), **changes,
         }  # fmt: skip
@@ -50,6 +50,7 @@ class Sweep:
             }
             self.iterations.append({**same, **record, **phases})
         kept = own[1:]
+        run.setdefault("point", run["label"])
         for name in ("iteration_ms", "forward_ms", "backward_ms", "update_ms"):
             known = [row[name] for row in kept if row.get(name) not in (None, "")]
             run.setdefault(name, sum(known) / len(known) if known else "")

@@ -81,7 +81,7 @@ def test_another_study_of_its_own_has_nothing_published(tables):
 
 def test_the_figure_names_engines_and_says_what_is_published(tables):
     made = tables([{"engine": "deep-optimizer-states", "batch_s": 0.5, "hardware": "A CPU"}])
-    drawn = figures(STUDY)["strategies"].draw(made)
+    [drawn] = figures(STUDY)["strategies"].draw(made)
     [ax] = drawn.axes
     ticks = [text.get_text() for text in ax.get_yticklabels()]
     assert [" ".join(text.replace(",", " ").split()) for text in ticks] == [
@@ -96,7 +96,6 @@ def test_the_figure_names_engines_and_says_what_is_published(tables):
 def test_nothing_to_draw_is_told(tables):
     made = tables([{"engine": "no-deepspeed"}])
     drawing = figures(STUDY)["strategies"]
-    assert drawing.unsupported(made).startswith("no run has epoch_s or")
     with pytest.raises(PlotError, match="no run has epoch_s"):
         drawing.draw(made)
 

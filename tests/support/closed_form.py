@@ -1,4 +1,4 @@
-"""The update phase in closed form: the longest of its lanes, and what cannot overlap.
+"""An oracle for the simulator: the update phase in closed form, its longest lane.
 
 It holds where no two lanes slow each other down, that is where host memory carries the host's Adam
 and the copies at full rate at once, and where there are enough tiles for their ends not to matter.
@@ -14,10 +14,16 @@ from dataclasses import dataclass, field
 from deep_optimizer_states.predict.lanes import QUEUE_ENTRIES
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.memory_need import kept_subgroups
-from deep_optimizer_states.predict.rank import STATE_BYTES, Rank, rank_of
+from deep_optimizer_states.predict.rank import Rank, rank_of
 from deep_optimizer_states.predict.update_sim import STATE_COPIES, WAIT_AND_RECORD
-from deep_optimizer_states.predict.workload import Workload, schedule_of
+from deep_optimizer_states.predict.workload import (
+    FP32_BYTES,
+    STATE_BYTES,
+    Workload,
+    schedule_of,
+)
 from deep_optimizer_states.schedule import Schedule
+from launch.simulate.paper_software import HYBRID
 
 ENOUGH_TILES = 100
 """As many of the largest; with fewer, the ends of the pipeline may be a hundredth of it."""
@@ -68,7 +74,8 @@ def estimate_update(workload: Workload, machine: Machine, policy: str = "all-hos
     """
     rank = rank_of(workload, machine)
     if workload.software is not None:
-        return workload.software.estimate_update(workload, rank)
+        estimate = _hybrid if workload.software is HYBRID else _stock
+        return estimate(workload, rank)
     schedule = schedule_of(workload, policy)
     kept, moved = kept_subgroups(workload, machine, policy), schedule.device_tiles
     if schedule.dynamic:
@@ -159,23 +166,54 @@ def _shares(schedule: Schedule) -> _Shares:
     return _Shares(sum(on_host), through, staying, tile, tuple(on_host))
 
 
-def bound_update_s(workload: Workload, machine: Machine) -> float:
-    """No schedule of this package's kernels updates faster on this machine.
+def _stock(workload: Workload, rank: Rank) -> Estimate:
+    """Host Adam and a copy that blocks, one after the other."""
+    assert workload.software is not None
+    resident = workload.software.resident_subgroups(workload)
+    numels = workload.subgroups
+    host = sum(numel for idx, numel in enumerate(numels) if idx not in resident)
+    adam = host / rank.host_alone_parameters_per_s
+    copies = host * FP32_BYTES / min(rank.blocking_bytes_per_s, rank.host_bytes_per_s)
+    device = (sum(numels) - host) / rank.device_parameters_per_s
+    lanes = {"host Adam": adam, "copies to the GPU": copies, "device Adam": device}
+    return Estimate(sum(lanes.values()), lanes)
 
-    The device's share is chosen freely, nothing but the resources themselves costs time, and
-    gradients of that share are on the device already if the workload lets them stay there.
-    """
-    rank = rank_of(workload, machine)
-    numel, weight = sum(workload.subgroups) * workload.offload_ratio, workload.weight_bytes
-    grad = 0 if machine.gpus and workload.keeps_device_grads else weight
 
-    def seconds(share: float) -> float:
-        return numel * max(
-            (1 - share) / rank.host_alone_parameters_per_s,
-            (weight * (1 - share) + (STATE_BYTES + grad) * share) / rank.h2d_bytes_per_s,
-            STATE_BYTES * share / rank.d2h_bytes_per_s,
-            share / rank.device_parameters_per_s,
-            (2 * STATE_BYTES * share + rank.host_bytes * (1 - share)) / rank.host_bytes_per_s,
-        )
-
-    return min(seconds(step / 200) for step in range(201))
+def _hybrid(workload: Workload, rank: Rank) -> Estimate:
+    """A period of ``stride`` subgroups takes as long as its longer chain."""
+    assert workload.software is not None
+    resident = workload.software.resident_subgroups(workload)
+    numels, host_rate = workload.subgroups, rank.host_alone_parameters_per_s
+    rest = [numel for idx, numel in enumerate(numels) if idx not in resident]
+    if not rest:
+        seconds = sum(numels) / rank.device_parameters_per_s
+        return Estimate(seconds, {"device Adam": seconds})
+    size, stride = sum(rest) / len(rest), workload.stride
+    groups = len(rest) // stride
+    host = (stride - 1) * size / host_rate
+    block = size * FP32_BYTES / rank.h2d_bytes_per_s
+    prefetch = size * STATE_BYTES / rank.h2d_bytes_per_s
+    back = size / rank.device_parameters_per_s + size * STATE_BYTES / rank.d2h_bytes_per_s
+    alone = (len(rest) - groups * stride) * size / host_rate
+    device = (sum(numels) - sum(rest)) / rank.device_parameters_per_s
+    seconds = alone
+    if groups:
+        later = (groups - 1) * max(host, back + prefetch)
+        seconds += max(host, prefetch) + later + groups * block
+        seconds += max(0.0, size / rank.device_parameters_per_s - alone)
+    weight = workload.weight_bytes
+    moved = (sum(rest) - groups * size) * (rank.host_bytes + weight)
+    moved += groups * size * (2 * STATE_BYTES + FP32_BYTES)
+    lanes = {
+        "host Adam": groups * (host + block) + alone,
+        "link to and from the GPU": groups * (prefetch + back + block),
+        "device Adam": device,
+        "host memory": moved / rank.host_bytes_per_s,
+    }
+    even = max(rest) - min(rest) <= size / 100
+    demand = host_rate * rank.host_bytes + max(rank.h2d_bytes_per_s, rank.d2h_bytes_per_s)
+    sent = (stride - 1) * size * weight / rank.h2d_bytes_per_s
+    # Sent weights share the link with the prefetch: either there is time, or they are few.
+    roomy = host >= prefetch + back + sent or sent <= 0.01 * seconds / max(1, groups)
+    calm = demand <= rank.host_bytes_per_s
+    return Estimate(seconds, lanes, even and calm and roomy and not device)
