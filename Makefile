@@ -10,7 +10,7 @@ export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 TEST_WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 RESULTS ?= results
-SOURCES := src configs launch parse plots dataset benchmarks
+SOURCES := src configs launch parse plots dataset benchmarks examples
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-all test-fast lint fmt golden equality smoke bench-host bench-gpu gpu-check wheelhouse plan dataset dataset-oscar third-party clean ci-requirements ci

@@ -74,6 +74,9 @@ class Study(StudyFile):
             yield from ((f"engine '{key}'", name) for name in fields_in(templates))
 
     def _check_engine(self, name: str, engine: Engine) -> None:
+        if engine.equals and engine.equals not in self.engines:
+            reason = explain.unknown("engine", engine.equals, self.engines)
+            raise ValueError(f"engine '{name}', equals: {reason}")
         for kind, given, known in (
             ("field of the study", engine.fields, self.fields),
             ("engine key", engine.keys, self.engine_keys),

@@ -106,6 +106,8 @@ class Engine(Table):
     """Variables of its ranks."""
     exact: bool = True
     """Whether its results are expected to be the reference's, bit for bit."""
+    equals: str = ""
+    """Another engine whose results it must have, bit for bit, beside what the gate asks for."""
     ends_update: bool | str = True
     """Whether the update is over when ``step()`` returns, so that the phases have their own times;
     or the name of a field that makes it not so when it is set."""
@@ -203,6 +205,9 @@ class StudyFile(Table):
     engines: dict[Annotated[str, Field(pattern=NAME_PATTERN)], Engine]
     """In the order in which tables and figures show them."""
     figures: dict[str, Figure] = Field(default_factory=dict)
+    results: dict[str, str] = Field(default_factory=dict)
+    """Numbers that the last line of ``metrics.jsonl`` says of a run, columns of ``runs.csv``, to
+    what they mean."""
     companions: dict[str, Companion] = Field(default_factory=dict)
     ds_config: dict[str, Any] = Field(default_factory=dict)
     """Laid over DeepSpeed's config for every engine."""

@@ -37,8 +37,14 @@ def describe(point: Point, machine: Machine, options: RunOptions, more: Sequence
     stem = point.log_name.removesuffix(".log")
     path = next_run_path(folder / stem)
     # The embedded corpus would be made; files of the user's own must be there.
-    prefix = data_prefix(point.data_prefix) if point.data_prefix else "(the embedded corpus)"
-    data = look_at(prefix).words if point.data_prefix else embedded_words()
+    if point.data_prefix in options.trainer.own_data:
+        prefix = f"({point.data_prefix})"
+        data = f"{point.data_prefix}, made or fetched when they are first needed"
+    elif point.data_prefix:
+        prefix = data_prefix(point.data_prefix)
+        data = look_at(prefix).words
+    else:
+        prefix, data = "(the embedded corpus)", embedded_words()
     program = options.trainer.program(point, path, prefix)
     port = options.launcher.master_port or 0
     commands = options.launcher.commands(program, point.num_ranks, port)

@@ -76,7 +76,7 @@ class RunOptions:
             sweep,
             given.timeout,
             given.echo,
-            trainer_of(given),
+            trainer_of(given, study),
             hang_s=given.hang_timeout,
             monitor_s=given.monitor_interval,
             tensorboard=given.tensorboard,
@@ -122,11 +122,12 @@ class Task:
             ConfigError: a point's data is not there.
             LaunchError: the default corpus could not be made.
         """
+        own = options.trainer.own_data
         chosen = {point.data_prefix for point in points}
         if not makes_data and "" in chosen and prepared(EMBEDDED) is None:
             points = [point for point in points if point.data_prefix]
             chosen.remove("")
-        prefixes = {given: data_prefix(given) for given in chosen}
+        prefixes = {given: own.get(given, data_prefix)(given) for given in chosen}
         facts = machine_and_checkout()
         tasks = []
         for point in points:

@@ -15,7 +15,7 @@ from configs.naming import Namer
 from configs.study import Study
 from parse.compare.pairs import group_points
 from parse.errors import LogError
-from parse.log.records import after_warmup
+from parse.log.records import after_warmup, as_number
 from parse.monitor import SAMPLE_COLUMNS, read_samples
 from parse.run_folder import Run
 from parse.write import check_our_json, check_ours, remove_table, replace_text, write_table
@@ -80,7 +80,7 @@ def run_columns(study: Study) -> dict[str, str]:
         **{"point_key": "string", "update_rate": "Float64", "samples_per_s": "Float64"},
         **dict.fromkeys(("run_id", "started", "source"), "string"),
         **{"pp": "Int64", "dtype": "string", "zero_stage": "Int64", "data_prefix": "string"},
-        **dict.fromkeys(_EVALUATION, "Float64"),
+        **dict.fromkeys((*_EVALUATION, *study.results), "Float64"),
         **dict.fromkeys(("point", "older", "busy"), "string"),
     }
 
@@ -266,7 +266,13 @@ def run_row(run: Run, warmup: int) -> dict[str, Any]:
         "source": run.source,
         "busy": run.busy,
         **(evaluated[-1] if evaluated else {}),
+        **{name: _end_number(run, name) for name in run.study.results},
     }
+
+
+def _end_number(run: Run, name: str) -> float | None:
+    """A number that the trainer's last line says of the run as a whole."""
+    return as_number(run.log.metrics.end.get(name)) if run.log.metrics else None
 
 
 def _evaluations(run: Run) -> dict[int, dict[str, float]]:

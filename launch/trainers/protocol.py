@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
@@ -22,6 +22,9 @@ class Trainer(Protocol):
     options: ClassVar[Mapping[str, Mapping[str, Any]]]
     """Options that it adds to the command line: flag to arguments of ``add_argument``. An option's
     default must count as false: any other value is refused beside another trainer."""
+    own_data: ClassVar[Mapping[str, Callable[[str], str]]] = {}
+    """Data that it makes itself: what a point's ``data_prefix`` calls them, to what makes them and
+    gives the absolute prefix of their ``.bin`` and ``.idx``."""
     writes_metrics: ClassVar[bool]
     """Whether a run has a ``metrics.jsonl``."""
     end_mark: ClassVar[str]

@@ -18,6 +18,7 @@ from parse.compare.gate import Judgement, judge_seeds
 from parse.compare.pairs import Pair, PointRuns, gate_words, group_points, pair_up, reference_of
 from parse.compare.provenance import differences
 from parse.compare.stats import Ratio, ratio_of_medians, spread
+from parse.compare.twins import twin_verdicts
 from parse.compare.two_runs import ON_CPU
 from parse.compare.verdict import DEFAULT_TOLERANCE
 from parse.errors import LogError
@@ -83,6 +84,8 @@ class PointComparison:
     pairs: tuple[Pair, ...]
     """Each run of ``ours`` with a run of ``reference``."""
     warmup: int
+    twins: tuple[tuple[str, bool], ...] = ()
+    """Of each run of ``ours``, see :func:`parse.compare.twins.twin_verdicts`."""
 
     @property
     def study(self) -> Study:
@@ -105,6 +108,7 @@ class PointComparison:
         reasons = _reasons_of_pairs(self.pairs)
         if self._over_seeds and self._over_seeds.withheld:
             reasons.append(self._over_seeds.withheld)
+        reasons += [text for text, holds in self.twins if not holds]
         reasons += self._reasons_of_setup()
         if not reasons and self.ratio("iteration") is None:
             reasons.append("no iteration times on both sides")
@@ -112,6 +116,12 @@ class PointComparison:
 
     @property
     def findings(self) -> list[Finding]:
+        """What the gate finds, then a sentence for each run that must equal another engine's."""
+        twins = zip(self.ours.runs, self.twins, strict=False)
+        return [*self._of_gate, *(Finding(run.label, *found) for run, found in twins)]
+
+    @property
+    def _of_gate(self) -> list[Finding]:
         """A sentence for each run, or one for all where the gate judges them together."""
         judged = self._over_seeds
         if judged is None:
@@ -126,7 +136,7 @@ class PointComparison:
     @property
     def verdict(self) -> str:
         """The verdict of the point over its repeats."""
-        findings = self.findings
+        findings = self._of_gate
         first = findings[0].verdict
         if len(findings) == 1:
             return first
@@ -207,7 +217,8 @@ def compare_points(
             continue
         reference = reference_of(group, groups)
         pairs = tuple(pair_up(group, reference, warmup, tolerance))
-        found.append(PointComparison(group, reference, pairs, warmup))
+        twins = tuple(twin_verdicts(group, groups))
+        found.append(PointComparison(group, reference, pairs, warmup, twins))
     return found
 
 

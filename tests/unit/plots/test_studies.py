@@ -51,6 +51,7 @@ STUDY = {
         "gain": {"kind": "ratios", "title": "Gain of yeast", "x": "yeast_g", "y": ["baking_ms"]},
         "models": {"kind": "models", "title": "Models"},
         "bars": {"kind": "rates", "title": "Rates", "x": "yeast_g", "y": ["baking_ms"]},
+        "whole": {"kind": "results", "title": "Whole runs", "y": ["baking_ms"]},
         "memory": {"kind": "memory", "title": "Memory"},
         "use": {"kind": "utilisation", "title": "Use"},
     },
