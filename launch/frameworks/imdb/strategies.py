@@ -32,6 +32,10 @@ class CpuDeepSpeedStrategy(DeepSpeedStrategy):
 
     def setup_distributed(self) -> None:
         """Meet the other ranks; the indices of CUDA devices are not looked at."""
+        import deepspeed
+
+        # Compiling it takes minutes, and gloo does the few collectives there are.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self.set_world_ranks()
         self._init_deepspeed_distributed()
 

@@ -209,11 +209,6 @@ def _prepare(run: Run, ranks: Ranks) -> bool:
     if run.config is None:
         return device.type == "cuda"
     remember_cpu_info()
-    import deepspeed
-
-    if device.type == "cpu":
-        # Compiling it takes minutes, and gloo does the few collectives there are.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if "deep_optimizer_states" in run.config:
         _install_plugin()
     return device.type == "cuda"
