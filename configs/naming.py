@@ -49,13 +49,15 @@ class Namer:
         return f"{title} ({own})" if own else title
 
     def engine_tag(self, point: Fields) -> str:
-        """The engine below a bar: ``H2``."""
+        """The engine below a bar: ``H2``; ``H2+`` with a switch that is off by default."""
         row = self._row(point)
         if row is None:
             return "?"
         fields = self.study.all_fields
-        values = [fields[name].text(point[name]) for name in self._set_fields(point)]
-        return row.tag + "/".join(value for value in values if value != "True")
+        values = {fields[name]: point[name] for name in self._set_fields(point)}
+        texts = [field.text(value) for field, value in values.items() if field.type != "bool"]
+        signs = ["+" if value else "-" for field, value in values.items() if field.type == "bool"]
+        return row.tag + "/".join(texts) + "".join(signs)
 
     def engine_key(self, point: Fields) -> tuple[Any, ...]:
         """What tells an engine with its own fields from others; sorts as figures show them."""

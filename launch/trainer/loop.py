@@ -167,7 +167,7 @@ def _iterate(trainer: Trainer, first: int, metrics: MetricsFile, scalars: Scalar
         else:
             clock.take()
         if _is_due(point.eval_interval, iteration) or _is_due(point.save_interval, iteration):
-            _evaluate_and_save(trainer, iteration, metrics)
+            _evaluate_and_save(trainer, iteration, metrics, scalars)
             peak.take()
             last_end = time.perf_counter()  # none of it counts to the next iteration
 
@@ -176,7 +176,9 @@ def _is_due(interval: int, iteration: int) -> bool:
     return interval > 0 and iteration % interval == 0
 
 
-def _evaluate_and_save(trainer: Trainer, iteration: int, metrics: MetricsFile) -> None:
+def _evaluate_and_save(
+    trainer: Trainer, iteration: int, metrics: MetricsFile, scalars: Scalars
+) -> None:
     """What an iteration is followed by, where the point asks for it."""
     point = trainer.point
     if _is_due(point.eval_interval, iteration):
@@ -190,6 +192,7 @@ def _evaluate_and_save(trainer: Trainer, iteration: int, metrics: MetricsFile) -
             "tokens": point.eval_iterations * point.global_batch_size * point.model.seq_length,
         }
         metrics.write("evaluation", fields)
+        scalars.write_evaluation(fields)
     if _is_due(point.save_interval, iteration):
         path = save_checkpoint(trainer.run, trainer.engine, iteration)
         if trainer.ranks.is_first:

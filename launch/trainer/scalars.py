@@ -35,6 +35,7 @@ _NAMES = {
     "host_memory_bytes": "memory/host_bytes",
     "device_memory_bytes": "memory/device_bytes",
 }
+_EVALUATION_NAMES = {"loss": "validation/loss", "perplexity": "validation/perplexity"}
 
 
 class TensorBoard:
@@ -105,9 +106,15 @@ class Scalars:
 
     def write(self, fields: Mapping[str, Any], tokens_per_iteration: int) -> None:
         """Hand over an ``iteration`` event of ``metrics.jsonl``; returns at once."""
-        if self._thread is None:
-            return
-        self._waiting.put((fields["iteration"], scalars_of(fields, tokens_per_iteration)))
+        self._hand_over(fields, scalars_of(fields, tokens_per_iteration))
+
+    def write_evaluation(self, fields: Mapping[str, Any]) -> None:
+        """Hand over an ``evaluation`` event of ``metrics.jsonl``; returns at once."""
+        self._hand_over(fields, _present(fields, _EVALUATION_NAMES))
+
+    def _hand_over(self, fields: Mapping[str, Any], scalars: dict[str, float]) -> None:
+        if self._thread is not None:
+            self._waiting.put((fields["iteration"], scalars))
 
     def _pass_on(self) -> None:
         dashboards = self._dashboards
@@ -121,10 +128,12 @@ def scalars_of(fields: Mapping[str, Any], tokens_per_iteration: int) -> dict[str
     """Names and numbers of an iteration; what is missing or not finite is left out."""
     seconds = fields["iteration_ms"] / 1000.0
     values = {**fields, "tokens_per_s": tokens_per_iteration / seconds if seconds > 0 else None}
+    return _present(values, _NAMES)
+
+
+def _present(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float]:
     return {
-        name: float(values[field])
-        for field, name in _NAMES.items()
-        if values.get(field) is not None
+        name: float(values[field]) for field, name in names.items() if values.get(field) is not None
     }
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.naming import Namer, flat
-from configs.study import default_study, load_study, study_from, study_names
+from configs.study import default_study, load_study, make_point, study_from, study_names
 from configs.sweep import load_sweep, make_sweep, sweep_names
 
 STUDY = """
@@ -246,3 +246,12 @@ def test_the_reference_is_added_and_said():
 def test_engines_that_cannot_be_are_named(words, message):
     with pytest.raises(ConfigError, match=message):
         engines(words)
+
+
+def test_engines_that_differ_in_a_switch_have_tags_of_their_own():
+    point = make_point({"model": "tiny", "engine": "hybrid", "stride": 3})
+    namer = Namer(load_study("interleaved"))
+    switch = {**flat(point), "just_in_time": True}
+    assert namer.engine_tag(flat(point)) == "H3"
+    assert namer.engine_tag(switch) == "H3+"
+    assert namer.engine_tag(switch) != namer.engine_tag(flat(point))

@@ -65,6 +65,17 @@ def test_names_and_numbers():
     }
 
 
+def test_an_evaluation_stands_beside_its_iteration():
+    board = Board()
+    with Scalars([lambda: board]) as scalars:
+        write(scalars, 3)
+        scalars.write_evaluation({"iteration": 3, "loss": 8.25, "perplexity": None, "tokens": 9})
+    assert [(at, numbers) for at, numbers, _ in board.seen] == [
+        (3, scalars_of({**FIELDS}, 1000)),
+        (3, {"validation/loss": 8.25}),
+    ]
+
+
 def test_every_iteration_arrives_in_order_and_from_another_thread():
     board = Board()
     with Scalars([lambda: board]) as scalars:
