@@ -123,6 +123,11 @@ def is_deepspeed(model: object) -> bool:
     return hasattr(model, "get_global_grad_norm")
 
 
+def skipped_updates(model: object) -> int:
+    """Updates that DeepSpeed left out so far, as it does where 16-bit gradients overflow."""
+    return int(getattr(model, "skipped_steps", 0))
+
+
 class Recorder(pl.Callback):
     """Writes log lines and ``metrics.jsonl`` on rank 0, and keeps the final state's digests.
 
@@ -141,6 +146,7 @@ class Recorder(pl.Callback):
         self._timing, self._norm, self._digests = timing, norm, digests
         self._losses: list[Tensor] = []
         self._rate = 0.0
+        self._num_skipped = 0
         self.digests: tuple[str | None, str | None] = (None, None)
         self.iterations = 0
 
@@ -165,12 +171,15 @@ class Recorder(pl.Callback):
         self.iterations += 1
         loss, norm = _mean_over_ranks(torch.stack(self._losses).mean()), self._norm.of(trainer)
         self._losses = []
+        skipped_before, self._num_skipped = self._num_skipped, skipped_updates(trainer.model)
+        skipped = self._num_skipped > skipped_before
         if trainer.is_global_zero:
             seconds = self._timing.iterations_s[-1]
             write_line(timer_line("interval-time", seconds))
-            write_line(self._line(loss, seconds))
+            write_line(self._line(loss, seconds, skipped))
             device_bytes = peak_bytes(trainer.strategy.root_device)
-            self._metrics.write("iteration", self._fields(loss, seconds, norm, device_bytes))
+            fields = self._fields(loss, seconds, norm, device_bytes)
+            self._metrics.write("iteration", {**fields, "skipped": skipped})
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write an evaluation down."""
@@ -190,7 +199,7 @@ class Recorder(pl.Callback):
         """Fingerprint the state before Lightning takes the strategy down."""
         self.digests = self._digests(trainer.model)
 
-    def _line(self, loss: float, seconds: float) -> str:
+    def _line(self, loss: float, seconds: float, skipped: bool) -> str:
         samples = self.iterations * self._point.global_batch_size
         fields = (
             f"elapsed_time {seconds:.6f}",
@@ -199,6 +208,7 @@ class Recorder(pl.Callback):
             f"learning rate: {self._rate:.3E}",
             f"global batch size: {self._point.global_batch_size:5d}",
             f"lm loss: {loss:.6E}" if math.isfinite(loss) else f"lm loss: {loss}",
+            f"number of skipped iterations: {int(skipped):3d}",
             f"number of nan iterations: {int(math.isnan(loss)):3d}",
             f"samples per second: {self._point.global_batch_size / seconds:.3f}",
         )
@@ -216,7 +226,6 @@ class Recorder(pl.Callback):
             "learning_rate": self._rate,
             "host_memory_bytes": psutil.Process().memory_info().rss,
             "device_memory_bytes": device_bytes,
-            "skipped": False,
         }
         return fields if fields["loss"] is not None else {**fields, "loss_text": str(loss)}
 

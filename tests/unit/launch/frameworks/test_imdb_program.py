@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from configs.study import load_study
 from launch.frameworks.imdb.data import ReviewsData, collate, truncated
 from launch.frameworks.imdb.encoder import (
     PositionalEncoding,
@@ -18,7 +19,7 @@ from launch.frameworks.imdb.encoder import (
 )
 from launch.frameworks.imdb.files import TokenizedReviews
 from launch.frameworks.imdb.module import DECAY, SentimentModule, Tally
-from launch.frameworks.imdb.recording import SecondsPerBatch
+from launch.frameworks.imdb.recording import GradientNorm, Recorder, SecondsPerBatch
 from launch.frameworks.imdb.strategies import (
     CpuDeepSpeedStrategy,
     offloads_optimizer,
@@ -240,3 +241,25 @@ class TestStrategies:
     def test_the_hosts_adam_is_taken_where_the_optimizer_is_offloaded(self, zero, offloads):
         assert offloads_optimizer({"zero_optimization": zero}) is offloads
         assert not offloads_optimizer(None)
+
+
+def test_an_update_that_deepspeed_leaves_out_is_written_as_skipped(capfd):
+    """Else an fp16 run that never updates would be told as one that trains."""
+    written = []
+    metrics = SimpleNamespace(write=lambda event, fields: written.append(fields["skipped"]))
+    timing = SimpleNamespace(iterations_s=[0.5], phases_ms={})
+    point = load_study("imdb").make_point({"model": "tiny"})
+    recorder = Recorder(point, metrics, timing, GradientNorm(), lambda model: (None, None))
+    engine = SimpleNamespace(skipped_steps=0, get_global_grad_norm=lambda: 1.0)
+    trainer = SimpleNamespace(
+        model=engine,
+        accumulate_grad_batches=1,
+        is_global_zero=True,
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+    )
+    for skipped_so_far in (0, 1, 1, 2):
+        engine.skipped_steps = skipped_so_far
+        recorder.on_train_batch_end(trainer, None, {"loss": torch.tensor(1.0)}, None, 0)
+    assert written == [False, True, False, True]
+    lines = [line for line in capfd.readouterr().out.splitlines() if "lm loss" in line]
+    assert sum("skipped iterations:   1 |" in line for line in lines) == 2
