@@ -167,6 +167,8 @@ class Point(Table):
     def _check_engine(self, study: StudyFile) -> None:
         if self.engine not in study.engines:
             raise ValueError(explain.unknown("engine", self.engine, study.engines))
+        for name in study.set_by_engines:
+            self._check_set(study, name)
         taken = study.engines[self.engine].fields
         for name, row in study.fields.items():
             value = getattr(self, name)
@@ -186,6 +188,18 @@ class Point(Table):
                 raise ValueError(
                     f"{name} must be below {limits.below:g} for engine '{self.engine}'"
                 )
+
+    def _check_set(self, study: StudyFile, name: str) -> None:
+        """Refuse a value that contradicts the engine, which says it already."""
+        default, value = type(self).model_fields[name].default, getattr(self, name)
+        said = {key: row.sets.get(name, default) for key, row in study.engines.items()}
+        if value != said[self.engine]:
+            others = [repr(key) for key, one in said.items() if one == value]
+            way_out = f" or choose engine {' or '.join(others)}" if others else ""
+            raise ValueError(
+                f"{name} = {value!r}: engine '{self.engine}' has {name} = {said[self.engine]!r}; "
+                f"leave it out{way_out}"
+            )
 
     @property
     def accumulation(self) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from configs.schema import Point
 from launch.trainer import log
 from launch.trainer.checkpoint import load_checkpoint, save_checkpoint
-from launch.trainer.clock import PeakMemory, PhaseClock
+from launch.trainer.clock import PeakMemory, PhaseClock, reserved_peak_gib
 from launch.trainer.data import MicroBatch, MicroBatches, build_samples
 from launch.trainer.digest import state_digests
 from launch.trainer.metrics import MetricsFile, finite_or_none, iteration_fields
@@ -81,6 +81,7 @@ def train(run: RunFile, ranks: Ranks) -> None:
                 "seconds": time.perf_counter() - started,
                 "weights_sha256": weights,
                 "optimizer_sha256": optimizer_state,
+                "reserved_peak_gib": reserved_peak_gib(),
             },
         )
 
