@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from configs.batch import batch_problem
 from configs.errors import ConfigError, explain
 from configs.study_rows import Engine, StudyFile
 from configs.table import Table
@@ -144,16 +145,13 @@ class Point(Table):
     eval_iterations: PositiveInt = 10
     """Global batches of an evaluation, the same ones every time."""
     save_interval: int = Field(default=0, ge=0)
-    """Iterations from one checkpoint to the next; 0 for none."""
+    """Iterations from one checkpoint to the next, and one at the end; 0 for none."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        samples = self.micro_batch_size * self.dp
-        if self.global_batch_size % samples:
-            raise ValueError(
-                f"global_batch_size {self.global_batch_size} is not a multiple of "
-                f"micro_batch_size {self.micro_batch_size} x dp {self.dp}"
-            )
+        problem = batch_problem(self.global_batch_size, self.micro_batch_size, self.dp)
+        if problem:
+            raise ValueError(problem)
         for field in ("heads", "kv_heads", "ffn"):
             size = getattr(self.model, field)
             if size % self.tp:

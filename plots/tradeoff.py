@@ -7,7 +7,7 @@ rate and a row of the other quantity with the same label are one mark, hollow an
 
 from __future__ import annotations
 
-import textwrap
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,7 +16,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from configs.fields import field_row
 from configs.naming import Namer
 from configs.study import Figure as FigureRow, Study
 from plots.canvas import plain, sheet
@@ -27,8 +26,11 @@ from plots.tables import MEASURED, PlotError, Tables
 from plots.units import Quantity, quantity, short
 
 _PANEL_INCHES = 3.0
-_PUBLISHED = "published by others, on other hardware"
-_NAME_CHARACTERS = 22
+_PUBLISHED = "published by others"
+_DERIVED = ("accumulation",)
+"""Settings that follow from others that vary with them."""
+_OFFSETS = ((6, 3), (6, -8))
+"""Of the names from their marks, in turn, in points."""
 _WIDEST_LINEAR = 8.0
 """A largest value so many times the smallest gets a logarithmic axis."""
 
@@ -51,14 +53,18 @@ def draw(tables: Tables, figure: FigureRow, *, asked: bool = True) -> list[Figur
     Raises:
         PlotError: the figure has no cost, or no run has the rate and one of them.
     """
-    shown = panels(tables, figure)
+    shown, usual = panels(tables, figure)
     if not shown:
         raise PlotError(f"no run has {figure.y[0]} and {' or '.join(figure.y[1:]) or 'a cost'}")
     looks = {mark.look for _, marks in shown for mark in marks if mark.look}
     legend = [f"{look.tag}: {_title(look, tables.study)}" for look in sorted(looks)]
     names = [*legend, _PUBLISHED]
     size = _PANEL_INCHES * -(-len(shown) // 2), (-(-len(shown) // 2), min(2, len(shown)))
-    with sheet(names, 0.7 + size[0], size[1], _notes(tables, shown)) as (made, grid, entries):
+    with sheet(names, 0.7 + size[0], size[1], _notes(tables, shown, usual)) as (
+        made,
+        grid,
+        entries,
+    ):
         rate = quantity(figure.y[0], tables.study.phases)
         for ax, (name, marks) in zip(grid.ravel(), shown, strict=False):
             _draw_panel(ax, marks, quantity(name, tables.study.phases), rate)
@@ -71,16 +77,20 @@ def draw(tables: Tables, figure: FigureRow, *, asked: bool = True) -> list[Figur
     return [made]
 
 
-def panels(tables: Tables, figure: FigureRow) -> list[tuple[str, list[Mark]]]:
+def panels(tables: Tables, figure: FigureRow) -> tuple[list[tuple[str, list[Mark]]], list[str]]:
     """Costs that a measured run has, each with the marks of its points and of what was published.
 
-    Several points of one engine are named by what they differ in.
+    A mark is named by its engine's tag, and by the settings in which its point differs from the
+    first one's; those are given beside the panels.
     """
     rate, *costs = figure.y
     runs, namer = tables.runs, Namer(tables.study)
     known = runs[(runs["source"] == MEASURED) & runs.get(rate, pd.Series(dtype=float)).notna()]
     fields = [fields_of(row, tables.study) for row in known.to_dict("records")]
-    varying, looks = namer.varying(fields), Looks(tables.study, fields)
+    looks = Looks(tables.study, fields)
+    varying = [name for name in namer.varying(fields) if name not in _DERIVED]
+    first = fields[0] if fields else {}
+    usual = [namer.setting(name, first[name]) for name in varying if name in first]
     others = published(tables.study)
     rates = {bar.label: bar.middle for bar in others.get(rate, [])}
     found = []
@@ -89,25 +99,21 @@ def panels(tables: Tables, figure: FigureRow) -> list[tuple[str, list[Mark]]]:
         rows = known[known[cost].notna()] if cost in known else known.iloc[:0]
         for _, group in rows.groupby("point", sort=False):
             row = fields_of(group.iloc[0], tables.study)
-            settings = [
-                field_row(tables.study.all_fields, name).words(row[name])
-                for name in varying
-                if row.get(name) is not None
-            ]
+            settings = [namer.setting(key, row[key]) for key in varying if key in row]
             look = looks.of(row)
-            name = ", ".join([look.tag, *settings])
-            middle = (float(group[column].median()) for column in (cost, rate))
-            marks.append(Mark(name, *middle, look, group["path"].nunique()))
+            name = " ".join([look.tag, *(text for text in settings if text not in usual)])
+            middle = {column: float(group[column].median()) for column in (cost, rate)}
+            marks.append(Mark(name, middle[cost], middle[rate], look, group["path"].nunique()))
         if marks:
             bars = [bar for bar in others.get(cost, []) if bar.label in rates]
             marks += [Mark(bar.label, bar.middle, rates[bar.label], None) for bar in bars]
             found.append((cost, marks))
-    return found
+    return found, usual
 
 
 def _draw_panel(ax: Axes, marks: Sequence[Mark], cost: Quantity, rate: Quantity) -> None:
     scales = cost.scale(m.cost for m in marks), rate.scale(m.rate for m in marks)
-    for mark in marks:
+    for mark, offset in zip(marks, itertools.cycle(_OFFSETS), strict=False):
         style = mark.look.alone if mark.look else None
         at = mark.cost / scales[0].divisor, mark.rate / scales[1].divisor
         ax.scatter(
@@ -120,9 +126,9 @@ def _draw_panel(ax: Axes, marks: Sequence[Mark], cost: Quantity, rate: Quantity)
             label=_PUBLISHED if mark.look is None else mark.look.name,
             zorder=3,
         )  # fmt: skip
-        name = textwrap.fill(plain(mark.name.removeprefix("published: ")), _NAME_CHARACTERS)
         ax.annotate(
-            name, at, xytext=(5, 3), textcoords="offset points", fontsize=5,
+            plain(mark.name.removeprefix("published: ")), at, xytext=offset,
+            textcoords="offset points", fontsize=5.5, ha="left" if offset[0] > 0 else "right",
             color="0.4" if style is None else "black",
         )  # fmt: skip
     for axis, values, label in (
@@ -143,11 +149,14 @@ def _title(look: Look, study: Study) -> str:
     return row.title if row else look.name
 
 
-def _notes(tables: Tables, shown: Sequence[tuple[str, Sequence[Mark]]]) -> list[str]:
+def _notes(
+    tables: Tables, shown: Sequence[tuple[str, Sequence[Mark]]], usual: Sequence[str]
+) -> list[str]:
     """What the marks are and where they come from."""
     marks = [mark for _, found in shown for mark in found]
     counts = {mark.num_runs for mark in marks if mark.look}
     notes = ["a mark a point" if counts == {1} else "a mark a point, the median of its runs"]
+    notes += [f"{', '.join(usual)} where a mark says nothing else"] if usual else []
     notes.append("rate of the median iteration after the warm-up, cost at its peak")
     if any(mark.look is None for mark in marks):
         notes.append("hollow: published by others, on other hardware and data; not measured here")

@@ -167,7 +167,7 @@ def _iterate(trainer: Trainer, first: int, metrics: MetricsFile, scalars: Scalar
             scalars.write(fields, point.global_batch_size * point.model.seq_length)
         else:
             clock.take()
-        if _is_due(point.eval_interval, iteration) or _is_due(point.save_interval, iteration):
+        if _is_due(point.eval_interval, iteration) or _saves_after(point, iteration):
             _evaluate_and_save(trainer, iteration, metrics)
             peak.take()
             last_end = time.perf_counter()  # none of it counts to the next iteration
@@ -175,6 +175,12 @@ def _iterate(trainer: Trainer, first: int, metrics: MetricsFile, scalars: Scalar
 
 def _is_due(interval: int, iteration: int) -> bool:
     return interval > 0 and iteration % interval == 0
+
+
+def _saves_after(point: Point, iteration: int) -> bool:
+    """Whether a checkpoint is due: at every interval, and where there is one also at the end."""
+    is_last = iteration == point.iterations
+    return point.save_interval > 0 and (is_last or iteration % point.save_interval == 0)
 
 
 def _evaluate_and_save(trainer: Trainer, iteration: int, metrics: MetricsFile) -> None:
@@ -191,7 +197,7 @@ def _evaluate_and_save(trainer: Trainer, iteration: int, metrics: MetricsFile) -
             "tokens": point.eval_iterations * point.global_batch_size * point.model.seq_length,
         }
         metrics.write("evaluation", fields)
-    if _is_due(point.save_interval, iteration):
+    if _saves_after(point, iteration):
         path = save_checkpoint(trainer.run, trainer.engine, iteration)
         if trainer.ranks.is_first:
             log.write_line(log.checkpoint_line(iteration, path))
