@@ -165,8 +165,8 @@ class Launcher:
 
         if self.autotuning and importlib.util.find_spec("tabulate") is None:
             raise ConfigError(
-                f"--autotuning {self.autotuning}: DeepSpeed's autotuner needs the package tabulate, "
-                "which is not installed; run 'pip install tabulate'"
+                f"--autotuning {self.autotuning}: DeepSpeed's autotuner needs the package "
+                "tabulate, which is not installed; run 'pip install tabulate'"
             )
         if self.autotuning and (self.kind != DEEPSPEED or self.is_far):
             raise ConfigError(
