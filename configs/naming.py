@@ -73,9 +73,10 @@ class Namer:
         return field_row(self.study.all_fields, name).words(value)
 
     def varying(self, points: Sequence[Fields]) -> list[str]:
-        """Fields in which points of one model differ, engine fields aside, in their order."""
+        """Fields in which points of one model differ, those of engines aside, in their order."""
         keys = dict.fromkeys([*self.study.all_fields, *(key for point in points for key in point)])
         own = {name for name, row in self.study.fields.items() if row.only_some_engines}
+        own |= {*self.study.set_by_engines}
         names = [key for key in keys if key not in _UNNAMED and key not in own]
         return [key for key in names if _varies(points, key)]
 

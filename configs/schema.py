@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from configs.batch import batch_problem
 from configs.errors import ConfigError, explain
 from configs.study_rows import Engine, StudyFile
 from configs.table import Table
@@ -144,16 +145,13 @@ class Point(Table):
     eval_iterations: PositiveInt = 10
     """Global batches of an evaluation, the same ones every time."""
     save_interval: int = Field(default=0, ge=0)
-    """Iterations from one checkpoint to the next; 0 for none."""
+    """Iterations from one checkpoint to the next, and one at the end; 0 for none."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        samples = self.micro_batch_size * self.dp
-        if self.global_batch_size % samples:
-            raise ValueError(
-                f"global_batch_size {self.global_batch_size} is not a multiple of "
-                f"micro_batch_size {self.micro_batch_size} x dp {self.dp}"
-            )
+        problem = batch_problem(self.global_batch_size, self.micro_batch_size, self.dp)
+        if problem:
+            raise ValueError(problem)
         for field in ("heads", "kv_heads", "ffn"):
             size = getattr(self.model, field)
             if size % self.tp:
@@ -167,6 +165,8 @@ class Point(Table):
     def _check_engine(self, study: StudyFile) -> None:
         if self.engine not in study.engines:
             raise ValueError(explain.unknown("engine", self.engine, study.engines))
+        for name in study.set_by_engines:
+            self._check_set(study, name)
         taken = study.engines[self.engine].fields
         for name, row in study.fields.items():
             value = getattr(self, name)
@@ -186,6 +186,18 @@ class Point(Table):
                 raise ValueError(
                     f"{name} must be below {limits.below:g} for engine '{self.engine}'"
                 )
+
+    def _check_set(self, study: StudyFile, name: str) -> None:
+        """Refuse a value that contradicts the engine, which says it already."""
+        default, value = type(self).model_fields[name].default, getattr(self, name)
+        said = {key: row.sets.get(name, default) for key, row in study.engines.items()}
+        if value != said[self.engine]:
+            others = [repr(key) for key, one in said.items() if one == value]
+            way_out = f" or choose engine {' or '.join(others)}" if others else ""
+            raise ValueError(
+                f"{name} = {value!r}: engine '{self.engine}' has {name} = {said[self.engine]!r}; "
+                f"leave it out{way_out}"
+            )
 
     @property
     def accumulation(self) -> int:

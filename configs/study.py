@@ -13,7 +13,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, PrivateAttr, create_model, model_validator
+from pydantic import (
+    Field,
+    PrivateAttr,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 
 from configs.errors import ConfigError, explain
 from configs.fields import CORE_FIELDS, FieldRow
@@ -74,6 +81,16 @@ class Study(StudyFile):
             yield from ((f"engine '{key}'", name) for name in fields_in(templates))
 
     def _check_engine(self, name: str, engine: Engine) -> None:
+        settable = [key for key in Point.model_fields if key not in ("name", "model", "engine")]
+        for field, value in engine.sets.items():
+            if field not in settable:
+                reason = explain.unknown("field of every point", field, settable)
+                raise ValueError(f"engine '{name}', sets: {reason}")
+            try:
+                TypeAdapter(Point.model_fields[field].rebuild_annotation()).validate_python(value)
+            except ValidationError as error:
+                reason = error.errors()[0]["msg"]
+                raise ValueError(f"engine '{name}', sets: {field} = {value!r}: {reason}") from None
         if engine.equals and engine.equals not in self.engines:
             reason = explain.unknown("engine", engine.equals, self.engines)
             raise ValueError(f"engine '{name}', equals: {reason}")
@@ -182,6 +199,7 @@ class Study(StudyFile):
             for name, limits in self.engines[str(engine)].fields.items():
                 if limits.default is not None:
                     fields.setdefault(name, limits.default)
+            fields = {**self.engines[str(engine)].sets, **fields}
         if "accumulation" in fields:
             names = ("accumulation", "micro_batch_size", "dp")
             factors = [_whole_number(name, fields.get(name, 1), source) for name in names]

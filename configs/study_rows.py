@@ -100,6 +100,9 @@ class Engine(Table):
     """The only trainer that can run it; empty for any."""
     fields: dict[str, FieldLimits] = Field(default_factory=dict)
     """Fields of ``only_some_engines`` that it takes, and limits that it sets to others."""
+    sets: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """Fields of every point that the engine fixes; none of them can be given beside it. A field
+    that one engine of a study fixes has its default under those that do not name it."""
     ds_config: dict[str, Any] = Field(default_factory=dict)
     """Laid over DeepSpeed's config; ``"{field}"`` stands for a field's value."""
     environment: dict[str, str] = Field(default_factory=dict)
@@ -212,6 +215,11 @@ class StudyFile(Table):
     ds_config: dict[str, Any] = Field(default_factory=dict)
     """Laid over DeepSpeed's config for every engine."""
     published: Published | None = None
+
+    @property
+    def set_by_engines(self) -> tuple[str, ...]:
+        """Fields of every point that the engines fix, so that the engine's name says them."""
+        return tuple(dict.fromkeys(name for row in self.engines.values() for name in row.sets))
 
     def as_table(self) -> dict[str, Any]:
         """The study as it travels with its runs."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.schema import Point
+from launch.hosts.autotuning import tuned_config
 from launch.hosts.launchers import Commands
 from launch.process.beside import before, companions, monitoring, scalar_environment
 from launch.process.extensions import extensions_folder, ready_extensions
@@ -75,7 +76,10 @@ def prepare(task: Task, options: RunOptions, folder: RunFolder) -> tuple[Job, Be
     command = commands.started_by(folder.path)
     about = {**provenance(environment), "before": before(point, environment)}
     facts = task.facts(command, about)
-    folder.write_inputs(point, facts, trainer.ds_config(point))
+    config = trainer.ds_config(point)
+    if options.launcher.autotuning:
+        config = tuned_config(config, folder.path)
+    folder.write_inputs(point, facts, config)
     metrics = folder.metrics if trainer.writes_metrics else None
     job = Job(command, ROOT, environment, folder.log, metrics, companions(point, folder.path))
     samples = folder.path / "monitor.jsonl"

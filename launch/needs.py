@@ -26,6 +26,7 @@ def lacks(point: Point, machine: Machine, options: RunOptions) -> list[str]:
     if own not in ("", chosen):
         found.append(f"needs --trainer {own}, and {chosen} was chosen")
     found += options.trainer.refuse(point)
+    found += options.launcher.lacks(point)
     return [text for text in found if text]
 
 

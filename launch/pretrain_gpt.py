@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from configs.errors import ConfigError
 from launch.trainer.ranks import Ranks, ranks_from_environment
-from launch.trainer.runfile import read_run_file
+from launch.trainer.runfile import read_run_file, with_tuned_config
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,9 +34,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--continue-from", type=Path, default=None, help="folder of the checkpoint to begin at"
     )
+    parser.add_argument(
+        "--deepspeed_config", default=None, help="in place of ds_config.json; by the autotuner"
+    )
     arguments = parser.parse_args(argv)
     try:
         run = read_run_file(arguments.run_json, arguments.continue_from)
+        if arguments.deepspeed_config is not None:
+            run = with_tuned_config(run, arguments.deepspeed_config)
         ranks = ranks_from_environment(os.environ, arguments.local_rank)
         ranks.require(run.point)
         ranks.export(os.environ)

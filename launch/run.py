@@ -18,7 +18,7 @@ from launch import cli
 from launch.data import with_data
 from launch.describe import describe
 from launch.execute import execute, start_of
-from launch.fit.capacity import refuse_if_short
+from launch.fit.capacity import refuse_if_short, unused_gpus
 from launch.fit.machine import probe_machine
 from launch.hosts.meeting import join_meeting
 from launch.needs import refuse_if_lacking
@@ -55,6 +55,8 @@ def run_point(point: Point, options: RunOptions, dry_run: bool, memory_check: bo
         cli.say(describe(point, machine, options))
         return 0
     refuse_if_lacking(point, machine, options)
+    if not options.launcher.is_far and (unused := unused_gpus(point, machine)):
+        cli.say(unused)
     if options.launcher.node_rank:
         return join(point, options)
     if memory_check and not options.launcher.is_far:

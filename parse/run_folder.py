@@ -15,7 +15,7 @@ from parse.compare.verdict import FAILED, LossVerdict, judge_log
 from parse.errors import LogError
 from parse.log.read import read_log
 from parse.log.records import Iteration, Log, after_warmup
-from parse.monitor import monitor_files
+from parse.monitor import Sample, monitor_files, read_samples
 from parse.unmeasured import MEASURED, read_values, source_of
 
 SWEEP_FILE = "sweep.json"
@@ -57,6 +57,11 @@ class Run:
         if not self.point and self.log.iterations:
             found["iterations"] = self.log.iterations[-1].iteration
         return found | {"accumulation": _accumulation(found)}
+
+    @cached_property
+    def monitored(self) -> list[tuple[Path, list[Sample], int]]:
+        """Each file of samples, what it holds, and how many of its lines cannot be read."""
+        return [(path, *read_samples(path)) for path in self.monitor_files]
 
     @property
     def campaign(self) -> Path:

@@ -16,8 +16,9 @@ from configs.study import Study
 from parse.compare.pairs import group_points
 from parse.errors import LogError
 from parse.log.records import after_warmup, as_number
-from parse.monitor import SAMPLE_COLUMNS, read_samples
+from parse.monitor import SAMPLE_COLUMNS
 from parse.run_folder import Run
+from parse.usage import USAGE_COLUMNS, usage_row
 from parse.write import check_our_json, check_ours, remove_table, replace_text, write_table
 
 STUDY_FILE = "study.json"
@@ -82,6 +83,7 @@ def run_columns(study: Study) -> dict[str, str]:
         **{"pp": "Int64", "dtype": "string", "zero_stage": "Int64", "data_prefix": "string"},
         **dict.fromkeys((*_EVALUATION, *study.results), "Float64"),
         **dict.fromkeys(("point", "older", "busy"), "string"),
+        **{name: "Float64" for name in USAGE_COLUMNS if name not in study.results},
     }
 
 
@@ -122,6 +124,20 @@ MEMORY_COLUMNS = {
     **dict.fromkeys(_MEMORY_NUMBERS, "Float64"),
 }
 """Columns of ``memory.csv``; ``line`` is the position in the log, from 1."""
+THROUGHPUT_COLUMNS = {
+    **_RUN_COLUMNS_OF_ALL,
+    **dict.fromkeys(("line", "step", "micro_step"), "Int64"),
+    **dict.fromkeys(("running_samples_per_s", "current_samples_per_s"), "Float64"),
+    **dict.fromkeys(("allocated_gib", "max_allocated_gib"), "Float64"),
+}
+"""Columns of ``throughput.csv``: DeepSpeed's throughput lines. ``step`` counts the updates since
+the process was started, which a run that begins at a checkpoint counts from 1 too."""
+PROFILE_COLUMNS = {
+    **_RUN_COLUMNS_OF_ALL,
+    **{"line": "Int64", "step": "Int64"},
+    **{"quantity": "string", "value": "Float64", "unit": "string"},
+}
+"""Columns of ``profile.csv``: a row a figure of DeepSpeed's flops profiler."""
 REJECT_COLUMNS = {**_RUN_COLUMNS_OF_ALL, "line": "Int64", "reason": "string", "text": "string"}
 """Columns of ``rejects.csv``: lines of logs that were left out, and the beginning of each."""
 MONITOR_COLUMNS = {**_RUN_COLUMNS_OF_ALL, **SAMPLE_COLUMNS}
@@ -166,8 +182,7 @@ def _reject_rows(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _sample_rows(run: Run) -> Iterator[dict[str, Any]]:
-    for path in run.monitor_files:
-        samples, damaged = read_samples(path)
+    for path, samples, damaged in run.monitored:
         if damaged:
             run.log.notes.append(f"{path.name}: {damaged} unreadable lines left out")
         yield from (dict(zip(SAMPLE_COLUMNS, sample, strict=True)) for sample in samples)
@@ -201,6 +216,11 @@ def write_tables(
             iteration_columns(study),
         ),
         "memory.csv": (of_runs(_memory_rows), MEMORY_COLUMNS),
+        "throughput.csv": (
+            of_runs(lambda run: map(asdict, run.log.throughput)),
+            THROUGHPUT_COLUMNS,
+        ),
+        "profile.csv": (of_runs(lambda run: map(asdict, run.log.profile)), PROFILE_COLUMNS),
         "rejects.csv": (of_runs(_reject_rows), REJECT_COLUMNS),
         "monitor.csv": (of_runs(_sample_rows), MONITOR_COLUMNS),
     }
@@ -265,6 +285,7 @@ def run_row(run: Run, warmup: int) -> dict[str, Any]:
         **{name: run.recorded(name) for name in ("point_key", "run_id", "started", "older")},
         "source": run.source,
         "busy": run.busy,
+        **usage_row(run),
         **(evaluated[-1] if evaluated else {}),
         **{name: _end_number(run, name) for name in run.study.results},
     }

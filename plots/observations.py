@@ -56,7 +56,7 @@ def observe(tables: Tables, figure: Figure | None = None) -> Observations:
     settings = tuple(
         name
         for name, row in study.all_fields.items()
-        if not row.only_some_engines and name not in _NO_SETTINGS
+        if not row.only_some_engines and name not in (*_NO_SETTINGS, *study.set_by_engines)
     ) + tuple(name for name in tables.runs if name.startswith("model."))
     runs = _settled(tables.runs, settings, study, figure)
     times = ["iteration_ms", *(f"{phase}_ms" for phase in study.phases)]

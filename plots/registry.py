@@ -9,7 +9,17 @@ from matplotlib.figure import Figure
 
 from configs.errors import explain
 from configs.study import Figure as FigureRow, Study
-from plots import breakdown, loss, memory, models, rates, results, swept, utilisation
+from plots import (
+    breakdown,
+    loss,
+    memory,
+    models,
+    rates,
+    results,
+    swept,
+    tradeoff,
+    utilisation,
+)
 from plots.tables import PlotError, Tables
 
 _PARAMETERS = ("x", "y", "complement", "label")
@@ -67,6 +77,7 @@ KINDS = {
         "memory: iteration, title; allocated_gib, cached_gib or host_used_gib", memory.draw
     ),
     "results": Kind("runs: {y}", results.draw, ("y",)),
+    "tradeoff": Kind("runs: {y}", tradeoff.draw, ("y",)),
     "utilisation": Kind(
         "monitor: time_s; cpu_percent, host_used_bytes, gpu_* or pcie_*", utilisation.draw
     ),

@@ -72,9 +72,18 @@ TOTAL = Quantity(
     "iteration, 100 times",
     (Scale("ms", 0.01), Scale("s", 10.0), Scale("min", 600.0)),
 )
+_GIB = (Scale("GiB", 1.0),)
+_MEMORY = (
+    Quantity("max_allocated_gib", "peak of a rank's device, by DeepSpeed", _GIB),
+    Quantity("host_peak_gib", "peak host memory of the run", _GIB),
+    Quantity("gpu_peak_gib", "peak memory of the fullest GPU", _GIB),
+    Quantity("reserved_peak_gib", "peak address space of a rank", _GIB),
+)
 ONE = Scale("", 1.0)
 
-_KNOWN = {quantity.column: quantity for quantity in (ITERATION, UPDATE_RATE, TFLOPS, SAMPLES)}
+_KNOWN = {
+    quantity.column: quantity for quantity in (ITERATION, UPDATE_RATE, TFLOPS, SAMPLES, *_MEMORY)
+}
 _ENDINGS = {
     "_ms": _TIME,
     "_per_s": (Scale("1/s", 1.0),),

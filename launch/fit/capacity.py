@@ -7,6 +7,7 @@ engine's row of the study names.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -80,7 +81,10 @@ def shortages(point: Point, machine: Machine) -> list[str]:
     on_gpu = runs_on_gpu(point, machine)
     gpus = machine.gpu_free_bytes
     if on_gpu and len(gpus) < point.num_ranks:
-        return [f"tp {point.tp} x dp {point.dp} needs {point.num_ranks} GPUs, {len(gpus)} found"]
+        return [
+            f"tp {point.tp} x dp {point.dp} needs {point.num_ranks} GPUs, {len(gpus)} found"
+            + _visible()
+        ]
     need, _ = _need(point, on_gpu)
     lines = []
     if need.host_bytes > USABLE * machine.host_free_bytes:
@@ -88,6 +92,12 @@ def shortages(point: Point, machine: Machine) -> list[str]:
     if on_gpu and need.device_bytes > USABLE * min(gpus[: point.num_ranks]):
         lines.append(_short("GPU memory", need.device_bytes, min(gpus[: point.num_ranks])))
     return lines
+
+
+def _visible() -> str:
+    """What the environment hides, where it says so."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if chosen is None else f" (CUDA_VISIBLE_DEVICES={chosen})"
 
 
 def _short(what: str, need_bytes: int, free_bytes: int) -> str:
@@ -119,9 +129,31 @@ def refuse_if_short(point: Point, machine: Machine) -> None:
     if lines:
         raise ConfigError(
             f"{point.model.name} with engine {point.engine} does not fit: "
-            f"{'; '.join(lines)}. Choose a smaller model, more ranks or a smaller micro-batch, "
-            "or pass --no-memory-check"
+            f"{'; '.join(lines)}. {_remedy(point, machine)}"
         )
+
+
+def _remedy(point: Point, machine: Machine) -> str:
+    """What to change: ranks where GPUs are lacking, else what takes memory."""
+    gpus = len(machine.gpu_free_bytes)
+    if runs_on_gpu(point, machine) and gpus < point.num_ranks:
+        fewer = gpus // (point.tp * point.pp)
+        ways = [f"--dp {fewer}"] if fewer else []
+        return f"Give {' or '.join([*ways, '--device cpu'])}, or start it on more machines"
+    return "Choose a smaller model, more ranks or a smaller micro-batch, or pass --no-memory-check"
+
+
+def unused_gpus(point: Point, machine: Machine) -> str:
+    """A line for whoever may have meant to use all GPUs of this machine; empty where all are."""
+    gpus, alone = len(machine.gpu_free_bytes), point.tp * point.pp
+    if not runs_on_gpu(point, machine) or gpus <= point.num_ranks:
+        return ""
+    more = gpus // alone
+    batch = more * point.micro_batch_size
+    return (
+        f"{point.num_ranks} of {gpus} GPUs used (tp {point.tp} x pp {point.pp} x dp {point.dp}); "
+        f"--dp {more} with --global-batch-size a multiple of {batch} uses {more * alone}"
+    )
 
 
 def largest_model_that_fits(

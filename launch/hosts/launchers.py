@@ -9,6 +9,7 @@ and ends a run with ``pkill -f`` on every host. Several, each started by hand:
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import socket
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Self
 
 from configs.errors import ConfigError
+from configs.schema import Point
+from launch.hosts.autotuning import tuned
 from launch.hosts.hostfile import (
     Host,
     check_host_name,
@@ -118,6 +121,10 @@ class Launcher:
     """Port at which the ranks meet; None for a free one."""
     remote_shell: tuple[str, ...] = REMOTE_SHELL
     """Runs a command on a host of the hostfile."""
+    num_gpus: int | None = None
+    """Ranks that the user means to start on each machine; None for what the point says."""
+    autotuning: str | None = None
+    """``tune`` or ``run``: DeepSpeed's launcher looks for a config first; None for not."""
 
     @classmethod
     def of(cls, given: Namespace) -> Self:
@@ -156,6 +163,17 @@ class Launcher:
         if not self.remote_shell:
             raise ConfigError("--remote-shell is empty; the default is 'ssh -o BatchMode=yes'")
 
+        if self.autotuning and importlib.util.find_spec("tabulate") is None:
+            raise ConfigError(
+                f"--autotuning {self.autotuning}: DeepSpeed's autotuner needs the package "
+                "tabulate, which is not installed; run 'pip install tabulate'"
+            )
+        if self.autotuning and (self.kind != DEEPSPEED or self.is_far):
+            raise ConfigError(
+                f"--autotuning {self.autotuning}: DeepSpeed's launcher does that, on one machine; "
+                "give --launcher deepspeed, without --hostfile, --srun and --nnodes"
+            )
+
     def _check_slurm(self) -> None:
         if "SLURM_JOB_ID" not in os.environ:
             raise ConfigError("--srun: this is not a Slurm job; use it in a script for sbatch")
@@ -184,11 +202,42 @@ class Launcher:
             ConfigError: the hosts cannot run so many ranks.
         """
         found = {} if self.kind == TORCHRUN else {"launcher": self.kind}
-        if self.hostfile is not None:
-            nodes = len(share_out(read_hostfile(self.hostfile), num_ranks, self.nnodes))
-        else:
-            nodes = self.nnodes or (_slurm_nodes() if self.srun else 1)
+        found |= {"autotuning": self.autotuning} if self.autotuning else {}
+        nodes = self._num_nodes(num_ranks)
         return {**found, "nodes": str(nodes)} if nodes > 1 else found
+
+    def _num_nodes(self, num_ranks: int) -> int:
+        if self.hostfile is not None:
+            return len(share_out(read_hostfile(self.hostfile), num_ranks, self.nnodes))
+        return self.nnodes or (_slurm_nodes() if self.srun else 1)
+
+    def lacks(self, point: Point) -> list[str]:
+        """Why a point cannot be started as it was asked for; empty where it can.
+
+        Raises:
+            ConfigError: the hosts cannot run so many ranks.
+        """
+        dropped = [
+            f"--autotuning {self.autotuning}: DeepSpeed's autotuner drops the offload section, and "
+            f"the run has {field} = 'cpu'; choose an engine without offload"
+            for field in ("offload_optimizer", "offload_param")
+            if self.autotuning and point.value(field) != "none"
+        ]
+        return [*dropped, *self._other_ranks(point)]
+
+    def _other_ranks(self, point: Point) -> list[str]:
+        """Why a point does not start the ranks that ``--num-gpus`` asks for."""
+        if self.num_gpus is None:
+            return []
+        nodes = self._num_nodes(point.num_ranks)
+        asked, alone = self.num_gpus * nodes, point.tp * point.pp
+        if asked == point.num_ranks:
+            return []
+        wanted = f"give --dp {asked // alone}" if asked % alone == 0 else "change --tp or --pp"
+        return [
+            f"--num-gpus {self.num_gpus} on {nodes} machine{'s'[: nodes > 1]} is {asked} ranks, "
+            f"and tp {point.tp} x pp {point.pp} x dp {point.dp} is {point.num_ranks}; {wanted}"
+        ]
 
     def port(self) -> int:
         """Port at which the ranks meet; one that is free here, unless it was given."""
@@ -207,6 +256,9 @@ class Launcher:
             return self._in_slurm(program, num_ranks, port)
         if self.node_rank is not None and (self.nnodes or 1) > 1:
             return self._by_hand(program, num_ranks, port)
+        if self.autotuning:
+            command = _deepspeed_here(tuned(program), num_ranks, port, self.autotuning)
+            return Commands((), (tuple(command),), (num_ranks,))
         alone = _deepspeed_here if self.kind == DEEPSPEED else ranks_command
         return Commands((), (tuple(alone(program, num_ranks, port)),), (num_ranks,))
 
@@ -306,9 +358,12 @@ def _deepspeed(
     )
 
 
-def _deepspeed_here(program: Program, num_ranks: int, port: int) -> list[str]:
+def _deepspeed_here(
+    program: Program, num_ranks: int, port: int, autotuning: str | None = None
+) -> list[str]:
     # Without a hostfile it would look for one in /job.
     options = ["--hostfile", os.devnull]
+    options += ["--autotuning", autotuning] if autotuning else []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if all(word.strip().isdigit() for word in visible) and len(visible) >= num_ranks:
         # It counts from 0 otherwise, and leaves the devices that the caller chose.

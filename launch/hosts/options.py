@@ -29,6 +29,19 @@ def add_launch_options(parser: _HasGroups) -> None:
     where.add_argument(
         "--srun", action="store_true", help="start them on the nodes of the Slurm job we are in"
     )
+    where.add_argument(
+        "--autotuning",
+        choices=("tune", "run"),
+        help="let DeepSpeed's launcher look for a config first (it needs the package tabulate, "
+        "drops the offload section, and chooses the micro-batch; what it finds is in the run's "
+        "folder)",
+    )
+    where.add_argument(
+        "--num-gpus",
+        type=_number,
+        metavar="N",
+        help="ranks on each machine, GPUs or not: a point with another number of them is refused",
+    )
     where.add_argument("--nnodes", type=_number, metavar="N", help="use N machines, equally")
     where.add_argument(
         "--node-rank",

@@ -16,7 +16,7 @@ from launch.records.driver import Driver
 from launch.records.files import read_json
 from launch.records.identity import changes
 
-UNTRAINED = ("nan", "frozen", "diverged")
+UNTRAINED = ("nan", "frozen", "diverged", "skipped")
 """Statuses of a run that came to its end with a loss that means no training."""
 FAILURES = ("failed", "oom-host", "oom-device", "timeout", "hang", *UNTRAINED)
 """Statuses of a run that came to its own bad end."""

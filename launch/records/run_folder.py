@@ -34,8 +34,8 @@ class Status:
 
     status: str
     """``running``, ``ok``, ``oom-host``, ``oom-device``, ``timeout``, ``hang``, ``failed``,
-    ``interrupted``; or, of a run that ended without having trained, ``nan``, ``frozen`` or
-    ``diverged``."""
+    ``interrupted``; or, of a run that ended without having trained, ``nan``, ``frozen``,
+    ``diverged`` or ``skipped``."""
     exit_code: int | None = None
     """Of the ranks' launcher; 128 + signal when a signal ended it; 1 of a run that has not trained;
     None while running."""

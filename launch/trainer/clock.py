@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
@@ -75,3 +76,17 @@ class PeakMemory:
 
     def _note(self) -> None:
         self._peak_bytes = max(self._peak_bytes, torch.cuda.max_memory_allocated())
+
+
+def reserved_peak_gib() -> float | None:
+    """Most address space that this process has reserved, in GiB; None where Linux does not say.
+
+    A buffer counts in full as soon as it is allocated, while resident memory counts the pages that
+    were written: on a CPU only this shows buckets that a small model does not fill.
+    """
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+    except OSError:
+        return None
+    [kib] = [line.split()[1] for line in status.splitlines() if line.startswith("VmPeak:")]
+    return int(kib) / 2**20

@@ -14,7 +14,7 @@ from torch import Tensor
 from configs.schema import Point
 from launch.trainer import log
 from launch.trainer.checkpoint import load_checkpoint, save_checkpoint
-from launch.trainer.clock import PeakMemory, PhaseClock
+from launch.trainer.clock import PeakMemory, PhaseClock, reserved_peak_gib
 from launch.trainer.data import MicroBatch, MicroBatches, build_samples
 from launch.trainer.digest import state_digests
 from launch.trainer.metrics import MetricsFile, finite_or_none, iteration_fields
@@ -81,6 +81,7 @@ def train(run: RunFile, ranks: Ranks) -> None:
                 "seconds": time.perf_counter() - started,
                 "weights_sha256": weights,
                 "optimizer_sha256": optimizer_state,
+                "reserved_peak_gib": reserved_peak_gib(),
             },
         )
 
@@ -166,7 +167,7 @@ def _iterate(trainer: Trainer, first: int, metrics: MetricsFile, scalars: Scalar
             scalars.write(fields, point.global_batch_size * point.model.seq_length)
         else:
             clock.take()
-        if _is_due(point.eval_interval, iteration) or _is_due(point.save_interval, iteration):
+        if _is_due(point.eval_interval, iteration) or _saves_after(point, iteration):
             _evaluate_and_save(trainer, iteration, metrics, scalars)
             peak.take()
             last_end = time.perf_counter()  # none of it counts to the next iteration
@@ -174,6 +175,12 @@ def _iterate(trainer: Trainer, first: int, metrics: MetricsFile, scalars: Scalar
 
 def _is_due(interval: int, iteration: int) -> bool:
     return interval > 0 and iteration % interval == 0
+
+
+def _saves_after(point: Point, iteration: int) -> bool:
+    """Whether a checkpoint is due: at every interval, and where there is one also at the end."""
+    is_last = iteration == point.iterations
+    return point.save_interval > 0 and (is_last or iteration % point.save_interval == 0)
 
 
 def _evaluate_and_save(
@@ -193,7 +200,7 @@ def _evaluate_and_save(
         }
         metrics.write("evaluation", fields)
         scalars.write_evaluation(fields)
-    if _is_due(point.save_interval, iteration):
+    if _saves_after(point, iteration):
         path = save_checkpoint(trainer.run, trainer.engine, iteration)
         if trainer.ranks.is_first:
             log.write_line(log.checkpoint_line(iteration, path))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,50 @@ def read_run_file(path: Path, continue_from: Path | None = None) -> RunFile:
         metrics_path=metrics_path,
         data_facts=_contents((table.get("provenance") or {}).get("data")),
         checkpoint=None if continue_from is None else find_checkpoint(continue_from),
+    )
+
+
+def with_tuned_config(run: RunFile, config: str) -> RunFile:
+    """The run under another config, as DeepSpeed's autotuner starts its experiments.
+
+    The batches and the stage are the config's. An experiment writes its metrics beside the figure
+    that the autotuner waits for, and not into the run's folder.
+
+    Args:
+        run: As its folder says it.
+        config: A path, or JSON in base64, which is what the autotuner hands over.
+
+    Raises:
+        ConfigError: it is neither, or lacks a batch.
+    """
+    path = Path(config)
+    if config.endswith(".json"):
+        table = _read_object(path)
+    else:
+        try:
+            table = json.loads(base64.urlsafe_b64decode(config))
+            path = Path("--deepspeed_config")
+        except ValueError:
+            raise ConfigError(
+                f"--deepspeed_config {config}: no .json, nor JSON in base64"
+            ) from None
+    point, micro = run.point, table.get("train_micro_batch_size_per_gpu")
+    count = table.get("gradient_accumulation_steps") or point.accumulation
+    if not isinstance(micro, int) or not isinstance(count, int):
+        raise ConfigError(f"{path}: train_micro_batch_size_per_gpu = {micro!r}: no whole number")
+    zero, tuning = table.get("zero_optimization") or {}, table.get("autotuning") or {}
+    offload = (zero.get("offload_optimizer") or {}).get("device") or "none"
+    changed = {
+        "micro_batch_size": micro,
+        "global_batch_size": micro * count * point.dp,
+        "zero_stage": zero.get("stage", 0),
+        "offload_optimizer": offload,
+    }
+    waits_for = tuning.get("metric_path") or tuning.get("model_info_path")
+    metrics = Path(waits_for).with_name("metrics.jsonl") if waits_for else run.metrics_path
+    metrics.parent.mkdir(parents=True, exist_ok=True)
+    return replace(
+        run, point=point.model_copy(update=changed), ds_config=table, metrics_path=metrics
     )
 
 

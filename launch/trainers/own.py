@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from configs.errors import ConfigError
 from configs.schema import Point
 from launch.hosts.ranks import TRAINER_MODULE, Program
 from launch.records.run_folder import RunFolder
 from launch.trainer.checkpoint_files import Checkpoint, find_checkpoint
 from launch.trainers.protocol import Trainer
+from launch.trainers.user_json import read_user_json, with_user_json
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,12 @@ class OwnTrainer(Trainer):
             "help": "begin a new run at the last checkpoint of this one (or at a checkpoint's "
             "folder)",
         },
+        "--deepspeed-config": {
+            "type": Path,
+            "metavar": "FILE",
+            "help": "DeepSpeed's JSON, laid over what the harness makes of every run; what a field "
+            "of the point says must agree with it, and 'auto' leaves it to the field",
+        },
         "--trainer-module": {"help": argparse.SUPPRESS},
     }
     writes_metrics: ClassVar[bool] = True
@@ -37,16 +45,20 @@ class OwnTrainer(Trainer):
     """What the ranks run; tests put another in its place."""
     checkpoint: Checkpoint | None = None
     """Where runs begin; None for initial weights."""
+    user_json: Path | None = None
+    """DeepSpeed's JSON of the user's own; None without one."""
 
     @classmethod
     def of(cls, given: Namespace) -> Self:
         """From the command line's options.
 
         Raises:
-            ConfigError: there is no checkpoint to begin at.
+            ConfigError: there is no checkpoint to begin at, or the user's JSON is wrong.
         """
         checkpoint = None if given.continue_from is None else find_checkpoint(given.continue_from)
-        return cls(given.trainer_module or TRAINER_MODULE, checkpoint)
+        if given.deepspeed_config is not None:
+            read_user_json(given.deepspeed_config)
+        return cls(given.trainer_module or TRAINER_MODULE, checkpoint, given.deepspeed_config)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -55,9 +67,25 @@ class OwnTrainer(Trainer):
 
     def refuse(self, point: Point) -> list[str]:
         """Why this trainer cannot run a point."""
-        return super().refuse(point) + (
-            self.checkpoint.differences(point) if self.checkpoint else []
-        )
+        reasons = super().refuse(point)
+        if self.checkpoint:
+            reasons += self.checkpoint.differences(point)
+        try:
+            self.ds_config(point)
+        except ConfigError as error:
+            reasons.append(str(error))
+        return reasons
+
+    def ds_config(self, point: Point) -> dict[str, Any]:
+        """DeepSpeed's config of a run, with the user's JSON over it.
+
+        Raises:
+            ConfigError: that contradicts the point.
+        """
+        config = super().ds_config(point)
+        if self.user_json is None:
+            return config
+        return with_user_json(config, read_user_json(self.user_json), point, self.user_json)
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
         """What every rank runs; point and data stand in the folder."""

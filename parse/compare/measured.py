@@ -22,7 +22,7 @@ from parse.write import unguard
 
 _NOT_IDENTITY = ("name", "data_prefix", "iterations", "device", "split", "accumulation")
 """Fields of a point that do not say which point it is."""
-_VERDICTS = ("trains", "undecided", "", "diverged", "frozen", "nan")
+_VERDICTS = ("trains", "undecided", "", "diverged", "frozen", "skipped", "nan")
 """Words of a loss, from good to bad; no loss in the log is worse than one that trains."""
 
 

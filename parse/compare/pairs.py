@@ -182,7 +182,7 @@ def _may_differ(study: Study) -> set[str]:
     taken = study.engines[study.reference].fields
     free = {name for name, row in study.all_fields.items() if row.in_pairs != "same"}
     free |= {n for n, row in study.fields.items() if row.only_some_engines and n not in taken}
-    return {"name", "engine", *free, *free_by_gate(study)}
+    return {"name", "engine", *free, *free_by_gate(study), *study.set_by_engines}
 
 
 def _identity(run: Run) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 
 from parse.log.records import Iteration, Log
@@ -26,7 +27,7 @@ Value = Callable[[Log, Iteration], float | None]
 
 DIVERGED_RISE = 1.0
 """A loss that ends this far above its start, in nats, has diverged."""
-FAILED = ("nan", "frozen", "diverged")
+FAILED = ("nan", "frozen", "diverged", "skipped")
 """Words of a loss that make its run a failure, however it ended."""
 _NOISES_FALLEN = 1.5
 _NOISE_OF_SECOND_DIFFERENCE = 0.6745 * math.sqrt(6)
@@ -38,8 +39,9 @@ class LossVerdict:
     """What a loss says of its training; an empty word when the log holds no loss.
 
     ``trains``: it fell by more than its noise. ``nan``, ``frozen`` and ``diverged`` (it ends more
-    than :data:`DIVERGED_RISE` above its start) are failures. ``undecided`` is all that lies
-    between: too few iterations, or too much noise, to know.
+    than :data:`DIVERGED_RISE` above its start) are failures, and so is ``skipped``: the loss scaler
+    left out every update. ``undecided`` is all that lies between: too few iterations, or too much
+    noise, to know.
     """
 
     word: str
@@ -55,6 +57,8 @@ class LossVerdict:
     """The frozen loss."""
     at_name: str | None = None
     """``ln(50304)`` when the frozen loss is that of a uniform softmax."""
+    skipped: int | None = None
+    """Updates that were left out, where all were."""
 
     @property
     def failed(self) -> bool:
@@ -68,6 +72,8 @@ class LossVerdict:
             return f"nan from iteration {self.from_iteration}"
         if self.word == "frozen":
             return f"frozen at {self.at_name or self.at} from iteration {self.from_iteration}"
+        if self.word == "skipped":
+            return f"that of unchanged weights: all {self.skipped} updates were skipped"
         if self.word in ("diverged", "undecided"):
             figures = f"from {self.start:.4g} to {self.end:.4g}, noise {self.noise:.2g}"
             return f"{self.word} ({figures})"
@@ -118,7 +124,13 @@ def _ln_name(loss: float, vocab_sizes: Sequence[int]) -> str | None:
 
 
 def judge_log(log: Log) -> LossVerdict:
-    """Judge a log by the digits it prints."""
+    """Judge a log by the digits it prints, and by the updates that it says were skipped."""
+    records = log.iterations
+    steps = [after.iteration - before.iteration for before, after in pairwise(records)]
+    covered = sum(steps) + min(steps, default=1)
+    skipped = sum(record.skipped or 0 for record in records)
+    if records and skipped >= covered:
+        return LossVerdict("skipped", records[0].iteration, skipped=skipped)
     return judge_loss(((r.iteration, r.loss) for r in log.iterations), log.vocab_sizes)
 
 

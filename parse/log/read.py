@@ -37,6 +37,7 @@ from parse.log.metrics import attach_metrics
 from parse.log.name import settings_from_name
 from parse.log.numbering import count_lost, number_by_lines, number_by_steps
 from parse.log.records import PHASES, Iteration, Log, Reject
+from parse.log.throughput import MARK as THROUGHPUT, ProfileReader, throughput_line
 from parse.log.windows import Entry, Window, group, reject_odd_timers
 
 _MARKS = {
@@ -138,6 +139,7 @@ class _Reader:
         self.log = log
         self.facts = RunFacts(log)
         self.memory = MemoryReader(self.reject)
+        self.profile = ProfileReader()
         self.entries: list[Entry] = []
 
     def reject(self, number: int, reason: str, text: str) -> None:
@@ -161,7 +163,7 @@ class _Reader:
             self._add_progress(line)
         elif kinds == ["memory"]:
             self.entries += self.memory.add(line.number, text, before)
-        elif self.facts.feed(text):
+        elif not self.profile.feed(line.number, text) and self.facts.feed(text):
             self.entries.append(Mark.RUN_START)
         if "<TIMER:" in text:
             timers = INTERVAL_TIMER.findall(text)
@@ -170,6 +172,11 @@ class _Reader:
                 self.reject(line.number, "an interval timer that cannot be read", text)
 
     def _add_progress(self, line: Line) -> None:
+        if THROUGHPUT in line.text:
+            if throughput := throughput_line(line.number, line.text):
+                self.log.throughput.append(throughput)
+            else:
+                self.reject(line.number, "a throughput line that cannot be read", line.text)
         found = PROGRESS.search(line.text) or GLOBAL_STEP.search(line.text)
         if found and int(found[1]):  # DeepSpeed prints step 0 before the first iteration
             rate = found[2] if found.re is PROGRESS else None
@@ -211,7 +218,7 @@ class _Reader:
             number_memory(counted, self.memory.lines)
             log.iterations = [_record(window, log) for window in counted]
             _note_missing(log, counted)
-        log.memory = self.memory.lines
+        log.memory, log.profile = self.memory.lines, self.profile.lines
         log.rejects.sort(key=lambda reject: reject.line_number)
 
     def _number(self, windows: Sequence[Window], rest: Window) -> list[Window]:

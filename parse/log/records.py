@@ -84,6 +84,41 @@ class MemoryLine:
     """The iteration it was printed in; None before the first forward and where it is unknown."""
 
 
+@dataclass(slots=True)
+class ThroughputLine:
+    """What DeepSpeed's throughput timer printed every ``steps_per_print`` updates."""
+
+    line: int
+    """Position in the log, from 1."""
+    step: int
+    """Updates since the process was started."""
+    micro_step: int
+    """Micro-batches since then."""
+    running_samples_per_s: float | None
+    """Global batch over the mean time of all updates but the first two."""
+    current_samples_per_s: float | None
+    """The same of the last update."""
+    allocated_gib: float
+    """Of the rank's device; on a CPU the process's resident memory."""
+    max_allocated_gib: float
+    """The largest so far."""
+
+
+@dataclass(slots=True)
+class ProfileLine:
+    """One figure of the summary of DeepSpeed's flops profiler."""
+
+    line: int
+    """Position in the log, from 1."""
+    step: int | None
+    """The update that was profiled."""
+    quantity: str
+    """As printed, without how it was computed: ``fwd FLOPS per GPU``."""
+    value: float
+    unit: str
+    """``s``, ``FLOP/s``, ``MAC``; empty for a count."""
+
+
 @dataclass
 class Metrics:
     """Events of one ``metrics.jsonl``."""
@@ -149,6 +184,10 @@ class Log:
     notes: list[str] = field(default_factory=list)
     memory: list[MemoryLine] = field(default_factory=list)
     """DeepSpeed's memory lines, in the order of the log."""
+    throughput: list[ThroughputLine] = field(default_factory=list)
+    """DeepSpeed's throughput lines, in the order of the log."""
+    profile: list[ProfileLine] = field(default_factory=list)
+    """Figures of DeepSpeed's flops profiler."""
     world_size: int | None = None
     """Ranks of the run."""
     vocab_size: int | None = None

@@ -56,7 +56,9 @@ def _whole_state(engine: Any) -> SubgroupState:
     # the parameters themselves are updated.
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
     masters = [param for group in inner.param_groups for param in group["params"]]
-    moments = [inner.state[param][key] for key in MOMENTS for param in masters]
+    # There are none before the first step, which an fp16 run that skips every update never takes.
+    states = [inner.state.get(param, {}) for param in masters]
+    moments = [state[key] for key in MOMENTS for state in states if key in state]
     return SubgroupState(list(engine.module.parameters()), masters, moments)
 
 

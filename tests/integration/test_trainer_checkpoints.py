@@ -143,11 +143,13 @@ def test_a_new_run_continues_an_old_one_and_leaves_it_as_it_is(tmp_path):
     assert run("--save-interval", "3").returncode == 0
     (old,) = tmp_path.glob("single/*/run-001")
     before = {path: path.stat().st_mtime_ns for path in old.rglob("*") if path.is_file()}
-    refused = run("--continue-from", str(old), "--seed", "9")
+    third = old / "checkpoints" / "iteration-000003"
+    assert (old / "checkpoints" / "latest").read_text().strip() == "iteration-000004", "at the end"
+    refused = run("--continue-from", str(third), "--seed", "9")
     assert refused.returncode == 2
     assert "seed = 9: the checkpoint" in refused.stderr
     assert not old.with_name("run-002").exists()
-    done = run("--continue-from", str(old))
+    done = run("--continue-from", str(third))
     assert done.returncode == 0, done.stdout + done.stderr
     assert {path: path.stat().st_mtime_ns for path in before} == before
     ends = []
@@ -157,4 +159,4 @@ def test_a_new_run_continues_an_old_one_and_leaves_it_as_it_is(tmp_path):
         ends.append([events[-1][key] for key in ("weights_sha256", "optimizer_sha256")])
     assert ends[0] == ends[1]
     assert [event["iteration"] for event in events if event["event"] == "iteration"] == [4]
-    assert events[0]["continued_from"] == str(old / "checkpoints" / "iteration-000003")
+    assert events[0]["continued_from"] == str(third)

@@ -70,3 +70,21 @@ def test_before_stocks_first_step_there_are_no_moments(ranks_are_groups):
     engine.optimizer.optimizer.state.clear()
     (found,) = read_state(engine)
     assert (len(found.masters), found.moments) == (2, [])
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["fp32", "half precision"])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_below_stage_3_the_optimizers_own_tensors_are_the_state(stage, wrapped):
+    model = torch.nn.Linear(2, 2)
+    inner = torch.optim.AdamW(model.parameters())
+    optimizer = SimpleNamespace(optimizer=inner) if wrapped else inner
+    engine = SimpleNamespace(
+        module=model, optimizer=optimizer, zero_optimization_stage=lambda: stage
+    )
+    (before,) = read_state(engine)
+    assert (len(before.weights), len(before.masters), before.moments) == (2, 2, [])
+    model(torch.ones(2)).sum().backward()
+    inner.step()
+    (after,) = read_state(engine)
+    expected = [inner.state[p][key] for key in state_reader.MOMENTS for p in model.parameters()]
+    assert [a is b for a, b in zip(after.moments, expected, strict=True)] == [True] * 4

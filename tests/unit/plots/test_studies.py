@@ -52,6 +52,7 @@ STUDY = {
         "models": {"kind": "models", "title": "Models"},
         "bars": {"kind": "rates", "title": "Rates", "x": "yeast_g", "y": ["baking_ms"]},
         "whole": {"kind": "results", "title": "Whole runs", "y": ["baking_ms"]},
+        "cost": {"kind": "tradeoff", "title": "Crumb", "y": ["crumb_percent", "baking_ms"]},
         "memory": {"kind": "memory", "title": "Memory"},
         "use": {"kind": "utilisation", "title": "Use"},
     },

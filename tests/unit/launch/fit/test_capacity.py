@@ -14,6 +14,7 @@ from launch.fit.capacity import (
     refuse_if_short,
     runs_on_gpu,
     shortages,
+    unused_gpus,
 )
 from launch.fit.machine import Machine
 from launch.simulate import workloads
@@ -78,11 +79,34 @@ def test_a_model_that_does_not_fit_is_refused_with_what_is_needed_and_free():
         refuse_if_short(point("7B"), SMALL_GPU)
 
 
-def test_more_ranks_than_gpus_are_refused():
+def test_more_ranks_than_gpus_are_refused(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert shortages(make_point({"model": "20B"}), SMALL_GPU) == [
         "tp 1 x dp 4 needs 4 GPUs, 1 found"
     ]
     assert "needs 1 GPUs, 0 found" in shortages(point("tiny", device="cuda"), LAPTOP)[0]
+
+
+def test_the_remedy_for_lacking_gpus_is_fewer_ranks(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with pytest.raises(ConfigError) as caught:
+        refuse_if_short(make_point({"model": "7B", "dp": 4}), SMALL_GPU)
+    assert "needs 4 GPUs, 1 found (CUDA_VISIBLE_DEVICES=3). Give --dp 1 or --device cpu" in str(
+        caught.value
+    )
+    assert "smaller model" not in str(caught.value)
+
+
+def test_one_process_beside_unused_gpus_is_told_what_would_use_them():
+    said = unused_gpus(point("tiny", micro_batch_size=2, global_batch_size=2), H100_NODE)
+    assert said == (
+        "1 of 4 GPUs used (tp 1 x pp 1 x dp 1); --dp 4 with --global-batch-size a multiple of 8 "
+        "uses 4"
+    )
+    whole = make_point({"model": "tiny", "dp": 4, "global_batch_size": 8})
+    assert unused_gpus(whole, H100_NODE) == ""
+    assert unused_gpus(point("tiny", device="cpu"), H100_NODE) == ""
+    assert unused_gpus(point("tiny"), LAPTOP) == ""
 
 
 def test_the_device_decides_where_ranks_run():

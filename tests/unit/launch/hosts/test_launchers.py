@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
+from configs.study import load_study
 from launch import cli
+from launch.hosts.autotuning import tuned_config
 from launch.hosts.launchers import Launcher
 from launch.hosts.ranks import Program
 from launch.records.files import ROOT
@@ -193,3 +195,81 @@ def test_ranks_that_cannot_be_shared_out_name_what_sets_their_number():
     words = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "a", "--master-port", "5000"]
     with pytest.raises(ConfigError, match=r"--nnodes 2: 1 rank cannot .*--dp N"):
         launcher(*words).commands(PROGRAM, 1, 5000)
+
+
+LADDER = load_study("zero-ladder")
+
+
+def rung(engine="stage-1", **fields):
+    return LADDER.make_point({"model": "tiny", "engine": engine, "global_batch_size": 8, **fields})
+
+
+def test_ranks_that_were_asked_for_and_are_not_the_points_are_a_reason_not_to_start():
+    assert launcher("--num-gpus", "2").lacks(rung(dp=2)) == []
+    assert launcher().lacks(rung(dp=2)) == []
+    [reason] = launcher("--num-gpus", "8").lacks(rung())
+    assert reason == (
+        "--num-gpus 8 on 1 machine is 8 ranks, and tp 1 x pp 1 x dp 1 is 1; give --dp 8"
+    )
+    [reason] = launcher("--num-gpus", "3").lacks(rung(tp=2))
+    assert reason.endswith("change --tp or --pp")
+
+
+def test_ranks_are_counted_on_every_host(hostfile):
+    words = ("--hostfile", str(hostfile), "--nnodes", "2")
+    assert launcher("--num-gpus", "2", *words).lacks(rung(dp=4)) == []
+    [reason] = launcher("--num-gpus", "1", *words).lacks(rung(dp=4))
+    assert reason.startswith("--num-gpus 1 on 2 machines is 2 ranks, and tp 1 x pp 1 x dp 4 is 4;")
+
+
+@pytest.fixture
+def autotuner(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+
+
+@pytest.mark.usefixtures("autotuner")
+def test_the_autotuner_gets_a_script_and_its_config():
+    tuning = launcher("--launcher", "deepspeed", "--autotuning", "run")
+    (words,) = nodes(tuning.commands(PROGRAM, 2, 5000))
+    assert words == [
+        *("-m", "deepspeed.launcher.runner", "--hostfile", os.devnull, "--autotuning", "run"),
+        *("--num_gpus", "2", "--master_addr", "127.0.0.1", "--master_port", "5000"),
+        *("--no_local_rank", str(ROOT / "a/b.py"), "/r/run.json"),
+        *("--deepspeed_config", "/r/ds_config.json"),
+    ]
+    assert tuning.versions(2) == {"launcher": "deepspeed", "autotuning": "run"}
+
+
+@pytest.mark.usefixtures("autotuner")
+def test_the_autotuner_is_kept_from_what_it_would_drop():
+    tuning = launcher("--launcher", "deepspeed", "--autotuning", "run")
+    assert tuning.lacks(rung()) == []
+    [reason] = tuning.lacks(rung("stage-2-offload"))
+    assert "drops the offload section, and the run has offload_optimizer = 'cpu'" in reason
+
+
+@pytest.mark.usefixtures("autotuner")
+@pytest.mark.parametrize("words", [(), ("--launcher", "deepspeed", "--hostfile", "HOSTFILE")])
+def test_the_autotuner_needs_deepspeeds_launcher_on_one_machine(words, hostfile):
+    words = [str(hostfile) if word == "HOSTFILE" else word for word in words]
+    with pytest.raises(ConfigError, match="--autotuning tune: DeepSpeed's launcher does that"):
+        launcher("--autotuning", "tune", *words)
+
+
+def test_the_autotuners_own_package_is_asked_for(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="needs the package tabulate"):
+        launcher("--launcher", "deepspeed", "--autotuning", "run")
+
+
+def test_what_the_autotuner_writes_lies_in_the_runs_folder(tmp_path):
+    table = {"autotuning": {"fast": True}, "train_batch_size": 8}
+    assert tuned_config(table, tmp_path) == {
+        "train_batch_size": 8,
+        "autotuning": {
+            "enabled": True,
+            "exps_dir": str(tmp_path / "autotuning-exps"),
+            "results_dir": str(tmp_path / "autotuning-results"),
+            "fast": True,
+        },
+    }

@@ -1,3 +1,4 @@
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.study import default_study
 from launch.pretrain_gpt import main
-from launch.trainer.runfile import read_run_file
+from launch.trainer.runfile import read_run_file, with_tuned_config
 
 POINT: dict[str, Any] = {
     "model": {"name": "m", "hidden": 64, "ffn": 96, "layers": 2, "heads": 4, "kv_heads": 2},
@@ -148,3 +149,31 @@ def test_the_user_gets_one_line_and_exit_code_2(
     monkeypatch.setenv("RANK", "1")
     assert main([str(tmp_path / "run.json"), "--local_rank=1"]) == 2
     assert capsys.readouterr().err == ""
+
+
+def test_a_config_of_the_autotuner_brings_its_batches_and_stage(run_dir: Path) -> None:
+    run = read_run_file(run_dir / "run.json")
+    table = {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 3,
+        "zero_optimization": {"stage": 1},
+        "autotuning": {"enabled": True, "metric_path": str(run_dir / "tried/metrics.json")},
+    }
+    text = base64.urlsafe_b64encode(json.dumps(table).encode()).decode()
+    tried = with_tuned_config(run, text)
+    assert (tried.point.micro_batch_size, tried.point.global_batch_size) == (4, 12)
+    assert (tried.point.zero_stage, tried.point.offload_optimizer) == (1, "none")
+    assert tried.ds_config == table
+    assert tried.metrics_path == run_dir / "tried" / "metrics.jsonl", "not the run's own"
+    assert tried.metrics_path.parent.is_dir()
+    del table["autotuning"]
+    (run_dir / "best.json").write_text(json.dumps(table))
+    best = with_tuned_config(run, str(run_dir / "best.json"))
+    assert (best.metrics_path, best.point.accumulation) == (run.metrics_path, 3)
+
+
+@pytest.mark.parametrize("config", ["nothing", "e30=", "missing.json"])
+def test_a_config_of_the_autotuner_that_is_none_is_named(run_dir: Path, config: str) -> None:
+    run = read_run_file(run_dir / "run.json")
+    with pytest.raises(ConfigError, match=r"--deepspeed_config|missing\.json: cannot be read"):
+        with_tuned_config(run, config)

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from parse.compare.verdict import judge_loss, judge_pair
+from parse.compare.comparisons import compare_points
+from parse.compare.verdict import judge_log, judge_loss, judge_pair
+from parse.labels import label_runs
 from parse.log.read import read_log
+from parse.run_folder import read_sweep
 from parse.verdict import main as verdict_of
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -174,3 +177,52 @@ def test_two_logs_beside_one_metrics_file_are_judged_by_print(sweep_writer):
     verdict = judge_pair(read_log(log), read_log(other))
     assert verdict.text == "equal (5 losses as printed)"
     assert judge_pair(read_log(log), read_log(log)).exact
+
+
+def scaled(write_log, recipe, skipped, losses=(9.0, 8.5, 8.25, 8.125)):
+    """A log whose iterations say how many updates the loss scaler left out."""
+    text = recipe(losses).text()
+    for count in skipped:
+        text = text.replace("skipped iterations:   0", f"skipped iterations: {count:3}", 1)
+    return read_log(write_log("scaled.log", text=text))
+
+
+def test_a_run_all_of_whose_updates_were_skipped_is_no_result(write_log, recipe):
+    verdict = judge_log(scaled(write_log, recipe, (1, 1, 1, 1)))
+    assert (verdict.word, verdict.failed) == ("skipped", True)
+    assert verdict.text == "that of unchanged weights: all 4 updates were skipped"
+
+
+@pytest.mark.parametrize("skipped", [(), (1,), (1, 1, 1)])
+def test_a_loss_scaler_that_finds_its_scale_is_no_failure(write_log, recipe, skipped):
+    assert judge_log(scaled(write_log, recipe, skipped)).word == "trains"
+
+
+def test_updates_are_counted_over_lines_of_several_iterations(write_log, recipe):
+    def of(first, second):
+        log = scaled(write_log, recipe, (first, second), losses=(9.0, 8.5))
+        for number, record in zip((10, 20), log.iterations, strict=True):
+            record.iteration = number
+        return judge_log(log).word
+
+    assert of(10, 10) == "skipped"
+    assert of(10, 9) != "skipped"
+
+
+def test_a_gate_does_not_let_a_skipped_run_pass(sweep_writer, write_log):
+    # Both skip every update: their losses are equal, and neither is a result.
+    sweep_writer.write(engines=(("vanilla", 0), ("hybrid", 2)))
+    for path in sweep_writer.folder.rglob("*.log"):
+        path.write_text(
+            path.read_text().replace(
+                "iterations:   0 | number of nan", "iterations:   1 | number of nan"
+            )
+        )
+    runs = read_sweep(sweep_writer.folder)
+    label_runs(runs)
+    [item] = compare_points(runs, 1)
+    assert item.equality == "equal"
+    assert not any(finding.holds for finding in item.findings)
+    assert "loss: that of unchanged weights" in item.findings[0].verdict
+    assert "skipped" in item.withheld or "unchanged weights" in item.withheld
+    assert [run.status for run in runs] == ["skipped", "skipped"]

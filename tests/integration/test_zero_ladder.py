@@ -1,0 +1,111 @@
+"""Rungs of the ladder for real: trained, compared, drawn, saved and evaluated."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from processes import python_path
+
+from launch.records.files import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+SMALL = ("--model.layers", "1", "--model.hidden", "64", "--model.ffn", "128", "--model.heads", "2")
+SMALL += ("--model.kv-heads", "2", "--model.seq-length", "32", "--iterations", "4")
+
+
+def run(module, *words):
+    environment = {**os.environ, "PYTHONPATH": python_path(ROOT, ROOT / "src")}
+    return subprocess.run(
+        [sys.executable, "-m", module, *words],
+        cwd=ROOT,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def ladder(tmp_path_factory):
+    """A sweep of two rungs, each of which saves after 3 of 4 iterations and at the end."""
+    folder = tmp_path_factory.mktemp("results")
+    words = ["--study", "zero-ladder", "--engines", "stage-1,stage-2-offload", *SMALL]
+    words += ["--set", "dtype=fp32", "--set", "dp=1", "--save-interval", "3", "--share"]
+    words += ["--set", "print_interval=2", "--device", "cpu", "--results-dir", str(folder)]
+    done = run("launch.sweep", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "zero-ladder" / "ladder"
+
+
+def rows(ladder, name):
+    return list(csv.DictReader((ladder / "tables" / name).read_text().splitlines()))
+
+
+def test_two_rungs_agree_closely_and_pass_their_gate(ladder):
+    compared = {row["engine"]: row for row in rows(ladder, "comparisons.csv")}
+    assert list(compared) == ["stage-2-offload"]
+    assert compared["stage-2-offload"]["equality"] in ("close", "equal")
+    assert "gate close passed" in compared["stage-2-offload"]["verdict"]
+
+
+def test_each_rung_is_what_its_row_says(ladder):
+    runs = {row["engine"]: row for row in rows(ladder, "runs.csv")}
+    assert {name: row["zero_stage"] for name, row in runs.items()} == {
+        "stage-1": "1",
+        "stage-2-offload": "2",
+    }
+    configs = [json.loads(path.read_text()) for path in ladder.glob("*/run-001/ds_config.json")]
+    zero = {config["zero_optimization"]["stage"]: config for config in configs}
+    assert "offload_optimizer" not in zero[1]["zero_optimization"]
+    assert zero[2]["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+
+
+def test_deepspeeds_own_figures_are_in_the_tables(ladder):
+    # DeepSpeed times no update before the third, and prints every second.
+    lines = rows(ladder, "throughput.csv")
+    assert [(row["engine"], row["step"]) for row in lines] == [
+        ("stage-1", "4"),
+        ("stage-2-offload", "4"),
+    ]
+    assert all(float(row["running_samples_per_s"]) > 0 for row in lines)
+    profiled = {row["quantity"]: float(row["value"]) for row in rows(ladder, "profile.csv")}
+    assert profiled["fwd flops per GPU"] > 2 * profiled["params per GPU"]
+    for row in rows(ladder, "runs.csv"):
+        assert float(row["max_allocated_gib"]) > 0.01
+        assert float(row["host_peak_gib"]) > 0.01
+
+
+def test_the_figure_is_there(ladder):
+    assert (ladder / "figures" / "ladder.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("place", ["", "checkpoints/iteration-000003"])
+def test_a_saved_rung_is_evaluated(ladder, place):
+    [folder] = ladder.glob("*engine_stage-2-offload/run-001")
+    saved = sorted(path.name for path in (folder / "checkpoints").iterdir() if path.is_dir())
+    assert saved == ["iteration-000003", "iteration-000004"]
+    done = run(
+        *("launch.evaluate", str(folder / place), "--batch-size", "3", "--batches", "2", "--json"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["iteration"] == (3 if place else 4)
+    assert found["samples_per_s"] > 0
+    assert found["latency_s"] > 0
+    assert 5 < found["loss"] < 12
+    assert found["tokens"] == 4 * 3 * 32, "two forwards to warm up, then two"
+
+
+def test_fp16_that_skips_every_update_fails_by_name(tmp_path):
+    scale = tmp_path / "ds.json"
+    scale.write_text('{"fp16": {"initial_scale_power": 60}}')
+    words = ["tiny", "--study", "zero-ladder", "--engine", "stage-1", "--dtype", "fp16", *SMALL]
+    words += ["--deepspeed-config", str(scale), "--share", "--no-echo", "--device", "cpu"]
+    done = run("launch.run", *words, "--results-dir", str(tmp_path))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "skipped: ended, but its loss is that of unchanged weights: all 4 updates" in done.stderr
+    [status] = tmp_path.rglob("status.json")
+    assert json.loads(status.read_text())["status"] == "skipped"

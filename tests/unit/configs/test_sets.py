@@ -1,0 +1,101 @@
+"""Engines that fix fields of every point, as the rungs of a ladder do."""
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.naming import Namer, flat
+from configs.schema import Point
+from configs.study import load_study, study_from
+from configs.sweep import load_sweep
+
+STUDY = load_study("zero-ladder")
+FIXED = ("zero_stage", "offload_optimizer", "offload_param")
+
+
+def made(**fields):
+    return STUDY.make_point({"model": "tiny", **fields})
+
+
+def changed(name, **sets):
+    table = STUDY.as_table()
+    table["engines"][name]["sets"] = sets
+    return study_from(table, "changed")
+
+
+@pytest.mark.parametrize("name", STUDY.engines)
+def test_an_engine_fixes_its_fields(name):
+    point, sets = made(engine=name), STUDY.engines[name].sets
+    found = {field: getattr(point, field) for field in FIXED}
+    assert found == {field: sets.get(field, Point.model_fields[field].default) for field in FIXED}
+
+
+@pytest.mark.parametrize(
+    ("engine", "field", "value", "way_out"),
+    [
+        ("stage-2", "zero_stage", 1, "'stage-1' or 'stage-1-offload'"),
+        ("no-zero", "offload_optimizer", "cpu", "'stage-1-offload' or"),
+        # One row alone names the field: the others have its default.
+        ("stage-3", "offload_param", "cpu", "'stage-3-offload-all'"),
+    ],
+)
+def test_a_value_against_the_engine_is_refused(engine, field, value, way_out):
+    has = getattr(made(engine=engine), field)
+    words = (
+        f"{field} = {value!r}: engine '{engine}' has {field} = {has!r}; leave it out or choose "
+        f"engine {way_out}"
+    )
+    for given in (value, str(value)):
+        with pytest.raises(ConfigError) as caught:
+            made(engine=engine, **{field: given})
+        assert words in str(caught.value)
+
+
+def test_the_engines_own_value_may_be_said():
+    assert made(engine="stage-2", zero_stage="2") == made(engine="stage-2")
+
+
+def test_a_sweep_refuses_a_field_that_its_engines_fix():
+    with pytest.raises(ConfigError, match="zero_stage = 3: engine 'no-zero' has zero_stage = 0"):
+        load_sweep("ladder", STUDY).small().points(None, {"zero_stage": "3"})
+
+
+def test_a_field_that_no_engine_names_is_free():
+    assert STUDY.set_by_engines == FIXED
+    assert made(engine="stage-2", dtype="bf16").dtype == "bf16"
+
+
+def test_names_leave_fixed_fields_to_the_engine():
+    points = [flat(made(engine=name)) for name in STUDY.engines]
+    namer = Namer(STUDY)
+    assert namer.varying(points) == []
+    assert namer.names(points) == [f"tiny {name}" for name in STUDY.engines]
+    logs = {made(engine=name).log_name for name in STUDY.engines}
+    assert len(logs) == len(STUDY.engines)
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        ({"zero_stge": 1}, "sets: unknown field of every point 'zero_stge': did you mean 'zero_"),
+        ({"bucket_numel": 1}, "sets: unknown field of every point 'bucket_numel'"),
+        ({"engine": "x"}, "sets: unknown field of every point 'engine'"),
+        ({"zero_stage": 4}, "sets: zero_stage = 4: Input should be less than or equal to 3"),
+        ({"offload_optimizer": "disk"}, "sets: offload_optimizer = 'disk': Input should be 'cpu'"),
+    ],
+)
+def test_a_row_that_fixes_nonsense_is_refused(sets, words):
+    with pytest.raises(ConfigError, match="engine 'stage-1', ") as caught:
+        changed("stage-1", **sets)
+    assert words in str(caught.value)
+
+
+def test_the_default_form_is_small_and_has_every_rung():
+    points = load_sweep("ladder", STUDY).small().points(None)
+    assert len(points) <= 15
+    assert {point.engine for point in points if point.dtype == "fp32"} == set(STUDY.engines)
+    assert {point.dtype for point in points} == {"fp32", "bf16", "fp16"}
+    assert {point.num_ranks for point in points} == {1, 2}
+    twins = {(p.dtype, p.dp) for p in points if STUDY.engines[p.engine].equals}
+    for dtype, dp in twins:
+        found = {p.engine for p in points if (p.dtype, p.dp) == (dtype, dp)}
+        assert {STUDY.reference, "stage-3-offload"} <= found, "what it is held against"

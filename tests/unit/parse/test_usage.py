@@ -1,0 +1,73 @@
+"""What a run took of its machine, in columns of runs.csv and tables of their own."""
+
+import csv
+import json
+
+import pytest
+
+from parse.__main__ import main
+
+LINES = [
+    f"epoch=0/micro_step={step}/global_step={step}, RunningAvgSamplesPerSec={rate}, "
+    f"CurrSamplesPerSec={rate}, MemAllocated={now}GB, MaxMemAllocated={peak}GB"
+    for step, rate, now, peak in ((3, 4.0, 0.5, 0.9), (6, 5.5, 0.25, 0.9))
+]
+GIB = 2**30
+
+
+def sample(**figures):
+    return json.dumps({"time_s": 1.0, **figures})
+
+
+@pytest.fixture
+def tables(tmp_path, write_log, recipe):
+    """Tables of one run with these samples."""
+
+    def make(samples, lines=()):
+        log = write_log("run/log.log", text="".join(f"{x}\n" for x in lines) + recipe().text())
+        log.with_name("run.json").write_text(json.dumps({"log": log.name, "point": {"model": "m"}}))
+        log.with_name("monitor.jsonl").write_text("".join(f"{text}\n" for text in samples))
+        assert main([str(log), "--out", str(tmp_path / "t")]) in (0, 1)
+        return tmp_path / "t"
+
+    return make
+
+
+def rows(path):
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def test_deepspeeds_lines_become_columns_and_a_table(tables):
+    out = tables([], LINES)
+    [run] = rows(out / "runs.csv")
+    assert float(run["running_samples_per_s"]) == 5.5
+    assert (float(run["allocated_gib"]), float(run["max_allocated_gib"])) == (0.5, 0.9)
+    found = [(row["step"], row["current_samples_per_s"]) for row in rows(out / "throughput.csv")]
+    assert found == [("3", "4.0"), ("6", "5.5")]
+
+
+def test_a_run_that_says_nothing_has_empty_cells_and_no_table(tables):
+    out = tables([])
+    [run] = rows(out / "runs.csv")
+    assert run["max_allocated_gib"] == run["host_peak_gib"] == run["gpu_util_percent"] == ""
+    assert not (out / "throughput.csv").exists()
+    assert not (out / "profile.csv").exists()
+
+
+def test_pages_that_processes_share_count_once_where_that_is_known(tables):
+    only_resident = sample(host_used_bytes=3 * GIB)
+    with_shared = sample(host_used_bytes=3 * GIB, host_pss_bytes=2 * GIB)
+    assert float(rows(tables([only_resident]) / "runs.csv")[0]["host_peak_gib"]) == 3
+    found = rows(tables([only_resident, with_shared]) / "runs.csv")
+    assert float(found[0]["host_peak_gib"]) == 2
+
+
+def test_a_gpu_counts_while_the_run_holds_memory_of_it(tables):
+    def of(device, held, used, util):
+        return sample(device_id=device, gpu_memory_run_bytes=held * GIB,
+                      gpu_memory_used_bytes=used * GIB, gpu_util_percent=util)  # fmt: skip
+
+    out = tables([of(0, 0, 9, 99.0), of(0, 3, 12, 40.0), of(1, 5, 14, 60.0)])
+    [run] = rows(out / "runs.csv")
+    assert float(run["gpu_peak_gib"]) == 5
+    assert float(run["gpu_util_percent"]) == 50
