@@ -69,7 +69,9 @@ def write(folders: list[Path], file: Path = FILE) -> None:
             known = changes.setdefault(name, [])
             if facts.get(name) != (known[-1][1] if known else None):
                 known.append((at, facts.get(name)))
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(changes[name])}" for name in sorted(changes))
+    lines = ",\n".join(
+        f"{json.dumps(name)}: {json.dumps(changes[name])}" for name in sorted(changes)
+    )
     file.write_text(
         f'{{"versions": {json.dumps(names)},\n"keys": {{\n{lines}\n}}}}\n', encoding="utf-8"
     )

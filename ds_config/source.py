@@ -94,7 +94,10 @@ class _Reader:
         return self.keys
 
     def _mark_removed(self) -> None:
-        blocks = {"_REMOVED_TOP_LEVEL_CONFIG_KEYS": (), "_REMOVED_ZERO_CONFIG_KEYS": ("zero_optimization",)}
+        blocks = {
+            "_REMOVED_TOP_LEVEL_CONFIG_KEYS": (),
+            "_REMOVED_ZERO_CONFIG_KEYS": ("zero_optimization",),
+        }
         for table, block in blocks.items():
             for name in self._everywhere.get(table, ()):
                 self.keys[(*block, name)].removed = True
@@ -161,7 +164,9 @@ class _Reader:
                     str(self._value(module, key, held)): self._value(module, value, held)
                     for key, value in zip(node.keys, node.values, strict=True)
                 }
-            case ast.DictComp(generators=[ast.comprehension(target=ast.Name(id=name), iter=source)]):
+            case ast.DictComp(
+                generators=[ast.comprehension(target=ast.Name(id=name), iter=source)]
+            ):
                 turns = self._value(module, source, held)
                 return {
                     turn: self._value(module, node.value, {**held, name: turn})
@@ -171,9 +176,13 @@ class _Reader:
                 value = self._value(module, operand, held)
                 return -value if isinstance(value, int | float) else UNKNOWN
             case ast.BinOp(left=left, op=op, right=right):
-                return _arithmetic(op, self._value(module, left, held), self._value(module, right, held))
+                return _arithmetic(
+                    op, self._value(module, left, held), self._value(module, right, held)
+                )
             case ast.Subscript(value=owner, slice=index):
-                return self._inside(self._value(module, owner, held), self._value(module, index, held))
+                return self._inside(
+                    self._value(module, owner, held), self._value(module, index, held)
+                )
             case ast.Call():
                 return self._result(module, node, held)
         return UNKNOWN
@@ -343,7 +352,9 @@ class _Reader:
             if isinstance(base, ast.Name) and base.id != _MODEL and self._is_model(base.id):
                 self._model(base.id, key)
         for statement in node.body:
-            if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+            if not isinstance(statement, ast.AnnAssign) or not isinstance(
+                statement.target, ast.Name
+            ):
                 continue
             annotation = ast.unparse(statement.annotation)
             fact = KeyFact(type=annotation, is_model=True)
@@ -364,7 +375,9 @@ class _Reader:
                     if word in words:
                         extra[word] = self._value(module, words[word], {})
                 fact.deprecated = extra.get("deprecated") is True
-                fact.replaced_by = extra["new_param"] if isinstance(extra.get("new_param"), str) else ""
+                fact.replaced_by = (
+                    extra["new_param"] if isinstance(extra.get("new_param"), str) else ""
+                )
             else:
                 fact.default = self._default(module, value)
             for word in names:
@@ -378,10 +391,9 @@ class _Reader:
         for statement in node.body:
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 path = blocks.get(statement.target.id)
-                for inner in ast.walk(statement.annotation):
-                    if isinstance(path, _Path) and isinstance(inner, ast.Name):
-                        if self._is_model(inner.id):
-                            self._model(inner.id, path.key)
+                names = [n.id for n in ast.walk(statement.annotation) if isinstance(n, ast.Name)]
+                for name in filter(self._is_model, names if isinstance(path, _Path) else ()):
+                    self._model(name, path.key)
 
     def _default(self, module: _Module, node: ast.expr | None) -> Any:  # noqa: ANN401
         if isinstance(node, ast.Attribute):
@@ -394,7 +406,13 @@ def _config_files(package: Path) -> list[Path]:
     """Files that may read the configuration: those whose name says so, the nearest first."""
     names = ("config", "constants", "offload", "compiler")
     found = [path for path in package.rglob("*.py") if any(n in path.name for n in names)]
-    skipped = ("inference", "model_implementations", "ops", "launcher", "autotuning/config_templates")
+    skipped = (
+        "inference",
+        "model_implementations",
+        "ops",
+        "launcher",
+        "autotuning/config_templates",
+    )
     kept = [p for p in found if not p.relative_to(package).as_posix().startswith(skipped)]
     return sorted(kept, key=lambda path: (len(path.parts), path))
 
