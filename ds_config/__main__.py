@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ds_config.explain import Explanation, Note, explain
 from ds_config.fix import fixed, write_beside
+from ds_config.loader import NoAnswerError, refusal
 from ds_config.read import NotAConfigError, read_config
 from ds_config.releases import versions
 from ds_config.render import as_json, as_page, as_text
@@ -33,6 +34,8 @@ def main(argv: list[str] | None = None) -> int:
         if loaded.table and not found.keys:
             raise NotAConfigError(f"{loaded.source}: has no key of DeepSpeed, no configuration")
         _add_notes(found, loaded.notes)
+        if found.is_accepted and _installed() == setting.version:
+            _ask(found, loaded.table)
         if arguments.json:
             text = as_json(loaded.source, found)
         elif arguments.html is not None:
@@ -72,15 +75,28 @@ def _version(asked: str | None) -> str:
         NotAConfigError: it is not on file.
     """
     known = versions()
-    if asked is None:
-        try:
-            asked = importlib.metadata.version("deepspeed").partition("+")[0]
-        except importlib.metadata.PackageNotFoundError:
-            asked = "newest"
+    asked = asked or _installed() or "newest"
     asked = known[-1] if asked == "newest" else asked
     if asked not in known:
         raise NotAConfigError(f"--for {asked}: not on file; known are {known[0]} to {known[-1]}")
     return asked
+
+
+def _installed() -> str:
+    try:
+        return importlib.metadata.version("deepspeed").partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _ask(found: Explanation, table: dict[str, object]) -> None:
+    """Let the installed release have the last word; what its models check by code is known to it alone."""
+    try:
+        text = refusal(table)
+    except NoAnswerError as error:
+        sys.stderr.write(f"ds_config: DeepSpeed {found.version} was not asked itself: {error}\n")
+    else:
+        found.faults += [Note("(DeepSpeed)", text)] if text else []
 
 
 def _hidden(model: str | None) -> int | None:

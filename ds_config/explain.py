@@ -11,12 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from ds_config.releases import history, keys_of, versions
-from ds_config.rules import Setting, conflicts, cost_bytes, ignored, refused_values
+from ds_config.rules import Setting, conflicts, cost_bytes, ignored, wrong_plain_values
 from ds_config.source import Key, KeyFact
+from ds_config.values import wrong_values
 
 AUTO = "auto"
-FREE = {("optimizer", "params"), ("scheduler", "params"), ("compile", "kwargs")}
-"""Blocks whose keys are another program's."""
+_SAMPLING = ("data_efficiency", "data_sampling")
+FREE = {
+    *(("optimizer", "params"), ("scheduler", "params"), ("compile", "kwargs")),
+    *((*_SAMPLING, "curriculum_learning"), (*_SAMPLING, "dynamic_batching")),
+    ("data_efficiency", "data_routing"),
+}
+"""Blocks whose keys DeepSpeed hands on, or reads where this package does not follow."""
 PLUGIN = "deep_optimizer_states"
 
 
@@ -98,11 +104,13 @@ def explain(table: Mapping[str, Any], setting: Setting) -> Explanation:
     found = Explanation(setting.version)
     for key, value in walk(table, ()):
         _explain_key(found, key, value, known, setting)
-    found.faults += [Note(*words) for words in refused_values(table, known)]
+    values = dict(walk(table, ()))
+    wrong = [*wrong_plain_values(table), *wrong_values(values, known)]
+    found.faults += [Note(*words) for words in wrong]
     for name, text, remedy, is_fault in conflicts(table, setting):
         (found.faults if is_fault else found.warnings).append(Note(name, text, remedy))
     found.warnings += [Note(*words) for words in ignored(table, set(known))]
-    given = {key for key, _ in walk(table, ())}
+    given = set(values)
     for key in known:
         # Where the key is given its default does not matter, nor where its block is not there.
         is_left_out = key not in given and (not key[:-1] or key[:-1] in given)
@@ -164,7 +172,7 @@ def _is_free(key: Key, known: Mapping[Key, KeyFact]) -> bool:
     around = key[:-1]
     if not around:
         return False
-    if any(key[: len(free)] == free for free in FREE):
+    if any(key[: len(free)] == free for free in FREE) or key[0] in _words_file()["gone"]:
         return True
     # A block of which no key is on file takes what it is given; one that is unknown was named above.
     return around not in known or not any(k[:-1] == around for k in known)
@@ -183,7 +191,7 @@ def _unknown(key: Key, known: Mapping[Key, KeyFact], version: str) -> Note:
             "leave it out",
         )
     elsewhere = [k for k in known if k[-1] == name]
-    if elsewhere:
+    if len({k[:-1] for k in elsewhere}) == 1:
         place = ".".join(elsewhere[0][:-1]) or "the top level"
         return Note(
             ".".join(key), f"stands in the wrong place, where it {does}", f"move it to {place}"

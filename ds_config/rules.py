@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ds_config.source import Key, KeyFact
+from ds_config.source import Key
 
 ZERO = "zero_optimization"
 _BUCKET_ELEMENTS = 500_000_000
@@ -103,10 +103,14 @@ def ignored(table: Mapping[str, Any], known: set[Key]) -> Iterator[tuple[str, st
                 yield f"{ZERO}.{block}.{name}", "does nothing unless device is nvme"
 
 
-def refused_values(
-    table: Mapping[str, Any], known: Mapping[Key, KeyFact]
-) -> Iterator[tuple[str, str, str]]:
-    """Values of a wrong type: key, what is wrong, remedy."""
+def wrong_plain_values(table: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Values that no model of DeepSpeed checks: key, what is wrong, remedy."""
+    for name in ("optimizer", "scheduler"):
+        block = _block(table, name)
+        if not isinstance(block.get("type", ""), str):
+            yield f"{name}.type", f"= {block['type']!r} is no name", "give a name as text"
+        if not isinstance(block.get("params", {}), Mapping):
+            yield f"{name}.params", f"= {block['params']!r} is no block", "give an object: {...}"
     for name in _BATCHES:
         value = table.get(name)
         if isinstance(value, str) and value != "auto":
@@ -116,14 +120,6 @@ def refused_values(
     for name in ("gradient_clipping", "steps_per_print", "gradient_predivide_factor"):
         if isinstance(table.get(name), str) and table[name] != "auto":
             yield name, f"= {table[name]!r} is text", "write the number without quotes"
-    for name, value in table.items():
-        is_block = any(key[0] == name and len(key) > 1 for key in known)
-        if is_block and not isinstance(value, Mapping) and not (name == ZERO and value is True):
-            if known.get((name,)) and not known[(name,)].removed and value is not None:
-                yield name, f"= {value!r} is no block", "give an object: {...}"
-    stage = _block(table, ZERO).get("stage", 0)
-    if stage not in (0, 1, 2, 3):
-        yield f"{ZERO}.stage", f"= {stage!r}", "give 0, 1, 2 or 3"
 
 
 def conflicts(table: Mapping[str, Any], setting: Setting) -> Iterator[tuple[str, str, str, bool]]:

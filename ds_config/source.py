@@ -37,6 +37,10 @@ class KeyFact:
     """A field of a pydantic model, whose siblings are known in full: any other raises an error."""
     removed: bool = False
     """The release knows the key only to refuse it."""
+    limits: dict[str, float] = field(default_factory=dict)
+    """Bounds of the value: ``ge``, ``gt``, ``le``, ``lt``."""
+    choices: list[Any] = field(default_factory=list)
+    """Values of an enumeration."""
 
 
 @dataclass(frozen=True)
@@ -366,6 +370,8 @@ class _Reader:
                     fact.default = self._default(module, value.args[0])
                 elif "default" in words:
                     fact.default = self._default(module, words["default"])
+                limits = {n: self._value(module, words.get(n), {}) for n in ("ge", "gt", "le", "lt")}
+                fact.limits = {n: v for n, v in limits.items() if isinstance(v, int | float)}
                 alias = self._value(module, words.get("alias"), {})
                 # The model takes a field by its own name as well as by its alias.
                 names = [alias, *names] if isinstance(alias, str) else names
@@ -380,11 +386,30 @@ class _Reader:
                 )
             else:
                 fact.default = self._default(module, value)
+            fact.choices = self._choices(statement.annotation)
             for word in names:
                 self.keys[(*key, word)] = fact
             for inner in ast.walk(statement.annotation):
                 if isinstance(inner, ast.Name) and self._is_model(inner.id):
                     self._model(inner.id, (*key, names[0]))
+
+    def _choices(self, annotation: ast.expr) -> list[Any]:
+        """Values of the enumeration or literal that a field is declared as."""
+        if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Literal":
+            found = ast.literal_eval(annotation.slice)
+            return list(found) if isinstance(found, tuple) else [found]
+        try:
+            _, node = self._class(ast.unparse(annotation))
+        except LookupError:
+            return []
+        if not any(ast.unparse(base) == "Enum" for base in node.bases):
+            return []
+        values = [
+            self._everywhere.get(f"{node.name}.{inner.targets[0].id}")
+            for inner in node.body
+            if isinstance(inner, ast.Assign) and isinstance(inner.targets[0], ast.Name)
+        ]
+        return [value for value in values if isinstance(value, str | int)]
 
     def _model_of_blocks(self, node: ast.ClassDef, blocks: dict[str, Any]) -> None:
         """Note a model whose fields are blocks that were looked up one by one."""
