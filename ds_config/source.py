@@ -176,6 +176,10 @@ class _Reader:
                     turn: self._value(module, node.value, {**held, name: turn})
                     for turn in (turns if isinstance(turns, list) else [])
                 }
+        return self._computed(module, node, held)
+
+    def _computed(self, module: _Module, node: ast.expr, held: dict[str, Any]) -> Any:  # noqa: ANN401
+        match node:
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 value = self._value(module, operand, held)
                 return -value if isinstance(value, int | float) else UNKNOWN
@@ -360,38 +364,43 @@ class _Reader:
                 statement.target, ast.Name
             ):
                 continue
-            annotation = ast.unparse(statement.annotation)
-            fact = KeyFact(type=annotation, is_model=True)
-            names = [statement.target.id]
-            value = statement.value
-            if isinstance(value, ast.Call) and ast.unparse(value.func) == "Field":
-                words = {k.arg: k.value for k in value.keywords}
-                if value.args:
-                    fact.default = self._default(module, value.args[0])
-                elif "default" in words:
-                    fact.default = self._default(module, words["default"])
-                limits = {n: self._value(module, words.get(n), {}) for n in ("ge", "gt", "le", "lt")}
-                fact.limits = {n: v for n, v in limits.items() if isinstance(v, int | float)}
-                alias = self._value(module, words.get("alias"), {})
-                # The model takes a field by its own name as well as by its alias.
-                names = [alias, *names] if isinstance(alias, str) else names
-                extra = self._value(module, words.get("json_schema_extra"), {})
-                extra = extra if isinstance(extra, dict) else {}
-                for word in ("deprecated", "new_param"):
-                    if word in words:
-                        extra[word] = self._value(module, words[word], {})
-                fact.deprecated = extra.get("deprecated") is True
-                fact.replaced_by = (
-                    extra["new_param"] if isinstance(extra.get("new_param"), str) else ""
-                )
-            else:
-                fact.default = self._default(module, value)
+            fact, names = self._field(module, statement, statement.target.id)
             fact.choices = self._choices(statement.annotation)
             for word in names:
                 self.keys[(*key, word)] = fact
             for inner in ast.walk(statement.annotation):
                 if isinstance(inner, ast.Name) and self._is_model(inner.id):
                     self._model(inner.id, (*key, names[0]))
+
+    def _field(
+        self, module: _Module, statement: ast.AnnAssign, name: str
+    ) -> tuple[KeyFact, list[str]]:
+        """What a model says of a field, and the names by which it takes it, its alias first."""
+        annotation = ast.unparse(statement.annotation)
+        fact = KeyFact(type=annotation, is_model=True)
+        names = [name]
+        value = statement.value
+        if isinstance(value, ast.Call) and ast.unparse(value.func) == "Field":
+            words = {k.arg: k.value for k in value.keywords}
+            if value.args:
+                fact.default = self._default(module, value.args[0])
+            elif "default" in words:
+                fact.default = self._default(module, words["default"])
+            limits = {n: self._value(module, words.get(n), {}) for n in ("ge", "gt", "le", "lt")}
+            fact.limits = {n: v for n, v in limits.items() if isinstance(v, int | float)}
+            alias = self._value(module, words.get("alias"), {})
+            # The model takes a field by its own name as well as by its alias.
+            names = [alias, *names] if isinstance(alias, str) else names
+            extra = self._value(module, words.get("json_schema_extra"), {})
+            extra = extra if isinstance(extra, dict) else {}
+            for word in ("deprecated", "new_param"):
+                if word in words:
+                    extra[word] = self._value(module, words[word], {})
+            fact.deprecated = extra.get("deprecated") is True
+            fact.replaced_by = extra["new_param"] if isinstance(extra.get("new_param"), str) else ""
+        else:
+            fact.default = self._default(module, value)
+        return fact, names
 
     def _choices(self, annotation: ast.expr) -> list[Any]:
         """Values of the enumeration or literal that a field is declared as."""

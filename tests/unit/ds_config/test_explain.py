@@ -10,7 +10,7 @@ from deepspeed.runtime.config import DeepSpeedConfig
 
 from ds_config.__main__ import main
 from ds_config.explain import explain, walk
-from ds_config.fix import fixed, write_beside
+from ds_config.fix import fixed
 from ds_config.loader import without_auto
 from ds_config.read import read_config
 from ds_config.releases import versions
@@ -50,7 +50,9 @@ def test_a_good_configuration_is_accepted_and_every_key_is_told():
     found = told(GOOD, hidden=4096)
     assert found.is_accepted
     assert {line.key for line in found.keys} == {
-        ".".join(key) for key, _ in walk(GOOD, ()) if key[:2] != ("optimizer", "params") or len(key) == 2
+        ".".join(key)
+        for key, _ in walk(GOOD, ())
+        if key[:2] != ("optimizer", "params") or len(key) == 2
     }
     assert all(line.meaning for line in found.keys)
     auto = {line.key: line.auto for line in found.keys if line.auto}
@@ -111,7 +113,11 @@ def test_the_arithmetic_of_batches_is_checked(batch, ranks, words):
 
 
 def test_batches_that_fit_the_ranks_are_accepted():
-    batch = {"train_batch_size": 24, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3}
+    batch = {
+        "train_batch_size": 24,
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 3,
+    }
     assert told(batch, num_ranks=2).is_accepted
 
 
@@ -122,7 +128,9 @@ def warned(found):
 def test_what_the_stage_ignores_is_told_and_accepted():
     found = told(put(GOOD, ("zero_optimization", "stage"), 2))
     assert found.is_accepted
-    assert warned(found)["zero_optimization.stage3_prefetch_bucket_size"] == "does nothing at stage 2"
+    assert (
+        warned(found)["zero_optimization.stage3_prefetch_bucket_size"] == "does nothing at stage 2"
+    )
     assert "zero_optimization.offload_optimizer" not in warned(found)
 
 
@@ -135,7 +143,10 @@ def test_overlap_is_priced():
 
 
 def test_a_default_that_moved_is_told_of_what_is_left_out():
-    table = {"train_batch_size": 1, "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}
+    table = {
+        "train_batch_size": 1,
+        "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}},
+    }
     key = "zero_optimization.offload_param.pin_memory"
     assert "true since 0.19.5 (false before)" in warned(told(table))[key]
     assert key not in warned(told(table, "0.18.0"))

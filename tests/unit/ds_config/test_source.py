@@ -51,13 +51,21 @@ def test_a_blocks_keys_and_defaults_are_those_of_deepspeeds_model(keys, block):
     found = {key[-1]: fact for key, fact in keys.items() if key[:-1] == block}
     assert {word for word, fact in found.items() if not fact.removed} == expected.keys()
     for word, info in expected.items():
-        if isinstance(info.default, bool | int | float | str) and word != "model_persistence_threshold":
+        if (
+            isinstance(info.default, bool | int | float | str)
+            and word != "model_persistence_threshold"
+        ):
             if found[word].default is not None or info.default is False:
                 assert found[word].default == info.default, word
 
 
 def test_keys_that_functions_look_up_are_found(keys):
-    for name in ("train_batch_size", "gradient_clipping", "steps_per_print", "wall_clock_breakdown"):
+    for name in (
+        "train_batch_size",
+        "gradient_clipping",
+        "steps_per_print",
+        "wall_clock_breakdown",
+    ):
         assert (name,) in keys
     assert ("optimizer", "params") in keys
     assert ("activation_checkpointing", "cpu_checkpointing") in keys
