@@ -90,7 +90,7 @@ def _installed() -> str:
 
 
 def _ask(found: Explanation, table: dict[str, object]) -> None:
-    """Let the installed release have the last word; what its models check by code is known to it alone."""
+    """Let the installed release have the last word: some of its checks are code alone."""
     try:
         text = refusal(table)
     except NoAnswerError as error:

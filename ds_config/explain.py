@@ -1,9 +1,10 @@
-"""Says of every key of a configuration what it means, costs and does, in one release of DeepSpeed."""
+"""Says of every key of a configuration what it means, costs and does in one release."""
 
 from __future__ import annotations
 
 import difflib
 import functools
+import itertools
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ class Note:
     """With its blocks: ``zero_optimization.stage``; empty for the whole."""
     text: str
     remedy: str = ""
+    mend: tuple[str, str] = ("", "")
+    """How a copy can be mended: ``move`` to a block, ``rename`` to a name, ``drop``, ``number``."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +109,12 @@ def explain(table: Mapping[str, Any], setting: Setting) -> Explanation:
         _explain_key(found, key, value, known, setting)
     values = dict(walk(table, ()))
     wrong = [*wrong_plain_values(table), *wrong_values(values, known)]
-    found.faults += [Note(*words) for words in wrong]
-    for name, text, remedy, is_fault in conflicts(table, setting):
-        (found.faults if is_fault else found.warnings).append(Note(name, text, remedy))
+    found.faults += [
+        Note(*words, mend=("number", "") if "is text" in words[1] else ("", "")) for words in wrong
+    ]
+    for one in conflicts(table, setting):
+        group = found.faults if one.is_fault else found.warnings
+        group.append(Note(one.key, one.text, one.remedy))
     found.warnings += [Note(*words) for words in ignored(table, set(known))]
     given = set(values)
     for key in known:
@@ -129,7 +135,11 @@ def walk(table: Mapping[str, Any], at: Key) -> Iterator[tuple[Key, Any]]:
 
 
 def _explain_key(
-    found: Explanation, key: Key, value: Any, known: Mapping[Key, KeyFact], setting: Setting
+    found: Explanation,
+    key: Key,
+    value: Any,  # noqa: ANN401 - any value
+    known: Mapping[Key, KeyFact],
+    setting: Setting,
 ) -> None:
     name = ".".join(key)
     if key == (PLUGIN,):
@@ -148,6 +158,7 @@ def _explain_key(
                 name,
                 f"DeepSpeed {setting.version} refuses it: {_gone(key)} is removed",
                 "leave it out",
+                ("drop", ""),
             )
         )
     elif fact.deprecated:
@@ -174,7 +185,7 @@ def _is_free(key: Key, known: Mapping[Key, KeyFact]) -> bool:
         return False
     if any(key[: len(free)] == free for free in FREE) or key[0] in _words_file()["gone"]:
         return True
-    # A block of which no key is on file takes what it is given; one that is unknown was named above.
+    # Of a block without keys on file nothing is known; a block that is unknown was named already.
     return around not in known or not any(k[:-1] == around for k in known)
 
 
@@ -185,21 +196,20 @@ def _unknown(key: Key, known: Mapping[Key, KeyFact], version: str) -> Note:
     if before:
         gone = [since for since, fact in history(key) if fact is None]
         when = f"came with {before[0]}" + (f" and went with {gone[-1]}" if gone else "")
-        return Note(
-            ".".join(key),
-            f"no key of DeepSpeed {version}: it {when}; here it {does}",
-            "leave it out",
-        )
+        text = f"no key of DeepSpeed {version}: it {when}; here it {does}"
+        return Note(".".join(key), text, "leave it out", ("drop", ""))
     elsewhere = [k for k in known if k[-1] == name]
     if len({k[:-1] for k in elsewhere}) == 1:
-        place = ".".join(elsewhere[0][:-1]) or "the top level"
-        return Note(
-            ".".join(key), f"stands in the wrong place, where it {does}", f"move it to {place}"
-        )
+        place = ".".join(elsewhere[0][:-1])
+        text = f"stands in the wrong place, where it {does}"
+        remedy = f"move it to {place or 'the top level'}"
+        return Note(".".join(key), text, remedy, ("move", place))
     siblings = [k[-1] for k in known if k[:-1] == around]
     near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.6)
-    remedy = f"did you mean {near[0]}?" if near else "leave it out"
-    return Note(".".join(key), f"no key of DeepSpeed {version}: it {does}", remedy)
+    text = f"no key of DeepSpeed {version}: it {does}"
+    if not near:
+        return Note(".".join(key), text, "leave it out", ("drop", ""))
+    return Note(".".join(key), text, f"did you mean {near[0]}?", ("rename", near[0]))
 
 
 def _is_strict(block: Key, known: Mapping[Key, KeyFact]) -> bool:
@@ -216,7 +226,7 @@ def _moved_default(key: Key, version: str) -> str:
     at = versions().index(version)
     facts = [(since, fact) for since, fact in history(key) if versions().index(since) <= at]
     values = [(since, fact.default) for since, fact in facts if fact and not fact.removed]
-    steps = list(zip(values, values[1:], strict=False))
+    steps = itertools.pairwise(values)
     moved = [(since, old, new) for (_, old), (since, new) in steps if old != new]
     if not moved or isinstance(moved[-1][2], dict | list) or moved[-1][2] is None:
         return ""

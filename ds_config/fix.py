@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ds_config.explain import Explanation
+from ds_config.explain import Explanation, Note
 
 _ZERO = "zero_optimization"
 
@@ -20,38 +20,26 @@ def fixed(table: Mapping[str, Any], found: Explanation) -> tuple[dict[str, Any],
     """
     result = copy.deepcopy(dict(table))
     changes = []
-    for note in found.unknown:
+    for note in (*found.unknown, *found.faults):
         block, name = _place(result, note.key)
-        if block is None or name not in block:
-            continue
-        value = block.pop(name)
-        word, _, target = note.remedy.partition(" to ")
-        if word == "move it" and target:
-            place = result if target == "the top level" else _make(result, target)
-            if name not in place:
-                place[name] = value
-                changes.append(f"{note.key}: moved to {target}")
-                continue
-        if note.remedy.startswith("did you mean "):
-            right = note.remedy.removeprefix("did you mean ").rstrip("?")
-            if right not in block:
-                block[right] = value
-                changes.append(f"{note.key}: now {right}")
-                continue
-        changes.append(f"{note.key}: left out")
-    for note in found.faults:
-        block, name = _place(result, note.key)
-        if block is None or name not in block:
-            continue
-        value = block[name]
-        if note.remedy == "leave it out":
-            del block[name]
-            changes.append(f"{note.key}: left out")
-        elif isinstance(value, str) and note.text.endswith("is text"):
-            block[name] = _number(value)
-            changes.append(f"{note.key}: {value!r} as a number")
+        if note.mend[0] and block is not None and name in block:
+            changes.append(f"{note.key}: {_mended(result, block, name, note)}")
     _older_names(result, changes)
     return result, changes
+
+
+def _mended(result: dict[str, Any], block: dict[str, Any], name: str, note: Note) -> str:
+    """Mend one key; says what was done."""
+    kind, target = note.mend
+    value = block.pop(name)
+    if kind == "number":
+        block[name] = _number(value)
+        return f"{value!r} as a number"
+    place, word = (block, target) if kind == "rename" else (_make(result, target), name)
+    if kind == "drop" or word in place:
+        return "left out"
+    place[word] = value
+    return f"now {word}" if kind == "rename" else f"moved to {target or 'the top level'}"
 
 
 def write_beside(path: Path, table: Mapping[str, Any]) -> Path:
@@ -99,7 +87,7 @@ def _place(table: dict[str, Any], key: str) -> tuple[dict[str, Any] | None, str]
 
 def _make(table: dict[str, Any], key: str) -> dict[str, Any]:
     at = table
-    for block in key.split("."):
+    for block in filter(None, key.split(".")):
         inner = at.setdefault(block, {})
         if not isinstance(inner, dict):
             return table

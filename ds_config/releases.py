@@ -1,4 +1,4 @@
-"""What each release of DeepSpeed reads from its configuration: ``releases.json``, and how it is made.
+"""What each release of DeepSpeed reads from its configuration: ``releases.json``, and its making.
 
 ``python -m ds_config.releases FOLDER...`` reads unpacked releases, folders named
 ``deepspeed-VERSION``, and writes the file anew.

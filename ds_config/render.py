@@ -16,7 +16,8 @@ _PAGE = """<!doctype html>
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
 body { max-width: 62rem; margin: 0 auto; padding: 1rem; overflow-wrap: anywhere; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; vertical-align: top; padding: .3rem .6rem; border-bottom: 1px solid #8886; }
+th, td { text-align: left; vertical-align: top; padding: .3rem .6rem; }
+tr { border-bottom: 1px solid #8886; }
 code { font-size: .9em; } td:first-child { min-width: 14rem; }
 .fault { border-left: .3rem solid #d33; padding-left: .6rem; }
 .warning { border-left: .3rem solid #d90; padding-left: .6rem; }
@@ -26,8 +27,8 @@ code { font-size: .9em; } td:first-child { min-width: 14rem; }
 <h1>{{ source }}</h1>
 <p>Read as DeepSpeed {{ found.version }}: {{ verdict }}</p>
 {% for title, kind, notes in groups if notes %}<h2>{{ title }}</h2>
-{% for note in notes %}<p class="{{ kind }}"><code>{{ note.key }}</code> {{ note.text }}{% if note.remedy
-%}: <em>{{ note.remedy }}</em>{% endif %}</p>
+{% for note in notes %}<p class="{{ kind }}"><code>{{ note.key }}</code> {{ note.text
+}}{% if note.remedy %}: <em>{{ note.remedy }}</em>{% endif %}</p>
 {% endfor %}{% endfor %}<h2>Keys</h2>
 <div class="wide"><table><tr><th>key<th>value<th>default<th>meaning</tr>
 {% for line in found.keys %}<tr><td><code>{{ line.key }}</code><td>{{ value(line) }}<td>{{

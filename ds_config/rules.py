@@ -36,6 +36,17 @@ _NVME_ONLY = ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_in
 
 
 @dataclass(frozen=True)
+class Conflict:
+    """Keys that do not go together."""
+
+    key: str
+    text: str
+    remedy: str
+    is_fault: bool = True
+    """Whether DeepSpeed refuses them; else it is told as a warning."""
+
+
+@dataclass(frozen=True)
 class Setting:
     """What a configuration is explained for."""
 
@@ -122,110 +133,103 @@ def wrong_plain_values(table: Mapping[str, Any]) -> Iterator[tuple[str, str, str
             yield name, f"= {table[name]!r} is text", "write the number without quotes"
 
 
-def conflicts(table: Mapping[str, Any], setting: Setting) -> Iterator[tuple[str, str, str, bool]]:
-    """What cannot, or should not, stand together: key, why, remedy, whether DeepSpeed refuses it."""
-    zero = _block(table, ZERO)
-    stage = zero.get("stage", 0)
-    if all(_block(table, name).get("enabled") is True for name in ("fp16", "bf16")):
-        yield "fp16", "and bf16 are both enabled", "enable one of them", True
-    if table.get("gradient_allreduce_op") == "sum" and stage == 3:
-        yield "gradient_allreduce_op", "= sum does not go with stage 3", "write mean", True
-    optimizer = _block(zero, "offload_optimizer")
-    ratio = optimizer.get("ratio", 1.0)
-    if optimizer and _is_number(ratio) and ratio < 1 and stage != 3:
-        yield (
-            f"{ZERO}.offload_optimizer.ratio", f"= {ratio} needs stage 3, not {stage}",
-            "leave ratio out, or give stage 3", True,
-        )  # fmt: skip
-    for block in ("offload_optimizer", "offload_param"):
-        offload = _block(zero, block)
-        if offload.get("device") == "nvme":
-            if stage != 3:
-                yield (
-                    f"{ZERO}.{block}.device",
-                    f"= nvme needs stage 3, not {stage}",
-                    "give cpu",
-                    True,
-                )
-            elif not offload.get("nvme_path"):
-                yield f"{ZERO}.{block}.nvme_path", "is missing", "give a folder on the disk", True
+def conflicts(table: Mapping[str, Any], setting: Setting) -> Iterator[Conflict]:
+    """What cannot, or should not, stand together."""
+    yield from _of_types(table)
+    yield from _of_offloading(table)
+    yield from _of_optimizer(table)
+    yield from _of_batches(table, setting)
     checkpointing = _block(table, "activation_checkpointing")
     for name in ("contiguous_memory_optimization", "cpu_checkpointing"):
         if checkpointing.get(name) and not checkpointing.get("partition_activations"):
-            yield (
-                f"activation_checkpointing.{name}", "needs partition_activations",
-                "set partition_activations to true", name.startswith("contiguous"),
-            )  # fmt: skip
-    for block in ("fp16_master_weights_and_grads", "bf16_master_weights_and_grads"):
-        kind = block.partition("_")[0]
-        if _block(table, kind).get(block) and stage not in (1, 2, 3):
-            yield f"{kind}.{block}", f"needs stage 1, 2 or 3, not {stage}", "leave it out", True
+            yield Conflict(
+                f"activation_checkpointing.{name}",
+                "needs partition_activations",
+                "set partition_activations to true",
+                is_fault=name.startswith("contiguous"),
+            )
+    overlaps = _block(table, ZERO).get("overlap_comm") is True
+    if overlaps and (size := overlap_bytes(table, setting)) is not None:
+        yield Conflict(
+            f"{ZERO}.overlap_comm",
+            f"takes about {size / 1e9:.1f} GB of the device for its buckets",
+            "make the buckets smaller if memory is short (2e8: 3.6 GB)",
+            is_fault=False,
+        )
+
+
+def _of_types(table: Mapping[str, Any]) -> Iterator[Conflict]:
+    stage = _block(table, ZERO).get("stage", 0)
     bf16 = _block(table, "bf16")
+    if bf16.get("enabled") is True and _block(table, "fp16").get("enabled") is True:
+        yield Conflict("fp16", "and bf16 are both enabled", "enable one of them")
+    for kind in ("fp16", "bf16"):
+        name = f"{kind}_master_weights_and_grads"
+        if _block(table, kind).get(name) and stage not in (1, 2, 3):
+            yield Conflict(f"{kind}.{name}", f"needs stage 1, 2 or 3, not {stage}", "leave it out")
     if bf16.get("bf16_optimizer_states") and not bf16.get("bf16_master_weights_and_grads"):
-        yield (
-            "bf16.bf16_optimizer_states", "needs bf16_master_weights_and_grads",
-            "set that to true as well", True,
-        )  # fmt: skip
-    if "max_grad_norm" in _block(_block(table, "optimizer"), "params"):
-        yield (
-            "optimizer.params.max_grad_norm", "is not used by DeepSpeed",
-            "write gradient_clipping at the top level", False,
-        )  # fmt: skip
-    kind = str(_block(table, "optimizer").get("type", "")).lower()
+        yield Conflict(
+            "bf16.bf16_optimizer_states",
+            "needs bf16_master_weights_and_grads",
+            "set that to true as well",
+        )
+
+
+def _of_offloading(table: Mapping[str, Any]) -> Iterator[Conflict]:
+    zero = _block(table, ZERO)
+    stage = zero.get("stage", 0)
+    ratio = _block(zero, "offload_optimizer").get("ratio", 1.0)
+    if _is_number(ratio) and ratio < 1 and stage != 3:
+        key = f"{ZERO}.offload_optimizer.ratio"
+        yield Conflict(
+            key, f"= {ratio} needs stage 3, not {stage}", "leave ratio out, or give stage 3"
+        )
+    for block in ("offload_optimizer", "offload_param"):
+        offload = _block(zero, block)
+        if offload.get("device") != "nvme":
+            continue
+        if stage != 3:
+            key = f"{ZERO}.{block}.device"
+            yield Conflict(key, f"= nvme needs stage 3, not {stage}", "give cpu")
+        elif not offload.get("nvme_path"):
+            yield Conflict(f"{ZERO}.{block}.nvme_path", "is missing", "give a folder on the disk")
+
+
+def _of_optimizer(table: Mapping[str, Any]) -> Iterator[Conflict]:
+    stage, optimizer = _block(table, ZERO).get("stage", 0), _block(table, "optimizer")
+    if table.get("gradient_allreduce_op") == "sum" and stage == 3:
+        yield Conflict("gradient_allreduce_op", "= sum does not go with stage 3", "write mean")
+    if "max_grad_norm" in _block(optimizer, "params"):
+        yield Conflict(
+            "optimizer.params.max_grad_norm",
+            "is not used by DeepSpeed",
+            "write gradient_clipping at the top level",
+            is_fault=False,
+        )
+    kind = str(optimizer.get("type", "")).lower()
     if kind in ("onebitadam", "onebitlamb", "zerooneadam") and stage in (2, 3):
-        yield "optimizer.type", f"= {kind} does not go with stage {stage}", "give AdamW", True
-    if zero.get("overlap_comm") is True and (size := overlap_bytes(table, setting)) is not None:
-        yield (
-            f"{ZERO}.overlap_comm", f"takes about {size / 1e9:.1f} GB of the device for its buckets",
-            "make the buckets smaller if memory is short (2e8: 3.6 GB)", False,
-        )  # fmt: skip
-    yield from _batch_conflicts(table, setting)
+        yield Conflict("optimizer.type", f"= {kind} does not go with stage {stage}", "give AdamW")
 
 
-def _batch_conflicts(
-    table: Mapping[str, Any], setting: Setting
-) -> Iterator[tuple[str, str, str, bool]]:
+def _of_batches(table: Mapping[str, Any], setting: Setting) -> Iterator[Conflict]:
+    """train_batch_size is micro-batch x accumulation x ranks."""
     values = [table.get(name) for name in _BATCHES]
     if values[0] is None and values[1] is None:
-        yield (
-            _BATCHES[0], "and train_micro_batch_size_per_gpu are both missing",
-            "give one of them", True,
-        )  # fmt: skip
-    if not all(value is None or _is_number(value) for value in values):
+        text = "and train_micro_batch_size_per_gpu are both missing"
+        yield Conflict(_BATCHES[0], text, "give one of them")
+    if values[0] is None or not all(value is None or _is_number(value) for value in values):
         return
-    total, micro, steps = values
-    ranks = setting.num_ranks
-    if total and micro and total < micro:
-        yield (
-            _BATCHES[0],
-            f"= {total} is below the micro-batch {micro}",
-            f"give {micro} or more",
-            True,
-        )
-    elif total and micro and steps and ranks is None and total % (micro * steps):
-        yield (
-            _BATCHES[0], f"= {total} is no multiple of micro-batch {micro} x accumulation {steps}",
-            f"give {micro * steps} x the number of ranks", True,
-        )  # fmt: skip
-    elif ranks and total:
-        yield from _with_ranks(int(total), micro, steps, ranks)
-
-
-def _with_ranks(
-    total: int, micro: int | None, steps: int | None, ranks: int
-) -> Iterator[tuple[str, str, str, bool]]:
-    per_rank = (micro or 1) * (steps or 1) * ranks
-    if micro and steps and per_rank != total:
-        yield (
-            _BATCHES[0], f"= {total} is not micro-batch {micro} x accumulation {steps} x {ranks} ranks",
-            f"give train_batch_size = {per_rank}, or leave one of the three out", True,
-        )  # fmt: skip
-    elif total % per_rank:
-        yield (
-            _BATCHES[0], f"= {total} cannot be split over {ranks} ranks"
-            + (f" in micro-batches of {micro}" if micro else ""),
-            f"give a multiple of {per_rank}", True,
-        )  # fmt: skip
+    total, micro, steps = int(values[0]), values[1] or 1, values[2] or 1
+    per_update = micro * steps * (setting.num_ranks or 1)
+    product = f"micro-batch {micro} x accumulation {steps} x {setting.num_ranks or 'the'} ranks"
+    if total < micro:
+        yield Conflict(_BATCHES[0], f"= {total} is below the micro-batch", f"give {micro} or more")
+    elif setting.num_ranks and None not in values and total != per_update:
+        remedy = f"give train_batch_size = {per_update}, or leave one of the three out"
+        yield Conflict(_BATCHES[0], f"= {total} is not {product}", remedy)
+    elif total % per_update:
+        remedy = f"give a multiple of {per_update}"
+        yield Conflict(_BATCHES[0], f"= {total} is no multiple of {product}", remedy)
 
 
 def _block(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:

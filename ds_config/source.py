@@ -260,14 +260,8 @@ class _Reader:
                 self._call(module, owner, call, held, depth)
             for node in _expressions_of(statement):
                 self._look(module, node, held)
-            if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-                target = ast.unparse(statement.targets[0])
-                value = self._value(module, statement.value, held)
-                if value is UNKNOWN and isinstance(statement.value, ast.Call):
-                    value = self._call(module, owner, statement.value, held, depth)
-                # A branch for a configuration that lacks the block does not hide the one that has it.
-                if not isinstance(held.get(target), _Path) or isinstance(value, _Path):
-                    held[target] = value
+            if isinstance(statement, ast.Assign):
+                self._assign(module, owner, statement, held, depth)
             elif isinstance(statement, ast.Return):
                 found = self._value(module, statement.value, held)
                 returned = found if isinstance(found, _Path) else returned
@@ -275,6 +269,22 @@ class _Reader:
                 found = self._statements(module, owner, getattr(statement, part, []), held, depth)
                 returned = found if isinstance(found, _Path) else returned
         return returned
+
+    def _assign(
+        self,
+        module: _Module,
+        owner: ast.ClassDef | None,
+        statement: ast.Assign,
+        held: dict[str, Any],
+        depth: int,
+    ) -> None:
+        target = ast.unparse(statement.targets[0])
+        value = self._value(module, statement.value, held)
+        if value is UNKNOWN and isinstance(statement.value, ast.Call):
+            value = self._call(module, owner, statement.value, held, depth)
+        # The branch for a configuration without a block does not hide the one for it.
+        if not isinstance(held.get(target), _Path) or isinstance(value, _Path):
+            held[target] = value
 
     def _turns(
         self, module: _Module, loop: ast.For, held: dict[str, Any]
@@ -319,10 +329,8 @@ class _Reader:
                     return path
                 if isinstance(path, dict):
                     self._model_of_blocks(function, path)
-            init = _method(function, "__init__")
-            if init is None:
-                return UNKNOWN
-            function, inner_owner, values = init, function, [UNKNOWN, *values]
+            inner_owner, values = function, [UNKNOWN, *values]
+            function = _method(inner_owner, "__init__")
         elif isinstance(function, ast.FunctionDef) and inner_owner is not None:
             values = [UNKNOWN, *values]
         if not isinstance(function, ast.FunctionDef) or home is None:
@@ -426,8 +434,9 @@ class _Reader:
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 path = blocks.get(statement.target.id)
                 names = [n.id for n in ast.walk(statement.annotation) if isinstance(n, ast.Name)]
-                for name in filter(self._is_model, names if isinstance(path, _Path) else ()):
-                    self._model(name, path.key)
+                for name in filter(self._is_model, names):
+                    if isinstance(path, _Path):
+                        self._model(name, path.key)
 
     def _default(self, module: _Module, node: ast.expr | None) -> Any:  # noqa: ANN401
         if isinstance(node, ast.Attribute):

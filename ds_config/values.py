@@ -54,5 +54,5 @@ def _expected(fact: KeyFact) -> Any:  # noqa: ANN401
     kind = _TYPES.get(name.rstrip("]"))
     if kind is None:
         return None
-    limited = Annotated[kind, Field(**fact.limits)] if fact.limits else kind  # type: ignore[arg-type]
+    limited = Annotated[kind, Field(**fact.limits)] if fact.limits else kind  # type: ignore[call-overload]
     return limited | None if fact.type.startswith("Optional") else limited

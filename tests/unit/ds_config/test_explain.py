@@ -100,15 +100,15 @@ def test_what_is_wrong_is_named_with_its_remedy(key, value, words):
 @pytest.mark.parametrize(
     ("batch", "ranks", "words"),
     [
-        ({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3}, 2,
-         "give train_batch_size = 24"),
-        ({"train_batch_size": 30, "train_micro_batch_size_per_gpu": 4}, 2, "give a multiple of 8"),
-        ({"train_batch_size": 2, "train_micro_batch_size_per_gpu": 4}, None, "give 4 or more"),
-        ({}, None, "give one of them"),
+        ((32, 4, 3), 2, "give train_batch_size = 24"),
+        ((30, 4), 2, "give a multiple of 8"),
+        ((2, 4), None, "give 4 or more"),
+        ((), None, "give one of them"),
     ],
-)  # fmt: skip
+)
 def test_the_arithmetic_of_batches_is_checked(batch, ranks, words):
-    found = told(batch, num_ranks=ranks)
+    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    found = told(dict(zip(names, batch, strict=False)), num_ranks=ranks)
     assert words in notes(found)["train_batch_size"]
 
 
