@@ -10,10 +10,10 @@ export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 TEST_WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 RESULTS ?= results
-SOURCES := src configs launch parse plots dataset benchmarks
+SOURCES := src configs launch parse plots dataset benchmarks examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all test-fast fmt golden equality smoke bench-host bench-gpu gpu-check wheelhouse plan dataset dataset-oscar third-party clean ci-requirements ci
+.PHONY: help setup test test-all test-fast lint fmt golden equality smoke bench-host bench-gpu gpu-check wheelhouse plan dataset dataset-oscar third-party clean ci-requirements ci
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,13 +24,20 @@ $(STAMP): requirements/run.txt requirements/dev.txt requirements/gpu.txt pyproje
 	@PYTHON="$(PYTHON)" bash requirements/setup.sh $(VENV)
 	@touch $(STAMP)
 
-test: setup ## set up and pass every test
+# The checks run beside the tests and are printed after them; either failing fails this.
+test: setup ## set up and pass every check and test
+	@checks=$$(mktemp); trap 'kill $$!; rm -f "$$checks"; exit 130' INT TERM; \
+	  make --no-print-directory lint > "$$checks" 2>&1 & \
+	  $(PYTEST) -m "not exhaustive"; tests=$$?; \
+	  wait $$!; lint=$$?; cat "$$checks"; rm -f "$$checks"; \
+	  [ $$tests -eq 0 ] && [ $$lint -eq 0 ]
+
+lint: setup ## format, lint, types, import rules, shell scripts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(SOURCES)
 	$(BIN)/lint-imports
 	$(BIN)/shellcheck $$(git ls-files '*.sh') .ci/run
-	$(PYTEST) -m "not exhaustive"
 
 test-all: setup ## every test on every size and number of ranks
 	$(PYTEST)

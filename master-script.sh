@@ -10,7 +10,7 @@ usage: bash master-script.sh [options]
 Runs the engines of a study one after the other on the same data, and compares them. The default study
 is the paper's: stock DeepSpeed, asynchronous gradients and the hybrid update. Without a GPU a sweep
 runs in its small form, on a small model. The same command again goes on where it stopped: what is
-done, with the same code on the same machine, stays.
+done, with the same code on the same machine, stays; a point that is run again says why.
 
 what    --list              list studies with their sweeps, points and engines, and leave
         --study NAME        name or folder of a study [default the paper's]
@@ -18,24 +18,24 @@ what    --list              list studies with their sweeps, points and engines, 
         --engines A,B:F=V   these engines in place of the sweep's, with values of their own fields:
                             vanilla,hybrid:stride=4,dynamic:just_in_time=true
         --only POINT        this point alone: name, part of it or pattern; may be repeated
-        --index N           the N-th point alone; --list-points lists them
+        --index N           the N-th point alone; --list-points lists them by number
         --size SIZE         auto, tiny or full [default auto: tiny without a GPU]
         --model NAME        run this model instead of the sweep's
         --iterations N      iterations of each run; --repeats N: runs of each point
         --minutes N         start no run that is not likely to end within so many minutes
-        --device V          auto, cpu or cuda [default auto]
+        --set FIELD=VALUE   any field of a point, in every run that takes it; as an option too: --lr
+                            1e-4, --device auto|cpu|cuda, --data-prefix P, --model.vocab-size N
         --data NAME         embedded, oscar-1gb, or the prefix of a .bin/.idx pair of your own, which
-                            needs --vocab-size N without a manifest; --data-prefix P: the same as the
-                            points' field; --model.vocab-size N: of every run's model
+                            needs --vocab-size N where no manifest lies beside it
 again   --resume            only what was never run or was interrupted
         --rerun-failed      only what failed or was interrupted; --again: everything, done or not
+        --keep              results of older code stay, marked as such
         --report-only       run nothing, make the report anew; --no-report: leave it out
-how     --dry-run           show points, commands, DeepSpeed's JSON, predicted memory and time
+how     --dry-run           show what would run and why: points, commands, JSON, memory and time
         --results-dir DIR   folder of all results; nothing in it is overwritten [default results]
         --timeout SECONDS   end a run that takes longer; --hang-timeout: that stands still so long
-        --no-memory-check   start a run even if memory looks short
-        --echo, --no-echo   copy the runs' logs to the terminal [default no]
-        --monitor-interval SECONDS, --tensorboard, --wandb PROJECT
+        --no-memory-check   start a run even if memory looks short; --share: beside other calls' runs
+        --echo, --no-echo (the runs' logs), --monitor-interval SECONDS, --tensorboard, --wandb PROJECT
 where   --launcher torchrun|deepspeed, --hostfile FILE, --srun, --remote-shell WORDS,
         --nnodes N, --node-rank I, --master-addr HOST, --master-port P (docs/harness.md)
 trainer --trainer megatron-core|megatron-deepspeed, --megatron-dir DIR, --paper-keys,

@@ -15,10 +15,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from parse.arguments import number_from_0, warmup_count
-from parse.compare.present import comparison_json, comparison_notes
+from parse.compare.present import comparison_json, comparison_notes, reject_lines
 from parse.compare.two_runs import Comparison, Timing, compare
 from parse.compare.verdict import DEFAULT_TOLERANCE
-from parse.errors import LogError
+from parse.errors import LogError, printable
 from parse.log.read import read_usable_log
 from parse.log.records import PHASES, Log
 
@@ -36,15 +36,21 @@ def main(argv: list[str] | None = None) -> int:
             read_usable_log(args.vanilla_deepspeed),
             read_usable_log(args.deep_optimizer_states),
         )
+        _refuse_mixed_up(*logs)
         words = ("vanilla", "deep-optimizer-states")
         result = compare(*logs, args.warmup, args.tolerance, words)
         if not result.pair.word:
             paths = " and ".join(str(log.path) for log in logs)
             raise LogError(f"{paths}: they have no iteration in common")
     except LogError as error:
-        message = "".join(c if c.isprintable() else "?" for c in str(error))
-        print(f"quick-parse-results: {message}", file=sys.stderr)
+        print(f"quick-parse-results: {printable(str(error))}", file=sys.stderr)
         return 2
+    if args.show_rejects:
+        print(
+            "".join(f"{line}\n" for log in logs for line in reject_lines(log)),
+            end="",
+            file=sys.stderr,
+        )
     if args.json:
         print(json.dumps(comparison_json(logs, result, KEYS, NAMES), indent=2, allow_nan=False))
     else:
@@ -62,7 +68,21 @@ def _parser() -> argparse.ArgumentParser:
     close = f"largest difference of two losses for 'close' ({DEFAULT_TOLERANCE:g})"
     parser.add_argument("--tolerance", type=number_from_0, default=DEFAULT_TOLERANCE, help=close)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    shown = "print every line that was left out, and why, to standard error"
+    parser.add_argument("--show-rejects", action="store_true", help=shown)
     return parser
+
+
+def _refuse_mixed_up(vanilla: Log, ours: Log) -> None:
+    """Refuse a log that is given twice, and logs whose own names say that they are swapped."""
+    if vanilla.path.samefile(ours.path):
+        raise LogError(f"{ours.path}: is given twice; give a log of each engine")
+    engines = [log.settings.get("engine") for log in (vanilla, ours)]
+    if engines[1] == NAMES[0] and engines[0] not in (None, NAMES[0]):
+        raise LogError(
+            f"{vanilla.path}: its name says {engines[0]}, and that of {ours.path} says "
+            f"{engines[1]}: they are swapped; exchange the two"
+        )
 
 
 def _as_text(logs: tuple[Log, Log], result: Comparison) -> list[str]:
@@ -70,7 +90,7 @@ def _as_text(logs: tuple[Log, Log], result: Comparison) -> list[str]:
         *_interval_times("Vanilla Deepspeed", logs[0]),
         *_interval_times("Deep Optimizer States", logs[1]),
         "",
-        f"Mean (median) in ms without the first {result.warmup}, and vanilla / ours:",
+        f"Median (mean) in ms without the first {result.warmup}, and vanilla / ours:",
         f"  {'':<10}{'vanilla':>26}{'ours':>26}{'ratio':>16}",
         *(_phase_line(result, phase) for phase in ("iteration", *PHASES)),
         "",
@@ -96,12 +116,14 @@ def _interval_times(title: str, log: Log) -> list[str]:
 
 def _phase_line(result: Comparison, phase: str) -> str:
     def cell(timing: Timing) -> str:
-        if timing.mean_ms is None:
+        if timing.median_ms is None:
             return "missing"
-        return f"{timing.mean_ms:.1f} ({timing.median_ms:.1f}) n={timing.n}"
+        return f"{timing.median_ms:.1f} ({timing.mean_ms:.1f}) n={timing.n}"
 
     pair = result.phases[phase]
-    ratio = "missing" if pair.ratio is None else f"{pair.ratio:.3f} ({pair.median_ratio:.3f})"
+    ratio = (
+        "missing" if pair.median_ratio is None else f"{pair.median_ratio:.3f} ({pair.ratio:.3f})"
+    )
     return f"  {phase:<10}{cell(pair.reference):>26}{cell(pair.ours):>26}{ratio:>16}"
 
 

@@ -176,15 +176,12 @@ def _link_s(num_bytes: float, alone: float, both: float, other_s: float) -> floa
 
 
 def _least(busy: Callable[[float], Mapping[str, float]]) -> Bound:
-    best: Bound | None = None
-    for step in range(_STEPS + 1):
-        x = step / _STEPS
+    def bound(x: float) -> Bound:
         seconds = busy(x)
         name = max(seconds, key=lambda resource: seconds[resource])
-        if best is None or seconds[name] < best.seconds:
-            best = Bound(seconds[name], x, name)
-    assert best is not None
-    return best
+        return Bound(seconds[name], x, name)
+
+    return min((bound(step / _STEPS) for step in range(_STEPS + 1)), key=lambda it: it.seconds)
 
 
 def shares(folder: Path, limits: Limits) -> list[list[str]]:

@@ -18,11 +18,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report import BenchmarkError, as_table, check_output, machine_facts, write_json
+from deep_optimizer_states.calibrate.watch import Steps, look_around
 
 EXIT_DIFFERENT, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 SCHEMA_VERSION = 1
@@ -112,10 +113,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _work(given) if given.worker else _measure_all(given)
     except BenchmarkError as error:
-        sys.stderr.write(f"bench-host: {error}\n")
+        _say(str(error))
         return EXIT_USAGE
     except KeyboardInterrupt:
-        sys.stderr.write("bench-host: interrupted\n")
+        _say("interrupted")
         return EXIT_INTERRUPTED
 
 
@@ -125,10 +126,14 @@ def _measure_all(given: argparse.Namespace) -> int:
     facts = machine_facts()
     sys.stdout.write(f"{facts['processor']}, {facts['usable_cpus']} CPUs, load {facts['load']}\n")
     results = []
+    others = look_around(_say)
     for num_threads in given.threads:
         results.append(measure(num_threads, given))
         sys.stdout.write(f"\n{as_text(results[-1])}\n")
         sys.stdout.flush()
+    facts["others_used_cpus"] = round(others.used_cpus(), 2)
+    if warning := others.warning("used"):
+        _say(warning)
     if given.json:
         content = {"schema_version": SCHEMA_VERSION, "machine": facts, "results": results}
         write_json(given.json, content)
@@ -160,15 +165,34 @@ def _work(given: argparse.Namespace) -> int:
     from benchmarks.host_tiles import tiles
 
     (num_threads,) = given.threads
-    result = {
-        "threads": num_threads,
-        "passes": passes(given.numel, given.repeats, num_threads),
-        "engines": engines(given.width, given.layers, given.repeats),
-        "tiles": tiles(given.repeats, num_threads),
+    numel = given.width**2 * given.layers
+    work: dict[str, tuple[str, Callable[[], Any]]] = {
+        "passes": (
+            f"passes over {given.numel:,} parameters",
+            lambda: passes(given.numel, given.repeats, num_threads),
+        ),
+        "engines": (
+            f"step() of engines with {numel:,} parameters",
+            lambda: engines(given.width, given.layers, given.repeats),
+        ),
+        "tiles": (
+            "small tiles, with the cores as they are and taken",
+            lambda: tiles(given.repeats, num_threads),
+        ),
     }
+    steps = Steps(lambda line: _say(f"{num_threads} thread(s) {line}"), len(work))
+    result: dict[str, Any] = {"threads": num_threads}
+    for name, (what, run) in work.items():
+        with steps.step(what):
+            result[name] = run()
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
     os._exit(0)  # gloo now and then aborts while the interpreter is torn down
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"bench-host: {line}\n")
+    sys.stderr.flush()
 
 
 def _parser() -> argparse.ArgumentParser:

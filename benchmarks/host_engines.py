@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from typing import Any
 
+import deepspeed
+import deepspeed.ops
+import torch
+
+import deep_optimizer_states
 from benchmarks.host_passes import BETAS, LR, WEIGHT_DECAY
+from benchmarks.process import free_port
 from benchmarks.timing import Times
+from deep_optimizer_states.state_reader import read_state
 
 _OURS: dict[str, Any] = {"enabled": True, "just_in_time_forward": False}
 BLOCKS: dict[str, dict[str, Any]] = {
@@ -32,8 +38,6 @@ def engines(width: int, layers: int, repeats: int) -> dict[str, Any]:
         repeats: Turns that count; in each, every engine does one iteration.
     """
     made = _make(width, layers)
-    import torch
-
     inputs = torch.ones(1, width, dtype=torch.bfloat16)
     taken: dict[str, list[float]] = {name: [] for name in made}
     names = list(made)
@@ -64,12 +68,6 @@ def summary(times: dict[str, Times], equal: dict[str, bool], numel: int) -> dict
 
 
 def _make(width: int, layers: int) -> dict[str, Any]:
-    import deepspeed
-    import deepspeed.ops
-    import torch
-
-    import deep_optimizer_states
-
     # An extension that DeepSpeed would build for collectives of one machine; nothing here uses it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
@@ -90,29 +88,19 @@ def _make(width: int, layers: int) -> dict[str, Any]:
     return made
 
 
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def _equal(made: dict[str, Any]) -> dict[str, bool]:
     """Whether weights, master weights and moments have the bits of stock's."""
-    import torch
-
-    from benchmarks.state import tensors_by_kind
-
-    found = {name: tensors_by_kind(engine) for name, engine in made.items()}
+    found = {name: _trained(engine) for name, engine in made.items()}
     stock = found.pop("stock")
     return {
-        name: all(
-            torch.equal(*pair)
-            for kind in stock
-            for pair in zip(ours[kind], stock[kind], strict=True)
-        )
+        name: len(ours) == len(stock) and all(map(torch.equal, ours, stock))
         for name, ours in found.items()
     }
+
+
+def _trained(engine: Any) -> list[torch.Tensor]:  # noqa: ANN401 - DeepSpeed's
+    groups = read_state(engine)
+    return [each for group in groups for part in vars(group).values() for each in part]
 
 
 def _ds_config(width: int, block: dict[str, Any]) -> dict[str, Any]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from deepspeed.ops.op_builder import CPUAdamBuilder
+from torch import Tensor
 
 from benchmarks.timing import Times, in_turns, total
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from deep_optimizer_states.kernels.host import HostAdam, Tail
-    from deep_optimizer_states.kernels.scalars import AdamScalars
-    from deep_optimizer_states.kernels.tensors import AdamTensors
+from deep_optimizer_states.kernels.calibrate_tail import tail_of_op
+from deep_optimizer_states.kernels.host import HostAdam, Tail
+from deep_optimizer_states.kernels.scalars import AdamScalars, BetaPowers, adam_scalars
+from deep_optimizer_states.kernels.tensors import AdamTensors
 
 LR, BETAS, EPS, WEIGHT_DECAY = 1e-3, (0.9, 0.95), 1e-8, 0.1
 SETTINGS = (LR, *BETAS, EPS, WEIGHT_DECAY)
@@ -40,8 +41,6 @@ class StockPasses:
     """
 
     def __init__(self, op: Any, master: Tensor, grad: Tensor) -> None:  # noqa: ANN401 - untyped op
-        import torch
-
         self._op = op
         self._grad = grad
         self._grad32 = torch.empty_like(master)
@@ -78,8 +77,6 @@ class FusedPass:
     """
 
     def __init__(self, adam: HostAdam, tail: Tail, start: AdamTensors, num_threads: int) -> None:
-        from deep_optimizer_states.kernels.scalars import BetaPowers
-
         self.tensors = replace(start, **{k: v.clone() for k, v in vars(start).items()})
         self._adam = adam
         self._tail_start = tail.start(start.numel)
@@ -88,8 +85,6 @@ class FusedPass:
         self._steps = 0
 
     def _scalars(self) -> AdamScalars:
-        from deep_optimizer_states.kernels.scalars import adam_scalars
-
         self._steps += 1
         group = {"lr": LR, "betas": BETAS, "eps": EPS, "weight_decay": WEIGHT_DECAY}
         powers = self._powers.at(self._steps, BETAS)
@@ -110,13 +105,6 @@ def passes(numel: int, repeats: int, num_threads: int) -> dict[str, Any]:
     Every turn runs every pass once. The state of both sides, after all turns, must be the same
     bits.
     """
-    import torch
-    from deepspeed.ops.op_builder import CPUAdamBuilder
-
-    from deep_optimizer_states.kernels.calibrate_tail import tail_of_op
-    from deep_optimizer_states.kernels.host import HostAdam
-    from deep_optimizer_states.kernels.tensors import AdamTensors
-
     op = CPUAdamBuilder().load()
     tail = tail_of_op(op, True)
     generator = torch.Generator().manual_seed(1)

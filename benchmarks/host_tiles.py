@@ -9,8 +9,12 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from benchmarks.host_passes import FusedPass
 from benchmarks.timing import in_turns
+from deep_optimizer_states.kernels.host import HostAdam, Tail
+from deep_optimizer_states.kernels.tensors import AdamTensors
 
 SERIES = ((256, 2**12), (64, 2**17), (16, 2**20))
 """Tiles, and elements of each."""
@@ -63,11 +67,6 @@ def tiles(repeats: int, num_threads: int) -> list[dict[str, Any]]:
 
 
 def _series(count: int, numel: int, num_threads: int) -> dict[str, Callable[[], None]]:
-    import torch
-
-    from deep_optimizer_states.kernels.host import HostAdam, Tail
-    from deep_optimizer_states.kernels.tensors import AdamTensors
-
     adam, tail = HostAdam(0), Tail(16, 0)
     fp32 = (torch.zeros(count * numel) for _ in range(3))
     bf16 = (torch.ones(count * numel, dtype=torch.bfloat16) for _ in range(2))

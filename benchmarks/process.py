@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 SOURCE_FOLDER = Path(__file__).resolve().parent.parent
 _LAST_CHARACTERS = 200
@@ -64,34 +66,25 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
     finally:  # whoever is impatient and presses Ctrl-C again gets here at once
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        for pid, begin in started.items():
-            # The number may be another process's by now.
-            if _processes().get(pid, (0, ""))[1] == begin:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        for child in started:
+            with contextlib.suppress(Exception):  # its number may be another process's by now
+                child.kill()
         process.wait()
 
 
-def _descendants(pid: int) -> dict[int, str]:
-    """Processes that ``pid`` started, directly or not, each with when it began."""
-    everything, parents = _processes(), {pid}
-    found: dict[int, str] = {}
-    while parents:
-        children = {child for child, (parent, _) in everything.items() if parent in parents}
-        parents = children - found.keys()
-        found.update({child: everything[child][1] for child in parents})
-    return found
+def _descendants(pid: int) -> Sequence[Any]:
+    """Processes that ``pid`` started, directly or not, also those in groups of their own.
 
-
-def _processes() -> dict[int, tuple[int, str]]:
-    """Every process of this machine: its parent, and when it began in ticks of the kernel."""
-    found: dict[int, tuple[int, str]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            # The name stands in brackets and may hold anything.
-            fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            found[int(path.parent.name)] = int(fields[1]), fields[19]
-    return found
+    What runs before psutil is installed starts nothing in a group of its own.
+    """
+    try:
+        import psutil
+    except ImportError:
+        return ()
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return ()
 
 
 def explain_status(status: int | None, limit_s: float, log_path: Path) -> str:
@@ -105,3 +98,10 @@ def explain_status(status: int | None, limit_s: float, log_path: Path) -> str:
     if status < 0:
         return f"ended by {signal.Signals(-status).name}: {last[-_LAST_CHARACTERS:]}"
     return f"ended with status {status}: {last[-_LAST_CHARACTERS:]}"
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

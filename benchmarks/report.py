@@ -11,6 +11,8 @@ from typing import Any
 
 import psutil
 
+from deep_optimizer_states.cores import cpu_facts
+
 NONE = "-"
 """Stands for a figure that was not measured."""
 
@@ -66,7 +68,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def machine_facts() -> dict[str, Any]:
     """What decides the figures: processor, memory and versions."""
     return {
-        "processor": _processor_name(),
+        "processor": cpu_facts("model name") or platform.machine(),
         "cores": psutil.cpu_count(logical=False) or psutil.cpu_count(),
         "usable_cpus": len(psutil.Process().cpu_affinity()),
         "memory_bytes": psutil.virtual_memory().total,
@@ -74,17 +76,3 @@ def machine_facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in ("torch", "deepspeed")},
     }
-
-
-def _processor_name() -> str:
-    for line in _lines(Path("/proc/cpuinfo")):
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []

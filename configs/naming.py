@@ -12,7 +12,7 @@ from typing import Any
 
 from configs.fields import field_row
 from configs.schema import Point
-from configs.study import Study
+from configs.study import Engine, Study
 
 UNKNOWN_ENGINE = "unknown engine"
 _UNNAMED = frozenset(
@@ -38,16 +38,19 @@ class Namer:
             return UNKNOWN_ENGINE
         return " ".join([str(name), *self._engine_fields(point)])
 
+    def _row(self, point: Fields) -> Engine | None:
+        return self.study.engines.get(str(point.get("engine")))
+
     def engine_title(self, point: Fields) -> str:
         """The engine in a legend: ``hybrid (stride 2)``, with its title."""
-        row = self.study.engines.get(str(point.get("engine")))
+        row = self._row(point)
         own = ", ".join(self._engine_fields(point))
         title = row.title if row else self.engine({"engine": point.get("engine")})
         return f"{title} ({own})" if own else title
 
     def engine_tag(self, point: Fields) -> str:
         """The engine below a bar: ``H2``."""
-        row = self.study.engines.get(str(point.get("engine")))
+        row = self._row(point)
         if row is None:
             return "?"
         fields = self.study.all_fields
@@ -59,8 +62,8 @@ class Namer:
         name = str(point.get("engine"))
         names = list(self.study.engines)
         place = names.index(name) if name in names else len(names)
-        own = {key: point[key] for key in self._set_fields(point)}
-        values = tuple(_sortable(own.get(key, 0.0)) for key in self._own_fields(name))
+        own = self._set_fields(point)
+        values = tuple(_sortable(point[k] if k in own else 0.0) for k in self._own_fields(point))
         return (place, name, values)
 
     def setting(self, name: str, value: object) -> str:
@@ -100,8 +103,8 @@ class Namer:
             self.setting(key, point[key]) for key in varying if point.get(key) is not None
         ]
 
-    def _own_fields(self, engine: str) -> list[str]:
-        row = self.study.engines.get(engine)
+    def _own_fields(self, point: Fields) -> list[str]:
+        row = self._row(point)
         taken = row.fields if row else {}
         fields = self.study.fields.items()
         return [name for name, field in fields if field.only_some_engines and name in taken]
@@ -111,7 +114,7 @@ class Namer:
         rows = self.study.fields
         return [
             name
-            for name in self._own_fields(str(point.get("engine")))
+            for name in self._own_fields(point)
             if not _is_missing(point.get(name)) and point[name] != rows[name].default
         ]
 

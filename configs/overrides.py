@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.schema import Model
 from configs.study import Study, default_study
 
 MODEL_PREFIX = "model."
 """``model.hidden`` changes one field of the model that the point names."""
+MODEL_FIELDS = {MODEL_PREFIX + name: field for name, field in Model.model_fields.items()}
+"""Fields of a model as a point's overrides name them."""
 
 _BATCH = ("accumulation", "global_batch_size")
 """Two ways to say the same; one that is laid over replaces the other."""

@@ -9,18 +9,14 @@ from __future__ import annotations
 import math
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
 from configs.errors import ConfigError, explain
+from configs.study_rows import Engine, StudyFile
 from configs.table import Table
 
-if TYPE_CHECKING:
-    from configs.study import Study
-    from configs.study_rows import Engine
-
-CONFIGS_DIR = Path(__file__).resolve().parent
 VOCABULARY_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of this, times the tensor-parallel degree."""
 
@@ -84,7 +80,7 @@ class Point(Table):
     A study's own fields are added by :attr:`configs.study.Study.point_type`.
     """
 
-    study: ClassVar[Study | None] = None
+    study: ClassVar[StudyFile | None] = None
     """The study whose engine and fields it has."""
     name: str = ""
     """Free label; the log's name does not depend on it."""
@@ -168,7 +164,7 @@ class Point(Table):
             self._check_engine(self.study)
         return self
 
-    def _check_engine(self, study: Study) -> None:
+    def _check_engine(self, study: StudyFile) -> None:
         if self.engine not in study.engines:
             raise ValueError(explain.unknown("engine", self.engine, study.engines))
         taken = study.engines[self.engine].fields
@@ -236,25 +232,20 @@ class Point(Table):
         A field of some engines alone is for the engine's own part to name, which does so where it
         has words for it, and lists those that are not at their default where it has none.
         """
-        m, study = self.model, self.study
+        m, template = self.model, self.row.log if self.study else ""
         parts = [
             f"log-{m.name}-tp{self.tp}-dp{self.dp}-l{m.layers}-h{m.hidden}-a{m.heads}"
             f"-sl{m.seq_length}-gbs{self.global_batch_size}-mbs{self.micro_batch_size}"
         ]
-        if study is None:
-            return "-".join([*parts, f"engine_{self.engine}.log"])
-        words = self.row.log
-        for name, row in study.fields.items():
+        own = [template.format_map(self.values) or f"engine_{self.engine}"]
+        for name, row in self.study.fields.items() if self.study else ():
             value = getattr(self, name)
+            shown = f"{value:g}" if isinstance(value, float) else str(value)
             if row.log and not row.only_some_engines:
-                parts.append(
-                    f"{row.log}{value:g}" if isinstance(value, float) else f"{row.log}{value}"
-                )
-            elif row.log and value != row.default and f"{{{name}}}" not in words:
-                words += f"-{row.log}" if value is True else f"-{row.log}{value}"
-        own = self.row.log or f"engine_{self.engine}"
-        extra = words.removeprefix(self.row.log)
-        return "-".join(parts) + f"-{own.format_map(self.values)}{extra}.log"
+                parts.append(f"{row.log}{shown}")
+            elif row.log and value != row.default and f"{{{name}}}" not in template:
+                own.append(row.log if value is True else f"{row.log}{shown}")
+        return "-".join([*parts, *own]) + ".log"
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -9,65 +9,37 @@ reads them later needs no folder of ours.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-from pydantic import Field, ValidationError, create_model, model_validator
+from pydantic import Field, PrivateAttr, create_model, model_validator
 
 from configs.errors import ConfigError, explain
 from configs.fields import CORE_FIELDS, FieldRow
 from configs.schema import Model, Point, read_toml
 from configs.study_rows import (
-    NAME_PATTERN,
     Companion as Companion,
     Engine as Engine,
     Figure as Figure,
     Gate as Gate,
     Phase as Phase,
     Published as Published,
+    StudyFile,
     Style as Style,
 )
-from configs.table import Table
-from configs.templates import bound_field, fields_in, filled as filled, laid_over as laid_over
+from configs.templates import bound_field, fields_in, laid_over
 
 STUDIES_DIR = Path(__file__).resolve().parent / "studies"
 STUDY_FILE = "study.toml"
 
 
-class Study(Table):
+class Study(StudyFile):
     """A resolved ``study.toml``; :func:`load_study` reads it, :func:`study_from` reads it back."""
 
-    name: str = Field(pattern=NAME_PATTERN, max_length=40)
-    """The folder's."""
-    title: str
-    """Of the text that it reproduces."""
-    source: str = ""
-    """Where that was published."""
-    extends: str = ""
-    """A study whose fields, engines, phases, figures, models and points are taken over."""
-    is_default: bool = False
-    """Whether it is run when none is named."""
-    default_sweep: str = "basic"
-    small_model: str = "tiny"
-    """Model of every sweep's small form."""
-    reference: str
-    """The engine that the others are held against."""
-    gate: Gate = Gate()
-    phases: dict[str, Phase] = Field(default_factory=dict)
-    """In the order they run."""
-    fields: dict[str, FieldRow] = Field(default_factory=dict)
-    """What the study varies beside the fields of every point."""
-    engine_keys: tuple[str, ...] = ()
-    """Keys that name an engine in another spelling; each engine's ``keys`` give their values."""
-    engines: dict[Annotated[str, Field(pattern=NAME_PATTERN)], Engine]
-    """In the order in which tables and figures show them."""
-    figures: dict[str, Figure] = Field(default_factory=dict)
-    companions: dict[str, Companion] = Field(default_factory=dict)
-    ds_config: dict[str, Any] = Field(default_factory=dict)
-    """Laid over DeepSpeed's config for every engine."""
-    published: Published | None = None
+    _folders: tuple[Path, ...] = PrivateAttr(())
+    """Where it was read from, then where the study was that it extends; empty for a study that came
+    with a run."""
 
     @model_validator(mode="after")
     def _refers_to_what_there_is(self) -> Self:
@@ -94,24 +66,24 @@ class Study(Table):
         for key, figure in self.figures.items():
             yield f"figure '{key}'", figure.x
         for key, companion in self.companions.items():
-            names = fields_in([companion.name, companion.arguments, companion.device_share]) - {
-                "device",
-                "out",
-            }
-            yield from ((f"companion '{key}'", name) for name in (companion.field, *names))
+            templates: list[Any] = [companion.name, companion.arguments, companion.device_share]
+            names = {companion.field, *fields_in(templates)} - {"device", "out"}
+            yield from ((f"companion '{key}'", name) for name in names)
         for key, engine in self.engines.items():
             templates = [engine.ds_config, engine.environment, engine.log, engine.keys]
             yield from ((f"engine '{key}'", name) for name in fields_in(templates))
 
     def _check_engine(self, name: str, engine: Engine) -> None:
-        for field in engine.fields:
-            if field not in self.fields:
-                reason = explain.unknown("field of the study", field, self.fields)
-                raise ValueError(f"engine '{name}': {reason}")
-        for key in engine.keys:
-            if key not in self.engine_keys:
-                reason = explain.unknown("engine key", key, self.engine_keys)
-                raise ValueError(f"engine '{name}': {reason}")
+        if engine.equals and engine.equals not in self.engines:
+            reason = explain.unknown("engine", engine.equals, self.engines)
+            raise ValueError(f"engine '{name}', equals: {reason}")
+        for kind, given, known in (
+            ("field of the study", engine.fields, self.fields),
+            ("engine key", engine.keys, self.engine_keys),
+        ):
+            for word in given:
+                if word not in known:
+                    raise ValueError(f"engine '{name}': {explain.unknown(kind, word, known)}")
 
     @functools.cached_property
     def all_fields(self) -> dict[str, FieldRow]:
@@ -121,30 +93,28 @@ class Study(Table):
     @functools.cached_property
     def point_type(self) -> type[Point]:
         """:class:`configs.schema.Point` with the study's fields."""
+        engine = Field(default=self.reference, description=", ".join(self.engines))
         fields: dict[str, Any] = {
-            "engine": (str, Field(default=self.reference, description=self._engine_help)),
-        }
-        fields |= {
             name: (row.annotation, Field(default=row.default, description=row.description))
             for name, row in self.fields.items()
         }
-        made: type[Point] = create_model("Point", __base__=Point, **fields)
+        made: type[Point] = create_model("Point", __base__=Point, engine=(str, engine), **fields)
         made.study = self
         return made
 
-    @property
-    def _engine_help(self) -> str:
-        return ", ".join(self.engines)
+    @functools.cached_property
+    def _engine_names(self) -> dict[str, str]:
+        return {
+            spelled(word): name
+            for name, engine in self.engines.items()
+            for word in (name, *engine.aliases)
+        }
 
     def engine_name(self, value: object) -> object:
         """Canonical name of an engine given by any of its names; other values pass through."""
         if not isinstance(value, str):
             return value
-        key = spelled(value)
-        for name, engine in self.engines.items():
-            if key in (spelled(word) for word in (name, *engine.aliases)):
-                return name
-        return key
+        return self._engine_names.get(spelled(value), spelled(value))
 
     def without_engine_keys(self, table: Mapping[str, Any], source: str) -> dict[str, Any]:
         """A table in which the engine is given by its name alone.
@@ -219,12 +189,7 @@ class Study(Table):
                 raise ConfigError(f"{source}: accumulation = {factors[0]}: give 1 or more")
             fields["global_batch_size"] = factors[0] * factors[1] * factors[2]
             del fields["accumulation"]
-        try:
-            return self.point_type(**fields)
-        except ValidationError as error:
-            raise ConfigError(
-                explain.validation(error, source=source, model=self.point_type)
-            ) from None
+        return self.point_type.read(fields, source)
 
     def load_point(self, path: Path) -> Point:
         """Read one point from a TOML file.
@@ -245,12 +210,7 @@ class Study(Table):
     @property
     def folder(self) -> Path | None:
         """Where it was read from; None for a study that came with a run."""
-        folders = self._folders
-        return folders[0] if folders else None
-
-    @property
-    def _folders(self) -> tuple[Path, ...]:
-        return _FOLDERS.get(self.as_json(), ())
+        return self._folders[0] if self._folders else None
 
     def model_names(self) -> list[str]:
         """Names of the study's models, smallest first."""
@@ -268,27 +228,7 @@ class Study(Table):
             raise ConfigError(explain.unknown("model", name, files))
         table = read_toml(files[name])
         defaults = table.pop("defaults", {})
-        try:
-            return Model(**table), defaults
-        except ValidationError as error:
-            raise ConfigError(explain.validation(error, source=str(files[name]))) from None
-
-    def as_json(self) -> str:
-        """The study as it travels with its runs."""
-        return self._json
-
-    def as_table(self) -> dict[str, Any]:
-        """:meth:`as_json` as plain data."""
-        table: dict[str, Any] = json.loads(self._json)
-        return table
-
-    @functools.cached_property
-    def _json(self) -> str:
-        return json.dumps(self.model_dump(mode="json"))
-
-
-_FOLDERS: dict[str, tuple[Path, ...]] = {}
-"""Where the studies of this process were read from, by their JSON."""
+        return Model.read(table, str(files[name])), defaults
 
 
 def spelled(word: str) -> str:
@@ -336,12 +276,9 @@ def _load_folder(folder: Path) -> Study:
         inherited = base.model_dump(mode="json", exclude_unset=True, exclude={"name", "is_default"})
         table = laid_over(inherited, table)
         folders += base._folders
-    try:
-        study = Study(**table)
-    except ValidationError as error:
-        raise ConfigError(explain.validation(error, str(folder / STUDY_FILE), Study)) from None
-    _FOLDERS[study.as_json()] = tuple(folders)
-    return _same(study.as_json(), study)
+    study = _same(Study.read(table, str(folder / STUDY_FILE)))
+    study._folders = tuple(folders)
+    return study
 
 
 def study_from(table: Mapping[str, Any], source: str) -> Study:
@@ -351,19 +288,17 @@ def study_from(table: Mapping[str, Any], source: str) -> Study:
         ConfigError: it is not one.
     """
     try:
-        study = Study(**table)
-    except (ValidationError, TypeError) as error:
-        reason = explain.validation(error, source) if isinstance(error, ValidationError) else source
-        raise ConfigError(f"{reason}: not a study") from None
-    return _same(study.as_json(), study)
+        return _same(Study.read(table, source))
+    except ConfigError as error:
+        raise ConfigError(f"{error}: not a study") from None
 
 
 _KNOWN: dict[str, Study] = {}
 
 
-def _same(text: str, study: Study) -> Study:
+def _same(study: Study) -> Study:
     """One object for equal studies, so that their points are of one type."""
-    return _KNOWN.setdefault(text, study)
+    return _KNOWN.setdefault(study.as_json(), study)
 
 
 def make_point(
@@ -371,11 +306,6 @@ def make_point(
 ) -> Point:
     """:meth:`Study.make_point` of a study, by default of the default one."""
     return (study or default_study()).make_point(table, source)
-
-
-def load_point(path: Path, study: Study | None = None) -> Point:
-    """:meth:`Study.load_point` of a study, by default of the default one."""
-    return (study or default_study()).load_point(path)
 
 
 def _bind(keys: Mapping[str, Any], values: Mapping[str, int]) -> dict[str, int] | None:

@@ -1,12 +1,14 @@
-"""The tables of ``study.toml``, see :mod:`configs.study`."""
+"""The tables of ``study.toml`` as it stands in the file; :mod:`configs.study` resolves it."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+import json
+from typing import Annotated, Any, Literal, Self
 
 from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from configs.fields import FieldRow
 from configs.table import Table
 
 GPU, TWO_RANKS = "gpu", "two-ranks"
@@ -104,6 +106,8 @@ class Engine(Table):
     """Variables of its ranks."""
     exact: bool = True
     """Whether its results are expected to be the reference's, bit for bit."""
+    equals: str = ""
+    """Another engine whose results it must have, bit for bit, beside what the gate asks for."""
     ends_update: bool | str = True
     """Whether the update is over when ``step()`` returns, so that the phases have their own times;
     or the name of a field that makes it not so when it is set."""
@@ -171,3 +175,48 @@ class Published(Table):
     source: str
     conditions: dict[str, Any] = Field(default_factory=dict)
     """Fields of a point, and their values in every published run."""
+
+
+class StudyFile(Table):
+    """What ``study.toml`` says, with what it takes over from the study that it extends."""
+
+    name: str = Field(pattern=NAME_PATTERN, max_length=40)
+    """The folder's."""
+    title: str
+    """Of the text that it reproduces."""
+    source: str = ""
+    """Where that was published."""
+    extends: str = ""
+    """A study whose fields, engines, phases, figures, models and points are taken over."""
+    is_default: bool = False
+    """Whether it is run when none is named."""
+    default_sweep: str = "basic"
+    small_model: str = "tiny"
+    """Model of every sweep's small form."""
+    reference: str
+    """The engine that the others are held against."""
+    gate: Gate = Gate()
+    phases: dict[str, Phase] = Field(default_factory=dict)
+    """In the order they run."""
+    fields: dict[str, FieldRow] = Field(default_factory=dict)
+    """What the study varies beside the fields of every point."""
+    engine_keys: tuple[str, ...] = ()
+    """Keys that name an engine in another spelling; each engine's ``keys`` give their values."""
+    engines: dict[Annotated[str, Field(pattern=NAME_PATTERN)], Engine]
+    """In the order in which tables and figures show them."""
+    figures: dict[str, Figure] = Field(default_factory=dict)
+    results: dict[str, str] = Field(default_factory=dict)
+    """Numbers that the last line of ``metrics.jsonl`` says of a run, columns of ``runs.csv``, to
+    what they mean."""
+    companions: dict[str, Companion] = Field(default_factory=dict)
+    ds_config: dict[str, Any] = Field(default_factory=dict)
+    """Laid over DeepSpeed's config for every engine."""
+    published: Published | None = None
+
+    def as_table(self) -> dict[str, Any]:
+        """The study as it travels with its runs."""
+        return self.model_dump(mode="json")
+
+    def as_json(self) -> str:
+        """:meth:`as_table` as text."""
+        return json.dumps(self.as_table())

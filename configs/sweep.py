@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, PrivateAttr, model_validator
 
 from configs.errors import ConfigError, explain
 from configs.naming import name_points
-from configs.overrides import MODEL_PREFIX, apply_overrides
-from configs.schema import Model, Point, read_toml
+from configs.overrides import MODEL_FIELDS, apply_overrides
+from configs.schema import Point, read_toml
 from configs.study import Study, default_study
 from configs.table import Table
 
@@ -62,8 +61,6 @@ class _Form(Table):
 class Sweep(_Form):
     """A file of a study's ``sweeps``."""
 
-    study: ClassVar[Study]
-    """Whose engines and fields it has; see :func:`sweep_type`."""
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=80)
     """Name of the sweep and of its results folder."""
     description: str = ""
@@ -80,11 +77,21 @@ class Sweep(_Form):
     """The same on the study's small model, in minutes on a CPU; what it leaves out is the
     sweep's."""
 
+    _study: Study = PrivateAttr()
+
+    def model_post_init(self, context: Study) -> None:
+        """Remember the study, before fields are held against it."""
+        self._study = context
+
+    @property
+    def study(self) -> Study:
+        """Whose engines and fields it has."""
+        return self._study
+
     @model_validator(mode="after")
     def _known_fields(self) -> Self:
         study = self.study
-        known = [*study.point_type.model_fields, "accumulation", *study.engine_keys]
-        known += [MODEL_PREFIX + name for name in Model.model_fields]
+        known = [*study.point_type.model_fields, "accumulation", *study.engine_keys, *MODEL_FIELDS]
         for form in (self, self.tiny or _Form()):
             for table in (form.point, form.grid, *form.exclude, *form.engines):
                 for key in table:
@@ -164,16 +171,35 @@ class Sweep(_Form):
         """
         source, study = f"sweep '{self.name}'", self.study
         over = dict(overrides or {})
-        found: dict[str, Point] = {}
+        own = {
+            name for name in over if name in study.fields and study.fields[name].only_some_engines
+        }
+        unused, found = set(own), dict[str, Point]()
         for number, table in enumerate(self._tables(model)):
             if number >= MOST_POINTS:
                 raise ConfigError(f"{source}: more than {MOST_POINTS} points")
-            point = study.make_point(apply_overrides(table, over, study), source=source)
+            # A field of some engines is set for those that take it.
+            strange = own - self._taken(table)
+            unused &= strange
+            given = {name: value for name, value in over.items() if name not in strange}
+            point = study.make_point(apply_overrides(table, given, study), source=source)
             if not any(_matches(point, rule, source, study) for rule in self.exclude):
                 found.setdefault(point.model_copy(update={"name": ""}).model_dump_json(), point)
+        for name in unused:
+            takers = [key for key, engine in study.engines.items() if name in engine.fields]
+            raise ConfigError(
+                f"{source}: {name} = {over[name]!r}: none of its engines takes that; "
+                f"{' and '.join(takers)} would"
+            )
         if not found:
             raise ConfigError(f"{source}: every point is excluded")
         return name_points(list(found.values()), study)
+
+    def _taken(self, table: Mapping[str, Any]) -> set[str]:
+        """Fields of some engines that the engine of a point's table takes."""
+        plain = self.study.without_engine_keys(table, f"sweep '{self.name}'")
+        name = self.study.engine_name(plain.get("engine", self.study.reference))
+        return set(self.study.engines[str(name)].fields) if name in self.study.engines else set()
 
     def sizing_points(self, model: str, overrides: Mapping[str, str]) -> list[Point]:
         """The points that have to fit for the model ``auto`` to be this one."""
@@ -215,11 +241,6 @@ def _matches(point: Point, rule: Mapping[str, Sequence[Any]], source: str, study
     return True
 
 
-@functools.cache
-def _sweep_type(study_json: str) -> type[Sweep]:
-    return type("Sweep", (Sweep,), {"__module__": __name__, "__doc__": Sweep.__doc__})
-
-
 def make_sweep(
     table: Mapping[str, Any], study: Study | None = None, source: str = "sweep"
 ) -> Sweep:
@@ -228,13 +249,7 @@ def make_sweep(
     Raises:
         ConfigError: a field is wrong; names field, value and remedy.
     """
-    study = study or default_study()
-    kind = _sweep_type(study.as_json())
-    kind.study = study
-    try:
-        return kind(**table)
-    except ValidationError as error:
-        raise ConfigError(explain.validation(error, source=source, model=Sweep)) from None
+    return Sweep.read(table, source, study or default_study())
 
 
 def sweep_names(study: Study | None = None) -> list[str]:

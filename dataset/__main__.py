@@ -1,11 +1,15 @@
 """``python -m dataset``."""
 
+import io
 import os
 import sys
 
 from dataset.cli.main import INTERRUPTED, main
 
 if __name__ == "__main__":
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A prefix is printed as it is, also where its bytes are no UTF-8.
+        sys.stdout.reconfigure(errors="surrogateescape")
     code = main()
     if code == INTERRUPTED:
         # Ctrl-C may have struck inside the pool's own bookkeeping, and then the interpreter's exit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -10,10 +11,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from dataset.errors import DatasetError
-from dataset.files import file_digest
+from dataset.files import NO_ROOM, file_digest
 
 HUB = "https://huggingface.co"
 ENDPOINT_VARIABLE = "HF_ENDPOINT"
+# What the network never answers: the folder for what is fetched is at fault.
+UNWRITABLE = (*NO_ROOM, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -98,6 +101,11 @@ def fetch(
                 path = _from_hub(file, endpoint, cache)
             except Exception as error:  # the client lets its HTTP library's own errors through
                 reason = str(error.__cause__ or error).partition("\n")[0]
+                if isinstance(error, OSError) and error.errno in UNWRITABLE:
+                    raise DatasetError(
+                        f"cannot keep {file.url(endpoint)} ({reason}): make room, or name another "
+                        "folder with --data-dir or $HF_HOME"
+                    ) from error
                 raise DatasetError(
                     f"cannot get {file.url(endpoint)} ({reason}).\n"
                     f"{_by_hand(files, folder, endpoint)}"

@@ -9,15 +9,16 @@ document begins, closed by the total (int64). The bytes are those of megatron-co
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dataset.errors import DatasetError
+from dataset.files import writing
 
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequences, document boundaries
 MAGIC = b"MMIDIDX\x00\x00"
@@ -43,16 +44,6 @@ def id_type(vocab_size: int) -> np.dtype[Any]:
     return DTYPES[8] if vocab_size < FIRST_WIDE_VOCABULARY else DTYPES[4]
 
 
-class Lengths(Protocol):
-    """Lengths of the sequences of some documents; read from disk each time they are asked for."""
-
-    def sequence_lengths(self) -> NDArray[np.int32]:
-        """Tokens of each sequence, as the index shall have them."""
-
-    def sequences_per_document(self) -> NDArray[np.int32]:
-        """How many of these sequences each document has."""
-
-
 @dataclass(frozen=True)
 class Counts:
     """What an index holds."""
@@ -61,54 +52,38 @@ class Counts:
     tokens: int  # by the index, which with shifted lengths is fewer than in .bin
 
 
-def write_index(path: Path, dtype: np.dtype[Any], parts: Sequence[Lengths]) -> Counts:
-    """Write an ``.idx`` for parts that follow each other in ``.bin``.
+Arrays = Callable[[], Iterable[NDArray[Any]]]
+"""Parts of an array that may not fit in memory, read anew each time they are asked for."""
 
-    Three passes over ``parts``, one part in memory at a time.
+
+def write_index(path: Path, dtype: np.dtype[Any], lengths: Arrays, per_document: Arrays) -> Counts:
+    """Write an ``.idx``, one part of each array in memory at a time.
 
     Args:
         path: File to write.
         dtype: Type of an id in ``.bin``.
-        parts: Lengths, in order.
+        lengths: Tokens of each sequence, int32, in the order of ``.bin``.
+        per_document: How many of these sequences each document has.
     """
     code = next(code for code, known in DTYPES.items() if known == dtype)
-    num_sequences = num_documents = num_tokens = 0
-    with path.open("wb") as file:
+    num_sequences = num_documents = num_tokens = begun = 0
+    with writing(path), path.open("wb") as file:
         file.write(bytes(HEADER.size))
-        for part in parts:
-            lengths = part.sequence_lengths().astype("<i4", copy=False)
-            file.write(lengths.tobytes())
-            num_sequences += len(lengths)
-        for part in parts:
-            lengths64 = part.sequence_lengths().astype("<i8")
-            ends = num_tokens + np.cumsum(lengths64, dtype="<i8")
-            file.write(((ends - lengths64) * dtype.itemsize).tobytes())
-            num_tokens += int(lengths64.sum())
+        for part in lengths():
+            file.write(part.astype("<i4").tobytes())
+            num_sequences += len(part)
+        for part in lengths():
+            ends = num_tokens + np.cumsum(part, dtype="<i8")
+            file.write(((ends - part) * dtype.itemsize).tobytes())
+            num_tokens += int(part.sum(dtype=np.int64))
         file.write(bytes(8))
-        begun = 0
-        for part in parts:
-            counts = part.sequences_per_document()
-            file.write((begun + np.cumsum(counts, dtype="<i8")).tobytes())
-            begun += int(counts.sum())
-            num_documents += len(counts)
+        for part in per_document():
+            file.write((begun + np.cumsum(part, dtype="<i8")).tobytes())
+            begun += int(part.sum())
+            num_documents += len(part)
         file.seek(0)
         file.write(HEADER.pack(MAGIC, VERSION, code, num_sequences, num_documents + 1))
     return Counts(num_documents, num_tokens)
-
-
-@dataclass(frozen=True)
-class SingleSequences:
-    """Documents of one sequence each."""
-
-    lengths: NDArray[np.int32]  # (documents,) tokens of each
-
-    def sequence_lengths(self) -> NDArray[np.int32]:
-        """Tokens of each sequence."""
-        return self.lengths
-
-    def sequences_per_document(self) -> NDArray[np.int32]:
-        """One each."""
-        return np.ones(len(self.lengths), np.int32)
 
 
 def write(prefix: Path, documents: Iterable[NDArray[Any]], eod: int, vocab_size: int) -> Counts:
@@ -122,12 +97,15 @@ def write(prefix: Path, documents: Iterable[NDArray[Any]], eod: int, vocab_size:
     """
     dtype = id_type(vocab_size)
     lengths: list[int] = []
-    with bin_path(prefix).open("wb") as file:
+    with writing(bin_path(prefix)), bin_path(prefix).open("wb") as file:
         for ids in documents:
             if len(ids):
                 file.write(np.append(ids, eod).astype(dtype).tobytes())
                 lengths.append(len(ids) + 1)
-    return write_index(idx_path(prefix), dtype, [SingleSequences(np.array(lengths, np.int32))])
+    all_lengths = np.array(lengths, np.int32)
+    return write_index(
+        idx_path(prefix), dtype, lambda: [all_lengths], lambda: [np.ones_like(all_lengths)]
+    )
 
 
 @dataclass(frozen=True)
@@ -156,21 +134,6 @@ class Index:
             return self.ids[:0]
         start = int(self.offsets[first]) // self.ids.itemsize
         return self.ids[start : start + int(self.lengths[first:end].sum())]
-
-    # As a part of a larger pair (`Lengths`).
-
-    def sequence_lengths(self) -> NDArray[np.int32]:
-        """Tokens of each sequence."""
-        return self.lengths
-
-    def sequences_per_document(self) -> NDArray[np.int32]:
-        """How many sequences each document has."""
-        return np.diff(self.boundaries).astype(np.int32)
-
-    def blocks(self, num_tokens: int = 1 << 22) -> Iterator[NDArray[Any]]:
-        """The ids in pieces that fit in memory."""
-        for start in range(0, len(self.ids), num_tokens):
-            yield self.ids[start : start + num_tokens]
 
 
 def read(prefix: Path) -> Index:

@@ -12,10 +12,10 @@ from dataset import indexed, manifest
 from dataset.errors import DatasetError
 from dataset.indexed import Index
 from dataset.manifest import Manifest
-from dataset.tokenizer.base import Tokenizer
-from dataset.tokenizer.choose import load
+from dataset.tokenizer.choose import Tokenizer, load
 
 SAMPLE_TOKENS = 128
+IDS_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ def _content_problems(index: Index, known: Manifest) -> Iterator[str]:
     if (index.num_documents, len(index.ids)) != (known.documents, known.tokens):
         yield f"the manifest counts {known.documents} documents and {known.tokens} tokens"
     highest, num_eods = 0, 0
-    for ids in index.blocks():
+    for start in range(0, len(index.ids), IDS_AT_ONCE):
+        ids = index.ids[start : start + IDS_AT_ONCE]
         highest = max(highest, int(ids.max()))
         num_eods += int((ids == known.eod).sum())
     if highest >= known.vocab_size:

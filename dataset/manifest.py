@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dataset.errors import DatasetError
-from dataset.files import file_digest
+from dataset.files import file_digest, writing
 
 NAME = "manifest.json"
 SCHEMA_VERSION = 1
@@ -38,8 +38,16 @@ class Manifest:
     def write(self, path: Path) -> None:
         """Write it to ``path`` in one step; the same contents give the same bytes."""
         draft = path.with_name(f"{path.name}.unfinished")
-        draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        with writing(path):
+            draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
         draft.replace(path)
+
+    def publish(self, prefix: Path) -> None:
+        """Write it for a pair of the user's own text, and for the trainer if it is the first."""
+        for_trainer = prefix.parent / NAME
+        if not for_trainer.exists():
+            self.write(for_trainer)
+        self.write(path_of(prefix))
 
     def damage(self, folder: Path) -> str | None:
         """The first file of ``folder`` that is not what it was, in words; None when all are."""
@@ -77,21 +85,21 @@ def read(path: Path) -> Manifest:
         DatasetError: It is missing, is no JSON, or lacks a field.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        found = Manifest(**json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DatasetError(f"no {path}") from error
     except ValueError as error:  # of JSON or of UTF-8
         raise DatasetError(f"{path} is not JSON: {error}") from error
-    names = [field.name for field in fields(Manifest)]
-    if not isinstance(values, dict) or set(values) != set(names):
-        raise DatasetError(f"{path} does not have the fields {', '.join(names)}")
-    if values["schema_version"] != SCHEMA_VERSION:
+    except TypeError as error:
+        names = ", ".join(field.name for field in fields(Manifest))
+        raise DatasetError(f"{path} does not have the fields {names}") from error
+    if found.schema_version != SCHEMA_VERSION:
         raise DatasetError(
-            f"{path}: schema_version = {values['schema_version']!r}, this reads {SCHEMA_VERSION}"
+            f"{path}: schema_version = {found.schema_version!r}, this reads {SCHEMA_VERSION}"
         )
-    if not isinstance(values["files"], dict):
+    if not isinstance(found.files, dict):
         raise DatasetError(f"{path}: field 'files' is not a table of file names")
-    return Manifest(**values)
+    return found
 
 
 def require_one_vocabulary(folder: Path, vocab_size: int, eod: int) -> None:
@@ -103,7 +111,10 @@ def require_one_vocabulary(folder: Path, vocab_size: int, eod: int) -> None:
     path = folder / NAME
     if not path.exists():
         return
-    found = read(path)
+    try:
+        found = read(path)
+    except DatasetError as error:
+        raise DatasetError(f"{error}: give the output a folder of its own") from error
     if (found.vocab_size, found.eod) != (vocab_size, eod):
         raise DatasetError(
             f"{folder} has data of another vocabulary ({found.vocab_size} entries, end of document "

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from dataset import indexed, manifest
 from dataset.errors import DatasetError
-from dataset.files import content_key, require_writable
+from dataset.files import content_key, require_writable, writing
 from dataset.indexed import Counts, Index, bin_path, idx_path
 from dataset.manifest import Manifest
 
@@ -38,8 +40,13 @@ def merge(prefixes: Sequence[Path], output: Path) -> Counts:
     _require_sound(prefixes, known)
     draft = output.with_name(f".unfinished-{output.name}")
     try:
-        counts = indexed.write_index(idx_path(draft), pairs[0].ids.dtype, pairs)
-        with bin_path(draft).open("wb") as target:
+        counts = indexed.write_index(
+            idx_path(draft),
+            pairs[0].ids.dtype,
+            lambda: (pair.lengths for pair in pairs),
+            lambda: (np.diff(pair.boundaries) for pair in pairs),
+        )
+        with writing(bin_path(output)), bin_path(draft).open("wb") as target:
             for prefix in prefixes:
                 with bin_path(prefix).open("rb") as source:
                     shutil.copyfileobj(source, target, 1 << 22)
@@ -92,7 +99,8 @@ def _describe(
     first = facts[0]
     suffix = Path(first.tokenizer).suffix
     tokenizer = output.with_name(f"{output.name}.tokenizer{suffix}")
-    shutil.copyfile(prefixes[0].with_name(first.tokenizer), tokenizer)
+    with writing(tokenizer):
+        shutil.copyfile(prefixes[0].with_name(first.tokenizer), tokenizer)
     files = [bin_path(output), idx_path(output), tokenizer]
     closed = all(one.settings.get("append_eod") for one in facts)
     made = replace(
@@ -106,7 +114,4 @@ def _describe(
         settings={"source": "merge", "append_eod": closed, "merged": [one.prefix for one in facts]},
         files={path.name: manifest.file_facts(path) for path in files},
     )
-    for_trainer = output.parent / manifest.NAME
-    if not for_trainer.exists():
-        made.write(for_trainer)
-    made.write(manifest.path_of(output))
+    made.publish(output)

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from dataset.errors import DatasetError
 
@@ -28,11 +28,7 @@ def usable_cores() -> int:
 
 
 def ordered(
-    work: Callable[[Item], Result],
-    items: Iterable[Item],
-    workers: int,
-    initializer: Callable[..., None],
-    initargs: tuple[Any, ...] = (),
+    work: Callable[[Item], Result], items: Iterable[Item], workers: int
 ) -> Generator[Result, None, None]:
     """Do ``work`` on every item in ``workers`` processes and yield results in the items' order.
 
@@ -44,13 +40,17 @@ def ordered(
         DatasetError: A worker died.
     """
     # Spawned: a fork would copy this process's threads' locks and all its memory.
-    executor = ProcessPoolExecutor(
-        workers, get_context("spawn"), _start_worker, (initializer, initargs)
-    )
+    executor = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker)
     waiting: deque[Future[Result]] = deque()
     try:
         for item in items:
-            waiting.append(_submit(executor, work, item))
+            # This may start a worker. Ctrl-C would end it with a traceback as long as it only
+            # imports; it inherits what is blocked here, and here Ctrl-C arrives a moment later.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                waiting.append(executor.submit(work, item))
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             if len(waiting) >= ITEMS_PER_WORKER * workers:
                 yield waiting.popleft().result()
         while waiting:
@@ -64,23 +64,10 @@ def ordered(
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _submit(
-    executor: ProcessPoolExecutor, work: Callable[[Item], Result], item: Item
-) -> Future[Result]:
-    # This may start a worker. Ctrl-C would end it with a traceback as long as it only imports; it
-    # inherits what is blocked here, and here Ctrl-C arrives a moment later.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return executor.submit(work, item)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _start_worker(initializer: Callable[..., None], initargs: tuple[Any, ...]) -> None:
+def _start_worker() -> None:
     # Ctrl-C reaches the whole group of processes; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    initializer(*initargs)
 
 
 def _end_with_parent() -> None:

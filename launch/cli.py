@@ -8,13 +8,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
+
+from pydantic.fields import FieldInfo
 
 from configs.errors import ConfigError
-from configs.overrides import MODEL_PREFIX
-from configs.schema import Model
+from configs.overrides import MODEL_FIELDS
 from configs.study import Study, default_study, load_study
 from launch.data import LaunchError
 from launch.hosts.options import add_launch_options
@@ -27,8 +29,18 @@ EXIT_BROKEN_PIPE = 141
 
 def say(text: str) -> None:
     """Print a line for the user, at once."""
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{printable(text)}\n")
     sys.stdout.flush()
+
+
+def complain(text: str) -> None:
+    """Print a line of what went wrong, on standard error."""
+    sys.stderr.write(f"{printable(text)}\n")
+
+
+def printable(text: str) -> str:
+    """A text whose control characters are ``?``, so that no path or name steers the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
 class _HasArguments(Protocol):
@@ -96,87 +108,73 @@ def study_in(argv: Sequence[str]) -> Study:
     return default_study() if name is None else load_study(name)
 
 
-def add_field_options(parser: Parser, study: Study) -> None:
+def add_field_options(parser: Parser, study: Study, of_sweep: bool = False) -> None:
     """One option for each field of a point, each engine key of the study and each model's field.
 
     Values stay text; the schema reads and checks them, with one wording of errors for files and
     command lines.
+
+    Args:
+        parser: the command's; an option that it has already stays.
+        study: whose fields they are.
+        of_sweep: leave out what tells a sweep's points apart: name and engine.
     """
+    known, left_out = parser._option_string_actions, ("name", "engine") if of_sweep else ()
+
+    def add(group: argparse._ArgumentGroup, name: str, text: str) -> None:
+        if _flag(name) not in known:
+            group.add_argument(_flag(name), dest=name, metavar="V", help=text)
+
     fields = parser.add_argument_group("fields of the point (they replace those of the file)")
     for name, field in study.point_type.model_fields.items():
         default = "" if field.is_required() else f" [default {field.default!s}]"
-        text = (field.description or "").replace("``", "") + default
-        fields.add_argument(_flag(name), metavar="V", help=_one_line(text))
-    if study.engine_keys:
-        keys = parser.add_argument_group("the engine in other keys")
-        for name in study.engine_keys:
-            keys.add_argument(_flag(name), metavar="V", help="a whole number")
+        if name not in left_out:
+            add(fields, name, _help(field) + default)
+    keys = parser.add_argument_group("the engine in other keys")
+    for name in () if of_sweep else study.engine_keys:
+        add(keys, name, "a whole number")
     model = parser.add_argument_group("fields of the model")
-    for name, field in Model.model_fields.items():
-        flag, dest = _flag(MODEL_PREFIX + name), MODEL_PREFIX + name
-        text = _one_line((field.description or "").replace("``", ""))
-        model.add_argument(flag, dest=dest, metavar="V", help=text)
+    for name, field in MODEL_FIELDS.items():
+        add(model, name, _help(field))
 
 
 def field_overrides(options: argparse.Namespace, study: Study) -> dict[str, str]:
     """The fields that were given, as text."""
-    names = [*study.point_type.model_fields, *study.engine_keys]
-    names += [MODEL_PREFIX + name for name in Model.model_fields]
+    names = [*study.point_type.model_fields, *study.engine_keys, *MODEL_FIELDS]
     given = vars(options)
     return {name: given[name] for name in names if given.get(name) is not None}
 
 
 def add_run_options(parser: Parser, echo: bool) -> None:
     """Options of every command that starts runs."""
-    parser.add_argument(
-        "--results-dir",
-        type=Path,
-        default=ROOT / "results",
-        metavar="DIR",
-        help="folder of all results; nothing in it is ever overwritten [default results]",
-    )
+
+    def value(flag: str, metavar: str, text: str, **more: Any) -> None:  # noqa: ANN401
+        parser.add_argument(flag, metavar=metavar, help=text, **more)
+
+    results = "folder of all results; nothing in it is ever overwritten [default results]"
+    value("--results-dir", "DIR", results, type=Path, default=ROOT / "results")
     parser.add_argument("--dry-run", action="store_true", help="show what would run, start nothing")
-    parser.add_argument(
-        "--data",
-        metavar="NAME",
-        help="embedded, oscar-1gb, or the prefix of a .bin/.idx pair of your own [default: "
-        "oscar-1gb for full-size models where it has been prepared, else embedded]",
+    data = (
+        "embedded, oscar-1gb, or the prefix of a .bin/.idx pair of your own [default: "
+        "oscar-1gb for full-size models where it has been prepared, else embedded]"
     )
-    parser.add_argument(
-        "--vocab-size",
-        type=count,
-        metavar="N",
-        help="of a pair in --data that has no manifest beside it",
-    )
-    parser.add_argument(
-        "--timeout", type=_seconds, metavar="SECONDS", help="end a run that takes longer"
-    )
-    parser.add_argument(
-        "--hang-timeout",
-        type=_seconds_or_0,
-        metavar="SECONDS",
-        help="end a run without progress for so long, 0 for never [default adapts to the run]",
-    )
-    parser.add_argument(
-        "--monitor-interval",
-        type=_seconds_or_0,
-        default=1.0,
-        metavar="SECONDS",
-        help="sample memory, CPU and GPUs so often, 0 for never [default 1]",
-    )
+    value("--data", "NAME", data)
+    value("--vocab-size", "N", "of a pair in --data that has no manifest beside it", type=count)
+    seconds, or_0 = partial(duration, "seconds"), partial(duration, "seconds", least=0)
+    value("--timeout", "SECONDS", "end a run that takes longer", type=seconds)
+    hang = "end a run without progress for so long, 0 for never [default adapts to the run]"
+    value("--hang-timeout", "SECONDS", hang, type=or_0)
+    monitor = "sample memory, CPU and GPUs so often, 0 for never [default 1]"
+    value("--monitor-interval", "SECONDS", monitor, type=or_0, default=1.0)
     parser.add_argument("--tensorboard", action="store_true", help="write scalars for TensorBoard")
-    parser.add_argument(
-        "--wandb", metavar="PROJECT", help="send scalars to a project of Weights & Biases"
-    )
-    parser.add_argument(
-        "--echo",
-        action=argparse.BooleanOptionalAction,
-        default=echo,
-        help=f"copy the log to the terminal [default {'yes' if echo else 'no'}]",
-    )
-    parser.add_argument(
-        "--no-memory-check", action="store_true", help="start a run even if memory looks short"
-    )
+    value("--wandb", "PROJECT", "send scalars to a project of Weights & Biases")
+    both, text = argparse.BooleanOptionalAction, "copy the log to the terminal [default {}]"
+    shown = text.format("yes" if echo else "no")
+    parser.add_argument("--echo", action=both, default=echo, help=shown)
+    share = "measure beside the runs of other calls on this machine [default: take turns]"
+    parser.add_argument("--share", action="store_true", help=share)
+    memory = "start a run even if memory looks short"
+    parser.add_argument("--no-memory-check", action="store_true", help=memory)
     add_launch_options(parser)
 
 
@@ -188,25 +186,12 @@ def count(text: str) -> int:
     return value
 
 
-def _seconds(text: str) -> float:
+def duration(unit: str, text: str, least: float = sys.float_info.min) -> float:
+    """A number of seconds or minutes, ``least`` or more."""
     value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number of seconds above 0")
-    return value
-
-
-def minutes(text: str) -> float:
-    """A number of minutes above 0."""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number of minutes above 0")
-    return value
-
-
-def _seconds_or_0(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number of seconds, 0 or above")
+    if not least <= value < float("inf"):
+        limit = "above 0" if least else "0 or above"
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number of {unit} {limit}")
     return value
 
 
@@ -214,8 +199,8 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split()).replace("%", "%%")
+def _help(field: FieldInfo) -> str:
+    return " ".join((field.description or "").replace("``", "").split()).replace("%", "%%")
 
 
 class Terminated(SystemExit):
@@ -230,7 +215,7 @@ def run_command(main: Callable[[], int]) -> int:
     try:
         return main()
     except (ConfigError, LaunchError) as error:
-        sys.stderr.write(f"error: {error}\n")
+        complain(f"error: {error}")
         return EXIT_USAGE
     except BrokenPipeError:
         # The reader of our output has gone (`| head`): nothing is left to say.
@@ -238,10 +223,10 @@ def run_command(main: Callable[[], int]) -> int:
         return EXIT_BROKEN_PIPE
     except OSError as error:
         # A full disk, a read-only folder, a program that is missing.
-        sys.stderr.write(f"error: {error}\n")
+        complain(f"error: {error}")
         return EXIT_USAGE
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        complain("interrupted")
         return EXIT_INTERRUPTED
 
 

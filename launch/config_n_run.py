@@ -5,30 +5,27 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from configs.errors import ConfigError
 from configs.schema import Point
 from configs.study import default_study, make_point
 from launch import cli
 from launch.data import with_data
-from launch.point_command import SINGLE_RUNS, run_point
+from launch.run import SINGLE_RUNS, run_point
 from launch.task import RunOptions
 
 
-@dataclass(frozen=True)
-class Flag:
-    """One of the paper's flags."""
+class Flag(NamedTuple):
+    """One of the paper's flags, for a field of a point or, with ``model.`` before it, of its model.
+
+    The default is what the paper's script takes; None where the flag must be given.
+    """
 
     letter: str
-    """As the paper's script spells it."""
     field: str
-    """Field of a point; ``model.`` before those of its model."""
     default: str | None
-    """What the paper's script takes when it is left out; None when it must be given."""
     help: str
-    """What it sets."""
 
 
 FLAGS = (
@@ -80,23 +77,21 @@ def point_from_flags(values: dict[str, str | None]) -> Point:
     Raises:
         ConfigError: a flag is missing or its value is wrong; the flag is named.
     """
-    table: dict[str, Any] = {}
     model: dict[str, Any] = {}
+    table: dict[str, Any] = {"model": model}
     for flag in FLAGS:
         value = values.get(flag.field)
         value = flag.default if value is None else value
         if value is None:
             raise ConfigError(f"-{flag.letter} is missing ({flag.help})")
-        place, name = (
-            (model, flag.field[6:]) if flag.field.startswith("model.") else (table, flag.field)
-        )
-        place[name] = value
+        name = flag.field.removeprefix("model.")
+        (table if name == flag.field else model)[name] = value
     if not re.fullmatch(r"\d+(\.\d+)?", model["name"]):
         raise ConfigError(f"-m {model['name']!r}: give billions of parameters, such as 7 or 8.3")
     model["name"] += "B"
     extra = {k: v for k in ("data_prefix", "device", "seed") if (v := values.get(k)) is not None}
     try:
-        return make_point({**table, **extra, "model": model}, source="config-n-run.sh")
+        return make_point({**table, **extra}, source="config-n-run.sh")
     except ConfigError as error:
         raise ConfigError(_with_flags(str(error))) from None
 

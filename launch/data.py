@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
-import struct
+import os
 import subprocess
 import sys
 from argparse import Namespace
@@ -13,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from configs.errors import ConfigError
 from configs.schema import Model, Point
+from launch.pair import BY_SIZES, largest_token, manifest_of, require_whole, token_type
 from launch.records.files import ROOT
 from launch.records.identity import data_facts
 
@@ -33,10 +31,6 @@ UNPREPARED = (
     "data: the embedded corpus, about 2.5 MB; full-size results on it are not the paper's: "
     "`make dataset-oscar` prepares oscar-1gb"
 )
-_HEADER = struct.Struct("<9sQB")  # magic, version, code of the type of a token
-_MAGIC = b"MMIDIDX\x00\x00"
-_TOKEN_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-_TOKENS_AT_ONCE = 1 << 24
 
 
 class LaunchError(RuntimeError):
@@ -59,17 +53,20 @@ class Data:
     """Of ``.bin``."""
     vocab_size: int | None
     """Of the manifest; without one, the largest token and one more."""
+    checked: str
+    """What the files were held against, as :func:`launch.pair.require_whole` says."""
 
     @property
     def words(self) -> str:
         """Name, size and checksum in a line."""
         count = "of no known size" if self.tokens is None else f"{self.tokens:,} tokens"
-        return f"{self.name} ({self.source}), {count}, SHA-256 {self.sha256}"
+        unsure = "; no manifest: its sizes alone were checked" if self.checked == BY_SIZES else ""
+        return f"{self.name} ({self.source}), {count}, SHA-256 {self.sha256}{unsure}"
 
     def record(self) -> dict[str, Any]:
         """What ``run.json`` says of it."""
-        about = {key: getattr(self, key) for key in ("name", "source", "tokens", "vocab_size")}
-        return {**data_facts(self.prefix), **about}
+        names = ("name", "source", "tokens", "vocab_size", "checked")
+        return {**data_facts(self.prefix), **{name: getattr(self, name) for name in names}}
 
 
 def with_data(points: Sequence[Point], given: Namespace) -> tuple[list[Point], str]:
@@ -101,21 +98,19 @@ def with_data(points: Sequence[Point], given: Namespace) -> tuple[list[Point], s
     data = look_at(prefix)
     size = _vocab_size(data, given)
     for point in chosen:
-        _require_room(point, data, size)
+        require_vocabulary(point, data, size)
     return chosen, f"data: {data.words}"
 
 
 def _by_default(points: Sequence[Point]) -> tuple[list[Point], str]:
-    def is_open(point: Point) -> bool:
-        return not point.data_prefix and point.model.vocab_size >= PAPER_VOCAB_SIZE
-
-    if not any(is_open(point) for point in points):
+    is_open = [not p.data_prefix and p.model.vocab_size >= PAPER_VOCAB_SIZE for p in points]
+    if not any(is_open):
         return list(points), ""
     prefix = prepared(OSCAR)
     if prefix is None:
         return list(points), UNPREPARED
-    taken = {"data_prefix": prefix}
-    chosen = [point.model_copy(update=taken) if is_open(point) else point for point in points]
+    taken = [p.model_copy(update={"data_prefix": prefix}) for p in points]
+    chosen = [new if o else old for new, old, o in zip(taken, points, is_open, strict=True)]
     return chosen, f"data: {look_at(prefix).words}"
 
 
@@ -128,21 +123,16 @@ def _located(name: str) -> str:
             )
         return prefix
     name = name.removesuffix(".bin").removesuffix(".idx")
-    prefix = str(Path(name).absolute())
-    missing = [prefix + end for end in (".bin", ".idx") if not Path(prefix + end).is_file()]
-    if missing:
-        raise ConfigError(
-            f"--data {name!r}: neither {EMBEDDED} nor {OSCAR}, and there is no file {missing[0]!r}"
-        )
-    if _token_type(prefix) is None:
+    prefix = _existing(name, f"--data {name!r}: neither {EMBEDDED} nor {OSCAR}, and ")
+    if token_type(prefix) is None:
         raise ConfigError(f"--data {name!r}: {prefix}.idx is not an index of Megatron's")
     return prefix
 
 
 def _vocab_size(data: Data, given: Namespace) -> int:
     """Entries of the vocabulary: the manifest's, else those that the user gave."""
-    told, known = given.vocab_size, _manifest(data.prefix).get("vocab_size")
-    size = told if known is None else known
+    told, known = given.vocab_size, manifest_of(data.prefix).get("vocab_size")
+    size = known or told
     if size is None:
         raise ConfigError(
             f"--data {given.data}: no manifest beside it tells the size of its vocabulary; "
@@ -158,19 +148,14 @@ def _vocab_size(data: Data, given: Namespace) -> int:
     return int(size)
 
 
-def require_vocabulary(point: Point, data: Data) -> None:
+def require_vocabulary(point: Point, data: Data, size: int | None = None) -> None:
     """Refuse data with tokens that the model has not, before anything is started.
 
     Raises:
-        ConfigError: The model's vocabulary is the smaller one.
+        ConfigError: The model's vocabulary is smaller than the data's, where that is known.
     """
-    if data.vocab_size is not None:
-        _require_room(point, data, data.vocab_size)
-
-
-def _require_room(point: Point, data: Data, size: int) -> None:
-    model = point.model
-    if size > model.vocab_size:
+    model, size = point.model, data.vocab_size if size is None else size
+    if size is not None and size > model.vocab_size:
         raise ConfigError(
             f"{data.prefix}: needs a vocabulary of {size}, but model.vocab_size = "
             f"{model.vocab_size} (model {model.name}); take a larger model or give "
@@ -185,43 +170,40 @@ def data_prefix(given: str) -> str:
         ConfigError: The given files are not there.
         LaunchError: The embedded corpus could not be made.
     """
-    if not given:
-        return _embedded_corpus()
-    prefix = str(Path(given).absolute())
-    missing = [prefix + end for end in (".bin", ".idx") if not Path(prefix + end).is_file()]
-    if missing:
-        raise ConfigError(f"data_prefix = {given!r}: no file {missing[0]!r}")
+    if given:
+        return _existing(given, f"data_prefix = {given!r}: ")
+    code, prefix = _ask_dataset("prepare")
+    if code or not prefix:
+        reason = f"failed with exit code {code}" if code else "named no data that has an .idx"
+        raise LaunchError(f"`python -m dataset prepare` {reason}")
     return prefix
 
 
-def _embedded_corpus() -> str:
-    command = [*DATASET, "prepare"]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise LaunchError(f"`python -m dataset prepare` failed with exit code {done.returncode}")
-    prefix = _last_prefix(done.stdout)
-    if prefix is None:
-        last = done.stdout.rstrip("\n").rpartition("\n")[2]
-        raise LaunchError(f"`python -m dataset prepare` named no data: {last!r} has no .idx")
+def _existing(name: str, field: str) -> str:
+    prefix = str(Path(name).absolute())
+    for end in (".bin", ".idx"):
+        if not Path(prefix + end).is_file():
+            raise ConfigError(f"{field}there is no file {prefix + end!r}")
     return prefix
 
 
 @functools.cache
 def prepared(name: str) -> str | None:
     """Absolute prefix of named data; None when it has not been prepared."""
-    command = [*DATASET, "find", name]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    return None if done.returncode else _last_prefix(done.stdout)
+    code, prefix = _ask_dataset("find", name)
+    return None if code else prefix
 
 
-def _last_prefix(output: str) -> str | None:
-    lines = output.rstrip("\n").split("\n")
+def _ask_dataset(*words: str) -> tuple[int, str | None]:
+    """Exit code of ``python -m dataset``, and the prefix that its output ends with."""
+    done = subprocess.run([*DATASET, *words], cwd=ROOT, stdout=subprocess.PIPE, check=False)
+    lines = os.fsdecode(done.stdout).rstrip("\n").split("\n")
     # The prefix is the last line, or lines when a folder's name has a newline.
     for first in range(len(lines) - 1, -1, -1):
         prefix = "\n".join(lines[first:])
         if prefix and Path(prefix + ".idx").is_file():
-            return str(Path(prefix).absolute())
-    return None
+            return done.returncode, str(Path(prefix).absolute())
+    return done.returncode, None
 
 
 def embedded_words() -> str:
@@ -233,61 +215,29 @@ def embedded_words() -> str:
 
 
 def look_at(prefix: str) -> Data:
-    """Count the tokens of a pair, and find out what its manifest says.
+    """Count the tokens of a pair, and check that it is whole.
 
     Raises:
+        ConfigError: It is damaged.
         OSError: A file cannot be read.
     """
-    manifest = _manifest(prefix)
+    manifest = manifest_of(prefix)
     is_embedded = manifest.get("settings", {}).get("source") == "python-docs"
     name = EMBEDDED if is_embedded else Path(prefix).name
     if Path(prefix).name == f"{OSCAR}_text_document":
         name = OSCAR
-    facts, kind = data_facts(prefix)[".bin"], _token_type(prefix)
+    facts, kind = data_facts(prefix), token_type(prefix)
+    checked = require_whole(prefix, facts, manifest)
+    sha256, size = facts[".bin"]["sha256"], facts[".bin"]["bytes"]
     vocab_size = manifest.get("vocab_size")
     if vocab_size is None and kind is not None:
-        vocab_size = _largest_token(prefix, kind, facts["sha256"]) + 1
+        vocab_size = largest_token(prefix, kind, sha256) + 1
     return Data(
         prefix=prefix,
         name=name,
         source=SOURCES.get(name, prefix),
-        tokens=None if kind is None else facts["bytes"] // kind.itemsize,
-        sha256=facts["sha256"],
+        tokens=None if kind is None else size // kind.itemsize,
+        sha256=sha256,
         vocab_size=vocab_size,
+        checked=checked,
     )
-
-
-def _manifest(prefix: str) -> dict[str, Any]:
-    """What `dataset` wrote about a pair; empty when it did not make it."""
-    own, shared = Path(f"{prefix}.manifest.json"), Path(prefix).parent / "manifest.json"
-    for path in (own, shared):
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(found, dict) and found.get("prefix") == Path(prefix).name:
-            return found
-    return {}
-
-
-def _token_type(prefix: str) -> np.dtype[Any] | None:
-    """Type of a token in ``.bin``; None when the index is not Megatron's."""
-    with Path(f"{prefix}.idx").open("rb") as file:
-        header = file.read(_HEADER.size)
-    if len(header) < _HEADER.size:
-        return None
-    magic, version, code = _HEADER.unpack(header)
-    known = magic == _MAGIC and version == 1 and code in _TOKEN_TYPES
-    return np.dtype(_TOKEN_TYPES[code]) if known else None
-
-
-@functools.cache
-def _largest_token(prefix: str, kind: np.dtype[Any], _sha256: str) -> int:
-    """The largest token, -1 when there is none; read once while the contents stay."""
-    path = Path(f"{prefix}.bin")
-    num_tokens = path.stat().st_size // kind.itemsize
-    if not num_tokens:
-        return -1
-    tokens = np.memmap(path, kind, mode="r", shape=(num_tokens,))
-    starts = range(0, num_tokens, _TOKENS_AT_ONCE)
-    return max(int(tokens[start : start + _TOKENS_AT_ONCE].max()) for start in starts)

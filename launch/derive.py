@@ -28,7 +28,7 @@ def derive(folder: Path, expected_figures: Sequence[str]) -> int:
     steps = (
         ("tables", ["parse", str(folder), "--out", tables, "--report"]),
         ("figures", [*plots, "--expect", *expected_figures]),
-        ("report", ["parse.report", str(folder), "--from-tables"]),
+        ("report", ["parse.report", str(folder), "--from-tables", "--index"]),
     )
     worst, done = 0, set()
     for what, arguments in steps:

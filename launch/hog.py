@@ -11,9 +11,7 @@ share is processor time out of all usable cores.
 from __future__ import annotations
 
 import argparse
-import array
 import math
-import mmap
 import multiprocessing
 import os
 import re
@@ -22,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from deep_optimizer_states.cores import usable_cores
 from launch.records.files import write_json
@@ -59,30 +57,16 @@ class Debt:
         return min(max(-self._seconds / self._share, 0.0), SLICE_S)
 
 
-class Holder(Protocol):
-    """Holds the share of one device."""
-
-    def step(self) -> None:
-        """Work or sleep for about a slice."""
-
-    def held_s(self) -> float:
-        """Seconds of the device's time held so far."""
-
-    def close(self) -> None:
-        """End what it started."""
-
-
 class CpuHolder:
-    """Several spinning processes a core, so that others cannot outvote them."""
+    """Holds a share of all cores by several processes a core, which others cannot outvote."""
 
     def __init__(self, share: float) -> None:
         self._cores = usable_cores()
         a_core = min(MOST_WORKERS_A_CORE, 1 + math.ceil(2 * share / (1 - share)))
         count = self._cores * a_core
         context = multiprocessing.get_context("fork")
-        # Memory shared with the forked workers: the seconds each has used, below 0 before it began.
-        self._used = memoryview(mmap.mmap(-1, 8 * count)).cast("d")
-        self._used[:] = array.array("d", [-1.0] * count)
+        # Shared with the forked workers: the seconds each has used, below 0 before it began.
+        self._used = context.RawArray("d", [-1.0] * count)
         self._workers = [
             context.Process(
                 target=_spin, args=(share / a_core, os.getpid(), self._used, number), daemon=True
@@ -111,14 +95,14 @@ class CpuHolder:
             worker.kill()
 
     def _used_s(self) -> float:
-        return sum(self._used)
+        return float(sum(self._used))
 
     def _check(self) -> None:
         if not all(worker.is_alive() for worker in self._workers):
             raise RuntimeError("one of its workers ended")
 
 
-def _spin(share: float, parent: int, used: memoryview[float], number: int) -> None:
+def _spin(share: float, parent: int, used: Any, number: int) -> None:  # noqa: ANN401 - ctypes
     """Use ``share`` of one core until the parent is gone; ``used[number]`` shows the seconds."""
     # The whole run is told to end; the parent reads the sums before it ends us.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -139,7 +123,7 @@ def _spin(share: float, parent: int, used: memoryview[float], number: int) -> No
 
 
 class GpuHolder:
-    """Matrix products in slices of about 10 ms."""
+    """Holds a share of a GPU by matrix products in slices of about 10 ms."""
 
     SIDE = 4096
     """Rows and columns of each matrix: large enough to fill every multiprocessor."""
@@ -192,7 +176,9 @@ class GpuHolder:
 
 
 def hold(
-    holder: Holder, report: Callable[[float, float | None], None], stop: Callable[[], bool]
+    holder: CpuHolder | GpuHolder,
+    report: Callable[[float, float | None], None],
+    stop: Callable[[], bool],
 ) -> None:
     """Hold until ``stop``; report the seconds passed and the share held, None at the beginning."""
     started = time.monotonic()
@@ -245,13 +231,10 @@ def main(argv: Sequence[str]) -> int:
         finally:
             holder.close()
     except (ImportError, RuntimeError, AssertionError) as error:  # no torch, no CUDA, no memory
-        _say(given.device, f"error: {_first_line(error)}")
+        first_line, *_ = str(error).splitlines() or [type(error).__name__]
+        _say(given.device, f"error: {first_line}")
         return 1
     return 0
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _say(device: str, text: str) -> None:

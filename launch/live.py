@@ -8,11 +8,14 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from launch import cli
+from launch.process.growing import GrowingFile, meanwhile
 from launch.records.run_folder import RunFolder
 
 TERMINAL_S = 1.0
@@ -21,29 +24,21 @@ PLAIN_S = 60.0
 """Seconds between two lines elsewhere."""
 
 
-@dataclass
 class Tail:
     """The newest iteration of a growing ``metrics.jsonl``, read piece by piece."""
 
-    path: Path
-    newest: dict[str, Any] | None = None
-    """Fields of the newest iteration."""
-    _offset: int = 0
-    _rest: bytes = b""
+    def __init__(self, path: Path) -> None:
+        self._file = GrowingFile(path)
+        self._newest: dict[str, Any] | None = None
 
     def look(self) -> dict[str, Any] | None:
-        """Read what is new."""
-        with contextlib.suppress(OSError), self.path.open("rb") as file:
-            file.seek(self._offset)
-            new = file.read()
-            self._offset += len(new)
-            *lines, self._rest = (self._rest + new).split(b"\n")
-            for line in lines:
-                with contextlib.suppress(ValueError):
-                    value = json.loads(line)
-                    if isinstance(value, dict) and value.get("event") == "iteration":
-                        self.newest = value
-        return self.newest
+        """Fields of the newest iteration."""
+        for line in self._file.new_lines():
+            with contextlib.suppress(ValueError):
+                value = json.loads(line)
+                if isinstance(value, dict) and value.get("event") == "iteration":
+                    self._newest = value
+        return self._newest
 
 
 def progress_text(newest: dict[str, Any] | None, iterations: int) -> str:
@@ -80,17 +75,9 @@ class Live:
     point_s: float | None
     """The same of this one."""
 
-    @contextlib.contextmanager
-    def watch(self, folder: RunFolder) -> Iterator[None]:
+    def watch(self, folder: RunFolder) -> AbstractContextManager[None]:
         """Show progress until the block ends."""
-        ended = threading.Event()
-        thread = threading.Thread(target=self._show, args=(folder, ended), daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+        return meanwhile(partial(self._show, folder))
 
     def _show(self, folder: RunFolder, ended: threading.Event) -> None:
         started, tail = time.monotonic(), Tail(folder.metrics)
@@ -113,6 +100,7 @@ class Live:
 
     @staticmethod
     def _write(text: str, on_terminal: bool) -> None:
+        text = cli.printable(text)
         if on_terminal:
             width = shutil.get_terminal_size().columns
             sys.stdout.write(f"\r\x1b[K{text[: width - 1]}")

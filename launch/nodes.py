@@ -19,9 +19,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from launch.process.members import POLL_S
+from launch.process.supervise import stop_requests
 from launch.records.files import ROOT
 
 EXPORTED = (
@@ -32,7 +33,8 @@ EXPORTED = (
 """How the names of variables begin that ranks on other hosts get from here."""
 GRACE_S = 8.0
 """Time for the nodes to end after one has; shorter than the supervisor's."""
-POLL_S = 0.05
+SSH_FAILED = 255
+"""Exit code of ``ssh`` itself."""
 
 _OUTPUT = threading.Lock()
 
@@ -102,21 +104,14 @@ def run_nodes(starts: list[dict[str, Any]], order: Mapping[str, Any]) -> int:
     Returns:
         0, or the exit code of the node that failed first.
     """
-    stopped: list[int] = []
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        stopped.append(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, stop)
     nodes: list[Node] = []
-    try:
-        for start in starts:
-            nodes.append(start_node(start, order))
-        code = _wait(nodes, stopped)
-    finally:
-        _end(nodes)
-    return code
+    with stop_requests() as stopped:
+        try:
+            for start in starts:
+                nodes.append(start_node(start, order))
+            return _wait(nodes, stopped)
+        finally:
+            _end(nodes)
 
 
 def _wait(nodes: list[Node], stopped: list[int]) -> int:
@@ -124,18 +119,14 @@ def _wait(nodes: list[Node], stopped: list[int]) -> int:
         codes = {node.host: node.process.poll() for node in nodes}
         for host, code in codes.items():
             if code:
-                _say(f"NodeError: host {host!r} ended with {_what(code)}")
+                hint = ": is it reachable, without a password? (try: ssh HOST hostname)"
+                hint = hint if code == SSH_FAILED else ""
+                _write(f"NodeError: host {host!r} ended with exit code {code}{hint}\n".encode())
                 return 128 - code if code < 0 else code
         if all(code == 0 for code in codes.values()):
             return 0
         time.sleep(POLL_S)
     return 128 + stopped[0]
-
-
-def _what(code: int) -> str:
-    if code == 255:
-        return "exit code 255: is it reachable, without a password? (try: ssh HOST hostname)"
-    return f"exit code {code}"
 
 
 def _end(nodes: list[Node]) -> None:
@@ -152,10 +143,6 @@ def _end(nodes: list[Node]) -> None:
             node.process.kill()
             node.process.wait()
         node.relay.join(1.0)
-
-
-def _say(text: str) -> None:
-    _write(f"{text}\n".encode())
 
 
 def _write(line: bytes) -> None:

@@ -1,119 +1,118 @@
-"""A run's life: prepared, started, watched, judged, recorded. ``python -m launch.run POINT``.
+"""The command line of one run: ``python -m launch.run POINT [--field value ...]``.
 
-POINT is a file, or the name of one of the study's points; :mod:`launch.point_command` reads the
-command line.
+POINT is a file, or the name of one of the study's points.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
+import json
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-from configs.schema import Point
-from launch.hosts.launchers import Commands
-from launch.process.beside import companions, monitoring, scalar_environment
-from launch.process.extension_locks import clear_stale_locks
-from launch.process.job import Ending, Job, Limits
-from launch.process.outcome import judge
-from launch.process.supervise import Beside, supervise
-from launch.records.driver import Driver
-from launch.records.ending import disk_is_full, record_status
-from launch.records.files import ROOT, last_lines
-from launch.records.provenance import provenance
-from launch.records.run_folder import RunFolder, Status, create_run_folder
+from configs.errors import ConfigError, explain
+from configs.overrides import apply_overrides
+from configs.schema import Point, read_toml
+from configs.study import Study
+from launch import cli
+from launch.data import with_data
+from launch.describe import describe
+from launch.execute import execute, start_of
+from launch.fit.capacity import refuse_if_short
+from launch.fit.machine import probe_machine
+from launch.hosts.meeting import join_meeting
+from launch.needs import refuse_if_lacking
+from launch.process.job import Job, Limits
+from launch.process.supervise import supervise
+from launch.records.files import ROOT
 from launch.task import RunOptions, Task
 
-Watch = Callable[[RunFolder], AbstractContextManager[object]]
-"""Opened while a run lasts, to look at its files."""
+SINGLE_RUNS = "single"
+"""Sweep folder of runs started one by one."""
 
 
-def _unwatched(_folder: RunFolder) -> AbstractContextManager[object]:
-    return contextlib.nullcontext()
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a run."""
-
-    folder: RunFolder
-    """Where everything about it lies."""
-    status: Status
-    """As in ``status.json``."""
-    stop_signal: int | None = None
-    """Signal that asked the harness to stop; None when nobody did."""
-
-
-def execute(task: Task, options: RunOptions, watch: Watch = _unwatched) -> Outcome:
-    """Run a task in a new folder, to its end.
-
-    Args:
-        task: what to run.
-        options: how.
-        watch: opened on the run's folder while its ranks run.
+def find_point_file(name_or_path: str, study: Study) -> Path:
+    """The file of a point: a path, or a name of the study.
 
     Raises:
-        ConfigError: the results folder cannot be made.
+        ConfigError: neither; the nearest name is given.
     """
-    folder = create_run_folder(options.results_dir, options.sweep, task.point)
-    job, beside = prepare(task, options, folder)
-    status = Status("failed", cause="the launcher itself ended before the run did")
-    folder.write_status(Status("running", driver=Driver.this_process(job.token)))
-    clear_stale_locks(Path(job.environment["TORCH_EXTENSIONS_DIR"]))
-    try:
-        with watch(folder):
-            limits = Limits(options.timeout_s, options.hang_s)
-            ending = supervise(job, limits, beside, options.echo)
-        status = _judged(ending, folder, task.point, options)
-    except (KeyboardInterrupt, SystemExit):  # a signal just before or after the ranks
-        status = Status("interrupted", cause="the launcher was stopped")
-        raise
-    finally:
-        status = record_status(folder, status)
-    return Outcome(folder, status, ending.stop_signal)
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    shipped = study.files("points")
+    if name_or_path in shipped:
+        return shipped[name_or_path]
+    if path.suffix == ".toml":
+        raise ConfigError(f"{name_or_path}: no such file")
+    raise ConfigError(explain.unknown("point", name_or_path, sorted(shipped)))
 
 
-def prepare(task: Task, options: RunOptions, folder: RunFolder) -> tuple[Job, Beside | None]:
-    """Write what the ranks read; say what is to be started, and what looks at it meanwhile."""
-    point, trainer = task.point, options.trainer
-    commands, environment = start_of(point, options, folder.path, task.data_prefix)
-    command = commands.started_by(folder.path)
-    facts = provenance(environment)
-    facts["versions"] = {**facts["versions"], **options.versions(point)}
-    folder.write_inputs(task.inputs(command, facts), trainer.ds_config(point))
-    metrics = folder.metrics if trainer.writes_metrics else None
-    job = Job(command, ROOT, environment, folder.log, metrics, companions(point, folder.path))
-    samples = folder.path / "monitor.jsonl"
-    return job, monitoring(point, environment, samples, options.monitor_s)
+def run_point(point: Point, options: RunOptions, dry_run: bool, memory_check: bool) -> int:
+    """Check the machine, prepare the data, run; the exit code is the run's own."""
+    machine = probe_machine()
+    if dry_run:
+        cli.say(describe(point, machine, options))
+        return 0
+    refuse_if_lacking(point, machine, options)
+    if options.launcher.node_rank:
+        return join(point, options)
+    if memory_check and not options.launcher.is_far:
+        refuse_if_short(point, machine)
+    task = Task.each([point], options)[0]
+    with options.turn(point, cli.say):
+        outcome = execute(task, options)
+    cli.say(f"{outcome.status.status}: {outcome.folder.path}")
+    if outcome.status.cause:
+        cli.complain(f"{outcome.status.status}: {outcome.status.cause}")
+    return outcome.status.exit_code or 0
 
 
-def start_of(
-    point: Point, options: RunOptions, run_dir: Path, data_prefix: str
-) -> tuple[Commands, dict[str, str]]:
-    """What the ranks of a run are started by, and their environment."""
-    launcher, trainer = options.launcher, options.trainer
-    program = trainer.program(point, run_dir, data_prefix)
-    port = launcher.port()
-    environment = launcher.environment(os.environ, point.num_ranks, port)
-    environment |= scalar_environment(options.tensorboard, options.wandb_project)
-    environment |= trainer.environment(point)
-    environment |= point.row_environment
-    return launcher.commands(program, point.num_ranks, port), environment
+def join(point: Point, options: RunOptions) -> int:
+    """Run this node's part of a run whose folder node 0 makes; the exit code is the launcher's.
+
+    Raises:
+        ConfigError: node 0 does not answer, or runs another point.
+    """
+    launcher = options.launcher
+    node = launcher.node_rank or 0
+    run_json = join_meeting(launcher.master_addr or "", launcher.port(), node, point)
+    prefix = json.loads(run_json.read_text(encoding="utf-8"))["data_prefix"]
+    commands, environment = start_of(point, options, run_json.parent, prefix)
+    job = Job(commands.nodes[0], ROOT, environment, run_json.parent / f"node-{node}.log")
+    ending = supervise(job, Limits(options.timeout_s, 0), echo=options.echo)
+    return 128 + ending.stop_signal if ending.stop_signal else ending.exit_code
 
 
-def _judged(ending: Ending, folder: RunFolder, point: Point, options: RunOptions) -> Status:
-    """How the run ended, from what it left behind."""
-    lines = last_lines(folder.log, 2000, 2**20)
-    trainer = options.trainer
-    has_ended, is_full = trainer.has_ended(folder, point), disk_is_full(folder.path)
-    return judge(ending, lines, has_ended, is_full, trainer.end_mark)
+def build_parser(study: Study) -> cli.Parser:
+    """Options of ``launch.run``."""
+    parser = cli.Parser("python -m launch.run", "Run one point.")
+    parser.add_argument("point", metavar="POINT", help="a TOML file, or the name of a point")
+    cli.add_study_option(parser)
+    parser.add_argument("--sweep", default=SINGLE_RUNS, help="results folder [default single]")
+    cli.add_run_options(parser, echo=True)
+    cli.add_field_options(parser, study)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one point from the command line.
+
+    Raises:
+        ConfigError: an option, the file or a field is wrong, or the machine is too small.
+    """
+    study = cli.study_in(argv)
+    given = build_parser(study).read(argv)
+    path = find_point_file(given.point, study)
+    overrides = cli.field_overrides(given, study)
+    table = apply_overrides(read_toml(path), overrides, study)
+    options_too = f" with {', '.join(overrides)} from the command line" if overrides else ""
+    [point], data = with_data([study.make_point(table, f"{path}{options_too}")], given)
+    if data:
+        cli.say(data)
+    options = RunOptions.of(given, given.sweep, study)
+    return run_point(point, options, given.dry_run, not given.no_memory_check)
 
 
 if __name__ == "__main__":
-    from launch import cli, point_command
-
-    raise SystemExit(cli.run_command(lambda: point_command.main(sys.argv[1:])))
+    raise SystemExit(cli.run_command(lambda: main(sys.argv[1:])))

@@ -18,22 +18,26 @@ from launch import cli
 from launch.live import Tail, duration_text, progress_text
 from launch.records.files import ROOT
 from launch.records.ledger import Record, read_records
+from launch.sweep_index import INDEX, read_index
 
-PENDING = "pending"
+PENDING, DAMAGED = "pending", "damaged"
+_RUN = "*/run-*/run.json"
 WATCH_S = 2.0
 """Seconds between two looks under ``--watch``."""
 
 
 def sweep_folders(folder: Path) -> list[Path]:
-    """The sweep folders that a path names: itself, or those in it.
+    """The sweep folders that a path names: itself, or those in it; of single runs as well.
 
     Raises:
         ConfigError: there are none.
     """
-    if (folder / "sweep.json").is_file():
+    if (folder / INDEX).is_file() or any(folder.glob(_RUN)):
         return [folder]
     # Studies other than the default one have a folder each.
-    every = [path.parent for path in (*folder.glob("*/sweep.json"), *folder.glob("*/*/sweep.json"))]
+    places = ("*", "*/*")
+    every = {path.parent for place in places for path in folder.glob(f"{place}/{INDEX}")}
+    every |= {path.parents[2] for place in places for path in folder.glob(f"{place}/{_RUN}")}
     found = sorted(path for path in every if not _is_simulated(path, folder))
     if every and not found:
         raise ConfigError(f"{folder}: only simulated sweeps in it, of which nothing was run")
@@ -49,9 +53,13 @@ def _is_simulated(sweep: Path, folder: Path) -> bool:
 def sweep_status(folder: Path) -> dict[str, Any]:
     """One sweep as plain data: its name, counts by status, and an entry for each run.
 
-    Runs that are asked for and have no folder yet are ``pending``.
+    Runs that are asked for and have no folder yet are ``pending``. Of runs that no sweep asked for,
+    each point's newest has an entry.
+
+    Raises:
+        ConfigError: its ``sweep.json`` is damaged.
     """
-    index = _read_index(folder)
+    index = read_index(folder)
     newest = {(r.point_key, r.repeat): r for r in read_records(folder)}
     # A run of another sweep may stand for one of this sweep's points.
     shared = {(str(r.get("name")), r.get("repeat")): r for r in index.get("runs", [])}
@@ -66,6 +74,8 @@ def sweep_status(folder: Path) -> dict[str, Any]:
                 other = shared.get((str(point.get("name")), repeat), {})
                 entry |= {"status": other.get("status", PENDING), "detail": ""}
             entries.append(entry)
+    if not index:
+        entries = [{"name": r.name, "repeat": r.repeat, **_entry(r)} for r in newest.values()]
     counts = Counter(str(entry["status"]) for entry in entries)
     return {
         "sweep": str(index.get("name") or folder.name),
@@ -97,17 +107,19 @@ def _entry(record: Record) -> dict[str, Any]:
     return entry
 
 
-def _read_index(folder: Path) -> dict[str, Any]:
+def _status_or_damage(folder: Path) -> dict[str, Any]:
+    """:func:`sweep_status`, or what is wrong with a sweep among others that are fine."""
     try:
-        value = json.loads((folder / "sweep.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder / 'sweep.json'}: cannot be read: {error}") from None
-    return value if isinstance(value, dict) else {}
+        return sweep_status(folder)
+    except ConfigError as error:
+        about = {"sweep": folder.name, "folder": str(folder), "error": str(error)}
+        return {**about, "counts": {DAMAGED: 1}, "runs": []}
 
 
 def status_text(sweep: dict[str, Any]) -> str:
     """A sweep's status as lines of text; what files say is made printable."""
     counts = ", ".join(f"{number} {word}" for word, number in sweep["counts"].items())
+    counts = sweep.get("error") or counts
     if sweep.get("simulated"):
         counts = "simulated, nothing was run"
     lines = [f"{sweep['sweep']}: {counts}  ({sweep['folder']})"]
@@ -116,11 +128,7 @@ def status_text(sweep: dict[str, Any]) -> str:
     for run in sweep["runs"]:
         repeat = f" #{run['repeat']}" if repeats else ""
         lines.append(f"  {run['status']:12}{run['name']:{width}}{repeat}  {run['detail']}".rstrip())
-    return "\n".join(_printable(line) for line in lines)
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)
+    return "\n".join(line.replace("\n", "?") for line in lines)
 
 
 def build_parser() -> cli.Parser:
@@ -143,7 +151,9 @@ def main(argv: Sequence[str]) -> int:
     """
     given = build_parser().read(argv)
     while True:
-        found = [sweep_status(folder) for folder in sweep_folders(given.folder)]
+        folders = sweep_folders(given.folder)
+        look = sweep_status if folders == [given.folder] else _status_or_damage
+        found = [look(folder) for folder in folders]
         if given.json:
             cli.say(json.dumps(found, indent=2))
         else:

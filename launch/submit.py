@@ -7,22 +7,22 @@ the sweep's folder; to go on with a sweep, submit it again: what is done is skip
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
 from configs.sweep import load_sweep
 from launch import cli, sweep as sweep_command
-from launch.cluster.jobs import Ask, BatchJob, render
-from launch.cluster.schedulers import SCHEDULERS
+from launch.cluster.jobs import SCHEDULERS, Ask, BatchJob, render
 from launch.fit.machine import probe_machine
 from launch.hosts.hostfile import ranks_a_node
-from launch.hosts.launchers import TORCHRUN, nodes_needed
+from launch.hosts.launchers import TORCHRUN
 from launch.records.files import ROOT, write_json
 from launch.records.ledger import Choice
 from launch.records.provenance import redact
@@ -67,8 +67,12 @@ def build_parser() -> cli.Parser:
         metavar="HH:MM:SS",
         help="of each point; Slurm tells it to end two to three minutes earlier",
     )
-    ask.add_argument("--gpus-per-node", type=_count_or_0, default=0, metavar="N")
-    ask.add_argument("--cpus-per-node", type=_count_or_0, default=0, metavar="N")
+    for flag, text in (
+        ("gpus-per-node", ""),
+        ("cpus-per-node", ""),
+        ("max-parallel", "points at a time"),
+    ):
+        ask.add_argument(f"--{flag}", type=_count_or_0, default=0, metavar="N", help=text)
     ask.add_argument(
         "--ranks-per-node",
         type=cli.count,
@@ -76,25 +80,13 @@ def build_parser() -> cli.Parser:
         help="[default --gpus-per-node; without GPUs all ranks on one node]",
     )
     ask.add_argument(
-        "--max-parallel", type=_count_or_0, default=0, metavar="N", help="points at a time"
-    )
-    ask.add_argument(
         "--share-nodes", action="store_true", help="with other jobs; times may suffer from them"
     )
-    ask.add_argument(
-        "--setup",
-        action="append",
-        default=[],
-        metavar="LINE",
-        help="line of shell to begin every job with, such as 'module load cuda'",
-    )
-    ask.add_argument(
-        "--extra",
-        action="append",
-        default=[],
-        metavar="LINE",
-        help="directive, such as '#SBATCH --exclusive'",
-    )
+    for flag, text in (
+        ("--setup", "line of shell to begin every job with, such as 'module load cuda'"),
+        ("--extra", "directive, such as '#SBATCH --exclusive'"),
+    ):
+        ask.add_argument(flag, action="append", default=[], metavar="LINE", help=text)
     return parser
 
 
@@ -117,24 +109,16 @@ def make_submission(given: Namespace, rest: Sequence[str], cwd: Path) -> Submiss
         ConfigError: an option or the sweep is wrong.
     """
     plan, options = _plan(given, rest)
-    ask = Ask(
-        scheduler=given.scheduler,
-        account=given.account,
-        queue=given.queue,
-        time=given.time,
-        gpus_per_node=given.gpus_per_node,
-        cpus_per_node=given.cpus_per_node,
-        max_parallel=given.max_parallel,
-        share_nodes=given.share_nodes,
-        extra=tuple(given.extra),
-    )
+    ask = Ask(**{field.name: getattr(given, field.name) for field in fields(Ask)})
     ask.check()
     names = sweep_command.choose_points(plan.points, options.only, None)
     folder = _next_folder(plan.folder / SUBMISSIONS)
-    command = [sys.executable, "-P", "-m", "launch.sweep", *_study(given), "--sweep", given.sweep]
-    command += ["--results-dir", str(given.results_dir), *_size(rest, options)]
+    command = [sys.executable, "-P", "-m", "launch.sweep", *_sweep_words(given)]
+    if options.model is None and not any(word.partition("=")[0] == "--size" for word in rest):
+        # This machine may have no GPU, which must not decide the size of the sweep.
+        command += ["--size", options.size]
     # What decides which runs to do has no meaning for the report.
-    choices = {"--resume", "--rerun-failed"}
+    choices = {"--resume", "--rerun-failed", "--keep"}
     command += [word for word in rest if word not in choices]
     # It asks for what the points ask for: some queues take no job that asks for less.
     report = BatchJob(
@@ -149,15 +133,22 @@ def make_submission(given: Namespace, rest: Sequence[str], cwd: Path) -> Submiss
     for index, point in enumerate(plan.points, start=1):
         if point.name in names:
             by_nodes.setdefault(_nodes(given, point.num_ranks), []).append(index)
-    if max(by_nodes) > 1:
-        _require_launcher(ask, options.launcher)
+    if max(by_nodes) > 1 and ask.scheduler == "slurm" and options.launcher != TORCHRUN:
+        raise ConfigError(
+            f"--launcher {options.launcher}: several nodes of a Slurm job are started by srun and "
+            "torchrun"
+        )
     command += [f"--{options.choice or Choice.RESUME}", "--no-report"]
     arrays = [
         replace(
             report,
             name=f"{plan.sweep.name}-{nodes}-node{'s' if nodes > 1 else ''}",
             # What a point needs is more than its first node has.
-            command=(*command, *(["--no-memory-check"] if nodes > 1 else [])),
+            command=(
+                *command,
+                *(["--no-memory-check"] if nodes > 1 else []),
+                *(["--share"] if ask.share_nodes else []),
+            ),
             nodes=nodes,
             ranks_per_node=_room(given),
             indices=tuple(indices),
@@ -167,9 +158,14 @@ def make_submission(given: Namespace, rest: Sequence[str], cwd: Path) -> Submiss
     return Submission(ask, plan, tuple(arrays), report)
 
 
+def _sweep_words(given: Namespace) -> list[str]:
+    study = [] if given.study is None else ["--study", given.study]
+    return [*study, "--sweep", given.sweep, "--results-dir", str(given.results_dir)]
+
+
 def _plan(given: Namespace, rest: Sequence[str]) -> tuple[Plan, Namespace]:
-    words = [*_study(given), "--sweep", given.sweep, "--results-dir", str(given.results_dir), *rest]
-    options = sweep_command.build_parser().read(words)
+    words = [*_sweep_words(given), *rest]
+    options = sweep_command.build_parser(cli.study_in(words)).read(words)
     for name in OWN_OPTIONS:
         if getattr(options, name) not in (None, False):
             raise ConfigError(f"--{name.replace('_', '-')} cannot stand after '--' here")
@@ -186,16 +182,6 @@ def _plan(given: Namespace, rest: Sequence[str]) -> tuple[Plan, Namespace]:
     return sweep_command.make_plan(sweep, options, probe_machine()), options
 
 
-def _study(given: Namespace) -> list[str]:
-    return [] if given.study is None else ["--study", given.study]
-
-
-def _size(rest: Sequence[str], options: Namespace) -> list[str]:
-    """This machine may have no GPU, which must not decide the size of the sweep."""
-    has_size = any(word.partition("=")[0] == "--size" for word in rest)
-    return [] if has_size or options.model is not None else ["--size", options.size]
-
-
 def _room(given: Namespace) -> int:
     """Ranks that a node has room for; 0 for any number."""
     return int(given.ranks_per_node or given.gpus_per_node)
@@ -203,16 +189,9 @@ def _room(given: Namespace) -> int:
 
 def _nodes(given: Namespace, num_ranks: int) -> int:
     """Nodes of a point."""
-    nodes = nodes_needed(num_ranks, _room(given) or num_ranks)
+    nodes = math.ceil(num_ranks / (_room(given) or num_ranks))
     ranks_a_node(num_ranks, nodes)
     return nodes
-
-
-def _require_launcher(ask: Ask, launcher: str) -> None:
-    if ask.scheduler == "slurm" and launcher != TORCHRUN:
-        raise ConfigError(
-            f"--launcher {launcher}: several nodes of a Slurm job are started by srun and torchrun"
-        )
 
 
 def _next_folder(parent: Path) -> Path:

@@ -5,22 +5,24 @@ from __future__ import annotations
 import fnmatch
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from configs.errors import ConfigError, explain
+from configs.overrides import MODEL_FIELDS
 from configs.schema import Point
+from configs.study import Study
 from configs.sweep import Sweep, load_sweep, sweep_names
 from deep_optimizer_states.predict.machine import load_machine
 from launch import cli
 from launch.data import with_data
 from launch.derive import derive
-from launch.describe import describe
+from launch.describe import describe, listing
 from launch.fit.capacity import PROFILES, largest_model_that_fits, refuse_if_short
+from launch.fit.estimate import TimeLimit
 from launch.fit.machine import Machine, probe_machine
-from launch.fit.time_limit import TimeLimit
-from launch.listing import listing
 from launch.needs import refuse_if_lacking
 from launch.records.ledger import Choice
 from launch.simulate.command import (
@@ -30,18 +32,22 @@ from launch.simulate.command import (
     simulate_sweep,
 )
 from launch.simulate.workloads import AsOf
+from launch.summary import write_summary
+from launch.sweep_index import reasons_in_index, write_index
 from launch.sweep_runner import (
     Plan,
     Request,
     all_records,
-    reasons_before,
     run_all,
     summary,
     total_text,
+    what_would_run,
     why_not_here,
-    write_index,
 )
 from launch.task import RunOptions
+
+LargestModel = Callable[[Sequence[str], Callable[[str], Sequence[Point]]], str]
+"""Of models, the smallest first, the largest all of whose points fit."""
 
 
 def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
@@ -52,37 +58,66 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
     Raises:
         ConfigError: a field is wrong, or no model fits.
     """
-    overrides = _overrides(given)
-    if given.repeats is not None:
-        sweep = sweep.model_copy(update={"repeats": given.repeats})
-    model = given.model
-    if _is_tiny(sweep, given, machine):
-        repeats = {} if given.repeats is None else {"repeats": given.repeats}
-        sweep, model = sweep.small().model_copy(update=repeats), None
-    sweep = _with_engines(sweep, given)
-    if model is None and sweep.leaves_model_open:
-        room, names = _shown_machine(sweep, given, machine), sweep.study.model_names()
-        model = largest_model_that_fits(
-            names, lambda name: sweep.sizing_points(name, overrides), room
-        )
-    points, data = with_data(sweep.points(model, overrides), given)
+    room = _shown_machine(sweep, given, machine)
+    is_tiny = _is_tiny(sweep, given, machine)
+    sweep, found = _sized(sweep, given, is_tiny, partial(largest_model_that_fits, machine=room))
+    points, data = with_data(found, given)
     options = RunOptions.of(given, sweep.name, sweep.study)
     return Plan(sweep, tuple(points), machine, options, data)
 
 
-def _with_engines(sweep: Sweep, given: Namespace) -> Sweep:
-    """The sweep with the engines that were asked for; says so when one was added to them."""
-    if given.engines is None:
-        return sweep
-    chosen, added = sweep.with_engines(given.engines)
-    if added:
-        cli.say(f"--engines: '{added}' is added, which the others are held against")
-    return chosen
+def _sized(
+    sweep: Sweep, given: Namespace, is_tiny: bool, largest: LargestModel
+) -> tuple[Sweep, list[Point]]:
+    """The sweep in the form, with the engines and fields that were asked for, and its points."""
+    over, model = _overrides(given, sweep.study), given.model
+    if is_tiny:
+        sweep, model = sweep.small(), None
+    if given.repeats is not None:
+        sweep = sweep.model_copy(update={"repeats": given.repeats})
+    if given.engines is not None:
+        sweep, added = sweep.with_engines(given.engines)
+        if added:
+            cli.say(f"--engines: '{added}' is added, which the others are held against")
+    for name in over:
+        if any(name in table for table in (sweep.grid, *sweep.engines)):
+            cli.say(f"{name} {over[name]}: in place of the values that sweep '{sweep.name}' has")
+    if model is None and sweep.leaves_model_open:
+        model = largest(sweep.study.model_names(), partial(sweep.sizing_points, overrides=over))
+    return sweep, sweep.points(model, over)
 
 
-def _overrides(given: Namespace) -> dict[str, str]:
-    fields = ("iterations", "device", "data_prefix", "model.vocab_size")
-    return {name: value for name in fields if (value := getattr(given, name)) is not None}
+def _overrides(given: Namespace, study: Study) -> dict[str, str]:
+    """Fields that are set in every run: of options by their names, and of ``--set``."""
+    not_set = {"name", "model", "engine", *study.engine_keys}
+    fields = [*study.point_type.model_fields, "accumulation", *MODEL_FIELDS]
+    known = [name for name in fields if name not in not_set]
+    over = {
+        name: value
+        for name, value in cli.field_overrides(given, study).items()
+        if name not in not_set
+    }
+    for text in given.set:
+        name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or not value:
+            raise ConfigError(f"--set {text!r}: give FIELD=VALUE, as in --set lr=1e-4")
+        if name in (*not_set, "data_prefix"):
+            raise ConfigError(
+                f"--set {text!r}: choose models, engines and data by --model, --engines and --data"
+            )
+        if name not in known:
+            raise ConfigError(f"--set {text!r}: {explain.unknown('field', name, known)}")
+        if name in over:
+            raise ConfigError(f"--set {text!r}: '{name}' is {over[name]} already; give it once")
+        over[name] = value
+    return over
+
+
+def _numbered(points: Sequence[Point], names: Sequence[str]) -> str:
+    """Names of points with their numbers in the plan, as ``--index`` takes them."""
+    found = {point.name: number for number, point in enumerate(points, start=1)}
+    return "\n".join(f"{found[name]:4}  {name}" for name in names)
 
 
 def simulate(sweep: Sweep, given: Namespace, simulation: Simulation) -> int:
@@ -91,19 +126,11 @@ def simulate(sweep: Sweep, given: Namespace, simulation: Simulation) -> int:
     Raises:
         ConfigError: a field is wrong, a rate is missing, or a folder cannot be written.
     """
-    overrides, model = _overrides(given), given.model
-    if given.size == "tiny":
-        sweep, model = sweep.small(), None
-    sweep = _with_engines(sweep, given)
-    if model is None and sweep.leaves_model_open:
-        names = sweep.study.model_names()
-        model = largest_that_fits(
-            simulation, names, lambda name: sweep.sizing_points(name, overrides)
-        )
-    points = sweep.points(model, overrides)
+    largest = partial(largest_that_fits, simulation)
+    sweep, points = _sized(sweep, given, given.size == "tiny", largest)
     names = choose_points(points, given.only, given.index)
     if given.list_points:
-        cli.say("\n".join(names))
+        cli.say(_numbered(points, names))
         return 0
     # A part of a sweep is added to what its folder has: all is predicted anew, in the plan's order.
     also = frozenset() if given.dry_run else predicted_before(simulation, sweep.name)
@@ -158,12 +185,21 @@ def choose_points(points: Sequence[Point], only: Sequence[str], index: int | Non
     return [name for name in names if name in chosen] if only else names
 
 
-def dry_run(plan: Plan, names: Sequence[str]) -> None:
-    """Print what would be run: points, commands, memory, time and DeepSpeed's JSON."""
+def dry_run(plan: Plan, names: Sequence[str], request: Request) -> None:
+    """Print what would be run and why: points, commands, memory, time and DeepSpeed's JSON."""
+    decisions = {
+        name: each for name, each in what_would_run(plan, request).items() if name in names
+    }
     for point in plan.points:
         if point.name in names:
-            cli.say(describe(point, plan.machine, plan.options) + "\n")
-    cli.say(f"sweep '{plan.sweep.name}': {total_text(plan)}")
+            lines = [
+                f"runs     {'yes' if one.run else 'no'}: {one.why or 'never run before'}"
+                + (f" (repeat {number})" if plan.sweep.repeats > 1 else "")
+                for number, one in enumerate(decisions[point.name], start=1)
+            ]
+            text = describe(point, plan.machine, plan.options, lines)
+            cli.say(f"{text}\n")
+    cli.say(f"sweep '{plan.sweep.name}': {total_text(plan, decisions)}")
 
 
 def as_on_gpus(plan: Plan) -> Plan:
@@ -177,80 +213,65 @@ def as_on_gpus(plan: Plan) -> Plan:
     return replace(plan, points=tuple(points))
 
 
-def build_parser() -> cli.Parser:
-    """Options of the main job."""
+def build_parser(study: Study | None = None) -> cli.Parser:
+    """Options of the main job, with one for each field of a study where it is known."""
     parser = cli.Parser("bash master-script.sh", "Run a sweep, then make its report.")
     what = parser.add_argument_group("what to run")
-    what.add_argument(
-        "--list", action="store_true", help="list studies, sweeps, points and engines, and leave"
-    )
+    switch = partial(what.add_argument, action="store_true")
+    switch("--list", help="list studies, sweeps, points and engines, and leave")
     cli.add_study_option(what)
-    what.add_argument(
-        "--list-points", action="store_true", help="list the points of the sweep, and leave"
-    )
+    switch("--list-points", help="list the points of the sweep by number, and leave")
     what.add_argument("--sweep", metavar="NAME", help="name or TOML file [default the study's]")
-    what.add_argument(
-        "--all", action="store_true", help="every sweep of the study, one after the other"
-    )
-    what.add_argument(
-        "--engines",
-        metavar="A,B:FIELD=V",
-        help="run these engines of the study in place of the sweep's",
-    )
-    what.add_argument(
-        "--only", action="append", default=[], metavar="POINT", help="name, part of it or pattern"
-    )
+    switch("--all", help="every sweep of the study, one after the other")
+    what.add_argument("--engines", metavar="A,B:FIELD=V", help="in place of the sweep's engines")
+    only = "name, part of it or pattern"
+    what.add_argument("--only", action="append", default=[], metavar="POINT", help=only)
     what.add_argument("--index", type=int, metavar="N", help="the N-th point alone, from 1")
-    what.add_argument(
-        "--size",
-        choices=("auto", "tiny", "full"),
-        default="auto",
-        help="the small form of the sweep or the full one [default auto: tiny without a GPU]",
-    )
+    sizes, size = ("auto", "tiny", "full"), "form of the sweep [default auto: tiny without a GPU]"
+    what.add_argument("--size", choices=sizes, default="auto", help=size)
     what.add_argument("--model", metavar="NAME", help="run this model instead of the sweep's")
+    fields = "in every run that takes it, any field of a point; may be repeated"
+    what.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help=fields)
     what.add_argument("--iterations", metavar="N", help="iterations of each run")
     what.add_argument("--repeats", type=cli.count, metavar="N", help="runs of each point")
-    what.add_argument(
-        "--minutes",
-        type=cli.minutes,
-        metavar="N",
-        help="start no run that is not likely to end within so many minutes from now",
-    )
+    minutes = partial(cli.duration, "minutes")
+    left = "start no run that is not likely to end within so many minutes from now"
+    what.add_argument("--minutes", type=minutes, metavar="N", help=left)
     what.add_argument("--device", metavar="V", help="auto, cpu or cuda [default auto]")
     what.add_argument("--data-prefix", metavar="P", help="the field of every point, see --data")
-    what.add_argument(
-        "--model.vocab-size", dest="model.vocab_size", metavar="N", help="of every run's model"
-    )
+    vocab_size = "model.vocab_size"
+    what.add_argument("--model.vocab-size", dest=vocab_size, metavar="N", help="of every model")
+    _add_choices(parser)
+    _add_simulation_options(parser)
+    cli.add_run_options(parser, echo=False)
+    if study is not None:
+        cli.add_field_options(parser, study, of_sweep=True)
+    return parser
+
+
+def _add_choices(parser: cli.Parser) -> None:
     choice = parser.add_mutually_exclusive_group()
     for value, text in (
         (Choice.RESUME, "only what was never run or was interrupted"),
         (Choice.RERUN_FAILED, "only what failed or was interrupted"),
         (Choice.AGAIN, "everything, done or not"),
+        (Choice.KEEP, "what is not done, be it with older code, which is marked then"),
     ):
-        choice.add_argument(
-            f"--{value}", action="store_const", const=value, dest="choice", help=text
-        )
+        one = partial(choice.add_argument, f"--{value}", dest="choice")
+        one(action="store_const", const=value, help=text)
     choice.add_argument("--report-only", action="store_true", help="run nothing, report anew")
     parser.add_argument("--no-report", action="store_true", help="leave out tables and report")
-    _add_simulation_options(parser)
-    cli.add_run_options(parser, echo=False)
-    return parser
 
 
 def _add_simulation_options(parser: cli.Parser) -> None:
     group = parser.add_argument_group("prediction instead of runs")
-    group.add_argument(
-        "--simulate", action="store_true", help="predict the sweep in its full form, run nothing"
-    )
-    group.add_argument(
-        "--machine", metavar="NAME", help="with --simulate: a shipped profile or a calibrated file"
-    )
-    group.add_argument(
-        "--as-of",
-        choices=tuple(word.value for word in AsOf),
-        help="with --simulate: the paper's software, or today's [default: the paper's on h100x4 "
-        "and a100x4]",
-    )
+    simulated = "predict the sweep in its full form, run nothing"
+    group.add_argument("--simulate", action="store_true", help=simulated)
+    machine = "with --simulate: a shipped profile or a calibrated file"
+    group.add_argument("--machine", metavar="NAME", help=machine)
+    words = tuple(word.value for word in AsOf)
+    software = "with --simulate: whose software [default: the paper's on h100x4 and a100x4]"
+    group.add_argument("--as-of", choices=words, help=software)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -262,8 +283,8 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         ConfigError: an option or the sweep is wrong, or the machine is too small.
     """
-    given = build_parser().read(argv)
     study = cli.study_in(argv)
+    given = build_parser(study).read(argv)
     if given.list:
         cli.say(listing(study if given.study else None))
         return 0
@@ -299,13 +320,10 @@ def _run_plan(
 ) -> int:
     names = choose_points(plan.points, given.only, given.index)
     if given.list_points:
-        cli.say("\n".join(names))
+        cli.say(_numbered(plan.points, names))
         return 0
     if plan.data:
         cli.say(plan.data)
-    if given.dry_run:
-        dry_run(as_on_gpus(plan) if given.size == "full" else plan, names)
-        return 0
     everything = len(names) == len(plan.points)
     request = Request(
         choice=given.choice or Choice.MISSING,
@@ -315,12 +333,18 @@ def _run_plan(
         memory_check=not given.no_memory_check and not plan.options.launcher.is_far,
         time_limit=limit,
     )
+    if given.dry_run:
+        dry_run(as_on_gpus(plan) if given.size == "full" else plan, names, request)
+        return 0
     if given.report_only:
         if not all_records(plan, request):
-            sys.stderr.write(f"error: no run of sweep '{plan.sweep.name}' in {plan.folder}\n")
+            cli.complain(f"error: no run of sweep '{plan.sweep.name}' in {plan.folder}")
             return cli.EXIT_USAGE
-        write_index(plan, plan.tasks(), request, reasons_before(plan, Request(chosen=frozenset())))
-        return derive(plan.folder, plan.sweep.figures)
+        records, left_out = all_records(plan, request), reasons_in_index(plan.folder)
+        write_index(plan.sweep, plan.folder, plan.tasks(), records, left_out)
+        code = derive(plan.folder, plan.sweep.figures)
+        write_summary(plan.folder, code, has_findings=code in (0, 1))
+        return code
     chosen = [point for point in plan.points if point.name in names]
     reasons = [why_not_here(point, plan, request.memory_check) for point in chosen]
     if all(reasons):
@@ -335,9 +359,13 @@ def _run_and_report(plan: Plan, request: Request, no_report: bool) -> int:
     cli.say(summary(progress, len(asked) * plan.sweep.repeats))
     if progress.stop_signal:
         cli.say(f"interrupted; what is done is in {plan.folder}, --resume goes on")
-        return 128 + progress.stop_signal
-    code = 0 if no_report else derive(plan.folder, plan.sweep.figures)
-    return 1 if progress.failed or progress.interrupted else code
+        code = 128 + progress.stop_signal
+        write_summary(plan.folder, code, has_findings=False)
+        return code
+    derived = 0 if no_report else derive(plan.folder, plan.sweep.figures)
+    code = 1 if progress.failed or progress.interrupted else derived
+    write_summary(plan.folder, code, has_findings=not no_report and derived in (0, 1))
+    return code
 
 
 if __name__ == "__main__":

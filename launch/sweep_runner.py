@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -13,18 +14,21 @@ from configs.errors import ConfigError
 from configs.schema import Point
 from configs.sweep import Sweep
 from launch import cli
+from launch.execute import Outcome, execute
 from launch.fit.capacity import shortages
-from launch.fit.estimate import AS_BEFORE, Estimate, estimate
+from launch.fit.estimate import AS_BEFORE, Estimate, TimeLimit, estimate
 from launch.fit.machine import Machine
-from launch.fit.time_limit import TimeLimit
 from launch.live import Live, duration_text
 from launch.needs import lacks
 from launch.process.members import end_leftovers
-from launch.records.files import read_json, write_json
-from launch.records.ledger import INTERRUPTED, Choice, Record, decide, read_records
-from launch.records.run_folder import SCHEMA_VERSION, RunFolder, Status, sweep_dir
-from launch.run import Outcome, execute
+from launch.records.driver import Driver
+from launch.records.ledger import INTERRUPTED, Choice, Decision, Record, decide, read_records
+from launch.records.run_folder import RunFolder, Status, sweep_dir
+from launch.sweep_index import reasons_in_index, write_index
 from launch.task import RunOptions, Task
+
+OTHERS_S = 0.5
+"""Seconds between two looks at the runs of other calls."""
 
 
 @dataclass(frozen=True)
@@ -96,27 +100,156 @@ def run_all(plan: Plan, request: Request) -> Progress:
 
     A point that fails, hangs or cannot even be started does not stop the others.
     """
-    tasks = plan.tasks()
+    call = _Call(plan, request, plan.tasks(), Progress(reasons=reasons_before(plan, request)))
     settle_leftovers(plan.folder)
-    progress = Progress(reasons=reasons_before(plan, request))
-    write_index(plan, tasks, request, progress.reasons)
-    for number, task in enumerate(tasks, start=1):
-        repeat = f" repeat {task.repeat}" if plan.sweep.repeats > 1 else ""
-        head = f"[{number}/{len(tasks)}] {task.point.name}{repeat}"
-        why = _why_not(plan, task, request, progress)
-        if why:
-            cli.say(f"{head}: {why}")
-            continue
-        if request.chosen is not None and task.point.name not in request.chosen:
-            continue
-        cli.say(f"{head}: started")
-        outcome = _run_one(plan, request, tasks[number - 1 :], head, progress)
-        write_index(plan, tasks, request, progress.reasons)
-        if outcome is not None and outcome.stop_signal is not None:
-            progress.stop_signal = outcome.stop_signal
-            break
-    write_index(plan, tasks, request, progress.reasons)
-    return progress
+    call.run()
+    return call.progress
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a sweep."""
+
+    plan: Plan
+    request: Request
+    tasks: list[Task]
+    progress: Progress
+
+    def run(self) -> None:
+        """Run one task after the other, until the user stops it."""
+        self._write_index()
+        repeats = self.plan.sweep.repeats > 1
+        for number, task in enumerate(self.tasks, start=1):
+            if not self._is_asked(task):
+                continue
+            repeat = f" repeat {task.repeat}" if repeats else ""
+            head = f"[{number}/{len(self.tasks)}] {task.point.name}{repeat}"
+            records = all_records(self.plan, self.request)
+            decision = self._decision(task, records)
+            if not decision.run:
+                cli.say(f"{head}: {decision.why}")
+                continue
+            with self._turn(task, head):
+                # While we waited, another call may have run it.
+                records = all_records(self.plan, self.request)
+                decision = self._decision(task, records)
+                if not decision.run:
+                    cli.say(f"{head}: {decision.why}")
+                    continue
+                cli.say(f"{head}: started{decision.why and f': {decision.why}'}")
+                outcome = self._run_one(self.tasks[number - 1 :], head, records)
+            self._write_index()
+            if outcome is not None and outcome.stop_signal is not None:
+                self.progress.stop_signal = outcome.stop_signal
+                return
+        self._await_others()
+        self._write_index()
+
+    def _turn(self, task: Task, head: str) -> AbstractContextManager[None]:
+        return self.plan.options.turn(task.point, lambda line: cli.say(f"{head}: {line}"))
+
+    def _await_others(self) -> None:
+        """Wait for runs of this plan that other calls on this machine have going on.
+
+        They are no failures of this call, and its index and report are to have them.
+        """
+        told, ours = False, Driver.this_process()
+        while running := [
+            record
+            for record in all_records(self.plan, self.request)
+            if record.status == "running"
+            and record.driver is not None
+            and not record.driver.is_elsewhere
+            # A run of ours whose status could not be written would be waited for for ever.
+            and replace(record.driver, token="") != ours
+            and (self.request.chosen is None or record.name in self.request.chosen)
+        ]:
+            if not told:
+                names = ", ".join(record.name for record in running)
+                cli.say(f"waits for what another call still runs: {names}")
+            told = True
+            time.sleep(OTHERS_S)
+
+    def _write_index(self) -> None:
+        records = all_records(self.plan, self.request)
+        write_index(self.plan.sweep, self.plan.folder, self.tasks, records, self.progress.reasons)
+
+    def _is_asked(self, task: Task) -> bool:
+        return self.request.chosen is None or task.point.name in self.request.chosen
+
+    def _decision(self, task: Task, records: Sequence[Record]) -> Decision:
+        """Whether a task is run now, and why, for the user; counts those that are not."""
+        decision = decide(task.keys, records, self.request.choice, task.setup)
+        if not decision.run:
+            self.progress.skipped += 1
+            return decision
+        limit = self.request.time_limit
+        reason = why_not_here(task.point, self.plan, self.request.memory_check)
+        if limit and not reason:
+            expected = estimate(task.point, self.plan.machine, records)
+            reason = limit.refuse(self._probable_s(expected))
+        if not reason:
+            return decision
+        self.progress.unfit += 1
+        self.progress.reasons[task.point.name] = reason
+        return Decision(False, f"left out: {reason}")
+
+    def _probable_s(self, expected: Estimate) -> float:
+        """Seconds of a run as far as can be told; the longest one's where nothing tells of it."""
+        if expected.seconds is None:
+            return self.progress.longest_s
+        is_known = expected.how == AS_BEFORE or not self.progress.pace
+        return expected.seconds * (1.0 if is_known else median(self.progress.pace))
+
+    def _run_one(
+        self, rest: Sequence[Task], head: str, records: Sequence[Record]
+    ) -> Outcome | None:
+        """Run the first of ``rest``; None when it could not be started."""
+        task, options, progress = rest[0], self.plan.options, self.progress
+        expected = estimate(task.point, self.plan.machine, records)
+        if limit := self.request.time_limit:
+            limits_s = (options.timeout_s, limit.left_s)
+            options = replace(options, timeout_s=min(s for s in limits_s if s is not None))
+        try:
+            outcome = execute(task, options, self._live(rest, records, head, expected).watch)
+        except (ConfigError, OSError) as error:
+            # A full disk, a folder that became read-only: the next point is tried all the same.
+            progress.failed += 1
+            cli.say(f"{head}: not started: {error}")
+            return None
+        status, loss = outcome.status, outcome.folder.last_loss()
+        seconds = status.seconds or 0.0
+        progress.longest_s = max(progress.longest_s, seconds)
+        line = f"{head}: {status.status} in {seconds:.1f} s, last loss {loss if loss else 'none'}"
+        if status.status == "ok":
+            progress.ok += 1
+            if seconds and expected.seconds:
+                progress.pace.append(seconds / expected.seconds)
+            cli.say(line)
+            return outcome
+        if status.status == INTERRUPTED:
+            progress.interrupted += 1
+        else:
+            progress.failed += 1
+        cli.say(f"{line}; {status.cause}; see {outcome.folder.log}")
+        return outcome
+
+    def _live(
+        self, rest: Sequence[Task], records: Sequence[Record], head: str, expected: Estimate
+    ) -> Live:
+        """Progress of this run and of the sweep, where there is something to tell the time by."""
+        iterations, pace = rest[0].point.iterations, self.progress.pace
+        if expected.seconds is None or not (pace or expected.how == AS_BEFORE):
+            return Live(head, iterations, None, None)
+        usual = median(pace) if pace else 1.0
+        others = [
+            (estimate(task.point, self.plan.machine, records).seconds or 0.0) * usual
+            for task in rest[1:]
+            if self._is_asked(task)
+            and decide(task.keys, records, self.request.choice).run
+            and not why_not_here(task.point, self.plan, self.request.memory_check)
+        ]
+        return Live(head, iterations, sum(others), expected.seconds * usual)
 
 
 def why_not_here(point: Point, plan: Plan, memory_check: bool) -> str:
@@ -129,13 +262,9 @@ def why_not_here(point: Point, plan: Plan, memory_check: bool) -> str:
 
 def reasons_before(plan: Plan, request: Request) -> dict[str, str]:
     """Why points that are not asked for now were left out, as the sweep's index says it."""
-    index = read_json(plan.folder / "sweep.json")
     chosen = {p.name for p in plan.points} if request.chosen is None else request.chosen
-    return {
-        str(point.get("name")): str(point["skipped"])
-        for point in index.get("points", [])
-        if point.get("skipped") and point.get("name") not in chosen
-    }
+    every = reasons_in_index(plan.folder)
+    return {name: reason for name, reason in every.items() if name not in chosen}
 
 
 def settle_leftovers(folder: Path) -> None:
@@ -151,164 +280,11 @@ def settle_leftovers(folder: Path) -> None:
             RunFolder(record.path, record.log).write_status(status)
 
 
-def _why_not(plan: Plan, task: Task, request: Request, progress: Progress) -> str:
-    """Why a task is not run now, for the user; empty when it is, or was not asked for."""
-    if request.chosen is not None and task.point.name not in request.chosen:
-        return ""
-    records = all_records(plan, request)
-    decision = decide(task.keys, records, request.choice)
-    if not decision.run:
-        progress.skipped += 1
-        return decision.why
-    reason = why_not_here(task.point, plan, request.memory_check)
-    if request.time_limit and not reason:
-        expected = estimate(task.point, plan.machine, records)
-        reason = request.time_limit.refuse(_probable_s(expected, progress))
-    if reason:
-        progress.unfit += 1
-        progress.reasons[task.point.name] = reason
-        return f"left out: {reason}"
-    return ""
-
-
-def _probable_s(expected: Estimate, progress: Progress) -> float:
-    """Seconds of a run as far as can be told now; of one that nothing tells of, the longest's."""
-    if expected.seconds is None:
-        return progress.longest_s
-    is_known = expected.how == AS_BEFORE or not progress.pace
-    return expected.seconds * (1.0 if is_known else median(progress.pace))
-
-
-def _run_one(
-    plan: Plan, request: Request, rest: Sequence[Task], head: str, progress: Progress
-) -> Outcome | None:
-    """Run the first of ``rest``; None when it could not be started."""
-    task = rest[0]
-    records = all_records(plan, request)
-    expected = estimate(task.point, plan.machine, records)
-    live = _live(plan, request, rest, records, (head, expected, progress))
-    options = plan.options
-    if request.time_limit:
-        limits_s = (options.timeout_s, request.time_limit.left_s)
-        options = replace(options, timeout_s=min(s for s in limits_s if s is not None))
-    try:
-        outcome = execute(task, options, live.watch)
-    except (ConfigError, OSError) as error:
-        # A full disk, a folder that became read-only: the next point is tried all the same.
-        progress.failed += 1
-        cli.say(f"{head}: not started: {error}")
-        return None
-    status, loss = outcome.status, outcome.folder.last_loss()
-    progress.longest_s = max(progress.longest_s, status.seconds or 0.0)
-    line = f"{status.status} in {status.seconds or 0:.1f} s, last loss {loss if loss else 'none'}"
-    if status.status == "ok":
-        progress.ok += 1
-        if status.seconds and expected.seconds:
-            progress.pace.append(status.seconds / expected.seconds)
-        cli.say(f"{head}: {line}")
-    else:
-        if status.status == INTERRUPTED:
-            progress.interrupted += 1
-        else:
-            progress.failed += 1
-        cli.say(f"{head}: {line}; {status.cause}; see {outcome.folder.log}")
-    return outcome
-
-
-def _live(
-    plan: Plan,
-    request: Request,
-    rest: Sequence[Task],
-    records: Sequence[Record],
-    now: tuple[str, Estimate, Progress],
-) -> Live:
-    """Progress of this run and of the sweep, where there is something to tell the time by."""
-    head, expected, progress = now
-    iterations = rest[0].point.iterations
-    is_told = progress.pace or expected.how == AS_BEFORE
-    if not is_told or expected.seconds is None:
-        return Live(head, iterations, None, None)
-    pace = median(progress.pace) if progress.pace else 1.0
-    others = [
-        (estimate(task.point, plan.machine, records).seconds or 0.0) * pace
-        for task in rest[1:]
-        if (request.chosen is None or task.point.name in request.chosen)
-        and decide(task.keys, records, request.choice).run
-        and not why_not_here(task.point, plan, request.memory_check)
-    ]
-    return Live(head, iterations, sum(others), expected.seconds * pace)
-
-
 def all_records(plan: Plan, request: Request) -> list[Record]:
     """Runs of the sweep's folder, and of those that are shared with it, the newest last."""
     folders = [path for path in request.shared if path != plan.folder]
     shared = [record for path in folders for record in read_records(path)]
     return [*(r for r in shared if r.status == "ok"), *read_records(plan.folder)]
-
-
-def write_index(
-    plan: Plan, tasks: Sequence[Task], request: Request, reasons: Mapping[str, str]
-) -> None:
-    """Write ``sweep.json`` anew from the run folders, see docs/design.md.
-
-    Args:
-        plan: what the sweep asks for.
-        tasks: its runs.
-        request: which of them this call does.
-        reasons: why points were left out, by their names.
-    """
-    folder = plan.folder
-    newest: dict[tuple[str, int], Record] = {}
-    for record in all_records(plan, request):
-        newest[record.point_key, record.repeat] = record
-    found = [(task, newest.get((task.point_key, task.repeat))) for task in tasks]
-    runs = [
-        {
-            "name": task.point.name,
-            "engine": record.engine,
-            "repeat": record.repeat,
-            "run_dir": Path(os.path.relpath(record.path, folder)).as_posix(),
-            "log": record.log,
-            "status": record.status,
-        }
-        for task, record in found
-        if record is not None
-    ]
-    points = [
-        {
-            "name": task.point.name,
-            "engine": task.point.engine,
-            "point_key": task.point_key,
-            "repeats": plan.sweep.repeats,
-            **_skipped(task, reasons, newest),
-        }
-        for task in tasks
-        if task.repeat == 1
-    ]
-    index = {
-        "schema_version": SCHEMA_VERSION,
-        "name": plan.sweep.name,
-        "description": plan.sweep.description,
-        "figures": list(plan.sweep.figures),
-        "study": plan.sweep.study.as_table(),
-        "points": points,
-        "runs": runs,
-    }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "sweep.json", index)
-    except OSError as error:
-        # It can be made again from the run folders at any time.
-        cli.say(f"{folder / 'sweep.json'}: not written: {error.strerror}")
-
-
-def _skipped(
-    task: Task, reasons: Mapping[str, str], newest: Mapping[tuple[str, int], Record]
-) -> dict[str, str]:
-    """Why a point without a run has none, where that is known."""
-    has_run = any(key == task.point_key for key, _ in newest)
-    reason = reasons.get(task.point.name)
-    return {} if has_run or reason is None else {"skipped": reason}
 
 
 def summary(progress: Progress, num_runs: int) -> str:
@@ -325,17 +301,48 @@ def summary(progress: Progress, num_runs: int) -> str:
     return f"{num_runs} runs: {', '.join(parts)}"
 
 
-def total_text(plan: Plan) -> str:
-    """How long the whole plan will take, as far as can be told beforehand."""
+def what_would_run(plan: Plan, request: Request) -> dict[str, list[Decision]]:
+    """Whether each repeat of the points would run and why, by their names; makes no data.
+
+    A point whose data is not there yet was never run on it.
+    """
+    tasks = Task.each(plan.points, plan.options, makes_data=False)
+    known = {task.point.name: task for task in tasks}
+    records = all_records(plan, request)
+    found = {}
+    for point in plan.points:
+        task = known.get(point.name)
+        tasks = [task.repeated(n + 1) for n in range(plan.sweep.repeats)] if task else []
+        found[point.name] = [
+            decide(one.keys, records, request.choice, one.setup) for one in tasks
+        ] or [Decision(request.choice is not Choice.RERUN_FAILED)] * plan.sweep.repeats
+    return found
+
+
+def total_text(plan: Plan, would_run: Mapping[str, Sequence[Decision]]) -> str:
+    """How long the runs that are left will take, as far as can be told beforehand.
+
+    Args:
+        plan: what the sweep asks for.
+        would_run: of :func:`what_would_run`, the points that the user asked for.
+    """
     records: list[Record] = []
     with contextlib.suppress(OSError):
         records = read_records(plan.folder)
-    each = [estimate(point, plan.machine, records) for point in plan.points]
-    seconds = plan.sweep.repeats * sum(item.seconds or 0.0 for item in each)
-    rough = any(item.how != AS_BEFORE for item in each)
+    points = [point for point in plan.points if point.name in would_run]
+    runs = {name: sum(one.run for one in each) for name, each in would_run.items()}
+    each = {p.name: estimate(p, plan.machine, records) for p in points if runs[p.name]}
+    seconds = sum(runs[name] * (item.seconds or 0.0) for name, item in each.items())
+    rough = any(item.how != AS_BEFORE for item in each.values())
     how = "a rough figure from assumed rates" if rough else AS_BEFORE
-    unknown = sum(item.seconds is None for item in each)
+    unknown = sum(item.seconds is None for item in each.values())
     if unknown:
         how += f"; the time of {unknown} is not predicted and not in it"
     repeats = f" x {plan.sweep.repeats} repeats" if plan.sweep.repeats > 1 else ""
-    return f"{len(each)} points{repeats}, about {duration_text(seconds)} in all ({how})"
+    some = "" if len(points) == len(plan.points) else f" of {len(plan.points)}"
+    head = f"{len(points)}{some} points{repeats}"
+    left, total = sum(runs.values()), len(points) * plan.sweep.repeats
+    if not left:
+        return f"{head}, none is left to run"
+    done = f", {left} of {total} runs left" if left < total else ""
+    return f"{head}{done}, about {duration_text(seconds)} in all ({how})"

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from configs.schema import Point
 from configs.study import Study, default_study
-from launch.data import data_prefix, look_at, require_vocabulary
+from launch.data import EMBEDDED, data_prefix, look_at, prepared, require_vocabulary
+from launch.hosts import ranks
 from launch.hosts.launchers import THIS_MACHINE, Launcher
 from launch.process.beside import scalar_environment
-from launch.records.identity import data_facts, point_key, setup_key
+from launch.process.turn import turn
+from launch.records.code import code_of
+from launch.records.identity import SETUP, code_facts, data_facts, point_key, setup_key
 from launch.records.provenance import machine_and_checkout
-from launch.records.run_folder import Inputs
 from launch.trainers import OWN_TRAINER, trainer_of
 from launch.trainers.protocol import Trainer
 
@@ -44,6 +47,16 @@ class RunOptions:
     """Send scalars to this project of Weights & Biases."""
     launcher: Launcher = THIS_MACHINE
     """Where the ranks run, and who starts them."""
+    share: bool = False
+    """Measure beside the runs of other drivers instead of taking turns with them."""
+
+    def turn(self, point: Point, say: Callable[[str], object]) -> AbstractContextManager[None]:
+        """This machine's turn to measure a point; says when it has to wait.
+
+        Ranks on other machines leave this one to others.
+        """
+        what = f"{self.sweep} {point.name}"
+        return turn(what, say, share=self.share or self.launcher.is_far)
 
     def versions(self, point: Point) -> dict[str, str]:
         """What tells such runs from those with other options."""
@@ -63,12 +76,13 @@ class RunOptions:
             sweep,
             given.timeout,
             given.echo,
-            trainer_of(given),
+            trainer_of(given, study),
             hang_s=given.hang_timeout,
             monitor_s=given.monitor_interval,
             tensorboard=given.tensorboard,
             wandb_project=given.wandb,
             launcher=Launcher.of(given),
+            share=given.share,
         )
 
 
@@ -87,26 +101,43 @@ class Task:
     point_key: str
     """See :mod:`launch.records.identity`."""
     setup_key: str
+    setup: Mapping[str, Any]
+    """What the key is of: code, versions and processors."""
     repeat: int = 1
     """Which of the point's repeats it is."""
 
     @classmethod
-    def each(cls, points: Sequence[Point], options: RunOptions) -> list[Self]:
+    def each(
+        cls, points: Sequence[Point], options: RunOptions, makes_data: bool = True
+    ) -> list[Self]:
         """A task of every point on this machine; prepares the data.
+
+        Args:
+            points: to run.
+            options: how.
+            makes_data: prepare the embedded corpus where it is not there; without, its points are
+                left out then.
 
         Raises:
             ConfigError: a point's data is not there.
             LaunchError: the default corpus could not be made.
         """
-        prefixes = {given: data_prefix(given) for given in {p.data_prefix for p in points}}
+        own = options.trainer.own_data
+        chosen = {point.data_prefix for point in points}
+        if not makes_data and "" in chosen and prepared(EMBEDDED) is None:
+            points = [point for point in points if point.data_prefix]
+            chosen.remove("")
+        prefixes = {given: own.get(given, data_prefix)(given) for given in chosen}
         facts = machine_and_checkout()
         tasks = []
         for point in points:
             prefix = prefixes[point.data_prefix]
             require_vocabulary(point, look_at(prefix))
             versions = {**facts["versions"], **options.versions(point)}
-            setup = setup_key({**facts, "versions": versions})
-            tasks.append(cls(point, prefix, point_key(point, data_facts(prefix)), setup))
+            setup = {**facts, "versions": versions, "code": _code(point, options)}
+            setup = {part: setup[part] for part in SETUP}
+            key = point_key(point, data_facts(prefix))
+            tasks.append(cls(point, prefix, key, setup_key(setup), setup))
         return tasks
 
     @property
@@ -118,14 +149,26 @@ class Task:
         """The same as another repeat."""
         return replace(self, repeat=number)
 
-    def inputs(self, command: list[str], provenance: dict[str, Any]) -> Inputs:
-        """What ``run.json`` is to say."""
-        return Inputs(
-            self.point,
-            self.point_key,
-            self.setup_key,
-            self.repeat,
-            self.data_prefix,
-            command,
-            {**provenance, "data": look_at(self.data_prefix).record()},
-        )
+    def facts(self, command: list[str], provenance: dict[str, Any]) -> dict[str, Any]:
+        """What ``run.json`` is to say of it, beside the point."""
+        about = {**provenance, **self.setup, "data": look_at(self.data_prefix).record()}
+        own = {key: value for key, value in vars(self).items() if key not in ("point", "setup")}
+        return {**own, "command": command, "provenance": about}
+
+
+def _code(point: Point, options: RunOptions) -> dict[str, Any]:
+    """The code that a run of the point executes, and what the checkout makes of its fields."""
+    trainer, rows = options.trainer, point.study.companions.values() if point.study else ()
+    if trainer.refuse(point):
+        return code_facts({}, None)
+    # Where the run's folder and data lie changes nothing.
+    program = trainer.program(point, Path("run"), "data")
+    beside = [row for row in rows if point.value(row.field)]
+    settings = [
+        trainer.ds_config(point),
+        program.arguments,
+        trainer.environment(point) | point.row_environment,
+        [row.model_dump() for row in beside],
+    ]
+    entries = (program.name, *(row.module for row in beside), ranks.__name__)
+    return code_facts(code_of(entries), settings)

@@ -6,7 +6,14 @@ import argparse
 import math
 
 
-def warmup_count(text: str) -> int:
+def add_warmup(
+    parser: argparse.ArgumentParser, what: str = "first iterations left out (1)"
+) -> None:
+    """The option ``--warmup``."""
+    parser.add_argument("--warmup", type=_count, default=1, help=what)
+
+
+def _count(text: str) -> int:
     """A whole number, 0 or more.
 
     Raises:

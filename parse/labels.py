@@ -35,9 +35,16 @@ def label_runs(runs: Sequence[Run]) -> Study:
     of_case = [name for name in varying if name not in free_by_gate(study)]
     own = _own_names(points)
     seen: set[tuple[str, str, int]] = set()
-    for run, point, given in zip(runs, points, own, strict=True):
+    lengths: dict[str, set[int]] = {}
+    for run, point in zip(runs, points, strict=True):
         run.case = namer.case(point, of_case)
+        if not run.point and "iterations" in run.settings:
+            lengths.setdefault(run.case, set()).add(run.settings["iterations"])
+    for run, point, given in zip(runs, points, own, strict=True):
         run.name = given or namer.name(point, varying)
+        if not run.point and len(lengths.get(run.case, ())) > 1:
+            length = f"{run.settings.get('iterations', 'no')} iterations"
+            run.case, run.name = f"{run.case}, {length}", f"{run.name} {length}"
         number = run.repeat or 1
         while (run.name, run.source, number) in seen:
             number += 1

@@ -7,15 +7,22 @@ Standard library alone. The paper's CSV names the unit of its time only; the oth
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 MONITOR_FILE = "monitor.jsonl"
-_CSV_HEADER = b"device_id,timestamp(ns),txpci,rxpci,gpu_util,mem_util,mem_used,mem_free"
-_BYTES_PER_KB = 1000
+_CSV_COLUMNS = [
+    *("device_id", "timestamp(ns)", "txpci", "rxpci"),
+    *("gpu_util", "mem_util", "mem_used", "mem_free"),
+]
+_CSV_FIGURES = (
+    *(("pcie_tx_bytes_per_s", 1000), ("pcie_rx_bytes_per_s", 1000)),
+    *(("gpu_util_percent", 1), ("gpu_memory_util_percent", 1)),
+    *(("gpu_memory_used_bytes", 1), ("gpu_memory_free_bytes", 1)),
+)
+"""Our names of the CSV's figures behind its time, and what they are multiplied by."""
 
 SAMPLE_COLUMNS = {
     "time_s": "Float64",
@@ -29,9 +36,15 @@ SAMPLE_COLUMNS = {
     "pcie_rx_bytes_per_s": "Int64",
     "gpu_memory_free_bytes": "Int64",
     "gpu_memory_util_percent": "Float64",
+    "host_pss_bytes": "Int64",
+    "machine_used_bytes": "Int64",
+    "gpu_memory_run_bytes": "Int64",
 }
 """Columns of a sample, those of ``monitor.jsonl`` first. ``time_s`` counts from the run's start in
-our file, and from the first sample in the paper's CSV."""
+our file, and from the first sample in the paper's CSV. Memory of the run's own processes is
+``host_used_bytes`` (resident), ``host_pss_bytes`` (pages that they share counted once; not in every
+sample) and ``gpu_memory_run_bytes``; that of the whole machine ``machine_used_bytes`` and
+``gpu_memory_used_bytes``."""
 
 Sample = tuple[float | int | None, ...]
 """One sample of a device, in the order of ``SAMPLE_COLUMNS``."""
@@ -46,7 +59,7 @@ def is_monitor_csv(path: Path) -> bool:
             first = file.readline(200)
     except OSError:
         return False
-    return first.strip().replace(b" ", b"") == _CSV_HEADER
+    return first.strip().replace(b" ", b"") == ",".join(_CSV_COLUMNS).encode()
 
 
 def read_samples(path: Path) -> tuple[list[Sample], int]:
@@ -92,51 +105,37 @@ def monitor_files(log_path: Path, own_folder: bool) -> list[Path]:
 
 def _json_rows(path: Path) -> Iterator[Sample | None]:
     with path.open("rb") as file:
-        for line in file:
+        for line in filter(bytes.strip, file):
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):
                 row = None
-            if isinstance(row, dict) and _number(row.get("time_s")) is not None:
-                yield tuple(
-                    _number(row.get(name), whole=kind == "Int64")
-                    for name, kind in SAMPLE_COLUMNS.items()
-                )
-            elif line.strip():
-                yield None
+            timed = isinstance(row, dict) and _number(row.get("time_s")) is not None
+            yield _sample(row) if timed else None
 
 
 def _csv_rows(path: Path) -> Iterator[Sample | None]:
-    width = _CSV_HEADER.count(b",") + 1
-    start: int | None = None
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        lines = (line.replace("\0", "?") for line in file)
-        for row in csv.reader(lines, strict=False):
-            cells = [cell.strip() for cell in row]
-            if cells[:2] == ["device_id", "timestamp(ns)"] or not any(cells):
+    start_ns: int | None = None
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            cells = [cell.strip() for cell in line.split(",")]
+            if cells[:2] == _CSV_COLUMNS[:2] or not any(cells):
                 continue
-            values = [_text_number(cell) for cell in cells]
-            device, time_ns = [*values, None, None][:2]
-            if len(cells) != width or not _whole(device) or not _whole(time_ns):
+            device, time_ns, *figures = map(_text_number, [*cells, "", ""])
+            sound = len(cells) == len(_CSV_COLUMNS) and isinstance(device, int)
+            if not sound or not isinstance(time_ns, int):
                 yield None
                 continue
-            assert time_ns is not None
-            start = int(time_ns) if start is None else start
-            yield _from_csv(values, (int(time_ns) - start) / 1e9)
+            start_ns = time_ns if start_ns is None else start_ns
+            row = {"time_s": (time_ns - start_ns) / 1e9, "device_id": device}
+            for (name, factor), value in zip(_CSV_FIGURES, figures, strict=False):
+                row[name] = None if value is None else value * factor
+            yield _sample(row)
 
 
-def _from_csv(values: list[float | None], time_s: float) -> Sample:
-    device, _, tx_kb, rx_kb, gpu_util, mem_util, used, free = values
-    return (
-        time_s,
-        *(None, None, None),
-        _int(device),
-        gpu_util,
-        _int(used),
-        _int(tx_kb, _BYTES_PER_KB),
-        _int(rx_kb, _BYTES_PER_KB),
-        _int(free),
-        mem_util,
+def _sample(row: Mapping[str, object]) -> Sample:
+    return tuple(
+        _number(row.get(name), whole=kind == "Int64") for name, kind in SAMPLE_COLUMNS.items()
     )
 
 
@@ -144,14 +143,6 @@ def _text_number(text: str) -> float | None:
     if not text.replace(".", "", 1).isdecimal() or not text.isascii() or len(text) > 20:
         return None
     return float(text) if "." in text else int(text)
-
-
-def _whole(value: float | None) -> bool:
-    return isinstance(value, int)
-
-
-def _int(value: float | None, factor: int = 1) -> int | None:
-    return None if value is None else int(value * factor)
 
 
 def _number(value: object, *, whole: bool = False) -> float | int | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.study import Study, default_study
+from parse.compare.verdict import FAILED, LossVerdict, judge_log
 from parse.errors import LogError
 from parse.log.read import read_log
 from parse.log.records import Iteration, Log, after_warmup
@@ -51,12 +52,20 @@ class Run:
 
         Fields of the model are called ``model.NAME``, as :mod:`configs.naming` has them.
         """
-        found: dict[str, Any] = {
-            _OF_MODEL.get(key, key): value for key, value in self.log.settings.items()
-        }
-        found |= flat(self.point)
-        found["accumulation"] = _accumulation(found)
-        return found
+        said = {_OF_MODEL.get(key, key): value for key, value in self.log.settings.items()}
+        found: dict[str, Any] = said | flat(self.point)
+        if not self.point and self.log.iterations:
+            found["iterations"] = self.log.iterations[-1].iteration
+        return found | {"accumulation": _accumulation(found)}
+
+    @property
+    def campaign(self) -> Path:
+        """Folder of what was measured together: of the sweep, or the one that a lone log lies in.
+
+        A run lies in ``SWEEP/POINT/RUN``.
+        """
+        folder = self.log.path.parent
+        return folder.parent.parent if self.run_json else folder
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -69,12 +78,9 @@ class Run:
             defaults = {name: row.default for name, row in self.study.fields.items()}
             derived = {"accumulation": self.settings["accumulation"]}
             return {**defaults, **derived, **flat(self.point)}
-        known = {*self.study.all_fields, "engine"}
-        return {
-            key: value
-            for key, value in self.settings.items()
-            if key in known or key.startswith("model.")
-        }
+        # How far a log goes is no setting: it is named where it tells points apart, in labels.
+        known, said = {*self.study.all_fields, "engine"} - {"iterations"}, self.settings.items()
+        return {key: value for key, value in said if key in known or key.startswith("model.")}
 
     @property
     def engine(self) -> str | None:
@@ -113,8 +119,17 @@ class Run:
 
     @property
     def status(self) -> str:
-        """``ok``, ``failed``, ...; empty when not recorded."""
-        return str(self.status_json.get("status") or "")
+        """``ok``, ``failed``, ...; empty when not recorded.
+
+        A run that ended well but whose loss failed has the word of its loss, such as ``nan``.
+        """
+        recorded = str(self.status_json.get("status") or "")
+        return self.loss.word if recorded == "ok" and self.loss.failed else recorded
+
+    @cached_property
+    def loss(self) -> LossVerdict:
+        """What the run's loss says of its training."""
+        return judge_log(self.log)
 
     @property
     def source(self) -> str:
@@ -128,19 +143,18 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether the run reached its end, as far as is recorded."""
-        return self.status in ("", "ok")
+        return self.status in ("", "ok", *FAILED)
 
     @property
     def cause(self) -> str:
         """Why the run is not ``ok``, in one line."""
-        return str(self.status_json.get("cause") or "")
+        of_loss = f"the loss is {self.loss.text}" if self.loss.failed else ""
+        return str(self.status_json.get("cause") or of_loss)
 
     @property
     def repeat(self) -> int | None:
         """Which repeat of its point the run is, from 1; None when not recorded."""
-        found = self.run_json.get("repeat")
-        whole = isinstance(found, int) and not isinstance(found, bool) and found > 0
-        return found if whole else None
+        return _count(self.run_json.get("repeat"))
 
     def recorded(self, name: str) -> str:
         """A text of ``run.json``, such as ``run_id``; empty when it is not there."""
@@ -167,6 +181,12 @@ class Run:
         return ""
 
     @property
+    def busy(self) -> str:
+        """What else used the machine just before the run was started; empty when nothing did."""
+        before = self.provenance.get("before")
+        return _text(before.get("busy")) if isinstance(before, dict) else ""
+
+    @property
     def on_cpu(self) -> bool:
         """Whether the model lived on the CPU, so that times say nothing about a GPU."""
         return (self.log.device or "").startswith("cpu")
@@ -179,14 +199,24 @@ def read_run(log_path: Path) -> Run:
         LogError: there is no readable log.
     """
     run_json = read_json(log_path.parent / "run.json")
-    own = run_json.get("log") == log_path.name
-    unmeasured = own and source_of(run_json) != MEASURED
-    log = read_values(log_path) if unmeasured else read_log(log_path)
-    if not own:
-        return Run(log, monitor_files=monitor_files(log_path, own_folder=False))
-    status_json = read_json(log_path.parent / "status.json")
-    samples = monitor_files(log_path, own_folder=True)
-    return Run(log, _point_of(run_json), run_json, status_json, monitor_files=samples)
+    if run_json.get("log") != log_path.name:
+        return Run(read_log(log_path), monitor_files=monitor_files(log_path, own_folder=False))
+    unmeasured = source_of(run_json) != MEASURED
+    return _run_of_folder(read_values(log_path) if unmeasured else read_log(log_path), run_json)
+
+
+def _run_of_folder(log: Log, run_json: dict[str, Any]) -> Run:
+    point = run_json.get("point")
+    run = Run(
+        log,
+        point if isinstance(point, dict) else {},
+        run_json,
+        read_json(log.path.parent / "status.json"),
+        monitor_files=monitor_files(log.path, own_folder=True),
+    )
+    if run.busy:
+        log.notes.append(f"the machine was busy when the run began: {run.busy}")
+    return run
 
 
 def attach_samples(runs: Sequence[Run], paths: Sequence[Path]) -> list[Path]:
@@ -256,6 +286,8 @@ class SweepEntry:
     """From 1; None in a sweep of schema 1, which did not count them."""
     status: str = ""
     """Status when ``sweep.json`` was written; empty in a sweep of schema 1."""
+    older: str = ""
+    """What changed since a result that was kept all the same; empty for one of today's code."""
 
 
 def sweep_entries(folder: Path) -> list[SweepEntry]:
@@ -270,9 +302,9 @@ def sweep_entries(folder: Path) -> list[SweepEntry]:
         # Some writers name the log by its path in the sweep, others in the run folder.
         log_path = run_dir / Path(log).name if isinstance(log, str) and log else run_dir / "missing"
         name, engine = str(item.get("name") or run_dir.name), str(item.get("engine") or "")
-        repeat, status = item.get("repeat"), _text(item.get("status"))
-        repeat = repeat if isinstance(repeat, int) and not isinstance(repeat, bool) else None
-        entries.append(SweepEntry(name, engine, run_dir, log_path, repeat, status))
+        repeat, status = _count(item.get("repeat")), _text(item.get("status"))
+        older = _text(item.get("older"))
+        entries.append(SweepEntry(name, engine, run_dir, log_path, repeat, status, older))
     return entries
 
 
@@ -283,6 +315,8 @@ def read_sweep(folder: Path) -> list[Run]:
         run = read_sweep_run(entry)
         if study is not None:
             run.run_json.setdefault("study", study)
+        if entry.older:
+            run.run_json["older"] = entry.older
         # Of a run whose launcher is gone only the index knows that it is not running any more.
         if run.status in ("", "running") and entry.status:
             run.status_json["status"] = entry.status
@@ -295,15 +329,13 @@ def read_sweep_run(entry: SweepEntry) -> Run:
     try:
         return read_run(entry.log_path)
     except LogError:
-        run_json = read_json(entry.run_dir / "run.json")
-        point = _point_of(run_json)
         log = Log(path=entry.log_path, notes=["no log"])
-        if entry.engine and not point:
+        run_json = {"repeat": entry.repeat, **read_json(entry.run_dir / "run.json")}
+        run = _run_of_folder(log, run_json)
+        run.status_json.setdefault("status", entry.status)
+        if entry.engine and not run.point:
             log.settings["engine"] = entry.engine
-        run_json = {"repeat": entry.repeat, **run_json}
-        status_json = {"status": entry.status, **read_json(entry.run_dir / "status.json")}
-        samples = monitor_files(entry.log_path, own_folder=True)
-        return Run(log, point, run_json, status_json, monitor_files=samples)
+        return run
 
 
 def flat(point: Mapping[str, Any]) -> dict[str, Any]:
@@ -325,9 +357,9 @@ def _accumulation(settings: Mapping[str, Any]) -> int | None:
     return batch // (micro * dp) if micro * dp > 0 and batch % (micro * dp) == 0 else None
 
 
-def _point_of(run_json: Mapping[str, Any]) -> dict[str, Any]:
-    point = run_json.get("point")
-    return point if isinstance(point, dict) else {}
+def _count(value: object) -> int | None:
+    """A whole number from 1; None for anything else."""
+    return value if isinstance(value, int) and value is not True and value > 0 else None
 
 
 def _text(value: object) -> str:

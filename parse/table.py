@@ -5,26 +5,20 @@ A cell is empty where nothing says what belongs there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from configs.naming import Namer
 from configs.study import Study
-from parse.compare.verdict import judge_log
+from parse.compare.pairs import group_points
 from parse.errors import LogError
-from parse.log.records import Iteration, after_warmup
+from parse.log.records import after_warmup, as_number
 from parse.monitor import SAMPLE_COLUMNS, read_samples
 from parse.run_folder import Run
-from parse.write import (
-    Columns,
-    check_our_json,
-    check_ours,
-    empty_columns,
-    remove_table,
-    replace_text,
-    write_table,
-)
+from parse.write import check_our_json, check_ours, remove_table, replace_text, write_table
 
 STUDY_FILE = "study.json"
 _TIMERS = (
@@ -53,12 +47,18 @@ def time_names(study: Study) -> tuple[str, ...]:
 
 
 def run_columns(study: Study) -> dict[str, str]:
-    """Columns of ``runs.csv`` and their types; times are means after the warm-up, in ms.
+    """Columns of ``runs.csv`` and their types.
+
+    Times are over the iterations after the warm-up, in ms: ``*_median_ms`` is what tables, figures
+    and speed-ups go by, ``*_ms`` the mean. Rates go by the median too.
 
     ``source`` is ``measured``, ``simulated`` (predicted, nothing was run) or ``published`` (by
     others). ``accumulation`` is micro-batches an update, ``update_rate`` the whole model's
-    parameters over the mean update, in parameters per second, ``samples_per_s`` the global batch
-    over the mean iteration. ``validation_*`` are of the run's last evaluation.
+    parameters over the median update, in parameters per second, ``samples_per_s`` the global batch
+    over the median iteration, ``tflops`` the median of what the log prints. ``validation_*`` are
+    of the run's last evaluation. ``point`` is the same in repeats of one point, as
+    ``comparisons.csv`` takes them together. ``busy`` says what else used the machine just before
+    the run was started.
     """
     own = engine_fields(study)
     return {
@@ -80,13 +80,21 @@ def run_columns(study: Study) -> dict[str, str]:
         **{"point_key": "string", "update_rate": "Float64", "samples_per_s": "Float64"},
         **dict.fromkeys(("run_id", "started", "source"), "string"),
         **{"pp": "Int64", "dtype": "string", "zero_stage": "Int64", "data_prefix": "string"},
-        **dict.fromkeys(_EVALUATION, "Float64"),
+        **dict.fromkeys((*_EVALUATION, *study.results), "Float64"),
+        **dict.fromkeys(("point", "older", "busy"), "string"),
     }
+
+
+def model_columns(runs: Sequence[Run]) -> dict[str, str]:
+    """More columns of ``runs.csv``: fields in which runs of one model differ."""
+    names = Namer(runs[0].study).varying([run.fields for run in runs])
+    return {name: "string" for name in names if name.startswith("model.")}
 
 
 _RUN_COLUMNS_OF_ALL = dict.fromkeys(("path", "label", "case", "engine"), "string")
 """What other tables say of the run a row is of."""
 _NUMBERS = ("grad_norm", "learning_rate", "tflops", "host_memory_gib", "device_memory_gib")
+_COUNTS = ("tokens", "skipped")
 
 
 def iteration_columns(study: Study) -> dict[str, str]:
@@ -114,59 +122,55 @@ MEMORY_COLUMNS = {
     **dict.fromkeys(_MEMORY_NUMBERS, "Float64"),
 }
 """Columns of ``memory.csv``; ``line`` is the position in the log, from 1."""
+REJECT_COLUMNS = {**_RUN_COLUMNS_OF_ALL, "line": "Int64", "reason": "string", "text": "string"}
+"""Columns of ``rejects.csv``: lines of logs that were left out, and the beginning of each."""
 MONITOR_COLUMNS = {**_RUN_COLUMNS_OF_ALL, **SAMPLE_COLUMNS}
 """Columns of ``monitor.csv``."""
 
 
-def runs_table(runs: Sequence[Run], warmup: int, base: Path | None = None) -> Columns:
-    """One row a run, in the order given.
-
-    Args:
-        runs: Runs, labelled.
-        warmup: First iterations of each to leave out of means.
-        base: Folder that paths are written relative to; as given without it.
-    """
-    return as_columns([run_row(run, warmup, base) for run in runs], run_columns(runs[0].study))
-
-
-def iterations_table(runs: Sequence[Run], warmup: int, base: Path | None = None) -> Columns:
-    """One row an iteration of every run; see :func:`runs_table`."""
-    rows = []
-    for run in runs:
-        same = {**_of_run(run, base), "source": run.source}
-        same |= {name: run.settings.get(name) for name in engine_fields(run.study)}
-        evaluated = _evaluations(run)
-        for position, record in enumerate(run.log.iterations):
-            is_early = int(position < run.warmup(warmup))
-            row = _iteration_row(run, record) | evaluated.get(record.iteration, {})
-            rows.append({**same, **row, "warmup": is_early})
-    return as_columns(rows, iteration_columns(runs[0].study))
+def runs_table(runs: Sequence[Run], warmup: int, base: Path | None) -> list[dict[str, Any]]:
+    """One row a run, in the order given; paths are relative to ``base``, if there is one."""
+    points = {id(run): group.label for group in group_points(runs) for run in group.runs}
+    of_model = model_columns(runs)
+    return [
+        {name: run.fields.get(name) for name in of_model}
+        | run_row(run, warmup)
+        | {**_of_run(run, base), "point": points[id(run)]}
+        for run in runs
+    ]
 
 
-def memory_table(runs: Sequence[Run], base: Path | None = None) -> Columns:
-    """One row a line of DeepSpeed's ``memory_breakdown``; see :func:`runs_table`."""
-    table = empty_columns(MEMORY_COLUMNS)
-    own = [name for name in MEMORY_COLUMNS if name not in _RUN_COLUMNS_OF_ALL]
-    for run in runs:
-        lines = run.log.memory
-        _repeat(table, _of_run(run, base), len(lines))
-        for name in own:
-            table[name] += [getattr(line, name) for line in lines]
-    return table
+def _iteration_rows(run: Run, warmup: int) -> Iterator[dict[str, Any]]:
+    same: dict[str, Any] = {"source": run.source}
+    same |= {name: run.settings.get(name) for name in engine_fields(run.study)}
+    evaluated, skipped = _evaluations(run), run.warmup(warmup)
+    for position, record in enumerate(run.log.iterations):
+        loss = record.best_loss
+        yield {
+            **same,
+            **{name: getattr(record, name) for name in ("iteration", *_NUMBERS, *_COUNTS)},
+            **{f"{name}_ms": run.phase_ms(record, name) for name in time_names(run.study)},
+            "loss": None if loss is None else repr(loss),
+            "warmup": int(position < skipped),
+            **evaluated.get(record.iteration, {}),
+        }
 
 
-def monitor_table(runs: Sequence[Run], base: Path | None = None) -> Columns:
-    """One row a sample and device of every run; see :func:`runs_table`."""
-    table = empty_columns(MONITOR_COLUMNS)
-    for run in runs:
-        for path in run.monitor_files:
-            samples, damaged = read_samples(path)
-            if damaged:
-                run.log.notes.append(f"{path.name}: {damaged} unreadable lines left out")
-            _repeat(table, _of_run(run, base), len(samples))
-            for position, name in enumerate(SAMPLE_COLUMNS):
-                table[name] += [sample[position] for sample in samples]
-    return table
+def _memory_rows(run: Run) -> Iterator[dict[str, Any]]:
+    return (asdict(line) for line in run.log.memory)
+
+
+def _reject_rows(run: Run) -> Iterator[dict[str, Any]]:
+    for reject in run.log.rejects:
+        yield {"line": reject.line_number, "reason": reject.reason, "text": reject.text}
+
+
+def _sample_rows(run: Run) -> Iterator[dict[str, Any]]:
+    for path in run.monitor_files:
+        samples, damaged = read_samples(path)
+        if damaged:
+            run.log.notes.append(f"{path.name}: {damaged} unreadable lines left out")
+        yield from (dict(zip(SAMPLE_COLUMNS, sample, strict=True)) for sample in samples)
 
 
 def write_tables(
@@ -183,76 +187,68 @@ def write_tables(
         LogError: a file of that name is not one of ours, or the folder cannot be written.
     """
     study = runs[0].study
+
+    def of_runs(rows_of: Callable[[Run], Iterable[dict[str, Any]]]) -> list[dict[str, Any]]:
+        return [{**row, **_of_run(run, base)} for run in runs for row in rows_of(run)]
+
     tables = {
-        "runs.csv": (runs_table(runs, warmup, base), run_columns(study)),
-        "iterations.csv": (iterations_table(runs, warmup, base), iteration_columns(study)),
+        "runs.csv": (
+            runs_table(runs, warmup, base),
+            run_columns(study) | model_columns(runs),
+        ),
+        "iterations.csv": (
+            of_runs(lambda run: _iteration_rows(run, warmup)),
+            iteration_columns(study),
+        ),
+        "memory.csv": (of_runs(_memory_rows), MEMORY_COLUMNS),
+        "rejects.csv": (of_runs(_reject_rows), REJECT_COLUMNS),
+        "monitor.csv": (of_runs(_sample_rows), MONITOR_COLUMNS),
     }
-    more = {
-        "memory.csv": (memory_table(runs, base), MEMORY_COLUMNS),
-        "monitor.csv": (monitor_table(runs, base), MONITOR_COLUMNS),
-    }
-    tables |= {name: table for name, table in more.items() if table[0]["path"]}
+    empty = [name for name in list(tables)[2:] if not tables[name][0]]
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name in tables:
             check_ours(out / name)
         check_our_json(out / STUDY_FILE, "engines")
-        for name, (table, types) in tables.items():
-            write_table(out / name, table, types)
-        for name in more.keys() - tables.keys():
+        for name in empty:
             remove_table(out / name)
+            del tables[name]
+        for name, (rows, types) in tables.items():
+            write_table(out / name, rows, types)
         replace_text(out / STUDY_FILE, study.as_json() + "\n")
     except OSError as error:
         raise LogError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
     return [out / name for name in tables]
 
 
-def shown_path(path: Path, base: Path | None) -> str:
-    """A path as tables name it: relative to ``base`` where it lies below."""
-    if base is not None and path.is_relative_to(base):
-        return path.relative_to(base).as_posix()
-    return str(path)
-
-
 def _of_run(run: Run, base: Path | None) -> dict[str, Any]:
-    return {
-        "path": shown_path(run.log.path, base),
-        "label": run.label,
-        "case": run.case,
-        "engine": run.engine,
-    }
+    path = run.log.path
+    shown = path.relative_to(base).as_posix() if base and path.is_relative_to(base) else str(path)
+    return {"path": shown, "label": run.label, "case": run.case, "engine": run.engine}
 
 
-def _repeat(table: Columns, same: Mapping[str, Any], count: int) -> None:
-    for name, value in same.items():
-        table[name] += [value] * count
-
-
-def run_row(run: Run, warmup: int, base: Path | None = None) -> dict[str, Any]:
-    """A run's row of ``runs.csv``, by column."""
+def run_row(run: Run, warmup: int) -> dict[str, Any]:
+    """What ``runs.csv`` says of a run besides its path, name and engine, by column."""
     log, settings, skipped = run.log, run.settings, run.warmup(warmup)
-    verdict = judge_log(log)
+    verdict = run.loss
     losses = [r.best_loss for r in log.iterations if r.best_loss is not None]
     times = {name: run.times_ms(name, warmup) for name in time_names(run.study)}
-    means = {f"{name}_ms": _mean(found) for name, found in times.items()}
+    means = {f"{name}_ms": fmean(found) if found else None for name, found in times.items()}
+    medians = {f"{name}_median_ms": _median(found) for name, found in times.items()}
     tflops = [r.tflops for r in after_warmup(log.iterations, skipped) if r.tflops is not None]
     evaluated = list(_evaluations(run).values())
     return {
         **{key: settings.get(key) for key in run_columns(run.study) if key in settings},
         **means,
-        **{f"{name}_median_ms": median(found) if found else None for name, found in times.items()},
-        "path": shown_path(log.path, base),
-        "engine": run.engine,
+        **medians,
         "iterations": len(log.iterations),
-        "tflops": _mean(tflops),
+        "tflops": _median(tflops),
         # As text, so that a NaN that was measured is not an empty cell, which means unknown.
         "loss_first": repr(losses[0]) if losses else None,
         "loss_last": repr(losses[-1]) if losses else None,
         "verdict": verdict.word or None,
         "verdict_detail": verdict.text if verdict.word else None,
         "parameters": log.parameters,
-        "label": run.label,
-        "case": run.case,
         "status": run.status,
         "device": log.device,
         "hardware": run.hardware,
@@ -262,12 +258,21 @@ def run_row(run: Run, warmup: int, base: Path | None = None) -> dict[str, Any]:
         "timed_iterations": len(times["iteration"]),
         "rejects": len(log.rejects),
         "repeat": run.repeat,
-        "update_rate": _per_second(log.parameters, means["update_ms"]),
-        "samples_per_s": _per_second(settings.get("global_batch_size"), means["iteration_ms"]),
-        **{name: run.recorded(name) for name in ("point_key", "run_id", "started")},
+        "update_rate": _per_second(log.parameters, medians["update_median_ms"]),
+        "samples_per_s": _per_second(
+            settings.get("global_batch_size"), medians["iteration_median_ms"]
+        ),
+        **{name: run.recorded(name) for name in ("point_key", "run_id", "started", "older")},
         "source": run.source,
+        "busy": run.busy,
         **(evaluated[-1] if evaluated else {}),
+        **{name: _end_number(run, name) for name in run.study.results},
     }
+
+
+def _end_number(run: Run, name: str) -> float | None:
+    """A number that the trainer's last line says of the run as a whole."""
+    return as_number(run.log.metrics.end.get(name)) if run.log.metrics else None
 
 
 def _evaluations(run: Run) -> dict[int, dict[str, float]]:
@@ -286,20 +291,5 @@ def _per_second(count: object, milliseconds: float | None) -> float | None:
     return count / (milliseconds / 1000)
 
 
-def _iteration_row(run: Run, record: Iteration) -> dict[str, Any]:
-    loss = record.best_loss
-    return {
-        "iteration": record.iteration,
-        "loss": None if loss is None else repr(loss),
-        **{f"{name}_ms": run.phase_ms(record, name) for name in time_names(run.study)},
-        **{name: getattr(record, name) for name in (*_NUMBERS, "tokens", "skipped")},
-    }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
-
-
-def as_columns(rows: Sequence[Mapping[str, Any]], types: Mapping[str, str]) -> Columns:
-    """Rows as a table; a cell that a row lacks is empty."""
-    return {name: [row.get(name) for row in rows] for name in types}
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from parse.errors import LogError
-from parse.log.records import Iteration, Log
+from parse.log.records import PHASES, Iteration, Log
 
 MEASURED, SIMULATED, PUBLISHED = SOURCES = ("measured", "simulated", "published")
 """Where figures come from: column ``source`` of tables, and what reports say of them."""
 NO_SPEEDUP = "simulated: a predicted ratio, not a measured speed-up"
 """Why predictions never make a speed-up."""
 _GIB = 1024**3
-_PHASES = ("forward_ms", "backward_ms", "update_ms")
+_TIMES = ("iteration_ms", *(f"{phase}_ms" for phase in PHASES))
+_MEMORY = ("host_memory_bytes", "device_memory_bytes")
 
 
 def source_of(run_json: dict[str, Any]) -> str:
@@ -42,21 +43,22 @@ def read_values(path: Path) -> Log:
         values = None
     if not isinstance(values, dict):
         raise LogError(f"{path}: is not a JSON object")
-    whole, about = _number(values, "iteration_ms"), values.get("about")
+    figures = {name: _number(values, name) for name in (*_TIMES, "tflops", *_MEMORY)}
+    whole_ms, about = figures["iteration_ms"], values.get("about")
+    gib = {name: None if (value := figures[name]) is None else value / _GIB for name in _MEMORY}
     record = Iteration(
         1,
-        iteration_s=None if whole is None else whole / 1000,
-        forward_ms=_number(values, "forward_ms"),
-        backward_ms=_number(values, "backward_ms"),
-        update_ms=_number(values, "update_ms"),
-        tflops=_number(values, "tflops"),
-        host_memory_gib=_gib(values, "host_memory_bytes"),
-        device_memory_gib=_gib(values, "device_memory_bytes"),
+        iteration_s=None if whole_ms is None else whole_ms / 1000,
+        forward_ms=figures["forward_ms"],
+        backward_ms=figures["backward_ms"],
+        update_ms=figures["update_ms"],
+        tflops=figures["tflops"],
+        host_memory_gib=gib["host_memory_bytes"],
+        device_memory_gib=gib["device_memory_bytes"],
     )
-    known = any(_number(values, name) is not None for name in ("iteration_ms", *_PHASES))
     return Log(
         path=path,
-        iterations=[record] if known else [],
+        iterations=[record] if any(figures[name] is not None for name in _TIMES) else [],
         parameters=_count(values, "parameters"),
         world_size=_count(values, "num_ranks"),
         device_name=about if isinstance(about, str) else None,
@@ -74,8 +76,3 @@ def _number(values: dict[str, Any], name: str) -> float | None:
 def _count(values: dict[str, Any], name: str) -> int | None:
     value = values.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _gib(values: dict[str, Any], name: str) -> float | None:
-    value = _number(values, name)
-    return None if value is None else value / _GIB

@@ -1,6 +1,6 @@
 """Tables to files: each as CSV and as Parquet, with the same types and the same content.
 
-Columns are lists. A missing value is None: an empty cell, a null.
+Rows are dicts by column. A missing value is None or no key at all: an empty cell, a null.
 """
 
 from __future__ import annotations
@@ -10,39 +10,56 @@ import io
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from parse.errors import LogError
 
-Columns = dict[str, list[Any]]
-"""Values by column, all of the same length."""
+Rows = Sequence[Mapping[str, Any]]
 
 _LARGEST = 2**63 - 1
+_FORMULA = re.compile(r"'*[-=+@\t\r]")
+"""What a spreadsheet takes for a formula, or would be taken for the guard of one."""
 FIRST_COLUMN = "path"
 """Most tables of ours begin with it; a file that does not is not replaced."""
 
 
-def empty_columns(types: Mapping[str, str]) -> Columns:
-    """No rows."""
-    return {name: [] for name in types}
-
-
-def write_table(path: Path, columns: Columns, types: Mapping[str, str]) -> None:
+def write_table(path: Path, rows: Rows, types: Mapping[str, str]) -> None:
     """Write ``path`` as CSV and the Parquet file beside it.
 
     Args:
         path: The CSV; the Parquet file has its stem.
-        columns: The table.
+        rows: The table; what ``types`` does not name is left out.
         types: Column to ``string``, ``Int64`` or ``Float64``.
 
     Raises:
         OSError: a file cannot be written.
     """
-    clean = {name: _cleaned(columns[name], kind) for name, kind in types.items()}
-    replace_text(path, _csv(clean, types))
-    _replace_bytes(path.with_suffix(".parquet"), _parquet(clean, types))
+    # Imported here: what only reads logs need not wait for it.
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {
+        name: _mapped([row.get(name) for row in rows], partial(_cell, kind=kind))
+        for name, kind in types.items()
+    }
+    texts = {name: _mapped(columns[name], guard) for name in types if types[name] == "string"}
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(types)
+    # The csv module leaves a bare CR unquoted, which ends the row for whoever reads it.
+    has_cr = any("\r" in value for values in texts.values() for value in set(values) - {None})
+    dialect: dict[str, Any] = {"quoting": csv.QUOTE_NONNUMERIC} if has_cr else {}
+    cells = zip(*(columns | texts).values(), strict=True)
+    csv.writer(text, lineterminator="\n", **dialect).writerows(cells)
+    replace_text(path, text.getvalue())
+    kinds = {"string": pa.string(), "Int64": pa.int64(), "Float64": pa.float64()}
+    schema = pa.schema([(name, kinds[kind]) for name, kind in types.items()])
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns, schema=schema), buffer)
+    _replace_bytes(path.with_suffix(".parquet"), buffer.getvalue())
 
 
 def check_ours(path: Path, first_column: str = FIRST_COLUMN) -> None:
@@ -101,59 +118,45 @@ def _replace_bytes(path: Path, data: bytes) -> None:
         raise
 
 
-def _csv(columns: Columns, types: Mapping[str, str]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(columns)
-    texts = [set(columns[name]) for name, kind in types.items() if kind == "string"]
-    # The csv module leaves a bare CR unquoted, which ends the row for whoever reads it.
-    has_cr = any("\r" in value for values in texts for value in values if value)
-    if has_cr:
-        rows = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
-    else:
-        rows = csv.writer(text, lineterminator="\n")
-    rows.writerows(zip(*columns.values(), strict=True))
-    return text.getvalue()
+def guard(cell: str | float | None) -> str | float | None:
+    """A cell that no spreadsheet takes for a formula: such a text gets an apostrophe in front.
+
+    Numbers stay as they are, those in a column of texts too.
+    """
+    if not isinstance(cell, str) or not _FORMULA.match(cell):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
 
 
-def _parquet(columns: Columns, types: Mapping[str, str]) -> bytes:
-    # Imported here: what only reads logs need not wait for it.
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    kinds = {"string": pa.string(), "Int64": pa.int64(), "Float64": pa.float64()}
-    schema = pa.schema([(name, kinds[kind]) for name, kind in types.items()])
-    arrays = [pa.array(columns[field.name], type=field.type) for field in schema]
-    buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), buffer)
-    return buffer.getvalue()
+def unguard(cell: str) -> str:
+    """The text that was guarded."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
-def _cleaned(values: Sequence[Any], kind: str) -> list[Any]:
-    """Values that both forms can hold."""
-    if kind == "string":
-        return _cleaned_texts(values)
-    if kind == "Float64":
-        return [None if value is None else _float(value) for value in values]
-    return [
-        None if value is None or not -_LARGEST <= value <= _LARGEST else int(value)
-        for value in values
-    ]
-
-
-def _cleaned_texts(values: Sequence[Any]) -> list[str | None]:
-    known: dict[Any, str | None] = {None: None, "": None}
-    for value in set(values) - known.keys():
-        # An empty text and a missing one are the same cell of a CSV.
-        known[value] = str(value).encode(errors="replace").decode() or None
+def _mapped(values: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
+    """The values changed, each distinct one once: most of a column's cells are alike."""
+    known = {value: change(value) for value in set(values)}
     return [known[value] for value in values]
 
 
-def _float(value: float) -> float | None:
+def _cell(value: object, kind: str) -> str | float | None:
+    """A value as both forms can hold it; None where there is none."""
+    if value is None:
+        return None
+    if kind == "string":
+        # An empty text and a missing one are the same cell of a CSV.
+        return str(value).encode(errors="replace").decode() or None
+    assert isinstance(value, int | float)
+    if kind == "Int64":
+        return int(value) if abs(value) <= _LARGEST else None
     try:
-        number = float(value)
+        return None if math.isnan(value) else float(value)
     except OverflowError:
         return None
-    return None if math.isnan(number) else number
 
 
 def _is_our_csv(path: Path, first_column: str) -> bool:

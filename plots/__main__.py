@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,9 +18,12 @@ import matplotlib as mpl
 
 from configs.errors import ConfigError
 from configs.study import load_study
-from plots.canvas import save
+from plots.canvas import FORMATS, save
 from plots.registry import Drawing, figures
 from plots.tables import PlotError, Tables, read_tables, study_of
+
+_PROGRESS_S = 10.0
+"""Between two words on how far the figures are."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -45,27 +49,55 @@ def main(argv: list[str] | None = None) -> int:
         return _error(_line(str(error)))
 
 
+class _Progress:
+    """Says now and then how far the figures are, so that many of them are not drawn in silence."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._place, self._name = count, 0, ""
+        self._told = time.monotonic()
+
+    def begin(self, name: str) -> None:
+        """The next figure is drawn."""
+        self._place, self._name = self._place + 1, name
+        self.tell("")
+
+    def page(self, number: int, pages: int) -> None:
+        """A page of it is written."""
+        self.tell(f", page {number} of {pages}")
+
+    def tell(self, more: str) -> None:
+        """Say it unless something was said shortly before."""
+        if time.monotonic() - self._told >= _PROGRESS_S:
+            _say(f"figure {self._place} of {self._count}: {self._name}{more}")
+            self._told = time.monotonic()
+
+
 def _draw(tables: Tables, known: Mapping[str, Drawing], args: argparse.Namespace) -> int:
     """Draw the figures asked for, or else all that are worth it."""
-    impossible, drawn = 0, 0
-    for name in dict.fromkeys(args.figure or known):
-        figure = known[name]
-        why_not = "" if args.figure else figure.unsupported(tables)
-        if why_not:
-            if not args.expect or name in args.expect:
-                sys.stdout.write(f"{name}: not drawn: {_line(why_not)}\n")
+    code, drawn = 0, 0
+    names = list(dict.fromkeys(args.figure or known))
+    progress = _Progress(len(names))
+    for name in names:
+        progress.begin(name)
+        try:
+            made = known[name].draw(tables, asked=bool(args.figure))
+        except PlotError as error:
+            if args.figure:
+                code = _error(f"{name}: {_line(str(error))}")
+            elif not args.expect or name in args.expect:
+                _say(f"{name}: not drawn: {_line(str(error))}")
             continue
         try:
-            made = figure.draw(tables)
+            files = save(made, args.out, name, known[name].row.title, progress.page)
         except PlotError as error:
-            impossible += _error(f"{name}: {_line(str(error))}")
+            _error(_line(str(error)))
+            code = code or 1
             continue
-        first, *others = save(made, args.out, name, figure.row.title)
-        sys.stdout.write(f"{first} (and {', '.join(path.suffix for path in others)})\n")
+        kinds = ", ".join(dict.fromkeys(path.suffix for path in files[1 : len(FORMATS)]))
+        pages = f"; {len(made)} pages" if len(made) > 1 else ""
+        _say(f"{files[0]} (and {kinds}{pages})")
         drawn += 1
-    if impossible:
-        return 2
-    return 0 if drawn else 1
+    return code or int(not drawn)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,6 +121,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _line(text: str) -> str:
     return " ".join(text.split())
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def _error(text: str) -> int:

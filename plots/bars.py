@@ -1,141 +1,57 @@
-"""Groups of vertical bars: a group a model or a setting, a bar an engine."""
+"""Bars of engines: their faces, what they stand for, and panels of horizontal ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.transforms import ScaledTranslation
 
 from configs.study import Phase, Study, Style
-from plots.canvas import fold
-from plots.observations import Observations, varying
-from plots.series import setting_title, summarise
+from plots.canvas import fold, pages, plain, sheet, watermark
 from plots.style import REST, SOURCE_STYLES, Look, phase_styles
-from plots.tables import SOURCES
-from plots.units import Quantity, Scale, short
+from plots.tables import MEASURED, SOURCES
+from plots.units import short
 
-MOST_BARS = 30
-"""In a row, so that a bar stays as wide as its tag."""
-_WIDTH = 0.9
-_GAP = 0.8
-_ROW_CHARACTERS = {8.0: 100, 6.0: 130}
-"""Room below a row, by size of the font."""
+Draw = Callable[[Axes, float, "Bar", float], float]
+"""Draws a bar at a place, told where the axis ends; returns where on the axis its number goes."""
+
+_BAR_INCHES = 0.33
+_CHARACTERS = {1: 72, 2: 45}
+"""Room of a panel's title and the names beside it, by the number of columns."""
+CUT_NOTE = "bars with a gap are cut: their numbers hold, their lengths do not"
+_SLIVER = 6.0
+"""A bar so many times as long as the next is cut, and panels that differ so much have a scale each:
+beside it the others could not be read."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One engine under one set of settings."""
+    """All repeats of a point."""
 
-    group: str
+    name: str
     look: Look
     source: str
     rows: pd.DataFrame
     """Its observations."""
 
-    @property
-    def title(self) -> str:
-        """Entry of the legend, led by the tag below the bar."""
-        return f"{self.look.tag}: {self.look.title(self.source)}"
 
-
-def bars_of(data: Observations, study: Study) -> list[list[Bar]]:
-    """Groups of bars: models by their size, the settings of a model as they come."""
-    values = data.values
-    if values.empty:
-        return []
-    shown = data.runs[data.runs["path"].isin(set(values["path"]))]
-    names = varying(shown, data.settings)
-    if {"accumulation", "global_batch_size"} <= set(names):
-        names.remove("global_batch_size")
-    groups = []
-    sizes = shown.groupby("model", sort=False)["parameters"].max()
-    for _, rows in values.groupby(list(data.settings), sort=False, dropna=False):
-        first = rows.iloc[0]
-        title = setting_title(first, names, study)
-        bars = [
-            Bar(title, look, source, own)
-            for (look, source), own in rows.groupby(["look", "source"], sort=False)
-        ]
-        bars.sort(key=lambda bar: (bar.look, SOURCES.index(bar.source)))
-        size = sizes.get(first["model"], float("nan"))
-        groups.append((float("inf") if pd.isna(size) else size, bars))
-    return [bars for _, bars in sorted(groups, key=lambda item: item[0])]
-
-
-def in_rows(groups: Sequence[list[Bar]]) -> list[list[list[Bar]]]:
-    """Deal groups into rows of about as many bars each."""
-    total = sum(map(slots, groups))
-    per_row = total / max(1, -(-total // MOST_BARS))
-    rows: list[list[list[Bar]]] = [[]]
-    for group in groups:
-        if rows[-1] and sum(map(slots, rows[-1])) + slots(group) / 2 > per_row:
-            rows.append([])
-        rows[-1].append(group)
-    return rows
-
-
-def positions(groups: Sequence[list[Bar]]) -> list[list[float]]:
-    """Centres of the bars of a row; a gap of a bar lies between groups."""
-    at, found = 0.0, []
-    for group in groups:
-        spare = (slots(group) - len(group)) / 2
-        found.append([at + spare + i for i in range(len(group))])
-        at += slots(group) + _GAP
-    return found
-
-
-def slots(group: list[Bar]) -> int:
-    """Room of a group in bars: that of three engines at least, for the sake of its name."""
-    return max(len(group), 3)
-
-
-def _placed(groups: Sequence[list[Bar]]) -> list[tuple[Bar, float]]:
-    """Bars of a row with their centres."""
-    at = [place for places in positions(groups) for place in places]
-    return list(zip((bar for group in groups for bar in group), at, strict=True))
-
-
-def draw_bars(
-    ax: Axes, groups: Sequence[list[Bar]], quantity: Quantity, scale: Scale, factor: float = 0.0
-) -> None:
-    """Draw medians with quartiles; with a ``factor`` its product with the mean instead.
-
-    Args:
-        ax: Where.
-        groups: Bars of this row.
-        quantity: What.
-        scale: Its unit.
-        factor: 100 for the time of 100 iterations.
-    """
-    for bar, at in _placed(groups):
-        for value in summarise(bar.rows, "", quantity.column):
-            height = (factor * value.mean if factor else value.median) / scale.divisor
-            low, high = value.low / scale.divisor, value.high / scale.divisor
-            ax.bar(at, height, _WIDTH, **face(bar.look.alone, bar.source))
-            if high > low and not factor:
-                ax.errorbar(
-                    at, height, yerr=([height - low], [high - height]), color="black",
-                    capsize=1.5, elinewidth=0.8, capthick=0.8,
-                )  # fmt: skip
-            _above(ax, at, height if factor else high, height, groups)
-
-
-def draw_stacks(ax: Axes, groups: Sequence[list[Bar]], scale: Scale, study: Study) -> None:
-    """Draw the mean of each phase on top of the one before, up to the whole iteration."""
-    styles = phase_styles(study)
-    for bar, at in _placed(groups):
-        height = 0.0
-        if not has_iteration(bar.rows, study).any():
-            continue
-        for phase, length in phases(bar.rows, study).items():
-            colours = phase_face(styles[phase], bar.source)
-            ax.bar(at, length / scale.divisor, _WIDTH, bottom=height, **colours)
-            height += length / scale.divisor
-        _above(ax, at, height, height, groups)
+def bars_of(rows: pd.DataFrame) -> list[Bar]:
+    """Bars of what is compared in one panel, by engine; several points of one by their labels."""
+    found = []
+    for (look, source), own in rows.groupby(["look", "source"], sort=False):
+        points = [point for _, point in own.groupby("point", sort=False)]
+        names = [look.title(source)]
+        if len(points) > 1:
+            names = [point["label"].iloc[0] for point in points]
+        found += [Bar(name, look, source, p) for name, p in zip(names, points, strict=True)]
+    return sorted(found, key=lambda bar: (bar.look, SOURCES.index(bar.source)))
 
 
 def has_iteration(rows: pd.DataFrame, study: Study) -> pd.Series:
@@ -145,11 +61,17 @@ def has_iteration(rows: pd.DataFrame, study: Study) -> pd.Series:
 
 
 def phases(rows: pd.DataFrame, study: Study) -> dict[str, float]:
-    """Mean ms of each known phase, and of what of the iteration no phase covers."""
-    means = {phase: rows[f"{phase}_ms"].mean() for phase in study.phases}
-    found = {phase: float(mean) for phase, mean in means.items() if mean > 0}
-    rest = rows["iteration_ms"].mean() - sum(found.values())
+    """Median ms of each known phase, and of what of the iteration no phase covers."""
+    medians = {phase: rows[f"{phase}_ms"].median() for phase in study.phases}
+    found = {phase: float(median) for phase, median in medians.items() if median > 0}
+    rest = rows["iteration_ms"].median() - sum(found.values())
     return found | ({REST: float(rest)} if rest > 0 else {})
+
+
+def iteration_ms(rows: pd.DataFrame, study: Study) -> float:
+    """Median ms of an iteration; of one that is known by its phases alone, what they add up to."""
+    median = float(rows["iteration_ms"].median())
+    return median if median == median else sum(phases(rows, study).values())
 
 
 def face(style: Style, source: str) -> dict[str, Any]:
@@ -170,43 +92,116 @@ def _face(colour: str, hatch: str, source: str, outline: str) -> dict[str, Any]:
     return {"facecolor": fill, "hatch": hatch, "edgecolor": "black", "linewidth": 0.5}
 
 
-def _above(ax: Axes, at: float, top: float, value: float, groups: Sequence[list[Bar]]) -> None:
-    """Write a bar's value over it, upright where bars are narrow."""
-    narrow = sum(map(slots, groups)) > 12
-    ax.annotate(
-        short(value), (at, top), xytext=(0, 3), textcoords="offset points", ha="center",
-        va="bottom", fontsize=6.5, rotation=90 if narrow else 0, annotation_clip=False,
-    )  # fmt: skip
+def phase_handles(bars: Sequence[Bar], study: Study) -> dict[str, Any]:
+    """Legend of the phases that some bars have, in the order they run."""
+    found = {phase for bar in bars for phase in phases(bar.rows, study)}
+    styles = phase_styles(study).items()
+    return {
+        style.title: Patch(**phase_face(style, MEASURED)) for name, style in styles if name in found
+    }
 
 
-def name_bars(ax: Axes, groups: Sequence[list[Bar]], last: bool) -> None:
-    """Tag every bar, and name the groups below the last axes of a column."""
-    placed = _placed(groups)
-    ax.set_xticks([at for _, at in placed], [bar.look.tag for bar, _ in placed], fontsize=6.5)
-    ax.tick_params(axis="x", length=0, pad=2)
-    width = sum(slots(group) + _GAP for group in groups)
-    ax.set_xlim(-0.5 - _GAP / 2, width - 0.5 - _GAP / 2)
-    ax.grid(visible=False, axis="x")
-    for row, group in zip(positions(groups), groups if last else (), strict=False):
-        size = 6.0 if "," in group[0].group else 8.0
-        room = int(_ROW_CHARACTERS[size] * (slots(group) + _GAP) / width)
-        ax.annotate(
-            fold(group[0].group, max(6, room)), ((row[0] + row[-1]) / 2, 0),
-            xycoords=ax.get_xaxis_transform(), xytext=(0, -15), textcoords="offset points",
-            ha="center", va="top", fontsize=size,
+def axis_end(lengths: Sequence[float]) -> float:
+    """Where an axis ends that shows some bars; a few that are far longer than the rest are cut."""
+    ordered = sorted(lengths)
+    for shorter, longer in pairwise(ordered[(len(ordered) - 1) // 2 :]):
+        if longer > _SLIVER * shorter > 0:
+            return 1.25 * shorter
+    return ordered[-1]
+
+
+def mark_cut(ax: Axes, at: float, end: float, *, upright: bool = False) -> None:
+    """Draw the break in a bar that goes on beyond the end of its axis."""
+    place = (at, 0.9 * end) if upright else (0.9 * end, at)
+    slash = ((-1, -0.4), (1, 0.4)) if upright else ((-0.4, -1), (0.4, 1))
+    for shift, colour in ((0, "white"), (-2, "black"), (2, "black")):
+        aside = (0.0, shift / 72) if upright else (shift / 72, 0.0)
+        offset = ScaledTranslation(*aside, ax.figure.dpi_scale_trans)
+        ax.plot(
+            [place[0]], [place[1]], marker=slash, markersize=13, markeredgecolor=colour,
+            markeredgewidth=0.8 if shift else 3.4, transform=ax.transData + offset, gid="cut",
+            scalex=False, scaley=False,
         )  # fmt: skip
 
 
-def engine_handles(bars: Sequence[Bar]) -> dict[str, Patch]:
-    """Legend of engines, in the order of the figures."""
-    ordered = sorted(bars, key=lambda bar: (SOURCES.index(bar.source), bar.look))
-    return {bar.title: Patch(**face(bar.look.alone, bar.source)) for bar in ordered}
+def draw_panels(
+    panels: Sequence[tuple[str, Sequence[Bar]]],
+    draw: Draw,
+    length: Callable[[Bar], float],
+    label: str,
+    about: tuple[Mapping[str, Any], Sequence[str]],
+    columns: int = 1,
+) -> list[Figure]:
+    """Draw pages of panels of horizontal bars, the first bar of each on top.
+
+    Panels share a scale unless that would make slivers of some.
+
+    Args:
+        panels: Titles and bars.
+        draw: Draws a bar.
+        length: How long a bar is, in the unit of the axis.
+        label: Of the axis.
+        about: Legend and footnotes.
+        columns: Panels beside each other.
+    """
+    longest = max(len(bar.name) for _, bars in panels for bar in bars)
+    width = max(16, _CHARACTERS[columns] - longest)
+    titles = {title: fold(title, width) for title, _ in panels}
+    ends = {title: axis_end([length(bar) for bar in bars]) for title, bars in panels}
+    one_scale = max(ends.values()) <= _SLIVER * min(ends.values())
+    note = "" if one_scale else "panels have scales of their own"
+    ends = dict.fromkeys(ends, max(ends.values())) if one_scale else ends
+    if any(length(bar) > ends[title] for title, bars in panels for bar in bars):
+        note = " · ".join(filter(None, [note, CUT_NOTE]))
+    rows = [panels[at : at + columns] for at in range(0, len(panels), columns)]
+
+    def inches(row: Sequence[tuple[str, Sequence[Bar]]]) -> float:
+        lines = max(1 + titles[title].count("\n") for title, _ in row)
+        return 0.2 * (2 - one_scale) + 0.16 * lines + _BAR_INCHES * _slots(row)
+
+    figures = []
+    for page in pages(rows, inches):
+        shape = len(page), columns
+        heights = {"gridspec_kw": {"height_ratios": [_slots(row) for row in page]}}
+        height = 0.85 + sum(map(inches, page))
+        with sheet(about[0], height, shape, [*about[1], note], **heights) as made:
+            figure, grid, entries = made
+            entries |= about[0]
+            shown = [panel for row in page for panel in row]
+            for place, (ax, panel) in enumerate(zip_longest(grid.ravel(), shown)):
+                if panel is None:
+                    ax.remove()
+                    continue
+                title, bars = panel
+                _panel(ax, bars, draw, length, ends[title])
+                ax.set_xlim(0, ends[title] * (1.06 + 0.06 * columns))
+                ax.set_ylim(_slots(page[place // columns]) - 0.5, -0.5)  # bars equally thick
+                ax.set_title(titles[title], loc="left", fontsize=10.5 - 1.5 * columns)
+                ax.tick_params(axis="y", labelsize=9 - columns)
+                watermark(ax, {bar.source for bar in bars}, size=30 - 8 * columns)
+                last = place + columns >= len(shown)
+                ax.tick_params(axis="x", labelbottom=last or not one_scale)
+                ax.set_xlabel(label if last else "")
+        figures.append(figure)
+    return figures
 
 
-def phase_handles(found: set[str], study: Study) -> dict[str, Patch]:
-    """Legend of phases, in the order they run."""
-    return {
-        style.title: Patch(**phase_face(style, "measured"))
-        for phase, style in phase_styles(study).items()
-        if phase in found
-    }
+def _slots(row: Sequence[tuple[str, Sequence[Bar]]]) -> int:
+    return max(len(bars) for _, bars in row)
+
+
+def _panel(
+    ax: Axes, bars: Sequence[Bar], draw: Draw, length: Callable[[Bar], float], end: float
+) -> None:
+    """Draw the bars of a panel from above, and write behind each how long it is."""
+    for place, bar in enumerate(bars):
+        drawn_to = draw(ax, place, bar, end)
+        if length(bar) > end:
+            drawn_to = end
+            mark_cut(ax, place, end)
+        ax.annotate(
+            short(length(bar)), (drawn_to, place), xytext=(4, 0), va="center",
+            textcoords="offset points", fontsize=8, fontweight="bold",
+        )  # fmt: skip
+    ax.set_yticks(range(len(bars)), [plain(bar.name) for bar in bars])
+    ax.grid(visible=False, axis="y")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -10,11 +10,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from plots.canvas import cases, fold, sheet, watermark
+from plots.canvas import fold, pages, sheet, watermark
 from plots.style import Look
-from plots.tables import PlotError, Tables
+from plots.tables import Tables
 
-_MOST_CASES = 4
 Row = TypeVar("Row")
 
 
@@ -24,18 +23,16 @@ class Blocks(Generic[Row]):
 
     panel: Callable[[Axes, pd.DataFrame, Row, bool], dict[str, Any]]
     """Draws one row of a case, told whether it is the last; returns handles for the legend."""
-    edge_inches: float
-    """Height of what surrounds the first block."""
     row_inches: float
-    gap_inches: float
-    """Between blocks."""
+    below_inches: float
+    """Of what is below a block."""
     entries: Mapping[str, Any] = field(default_factory=dict)
     """Of the legend, after the engines."""
 
     def draw(
-        self, tables: Tables, lines: pd.DataFrame, rows: Sequence[Row], notes: Iterable[str]
-    ) -> Figure:
-        """Draw the first cases of some lines.
+        self, tables: Tables, lines: pd.DataFrame, rows: Sequence[Row], notes: Sequence[str]
+    ) -> list[Figure]:
+        """Draw pages of the blocks of some lines.
 
         Args:
             tables: Where the lines are from.
@@ -43,37 +40,26 @@ class Blocks(Generic[Row]):
             rows: What each block shows, from above.
             notes: For the footnote.
         """
-        every = cases(lines)
-        shown = every[:_MOST_CASES]
-        more = len(every) - len(shown)
-        left_out = f"{more} more cases not drawn" if more else ""
-        names = [*(look.title() for look in sorted(lines["look"].unique())), *self.entries]
-        count = len(shown) * len(rows)
-        inches = self.edge_inches + count * self.row_inches + self.gap_inches * (len(shown) - 1)
-        where = tables.provenance(set(lines["path"]))
-        with sheet(names, inches, (count, 1), (*notes, left_out, where)) as made:
-            figure, grid, entries = made
-            for place, ax in enumerate(grid[:, 0]):
-                case, row = shown[place // len(rows)], rows[place % len(rows)]
-                block = lines[lines["case"] == case]
-                entries |= self.panel(ax, block, row, row is rows[-1])
-                watermark(ax, set(block["source"]), size=22 if self.row_inches > 1.5 else 14)
-                if row is rows[0] and case:
-                    ax.set_title(fold(case, 62), loc="left")
-            entries |= self.entries
-            figure.align_ylabels(grid)
-        return figure
+        names = [*(look.name for look in sorted(lines["look"].unique())), *self.entries]
+        inches = self.below_inches + len(rows) * self.row_inches
+        footnotes = [*notes, tables.provenance(set(lines["path"]))]
+        figures = []
+        for page in pages(lines.groupby("case", sort=False), lambda _: inches):
+            shape = len(page) * len(rows), 1
+            with sheet(names, 0.6 + len(page) * inches, shape, footnotes) as made:
+                figure, grid, entries = made
+                for place, ax in enumerate(grid[:, 0]):
+                    (case, block), row = page[place // len(rows)], rows[place % len(rows)]
+                    entries |= self.panel(ax, block, row, row is rows[-1])
+                    watermark(ax, set(block["source"]), size=22 if self.row_inches > 1.5 else 14)
+                    if row is rows[0] and case:
+                        ax.set_title(fold(case, 62), loc="left")
+                entries |= self.entries
+                figure.align_ylabels(grid)
+            figures.append(figure)
+        return figures
 
 
 def by_look(lines: pd.DataFrame) -> Iterator[tuple[Look, pd.DataFrame]]:
     """Lines of each engine, in the order of the figures."""
     yield from sorted(lines.groupby("look", sort=False), key=lambda item: item[0])
-
-
-def why_not(look: Callable[[], object]) -> str:
-    """What is missing when the data of a figure is looked for; empty when nothing is."""
-    try:
-        look()
-    except PlotError as error:
-        return str(error)
-    return ""

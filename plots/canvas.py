@@ -1,28 +1,38 @@
-"""What the figures share: escaping, titles, legend, footnote, watermark, saving."""
+"""What the figures share: escaping, titles, legend, footnote, watermark, pages, saving."""
 
 from __future__ import annotations
 
 import io
+import math
 import textwrap
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from xml.sax.saxutils import escape
 
-import pandas as pd
 from matplotlib import style as styles
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator
 
 from plots.style import SOURCE_STYLES, STYLE_FILE
+from plots.tables import PlotError
 
 WIDTH_INCHES = 6.4
 FORMATS = ("png", "pdf", "svg")
-_HEADING_CHARACTERS = 32
+INSIDE = "inside"
+"""Group of texts that are shown only where the bar around them has room."""
+_PAGE_INCHES = 10.0
+"""Height of the panels of a page; a figure with more of them has several pages."""
 _NOTE_CHARACTERS = 112
 _LEGEND_CHARACTERS = 104
 """Room of a row of the legend, in characters; a handle takes eight more."""
+_SLANT_DEGREES = 40
+_SLANTED_POINTS = 14.0
+"""Between names of ticks that are slanted, so that their lines do not touch."""
+Item = TypeVar("Item")
 
 
 def canvas() -> AbstractContextManager[None]:
@@ -36,43 +46,35 @@ def plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def cases(table: pd.DataFrame) -> list[str]:
-    """Cases of a table in the order of its rows; a case is what is compared in one panel."""
-    return list(dict.fromkeys(table["case"]))
-
-
-def short_label(label: str, case: str) -> str:
-    """A run's label without the case, which is the panel's title."""
-    for start in (f"{case}, ", f"{case.replace(', ', ' ')} ") if case else ():
-        label = label.removeprefix(start)
-    return plain(label)
-
-
-def heading(ax: Axes, text: str, column: int) -> None:
-    """Name a row of panels above its first; the others get a line as high, so that rows agree."""
-    folded = fold(text, _HEADING_CHARACTERS)
-    ax.set_title(folded if column == 0 else " " + "\n " * folded.count("\n"), loc="left")
-
-
-def heading_inches(texts: Iterable[str]) -> float:
-    """What headings take beyond a line each."""
-    return sum(0.15 * fold(text, _HEADING_CHARACTERS).count("\n") for text in texts)
-
-
 def fold(text: str, width: int) -> str:
     """Break settings into lines at their commas, and where one alone is too long at a space."""
     lines = [""]
     for part in plain(text).split(", "):
         joined = f"{lines[-1]}, {part}" if lines[-1] else part
         if len(joined) > width:
-            lines += textwrap.wrap(part, width, break_on_hyphens=_longest_word(part) > width)
+            longest = max(map(len, part.split()), default=0)
+            lines += textwrap.wrap(part, width, break_on_hyphens=longest > width)
         else:
             lines[-1] = joined
     return "\n".join(line for line in lines if line)
 
 
-def _longest_word(text: str) -> int:
-    return max(map(len, text.split()), default=0)
+def pages(items: Iterable[Item], inches: Callable[[Item], float]) -> list[list[Item]]:
+    """Deal what a figure shows onto pages, in order.
+
+    Args:
+        items: What must not be torn apart: a panel, a row of panels, a block of them.
+        inches: Height of one.
+    """
+    found: list[list[Item]] = []
+    room = 0.0
+    for item in items:
+        if not found or inches(item) > room:
+            found.append([])
+            room = _PAGE_INCHES
+        found[-1].append(item)
+        room -= inches(item)
+    return found
 
 
 @contextmanager
@@ -97,14 +99,14 @@ def sheet(
     """
     names = list(names)
     with canvas():
-        figure = Figure(figsize=(WIDTH_INCHES, inches + legend_inches(names)))
+        height = 0.12 + 0.17 * -(-len(names) // _legend_columns(names)) if names else 0.0
+        figure = Figure(figsize=(WIDTH_INCHES, inches + height))
         entries: dict[str, Any] = {}
         yield figure, figure.subplots(*shape, squeeze=False, **layout), entries
         ordered = {name: entries[name] for name in names if name in entries} | entries
-        texts = [plain(name) for name in ordered]
         if ordered:
             figure.legend(
-                list(ordered.values()), texts, loc="outside upper center",
+                list(ordered.values()), list(map(plain, ordered)), loc="outside upper center",
                 ncols=_legend_columns(ordered),
             )  # fmt: skip
         note = textwrap.fill(plain(" · ".join(filter(None, notes))), width=_NOTE_CHARACTERS)
@@ -116,54 +118,109 @@ def _legend_columns(names: Collection[str]) -> int:
     return max(1, min(len(names), _LEGEND_CHARACTERS // (max(map(len, names)) + 8), 4))
 
 
-def legend_inches(names: Collection[str]) -> float:
-    """Height of a legend."""
-    return 0.12 + 0.17 * -(-len(names) // _legend_columns(names)) if names else 0.0
-
-
 def watermark(ax: Axes, sources: Iterable[str], size: float = 22) -> None:
-    """Write across a panel that it shows what was not measured, where it does."""
+    """Write behind what a panel shows that it was not measured, where it was not."""
     for text in sorted({SOURCE_STYLES[source].watermark for source in sources} - {""}):
         ax.text(
             0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", rotation=20,
-            fontsize=size, fontweight="bold", color="0.35", alpha=0.28, zorder=20, gid="watermark",
+            fontsize=size, fontweight="bold", color="0.35", alpha=0.16, zorder=0.1, gid="watermark",
         )  # fmt: skip
 
 
-def save(figure: Figure, out: Path, stem: str, text: str = "") -> list[Path]:
-    """Write a figure as PNG, PDF and SVG, without a date: equal tables give equal files.
+def save(
+    figures: Sequence[Figure],
+    out: Path,
+    stem: str,
+    text: str = "",
+    tell: Callable[[int, int], None] = lambda _number, _pages: None,
+) -> list[Path]:
+    """Write the pages of a figure as PNG, PDF and SVG, without a date.
+
+    Equal tables give equal files. Pages of an older drawing that had more of them are removed.
 
     Args:
-        figure: What to write.
+        figures: Its pages; those after the first are called ``STEM-page-2`` and so on.
         out: Folder.
         stem: File name without its ending.
         text: What the figure shows, in a sentence; an SVG carries it for readers who cannot see.
+        tell: Told before each page its number and how many there are.
+
+    Returns:
+        The files, the first page first.
+
+    Raises:
+        PlotError: a file cannot be written.
     """
+    written = []
+    for number, figure in enumerate(figures, 1):
+        name = stem if number == 1 else f"{stem}-page-{number}"
+        tell(number, len(figures))
+        settle(figure)
+        for kind in FORMATS:
+            path, beside = out / f"{name}.{kind}", out / f".{name}.{kind}"
+            try:
+                with canvas():
+                    beside.write_bytes(_rendered(figure, kind, name, text))
+                beside.replace(path)
+            except OSError as error:
+                with suppress(OSError):
+                    beside.unlink(missing_ok=True)
+                raise PlotError(f"{path}: cannot be written: {error.strerror}") from None
+            written.append(path)
+    for path in set(out.glob(f"{stem}-page-[0-9]*.*")) - set(written):
+        if path.suffix[1:] in FORMATS:
+            path.unlink()
+    return written
+
+
+def settle(figure: Figure) -> None:
+    """Lay a figure out once, for all formats alike, and part or hide texts without room."""
     with canvas():
-        # Laid out once, for all formats alike.
         figure.draw_without_rendering()
+        for ax in figure.axes:
+            _part(ax)
+            # Other ticks than those that were laid out would have names of another length.
+            for axis in (ax.xaxis, ax.yaxis):
+                if not isinstance(axis.get_major_locator(), FixedLocator):
+                    axis.set_major_locator(FixedLocator(list(axis.get_majorticklocs())))
+        figure.draw_without_rendering()
+        for ax in figure.axes:
+            _hide_what_does_not_fit(ax)
         figure.set_layout_engine("none")
-        _keep_labels(figure)
-    paths = []
-    for kind in FORMATS:
-        path = out / f"{stem}.{kind}"
-        beside = out / f".{stem}.{kind}"
-        with canvas():
-            beside.write_bytes(_rendered(figure, kind, stem, text))
-        beside.replace(path)
-        paths.append(path)
-    return paths
+        # Names that are aligned look at every other panel in each draw: minutes for forty panels.
+        for ax in figure.axes:
+            for axis in (ax.xaxis, ax.yaxis):
+                where = axis.label.get_transform().transform(axis.label.get_position())
+                axis.set_label_coords(*ax.transAxes.inverted().transform(where))
 
 
-def _keep_labels(figure: Figure) -> None:
-    """Keep the names of axes where the layout put them.
+def _hide_what_does_not_fit(ax: Axes) -> None:
+    """Hide texts that are wider than the bar that they stand in."""
+    boxes = [patch.get_window_extent() for patch in ax.patches]
+    for text in (text for text in ax.texts if text.get_gid() == INSIDE):
+        own = text.get_window_extent()
+        centre = (own.x0 + own.x1) / 2, (own.y0 + own.y1) / 2
+        text.set_visible(any(b.contains(*centre) and b.width > 1.1 * own.width for b in boxes))
 
-    Names that are aligned look at every other panel in each draw: minutes for forty panels.
-    """
-    for ax in figure.axes:
-        for axis in (ax.xaxis, ax.yaxis):
-            where = axis.label.get_transform().transform(axis.label.get_position())
-            axis.set_label_coords(*ax.transAxes.inverted().transform(where))
+
+def _part(ax: Axes) -> None:
+    """Slant the names of ticks where they touch, and leave out those without room even so."""
+    names = ax.get_xticklabels()
+    boxes = [name.get_window_extent() for name in names if name.get_text() and name.get_visible()]
+    fixed = isinstance(ax.xaxis.get_major_locator(), FixedLocator)
+    if not fixed or all(one.x1 + 2 < other.x0 for one, other in pairwise(boxes)):
+        return
+    texts, free_from = [], -math.inf
+    least = _SLANTED_POINTS * ax.figure.dpi / 72
+    for name in names:
+        box = name.get_window_extent()
+        at = (box.x0 + box.x1) / 2
+        texts.append(name.get_text() if at >= free_from else "")
+        free_from = at + least if texts[-1] else free_from
+    ax.set_xticks(
+        [name.get_position()[0] for name in names], texts, rotation=_SLANT_DEGREES, ha="right",
+        rotation_mode="anchor", fontsize=7,
+    )  # fmt: skip
 
 
 def _rendered(figure: Figure, kind: str, stem: str, text: str) -> bytes:

@@ -20,8 +20,6 @@ _LINEAR_UP_TO = 20.0
 """Ratio of the largest value to the smallest."""
 _LEVEL_MARKS = (0.03, 0.97)
 """Where on the axis a level that was published has its markers, from 0 to 1."""
-_CHARACTER, _LINE = 0.031, 0.055
-"""Share of the axis that a character of a tick's name takes, and the height of a name aslant."""
 
 
 @dataclass(frozen=True)
@@ -92,21 +90,18 @@ def draw_levels(ax: Axes, found: Sequence[Series], scale: Scale) -> dict[str, An
 
 
 def finish(ax: Axes, axis: Axis, at: Sequence[float], found: Sequence[Series]) -> None:
-    """A tick at each value that was run, named where there is room, and a vertical axis from zero.
+    """A tick at each value that was run, and a vertical axis from zero.
 
     The vertical axis is logarithmic where the largest value would press the others onto it.
     """
-    position: Callable[[float], float] = float
     if axis.is_log and at and at[0] > 0:
         ax.set_xscale("log", base=2)
-        position = math.log2
     if at:
-        places = [position(value) for value in at]
-        margin = 0.08 * (places[-1] - places[0]) or 0.5
-        ends = places[0] - margin, places[-1] + margin
-        ax.set_xlim(*(ends if position is float else (2.0**end for end in ends)))
-        width = ends[1] - ends[0]
-        _name_ticks(ax, axis, at, [(place - ends[0]) / width for place in places])
+        ends = ax.transScale.transform([(value, 1.0) for value in (at[0], at[-1])])[:, 0]
+        margin = 0.08 * (ends[1] - ends[0]) or 0.5
+        padded = [(ends[0] - margin, 0.0), (ends[1] + margin, 0.0)]
+        ax.set_xlim(*ax.transScale.inverted().transform(padded)[:, 0])
+        ax.set_xticks(at, [axis.text(value) for value in at])
         ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xlabel(axis.label)
     medians = [v.median for one in found for v in one.values]
@@ -124,33 +119,3 @@ def from_zero(ax: Axes) -> None:
     """A vertical axis from zero to above the largest value."""
     top = ax.dataLim.y1
     ax.set_ylim(0, 1.1 * top if math.isfinite(top) and top > 0 else 1)
-
-
-def _name_ticks(ax: Axes, axis: Axis, at: Sequence[float], shares: Sequence[float]) -> None:
-    """Name the ticks; aslant where the names would touch, and not at all where even that does.
-
-    Args:
-        ax: Where.
-        axis: How a value reads.
-        at: Values.
-        shares: Their places on the axis, from 0 to 1.
-    """
-    texts = [axis.text(value) for value in at]
-    widths = [_CHARACTER * (len(text) + 0.6) for text in texts]
-    if all(_fit(shares, widths)):
-        ax.set_xticks(at, texts)
-        return
-    shown = _fit(shares, [_LINE] * len(at))
-    slanted = [text if fits else "" for text, fits in zip(texts, shown, strict=True)]
-    ax.set_xticks(at, slanted, rotation=40, ha="right", rotation_mode="anchor", fontsize=7)
-
-
-def _fit(centres: Sequence[float], widths: Sequence[float]) -> list[bool]:
-    """Which of some texts have room beside those before them."""
-    free_from = -math.inf
-    found = []
-    for centre, width in zip(centres, widths, strict=True):
-        found.append(centre - width / 2 >= free_from)
-        if found[-1]:
-            free_from = centre + width / 2
-    return found

@@ -18,9 +18,9 @@ from plots.tables import Tables
 X = "x"
 """Column of the observations that holds the setting along a figure's axis."""
 _NO_SETTINGS = frozenset(("iterations", "seed", "data_prefix"))
-"""Fields that do not set runs apart: their runs are repeats of one point."""
+"""Fields that no panel is named by; where they set points apart, ``point`` does."""
 _RUN_COLUMNS = (
-    *("path", "label", "case", "engine", "source", "status", "verdict", "point_key", "device"),
+    *("path", "label", "case", "engine", "source", "status", "verdict", "point", "device"),
     *("parameters", "warmup_iterations"),
 )
 _RATES = (
@@ -35,8 +35,9 @@ class Observations:
     """What figures are made of; times in ms, rates a second."""
 
     runs: pd.DataFrame
-    """A row a run: ``path``, engine with its :class:`plots.style.Look`, source, status and
-    settings, without gaps in them; with a figure, its x."""
+    """A row a run: ``path``, ``point`` (the same in its repeats), engine with its
+    :class:`plots.style.Look`, source, status and settings, without gaps in them; with a figure, its
+    x."""
     values: pd.DataFrame
     """A row an iteration after the warm-up: all of ``runs`` and the measures. A run of which the
     tables hold only a summary has one row, with ``iterations`` (how many it sums up)."""
@@ -56,10 +57,11 @@ def observe(tables: Tables, figure: Figure | None = None) -> Observations:
         name
         for name, row in study.all_fields.items()
         if not row.only_some_engines and name not in _NO_SETTINGS
-    )
+    ) + tuple(name for name in tables.runs if name.startswith("model."))
     runs = _settled(tables.runs, settings, study, figure)
-    measures = list(dict.fromkeys((*_times(study), "tflops", *(r for r, _, _ in _RATES))))
-    measures += [name for name in (figure.y if figure else ()) if name not in measures]
+    times = ["iteration_ms", *(f"{phase}_ms" for phase in study.phases)]
+    y = figure.y if figure else ()
+    measures = list(dict.fromkeys((*times, "tflops", *(rate for rate, _, _ in _RATES), *y)))
     iterations = tables.iterations.merge(
         runs[["path", "warmup_iterations"]], on="path", how="inner", validate="m:1"
     )
@@ -69,9 +71,11 @@ def observe(tables: Tables, figure: Figure | None = None) -> Observations:
     left_out = iterations["warmup"].where(iterations["warmup"].notna(), early)
     timed = iterations[(left_out == 0) & iterations["iteration_ms"].notna()]
     own = timed[["path", *(name for name in measures if name in timed)]].assign(iterations=1)
+    # A quantity that iterations do not have counts once for each run.
     once = [name for name in measures if name not in tables.iterations and name in tables.runs]
-    of_run = own[["path"]].drop_duplicates().merge(tables.runs[["path", *once]], on="path")
-    own[once] = of_run[once].set_axis(own.index[~own["path"].duplicated()])
+    first = ~own["path"].duplicated()
+    of_run = tables.runs.drop_duplicates("path").set_index("path")[once]
+    own[once] = of_run.reindex(own["path"]).set_axis(own.index).where(first)
     summed = _summaries(tables.runs[~tables.runs["path"].isin(set(timed["path"]))], measures)
     values = pd.concat([own, summed]) if len(summed) else own
     values = runs.merge(values, on="path", how="inner", validate="1:m")
@@ -91,14 +95,15 @@ def fields_of(row: pd.Series | dict[str, Any], study: Study) -> Fields:
     """A row of a table as the namer takes it: what is known of its fields, with their types."""
     rows, found = study.all_fields, {}
     for name, value in row.items():
-        if name in (*rows, "engine") and value != "" and not pd.isna(value):
+        known = name in rows or name == "engine" or str(name).startswith("model.")
+        if known and value != "" and not pd.isna(value):
             plain = value.item() if isinstance(value, np.generic) else value
             found[name] = bool(plain) if name in rows and rows[name].type == "bool" else plain
     return found
 
 
-def settle_own_fields(table: pd.DataFrame, study: Study) -> pd.DataFrame:
-    """The table with engines' own fields at their default wherever they do not apply."""
+def _own_fields(table: pd.DataFrame, study: Study) -> pd.DataFrame:
+    """Runs with engines' own fields at their default wherever they do not apply."""
     own = {}
     for name, row in study.fields.items():
         if row.only_some_engines and name in table:
@@ -117,10 +122,6 @@ def taken(table: pd.DataFrame, field: str, study: Study) -> pd.Series:
     )
 
 
-def _times(study: Study) -> list[str]:
-    return ["iteration_ms", *(f"{phase}_ms" for phase in study.phases)]
-
-
 def _settled(
     runs: pd.DataFrame, settings: Sequence[str], study: Study, figure: Figure | None
 ) -> pd.DataFrame:
@@ -128,12 +129,15 @@ def _settled(
     own = [name for name, row in study.fields.items() if row.only_some_engines]
     x = [figure.x] if figure and figure.x else []
     columns = list(dict.fromkeys((*_RUN_COLUMNS, *settings, *own, *(n for n in x if n in runs))))
-    table = settle_own_fields(runs.drop_duplicates("path")[columns], study)
+    table = _own_fields(runs.drop_duplicates("path")[columns], study)
     ranked = table["micro_batch_size"] * table["dp"].fillna(1)
     table["accumulation"] = table["accumulation"].fillna(table["global_batch_size"] / ranked)
     for companion in study.companions.values():
         # A log of a run without a companion does not name its field.
         table[companion.field] = table[companion.field].fillna(0.0)
+    # An older table does not say which runs are repeats of one point: those of equal settings.
+    alike = table.groupby([*settings, *own, "engine", "source"], dropna=False).ngroup().astype(str)
+    table["point"] = table["point"].where(table["point"] != "", alike)
     # Along its axis, an engine's own field makes points of one series.
     named = [
         fields_of(row, study) for row in table.drop(columns=x, errors="ignore").to_dict("records")

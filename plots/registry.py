@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple, Protocol
 
 from matplotlib.figure import Figure
 
 from configs.errors import explain
 from configs.study import Figure as FigureRow, Study
-from plots import breakdown, loss, memory, models, rates, swept, utilisation
+from plots import breakdown, loss, memory, models, rates, results, swept, utilisation
 from plots.tables import PlotError, Tables
 
 _PARAMETERS = ("x", "y", "complement", "label")
 
 
-@dataclass(frozen=True)
-class Kind:
+class Draw(Protocol):
+    """How a figure is drawn."""
+
+    def __call__(self, tables: Tables, figure: FigureRow, /, *, asked: bool) -> list[Figure]:
+        """Draw the pages of a figure.
+
+        Raises:
+            PlotError: the tables hold nothing of it or, unless it was asked for, nothing worth it.
+        """
+
+
+class Kind(NamedTuple):
     """One way to draw."""
 
     needs: str
     """Tables and columns without which it cannot be drawn; ``{x}`` and ``{y}`` are the figure's."""
-    draw: Callable[[Tables, FigureRow], Figure]
-    unsupported: Callable[[Tables, FigureRow], str]
-    """Why the figure is not drawn unasked; empty when it is."""
+    draw: Draw
     required: tuple[str, ...] = ()
     """Parameters that the study has to give."""
     optional: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Drawing:
+class Drawing(NamedTuple):
     """A figure of a study that can be asked for."""
 
     row: FigureRow
@@ -42,50 +48,27 @@ class Drawing:
         """Tables and columns without which it cannot be drawn."""
         return self.kind.needs.format(x=self.row.x, y=" or ".join(self.row.y))
 
-    def draw(self, tables: Tables) -> Figure:
-        """Draw it.
-
-        Raises:
-            PlotError: the tables hold nothing of it.
-        """
-        return self.kind.draw(tables, self.row)
-
-    def unsupported(self, tables: Tables) -> str:
-        """Why it is not drawn unasked; empty when it is."""
-        return self.kind.unsupported(tables, self.row)
-
-
-def _fixed(
-    needs: str, draw: Callable[[Tables], Figure], unsupported: Callable[[Tables], str]
-) -> Kind:
-    """A kind that takes no parameters."""
-    return Kind(needs, lambda tables, _: draw(tables), lambda tables, _: unsupported(tables))
+    def draw(self, tables: Tables, *, asked: bool = True) -> list[Figure]:
+        """Draw its pages; see :class:`Draw`."""
+        return self.kind.draw(tables, self.row, asked=asked)
 
 
 KINDS = {
-    "breakdown": _fixed(
-        "runs: iteration_ms and the phases", breakdown.draw, breakdown.unsupported
-    ),
-    "loss": _fixed("iterations: iteration, loss", loss.draw, loss.unsupported),
-    "swept": Kind(
-        "runs: {x}; {y}", swept.draw, swept.unsupported, ("x", "y"), ("complement", "label")
-    ),
+    "breakdown": Kind("runs: iteration_ms and the phases", breakdown.draw),
+    "loss": Kind("iterations: iteration, loss", loss.draw),
+    "swept": Kind("runs: {x}; {y}", swept.draw, ("x", "y"), ("complement", "label")),
     "ratios": Kind(
         "runs: {x}; {y}. comparisons: case, engine, phase, ratio, speedup, withheld",
-        partial(swept.draw, with_ratios=True), swept.unsupported, ("x", "y"),
-        ("complement", "label"),
+        partial(swept.draw, with_ratios=True), ("x", "y"), ("complement", "label"),
     ),
-    "models": _fixed(
-        "runs: model; iteration_ms; update_rate for the throughput", models.draw, models.unsupported
+    "models": Kind("runs: model; iteration_ms; update_rate for the throughput", models.draw),
+    "rates": Kind("runs: {x}; {y}", rates.draw, ("x", "y")),
+    "memory": Kind(
+        "memory: iteration, title; allocated_gib, cached_gib or host_used_gib", memory.draw
     ),
-    "rates": Kind("runs: {x}; {y}", rates.draw, rates.unsupported, ("x", "y")),
-    "memory": _fixed(
-        "memory: iteration, title; allocated_gib, cached_gib or host_used_gib",
-        memory.draw, memory.unsupported,
-    ),
-    "utilisation": _fixed(
-        "monitor: time_s; cpu_percent, host_used_bytes, gpu_* or pcie_*",
-        utilisation.draw, utilisation.unsupported,
+    "results": Kind("runs: {y}", results.draw, ("y",)),
+    "utilisation": Kind(
+        "monitor: time_s; cpu_percent, host_used_bytes, gpu_* or pcie_*", utilisation.draw
     ),
 }  # fmt: skip
 

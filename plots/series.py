@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -12,21 +12,19 @@ from configs.study import Study
 from plots.observations import Observations, X, fields_of, varying
 from plots.style import Look
 from plots.tables import MEASURED, SOURCES
-from plots.units import Quantity
 
 _BATCH = ("accumulation", "global_batch_size")
 
 
 @dataclass(frozen=True)
 class Value:
-    """Median of the iterations of all repeats, and their quartiles."""
+    """Median of the iterations of all repeats of a point, and their quartiles."""
 
     x: float
     median: float
     low: float
     """First quartile; with ``high`` the interquartile range."""
     high: float
-    mean: float
     iterations: int
     repeats: int
     measured: bool = True
@@ -81,58 +79,48 @@ def setting_title(run: pd.Series, names: Sequence[str], study: Study) -> str:
     return Namer(study).case(fields_of(run, study), named)
 
 
-def series(panel: Panel, quantity: Quantity) -> list[Series]:
-    """Series of a panel over its x, in the order of the engines."""
+def series(panel: Panel, column: str) -> list[Series]:
+    """Series of one column of a panel over its x, in the order of the engines."""
     found = []
     for (look, source), runs in panel.runs.groupby(["look", "source"], sort=False):
         rows = panel.values[panel.values["path"].isin(set(runs["path"]))]
-        values = summarise(rows, X, quantity.column)
+        values = summarise(rows, column, X)
         gone = runs[~runs["path"].isin(set(rows["path"]))]
         failed = set(gone[X].dropna()) - {v.x for v in values}
         if values or failed:
             found.append(Series(look, source, tuple(values), tuple(sorted(failed))))
-    return sorted(found, key=_order)
+    return in_order(found)
 
 
-def summarise(rows: pd.DataFrame, x: str, column: str) -> list[Value]:
-    """Values of one column, by x; rows that lack either are left out."""
-    known = rows[rows[column].notna()]
-    at = known[x] if x else pd.Series(0.0, index=known.index)
+def summarise(rows: pd.DataFrame, column: str, x: str = "") -> list[Value]:
+    """Values of one column, one a point and x; rows that lack either are left out."""
+    known = rows[rows[column].notna()].assign(**({} if x else {X: 0.0}))
     found = []
-    for where, group in known.groupby(at):
-        numbers = group[column]
-        low, median, high = (float(numbers.quantile(q)) for q in (0.25, 0.5, 0.75))
-        counted = int(group["iterations"].fillna(0).sum())
-        repeats = group["path"].nunique()
-        mean = float(numbers.mean())
+    for (at, _), group in known.groupby([x or X, "point"]):
+        low, median, high = group[column].quantile([0.25, 0.5, 0.75])
+        counts = int(group["iterations"].fillna(0).sum()), group["path"].nunique()
         measured = bool((group["source"] == MEASURED).all())
-        found.append(Value(float(where), median, low, high, mean, counted, repeats, measured))
+        found.append(Value(float(at), median, low, high, *counts, measured))
     return found
 
 
-def titles(cells: Sequence[Sequence[list[Series]]]) -> list[str]:
-    """Entries of the legend of all panels, in the order of the engines."""
-    every = [one for row in cells for many in row for one in many]
-    return list(dict.fromkeys(one.title for one in sorted(every, key=_order)))
+def in_order(many: Iterable[Series]) -> list[Series]:
+    """Series in the order of sources and engines."""
+    return sorted(many, key=lambda one: (SOURCES.index(one.source), one.look))
 
 
-def _order(one: Series) -> tuple[int, Look]:
-    return SOURCES.index(one.source), one.look
-
-
-def describe(values: Sequence[Value], what: str = "median", bars: bool = True) -> str:
+def describe(values: Sequence[Value], spread: bool = True) -> str:
     """What numbers are, for the footnote: ``median of n=9 iterations; bars: ...``."""
     values = [v for v in values if v.measured]
     if not values:
         return "one value a point, no run of ours behind it"
-    text = what
+    text = "median"
     counts = [v.iterations for v in values if v.iterations]
     if counts:
-        text += f" of n={_range(counts)} iterations after the warm-up"
-    repeats = [v.repeats for v in values]
-    if repeats and max(repeats) > 1:
-        text += f" from {_range(repeats)} runs"
-    return f"{text}; error bars: interquartile range" if bars and counts else text
+        text += f" of n={span(counts)} iterations after the warm-up"
+    if max(repeats := [v.repeats for v in values]) > 1:
+        text += f" from {span(repeats)} runs"
+    return f"{text}; error bars: interquartile range" if spread and counts else text
 
 
 def remarks(runs: pd.DataFrame, failed: pd.DataFrame) -> list[str]:
@@ -142,7 +130,7 @@ def remarks(runs: pd.DataFrame, failed: pd.DataFrame) -> list[str]:
         reasons = failed["status"].replace("", "no time in the log").value_counts(sort=False)
         listed = ", ".join(f"{reason} {number}" for reason, number in sorted(reasons.items()))
         found.append(f"runs without times: {listed}")
-    broken = runs[runs["verdict"].isin(("nan", "frozen"))]
+    broken = runs[~runs["verdict"].isin(("", "trains"))]
     if len(broken):
         words = ", ".join(sorted(broken["verdict"].unique()))
         found.append(
@@ -151,5 +139,6 @@ def remarks(runs: pd.DataFrame, failed: pd.DataFrame) -> list[str]:
     return found
 
 
-def _range(numbers: Sequence[int]) -> str:
+def span(numbers: Sequence[int]) -> str:
+    """The least and the most of some counts, as one where they are equal."""
     return "-".join(str(n) for n in dict.fromkeys((min(numbers), max(numbers))))

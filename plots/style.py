@@ -7,7 +7,7 @@ on grey paper.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -48,17 +48,13 @@ _CHOICES = {
         *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288"),
         *("#117733", "#882255", "#999933", "#44AA99", "#AA4499", "#999999", "#661100"),
     ),
-    "marker": ("o", "s", "D", "^", "v", "P", "*", "<", ">", "p", "h", "d"),
+    "marker": ("o", "s", "D", "^", "p", "P", "*", "v", "<", ">", "h", "d"),
     "hatch": (
-        *("", "///", "\\\\\\", "xxx", "...", "--", "||", "oo", "++", "**", "OO", "//--", "xx||"),
+        *("", "///", "\\\\\\", "xxx", "...", "--", "oo", "||", "++", "**", "OO", "//--", "xx||"),
     ),
 }
-"""What engines take in turn whose rows leave it open; markers all have an inside to fill."""
-_VARIANTS = {
-    "marker": ("p", "^", "v", "P", "<", ">", "*", "h", "d", "s", "o"),
-    "hatch": ("xxx", "--", "oo", "||", "**", "OO", "xx--", "++", "//--", "xx||"),
-}
-"""What one engine takes in turn for values of its own fields."""
+"""What engines take in turn whose rows leave it open, and markers and hatches for the values of
+their own fields; markers all have an inside to fill."""
 _UNKNOWN = Style(
     colour="#000000", dash=(0, (1, 2)), marker="h", width=1.4, marker_size=4, hatch="++"
 )
@@ -73,9 +69,8 @@ class Look:
     """
 
     key: tuple[Any, ...]
-    engine: str = field(compare=False)
     name: str = field(compare=False)
-    """In a legend, without the source."""
+    """As in tables and reports."""
     tag: str = field(compare=False)
     """Below a bar."""
     style: Style = field(compare=False)
@@ -107,23 +102,20 @@ class Looks:
         self._study = study
         self._namer = Namer(study)
         self._present = {str(row.get("engine")) for row in rows}
-        keys: dict[str, set[tuple[Any, ...]]] = {}
-        for row in rows:
-            keys.setdefault(str(row.get("engine")), set()).add(self._namer.engine_key(row))
-        self._places = {
-            key: place for of_one in keys.values() for place, key in enumerate(sorted(of_one))
-        }
+        keys = sorted({self._namer.engine_key(row) for row in rows})
+        groups = itertools.groupby(keys, key=lambda key: key[:2])
+        self._places = {key: place for _, group in groups for place, key in enumerate(group)}
 
     def of(self, row: Fields) -> Look:
         """The look of a run."""
         key = self._namer.engine_key(row)
         engine, variant = str(row.get("engine")), self._places[key]
         return Look(
-            key, engine, self._namer.engine_title(row), self._namer.engine_tag(row),
-            self.style(engine, variant), engine == self._study.reference, variant,
+            key, self._namer.engine(row), self._namer.engine_tag(row),
+            self._style(engine, variant), engine == self._study.reference, variant,
         )  # fmt: skip
 
-    def style(self, engine: str, variant: int = 0) -> Style:
+    def _style(self, engine: str, variant: int) -> Style:
         """Style of an engine; each variant past the first has a marker, hatch and dash of its own.
 
         Variants pass over the markers and hatches of the other engines that are shown.
@@ -131,29 +123,28 @@ class Looks:
         style = self._styles.get(engine, _UNKNOWN)
         if variant == 0:
             return style
-        own = {name: self._free(name, variant - 1) for name in _VARIANTS}
+        shown = [self._styles.get(name, _UNKNOWN) for name in self._present]
+        # A bar that stands alone has no hatch, and a cross that stands alone is drawn as a diamond
+        # ("D"): a variant must look otherwise.
+        taken = {"marker": {"D"}, "hatch": {""}}
+        own = {
+            name: next(itertools.islice(_unused(name, shown, also), variant - 1, None))
+            for name, also in taken.items()
+        }
         dash = (2 * variant, (2, 2 + variant))
         return style.model_copy(
             update={**own, "dash": dash, "width": 1.2, "marker_size": 7.0 + 1.5 * variant}
         )
 
-    def _free(self, name: str, place: int) -> str:
-        taken = {getattr(self._styles.get(engine, _UNKNOWN), name) for engine in self._present}
-        free = [choice for choice in _VARIANTS[name] if choice not in taken]
-        return free[place % len(free)]
-
     @cached_property
     def _styles(self) -> dict[str, Style]:
         """The rows' own styles, what they leave open filled in."""
-        engines = self._study.engines
-        rest = {
-            name: _unused(choices, {getattr(row.style, name) for row in engines.values()} - {""})
-            for name, choices in _CHOICES.items()
-        }
+        engines = {name: row.style for name, row in self._study.engines.items()}
+        rest = {name: _unused(name, engines.values(), set()) for name in _CHOICES}
         found = {}
-        for name, row in engines.items():
-            empty = {key: next(more) for key, more in rest.items() if not getattr(row.style, key)}
-            found[name] = row.style.model_copy(update=empty)
+        for name, style in engines.items():
+            empty = {key: next(more) for key, more in rest.items() if not getattr(style, key)}
+            found[name] = style.model_copy(update=empty)
         # Lines over each other: the reference has to show through.
         first = found[self._study.reference]
         wide = {
@@ -163,7 +154,10 @@ class Looks:
         return {**found, self._study.reference: first.model_copy(update=wide)}
 
 
-def _unused(choices: Sequence[str], taken: Collection[str]) -> itertools.cycle[str]:
+def _unused(name: str, styles: Iterable[Style], also: Set[str]) -> itertools.cycle[str]:
+    """Markers, hatches or colours in turn that some styles do not have, nor those of ``also``."""
+    taken = {value for style in styles if (value := getattr(style, name))} | also
+    choices = _CHOICES[name]
     return itertools.cycle([choice for choice in choices if choice not in taken] or choices)
 
 

@@ -15,37 +15,38 @@ from matplotlib.figure import Figure
 
 from configs.fields import field_row
 from configs.study import Figure as FigureRow
-from plots.canvas import heading, heading_inches, sheet, watermark
+from plots.canvas import fold, pages, sheet, watermark
 from plots.lines import FAILED, Axis, draw_levels, draw_lines, finish
 from plots.observations import X, observe, taken
 from plots.ratios import Ratios
-from plots.series import Panel, Series, describe, remarks, series, split, titles
+from plots.series import Panel, Series, describe, in_order, remarks, series, split
 from plots.tables import PlotError, Tables
 from plots.units import Scale, quantity
 
 _ROW_INCHES = 2.0
+_TITLE_CHARACTERS = 66
 
 
-def unsupported(tables: Tables, figure: FigureRow) -> str:
-    """Why the figure is not worth drawing unasked; empty when it is."""
-    return _Swept(tables, figure).unsupported()
-
-
-def draw(tables: Tables, figure: FigureRow, *, with_ratios: bool = False) -> Figure:
-    """Draw quantities against a setting, be it of one value alone.
+def draw(
+    tables: Tables, figure: FigureRow, *, asked: bool = True, with_ratios: bool = False
+) -> list[Figure]:
+    """Draw quantities against a setting.
 
     Args:
         tables: What to draw.
         figure: Its ``x`` and ``y``.
+        asked: Draw it though the setting has one value alone.
         with_ratios: Draw beside them what ``comparisons.csv`` says of the first.
 
     Raises:
-        PlotError: no run has both the setting and one of the quantities.
+        PlotError: no run has both the setting and one of the quantities, or, unasked, no model has
+            two values of the setting.
     """
     swept = _Swept(tables, figure)
-    if not swept.quantities:
-        raise PlotError(swept.unsupported())
-    return swept.draw(Ratios.of(tables, figure.y[0]) if with_ratios else None)
+    swept.check(asked)
+    if not with_ratios:
+        return swept.draw()
+    return swept.draw(Ratios.of(tables, figure.y[0]), "no comparisons")
 
 
 class _Swept:
@@ -55,52 +56,68 @@ class _Swept:
         self._tables, self._row, self._study = tables, figure, tables.study
         self._data = observe(tables, figure)
         panels = split(self._data, figure.x, self._study)
-        known = [quantity(column, self._study.phases) for column in figure.y]
-        self._wanted = known
-        self.quantities = [
-            q
-            for q in known
-            if any(self._at(p) and p.values[q.column].notna().any() for p in panels)
+        self._wanted = [quantity(column, self._study.phases) for column in figure.y]
+        known = [panel.values for panel in panels if self._at(panel)]
+        self._quantities = [
+            q for q in self._wanted if any(values[q.column].notna().any() for values in known)
         ]
         self._several = any(len(self._at(panel)) > 1 for panel in panels)
         self._panels = [p for p in panels if not self._several or len(self._at(p)) > 1]
 
-    def unsupported(self) -> str:
-        """Why the figure is not worth drawing; empty when it is."""
+    def check(self, asked: bool) -> None:
+        """Refuse what cannot be drawn, or is not worth drawing unasked."""
         x = self._row.x
-        if not self.quantities:
-            return f"no run has {' or '.join(q.title for q in self._wanted)} at a known {x}"
-        if self._several:
-            return ""
-        runs = self._data.runs
-        runs = runs[taken(runs, x, self._study)]
-        row = field_row(self._study.all_fields, x)
-        values = ", ".join(map(row.text, sorted(runs[x].dropna().unique().tolist())))
-        return f"no model was run with two values of {x}, only {values}"
+        if not self._quantities:
+            wanted = " or ".join(q.title for q in self._wanted)
+            raise PlotError(f"no run has {wanted} at a known {x}")
+        if not asked and not self._several:
+            runs = self._data.runs
+            runs = runs[taken(runs, x, self._study)]
+            row = field_row(self._study.all_fields, x)
+            values = ", ".join(map(row.text, sorted(runs[x].dropna().unique().tolist())))
+            raise PlotError(f"no model was run with two values of {x}, only {values}")
 
-    def draw(self, ratios: Ratios | None) -> Figure:
-        panels = self._panels
-        cells = [[series(panel, q) for q in self.quantities] for panel in panels]
-        beside = ratios if ratios is not None and ratios.known else None
-        how = ratios.how if ratios else ""
-        shape = len(panels), len(self.quantities) + (beside is not None)
-        inches = 0.6 + len(panels) * _ROW_INCHES
-        inches += heading_inches(panel.title for panel in panels)
-        with sheet([*titles(cells), FAILED], inches, shape, self._notes(cells, how)) as made:
-            figure, grid, entries = made
-            for column, shown in enumerate(self.quantities):
-                every = [one for row in cells for one in row[column]]
-                scale = shown.scale(v.high for one in every for v in one.values)
-                for ax, panel, row in zip(grid[:, column], panels, cells, strict=True):
-                    entries |= self._lines(ax, row[column], scale)
-                    self._finish(ax, panel, row[column], column, every)
-                    ax.set_ylabel(shown.label(scale))
-            for ax, panel, row in zip(grid[:, -1], panels, cells, strict=True):
-                if beside is not None:
-                    self._finish(ax, panel, row[0], len(self.quantities), ())
-                    beside.draw(ax, row[0], panel)
-            figure.align_ylabels(grid)
-        return figure
+    def draw(self, beside: Ratios | None = None, how: str = "") -> list[Figure]:
+        """Draw pages of rows; a column has one unit."""
+        titles = {panel.title: fold(panel.title, _TITLE_CHARACTERS) for panel in self._panels}
+        rows = [(p, [series(p, q.column) for q in self._quantities]) for p in self._panels]
+        columns = [[one for _, row in rows for one in row[i]] for i in range(len(self._quantities))]
+        every = [one for column in columns for one in column]
+        values = [v for one in every for v in one.values]
+        scales = [
+            q.scale(v.high for one in column for v in one.values)
+            for q, column in zip(self._quantities, columns, strict=True)
+        ]
+        labels = [
+            q.label(scale, any(v.measured for v in values))
+            for q, scale in zip(self._quantities, scales, strict=True)
+        ]
+        names = [*(one.title for one in in_order(every)), FAILED]
+        notes = [describe(values), *self._notes(), beside.how if beside else how]
+        notes.append(self._tables.provenance({p for one, _ in rows for p in one.values["path"]}))
+
+        def inches(row: tuple[Panel, object]) -> float:
+            return _ROW_INCHES + 0.15 * titles[row[0].title].count("\n")
+
+        figures = []
+        for page in pages(rows, inches):
+            shape = len(page), len(scales) + (beside is not None)
+            with sheet(dict.fromkeys(names), 0.6 + sum(map(inches, page)), shape, notes) as made:
+                figure, grid, entries = made
+                for axes, (panel, row) in zip(grid, page, strict=True):
+                    axes[0].set_title(titles[panel.title], loc="left")
+                    for i, many in enumerate(row):
+                        entries |= self._lines(axes[i], many, scales[i])
+                        self._finish(axes[i], panel, many, columns[i])
+                        axes[i].set_ylabel(labels[i])
+                    if beside is not None:
+                        self._finish(axes[-1], panel, row[0], ())
+                        beside.draw(axes[-1], row[0], panel)
+                for ax in grid[:-1].ravel():
+                    ax.set_xlabel("")
+                figure.align_ylabels(grid)
+            figures.append(figure)
+        return figures
 
     @cached_property
     def _axis(self) -> Axis:
@@ -125,20 +142,13 @@ class _Swept:
         return draw_levels(ax, levels, scale) | draw_lines(ax, lines, scale)
 
     def _finish(
-        self, ax: Axes, panel: Panel, many: Sequence[Series], column: int, every: Sequence[Series]
+        self, ax: Axes, panel: Panel, many: Sequence[Series], of_column: Sequence[Series]
     ) -> None:
         watermark(ax, {one.source for one in many})
-        finish(ax, self._axis, self._at(panel), every)
-        if panel is not self._panels[-1]:
-            ax.set_xlabel("")
-        heading(ax, panel.title, column)
+        finish(ax, self._axis, self._at(panel), of_column)
 
-    def _notes(self, cells: Sequence[Sequence[list[Series]]], how: str) -> list[str]:
+    def _notes(self) -> list[str]:
         shown = {path for panel in self._panels for path in panel.runs["path"]}
-        timed = {path for panel in self._panels for path in panel.values["path"]}
-        values = [v for row in cells for many in row for one in many for v in one.values]
-        runs, failed = (
-            table[table["path"].isin(shown)] for table in (self._data.runs, self._data.failed)
+        return remarks(
+            *(table[table["path"].isin(shown)] for table in (self._data.runs, self._data.failed))
         )
-        where = self._tables.provenance(timed)
-        return [describe(values), *remarks(runs, failed), how, where]

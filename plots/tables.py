@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,21 +18,19 @@ MEASURED, SIMULATED, PUBLISHED = SOURCES = ("measured", "simulated", "published"
 STUDY_FILE = "study.json"
 """Beside the tables: the study that declares their fields, engines, phases and figures."""
 
-_KEYS = ("path", "label", "case", "engine")
-_RUNS_NEED = (
-    *(*_KEYS, "device", "hardware"),
-    *("iteration_ms", "warmup_iterations", "timed_iterations"),
-)
+KEYS = ("path", "label", "case", "engine")
+"""What every table says of the run that a row is of."""
+_RUNS_NEED = (*KEYS, "device", "hardware", "iteration_ms", "warmup_iterations", "timed_iterations")
 _OPTIONAL = (
-    *("status", "verdict", "source", "point_key", "parameters", "warmup"),
+    *("status", "verdict", "source", "point", "parameters", "warmup", "iteration"),
     *("iteration_ms", "iteration_median_ms", "tflops", "update_rate", "samples_per_s"),
 )
 """Columns that tables of an older parser, or of another program, may lack: empty there."""
 _TEXT = frozenset(
     (
-        *(*_KEYS, "reference_label", "status", "point_key", "device", "hardware", "source"),
+        *(*KEYS, "reference_label", "status", "point", "point_key", "device", "hardware"),
         *("verdict", "verdict_detail", "loss_first", "loss_last", "title", "phase", "equality"),
-        *("speedup", "withheld", "paired", "run_id", "started"),
+        *("source", "speedup", "withheld", "paired", "run_id", "started"),
     )
 )
 
@@ -58,22 +56,24 @@ class Tables:
         Raises:
             PlotError: there is no such table, or it has no rows.
         """
-        return self._read("memory.csv", (*_KEYS, "title"))
+        return self._read("memory.csv", (*KEYS, "title"))
 
     @cached_property
     def monitor(self) -> pd.DataFrame:
         """``monitor.csv``: a row a sample and device; see :attr:`memory`."""
-        return self._read("monitor.csv", (*_KEYS, "time_s"))
+        return self._read("monitor.csv", (*KEYS, "time_s"))
 
     @cached_property
     def comparisons(self) -> pd.DataFrame:
         """``comparisons.csv``: a row a pair of engines and a phase; see :attr:`memory`."""
-        needed = ("case", "engine", "phase", "ratio", "ratio_low", "ratio_high", "speedup")
-        table = self._read("comparisons.csv", needed)
-        return _with_columns(table, ("withheld", "source"), _text_columns(self.study))
+        needed = ("label", "phase", "ratio", "ratio_low", "ratio_high", "speedup")
+        return self._read("comparisons.csv", needed, ("withheld", "source"))
 
-    def _read(self, name: str, needed: Sequence[str]) -> pd.DataFrame:
-        return _read(self.folder / name, needed, self.study)
+    def _read(self, name: str, needed: Sequence[str], optional: Sequence[str] = ()) -> pd.DataFrame:
+        table = _read(self.folder / name, self.study, needed, optional)
+        if table.empty:
+            raise PlotError(f"{self.folder / name}: has no rows")
+        return table
 
     def provenance(self, paths: Iterable[str] | None = None) -> str:
         """What every figure carries: that it was measured, and on what.
@@ -122,30 +122,19 @@ def read_tables(folder: Path, study: Study | None = None) -> Tables:
         PlotError: a table is missing, is not one of ours, or has no rows.
     """
     study = study or study_of(folder)
-    needed = (*_KEYS, "iteration", "loss")
-    runs = _read(folder / "runs.csv", _RUNS_NEED, study)
-    iterations = _read(folder / "iterations.csv", needed, study, may_be_empty=True)
     times = [f"{phase}{end}" for phase in study.phases for end in ("_ms", "_median_ms")]
-    text = _text_columns(study)
-    runs = _with_columns(runs, (*_OPTIONAL, *times, *study.all_fields), text)
-    iterations = _with_columns(iterations, (*_OPTIONAL, *times), text)
-    for name, table in (("runs.csv", runs), ("iterations.csv", iterations)):
-        table["source"] = table["source"].replace("", MEASURED)
-        strange = set(table["source"]) - set(SOURCES)
-        if strange:
-            raise PlotError(
-                f"{folder / name}: source '{min(strange)}' is none of {', '.join(SOURCES)}"
-            )
+    runs = _read(folder / "runs.csv", study, _RUNS_NEED, (*_OPTIONAL, *times, *study.all_fields))
+    if runs.empty:
+        raise PlotError(f"{folder / 'runs.csv'}: has no rows")
+    needed = (*KEYS, "iteration", "loss")
+    iterations = _read(folder / "iterations.csv", study, needed, (*_OPTIONAL, *times))
     return Tables(runs, iterations, folder, study)
 
 
-def _text_columns(study: Study) -> frozenset[str]:
-    return _TEXT | {name for name, row in study.all_fields.items() if row.type == "str"}
-
-
 def _read(
-    path: Path, needed: Sequence[str], study: Study, *, may_be_empty: bool = False
+    path: Path, study: Study, needed: Sequence[str], optional: Sequence[str] = ()
 ) -> pd.DataFrame:
+    """A table with the columns that are needed, and those that it may lack empty."""
     try:
         # As text first: a loss of "nan" was measured, an empty cell was not.
         table = pd.read_csv(path, dtype=str, keep_default_na=False)
@@ -156,20 +145,19 @@ def _read(
     missing = [column for column in needed if column not in table]
     if missing:
         raise PlotError(f"{path}: column '{missing[0]}' is missing; make it with python -m parse")
-    if table.empty and not may_be_empty:
-        raise PlotError(f"{path}: has no rows")
-    if "loss" in needed:
-        table["loss_known"] = table["loss"] != ""
-    switches = {name for name, row in study.all_fields.items() if row.type == "bool"}
-    for column in set(table.columns) - _text_columns(study) - {"loss_known"}:
-        if column in switches:
+    table = table.assign(**{name: "" for name in optional if name not in table})
+    known = table["loss"] != "" if "loss" in needed else None
+    fields = study.all_fields
+    for column in set(table.columns) - _TEXT:
+        row = fields.get(column)
+        if column.startswith("model.") or (row and row.type == "str"):
+            continue
+        if row and row.type == "bool":
             table[column] = table[column].str.lower().replace({"true": "1", "false": "0"})
         table[column] = pd.to_numeric(table[column], errors="coerce")
-    return table
-
-
-def _with_columns(
-    table: pd.DataFrame, columns: Iterable[str], text: Collection[str]
-) -> pd.DataFrame:
-    absent = dict.fromkeys(column for column in columns if column not in table)
-    return table.assign(**{name: "" if name in text else float("nan") for name in absent})
+    if "source" in optional:
+        table["source"] = table["source"].replace("", MEASURED)
+        strange = set(table["source"]) - set(SOURCES)
+        if strange:
+            raise PlotError(f"{path}: source '{min(strange)}' is none of {', '.join(SOURCES)}")
+    return table if known is None else table.assign(loss_known=known)

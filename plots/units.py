@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -35,11 +36,19 @@ class Quantity:
         fitting = [scale for scale in self.scales if largest >= 2 * scale.divisor]
         return fitting[-1] if fitting else self.scales[0]
 
-    def label(self, scale: Scale) -> str:
-        """Text of an axis: ``iteration time (ms)``, in two lines where the unit is long."""
+    def label(self, scale: Scale, measured: bool = True) -> str:
+        """Text of an axis: ``median iteration time (ms)``, in several lines where it is long.
+
+        Args:
+            scale: Unit of the axis.
+            measured: Whether it shows medians of measured iterations.
+        """
+        title = f"median {self.title}" if measured else self.title
         if not scale.unit:
-            return self.title
-        return f"{self.title}{chr(10) if len(self.title + scale.unit) > 24 else ' '}({scale.unit})"
+            return title
+        if len(title + scale.unit) <= 24:
+            return f"{title} ({scale.unit})"
+        return "\n".join([*textwrap.wrap(title, 18), f"({scale.unit})"])
 
 
 _TIME = (Scale("ms", 1.0), Scale("s", 1e3))
@@ -58,7 +67,11 @@ TFLOPS = Quantity(
     "tflops", "throughput of a device", (Scale("GFLOP/s", 1e-3), Scale("TFLOP/s", 1.0))
 )
 SAMPLES = Quantity("samples_per_s", "throughput", (Scale("samples/s", 1.0),))
-TOTAL = Quantity("iteration_ms", "100 iterations", (*_TIME, Scale("min", 6e4)))
+TOTAL = Quantity(
+    "iteration_ms",
+    "iteration, 100 times",
+    (Scale("ms", 0.01), Scale("s", 10.0), Scale("min", 600.0)),
+)
 ONE = Scale("", 1.0)
 
 _KNOWN = {quantity.column: quantity for quantity in (ITERATION, UPDATE_RATE, TFLOPS, SAMPLES)}

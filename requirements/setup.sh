@@ -5,14 +5,40 @@
 #   USE_OWN_TORCH=1   take torch and what else PYTHON's environment has, install only what is missing
 #   WHEELHOUSE=DIR    install from the wheels in DIR alone, without a network
 #   TORCH_VERSION     torch to install (2.13.0)
+#   SETUP_BEAT_S      seconds of silence until a line says that a long step is still at work (20)
 set -euo pipefail
 venv=${1:?usage: setup.sh VENV}
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
-pip=("$venv/bin/python" -m pip --disable-pip-version-check install -q)
+pip=("$venv/bin/python" -m pip --disable-pip-version-check install --progress-bar off)
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
+
+# Says what a long step, whose output it reads, is at: each package that pip fetches, builds or
+# installs (with `all`, each line), and now and then that the step is still at work.
+progress() {
+  local step=$1 line code began=$SECONDS number=0
+  while true; do
+    code=0
+    IFS= read -r -t "${SETUP_BEAT_S:-20}" line || code=$?
+    if [ "$code" -gt 128 ]; then
+      say "  still $step ($((SECONDS - began)) s)"
+      continue
+    fi
+    case $line in
+      "Collecting "* | "Processing "*)
+        number=$((number + 1)) line=${line%% (from *}; say "  package $number: ${line##*[ /]}" ;;
+      *"Building wheel for "*started | *"Building editable for "*started)
+        step="building ${line#*for }" step=${step%% (*}; say "  $step" ;;
+      "Installing collected packages: "*)
+        step="installing"; say "  installing ${line#*: }" ;;
+      *) [ -z "${2:-}" ] || [ -z "$line" ] || say "  $line" ;;
+    esac
+    [ "$code" = 0 ] || return 0
+  done
+}
+install() { "${pip[@]}" "$@" | progress "fetching packages"; }
 
 case $here in
   *[[:space:]\'\"\$\;\&]*)
@@ -40,9 +66,9 @@ if [ "${USE_OWN_TORCH:-0}" = 1 ]; then
   # Not --system-site-packages: that reaches past an environment to the interpreter it was made from.
   "$python" -c 'import site; print(*site.getsitepackages(), sep="\n")' >"$packages/own.pth"
 else
-  "${pip[@]}" "torch==${TORCH_VERSION:-2.13.0}" "$(grep '^numpy==' "$here/run.txt")"
+  install "torch==${TORCH_VERSION:-2.13.0}" "$(grep '^numpy==' "$here/run.txt")"
 fi
-"${pip[@]}" "setuptools>=77" wheel
+install "setuptools>=77" wheel
 
 install_from() {
   local wanted="$packages/wanted.txt"
@@ -54,11 +80,13 @@ install_from() {
   fi
   if deepspeed=$(grep '^deepspeed==' "$wanted"); then
     # Published as source; its setup imports torch, so it is built in this environment.
-    DS_BUILD_OPS=0 "${pip[@]}" --no-build-isolation "$deepspeed"
+    DS_BUILD_OPS=0 install --no-build-isolation "$deepspeed"
   fi
-  if [ -s "$wanted" ]; then "${pip[@]}" -r "$wanted"; fi
+  if [ -s "$wanted" ]; then install -r "$wanted"; fi
 }
+say "packages of ${here##*/}/run.txt"
 install_from "$here/run.txt"
+say "packages of ${here##*/}/dev.txt"
 if ! install_from "$here/dev.txt"; then
   [ -n "${WHEELHOUSE:-}" ] || die "the tests' packages could not be installed"
   say "the tests' packages are not in $WHEELHOUSE: the main job will run, make test will not"
@@ -66,11 +94,12 @@ fi
 if command -v nvidia-smi >/dev/null && ! install_from "$here/gpu.txt"; then
   say "nvidia-ml-py could not be installed: GPUs will not be sampled while runs last"
 fi
-"${pip[@]}" --no-build-isolation --no-deps -e "$here/.."
+install --no-build-isolation --no-deps -e "$here/.."
 
 say "building the compiled ops into $TORCH_EXTENSIONS_DIR"
 # A build that was killed leaves a lock on which the next one would wait for ever.
 find "$TORCH_EXTENSIONS_DIR" -name lock -delete 2>/dev/null || true
 # With the environment's own ninja: DeepSpeed builds again when it meets another one.
-PATH=$(cd "$venv/bin" && pwd):$PATH "$venv/bin/python" -W ignore -m deep_optimizer_states.build
+PATH=$(cd "$venv/bin" && pwd):$PATH PYTHONUNBUFFERED=1 \
+  "$venv/bin/python" -W ignore -m deep_optimizer_states.build 2>&1 | progress "building ops" all
 say "ready"

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,14 @@ pytest_plugins = ["hub", "processes"]
 # The ops that `make setup` built ahead; without it DeepSpeed would compile for minutes.
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
 os.environ["PATH"] = os.pathsep.join((str(Path(sys.prefix) / "bin"), os.environ["PATH"]))
+
+# Runs on one machine take turns; those of several test workers would wait for each other.
+LOCK = Path(tempfile.gettempdir()) / f"turn-{os.getpid()}.lock"
+os.environ["DOS_LOCK_FILE"] = str(LOCK)
+
+
+def pytest_unconfigure():
+    LOCK.unlink(missing_ok=True)
 
 
 def pytest_collection_modifyitems(items):

@@ -113,39 +113,30 @@ def report(machine: Machine, observations: Sequence[Observation]) -> str:
 
 def profile_text(machine: Machine) -> str:
     """A profile as TOML."""
-    lines = []
-    for item in dataclasses.fields(machine):
-        value = getattr(machine, item.name)
-        if isinstance(value, str | int | float):
-            lines.append(f"{item.name} = {_value(value)}")
-    for name in ("rates", "costs"):
-        table = dataclasses.asdict(getattr(machine, name))
-        lines += _table(name, {key: value for key, value in table.items() if value})
-    lines += _table("kinds", machine.kinds)
-    inner = {key: value for key, value in machine.residuals.items() if not isinstance(value, dict)}
-    lines += _table("residuals", inner)
-    for key, value in machine.residuals.items():
-        if isinstance(value, dict):
-            lines += _table(f"residuals.{key}", value)
+    fields = {item.name: getattr(machine, item.name) for item in dataclasses.fields(machine)}
+    tables = {name: vars(fields.pop(name)) for name in ("rates", "costs")}
+    tables |= {name: fields.pop(name) for name in ("kinds", "residuals")}
+    inner = {key: value for key, value in tables["residuals"].items() if isinstance(value, dict)}
+    tables |= {f"residuals.{key}": value for key, value in inner.items()}
+    lines = _pairs(fields)
+    for name, values in tables.items():
+        lines += ["", f"[{name}]", *_pairs(values)] if _pairs(values) else []
     return "\n".join(lines) + "\n"
 
 
-def _table(name: str, values: Mapping[str, Any]) -> list[str]:
-    if not values:
-        return []
+def _pairs(values: Mapping[str, Any]) -> list[str]:
+    """Lines of a table; what is not known, or a table of its own is left out."""
     return [
-        "",
-        f"[{name}]",
-        *(f"{json.dumps(k) if '.' in k else k} = {_value(v)}" for k, v in values.items()),
+        f"{json.dumps(key) if '.' in key else key} = {_value(value)}"
+        for key, value in values.items()
+        if value is not None and not isinstance(value, dict)
     ]
 
 
 def _value(value: Any) -> str:  # noqa: ANN401 - a number, text, or a list of them
-    if isinstance(value, str):
-        return json.dumps(value)
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(item) for item in value) + "]"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
 if __name__ == "__main__":

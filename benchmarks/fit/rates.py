@@ -19,7 +19,7 @@ from scipy.optimize import least_squares
 from benchmarks.fit.rows import Observation
 from deep_optimizer_states.predict.machine import Curve, Machine
 from deep_optimizer_states.predict.predict import predict
-from deep_optimizer_states.predict.stock import StockOffload
+from deep_optimizer_states.predict.workload import StockOffload
 from launch.simulate.paper_software import BASELINE, HYBRID
 
 TOLERANCE = 0.05

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,8 @@ class Check:
         self._wheels = wheels
         self._memory_gib = memory_gib
         self._end_s = time.monotonic() + seconds - _END_S
+        # The driver itself finds psutil there, once it is installed.
+        sys.path.append(str(folder / BUILT / "site"))
 
     def run(
         self, pieces: Iterable[Piece], again: Sequence[str], after_each: Callable[[], None]
@@ -265,8 +267,3 @@ def _shown(log_path: Path, pattern: str) -> tuple[str, ...]:
 def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
-
-
-def records_as_json(records: Mapping[str, Record]) -> list[dict[str, Any]]:
-    """What became of each piece, as plain data."""
-    return [{"name": name, **dataclasses.asdict(record)} for name, record in records.items()]

@@ -19,8 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.host_engines import free_port
-from benchmarks.process import SOURCE_FOLDER
+from benchmarks.process import SOURCE_FOLDER, free_port
 
 LARGE_WIDTH, SMALL_WIDTH = 2048, 256
 """Of the model's six layers in the second size; 25 and 0.4 million parameters."""

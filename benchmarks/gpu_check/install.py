@@ -69,9 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Install; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_check.install")
     parser.add_argument("site", type=Path)
-    parser.add_argument("--wheels", type=Path)
+    parser.add_argument("--wheels", default="")
     given = parser.parse_args(argv)
-    return install(given.site, given.wheels)
+    return install(given.site, Path(given.wheels) if given.wheels else None)
 
 
 if __name__ == "__main__":

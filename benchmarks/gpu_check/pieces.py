@@ -1,7 +1,8 @@
-"""The pieces of ``make gpu-check``, in the order of their worth. Standard library alone."""
+"""The pieces of ``make gpu-check``, read from pieces.toml. Standard library alone."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,176 +38,46 @@ class Setting:
     memory_gib: int
 
 
+Arguments = Callable[[Setting], Sequence[str]]
+"""Python's arguments for a setting."""
+
+
 @dataclass(frozen=True)
 class Piece:
-    """One thing to find out.
-
-    Attributes:
-        name: On the command line and in the summary.
-        what: What it shows.
-        limit_s: After which it is ended.
-        least_s: With less time left it is not started.
-        arguments: Python's, for a setting.
-        group: Pieces that fit into ten minutes together.
-        needs: Pieces that have to have succeeded.
-        shows: Matches the lines of its log that go into the summary.
-    """
+    """One thing to find out, by its name; pieces.toml says what the other fields mean."""
 
     name: str
     what: str
     limit_s: float
     least_s: float
-    arguments: Callable[[Setting], Sequence[str]]
+    arguments: Arguments
     group: str = ""
-    needs: tuple[str, ...] = ("facts", "install", "build")
+    needs: Sequence[str] = ("facts", "install", "build")
     shows: str = MARKED
 
 
-def _module(name: str, *arguments: str) -> Sequence[str]:
-    return ("-m", f"benchmarks.gpu_check.{name}", *arguments)
-
-
-def _install(setting: Setting) -> Sequence[str]:
-    wheels = ("--wheels", str(setting.wheels)) if setting.wheels else ()
-    return _module("install", str(setting.site), *wheels)
-
-
-def _equality(name: str) -> Callable[[Setting], Sequence[str]]:
-    def arguments(setting: Setting) -> Sequence[str]:
-        small = ("--small",) if setting.small else ()
-        return _module("equality", name, str(setting.results / "equality.json"), *small)
-
-    return arguments
-
-
-def _gpu_tests(setting: Setting) -> Sequence[str]:
-    # Other packages than the pinned ones may warn, which is no fault of what is tested.
-    options = ("-o", "filterwarnings=default", "-p", "no:cacheprovider", "--timeout", "120")
-    return ("-m", "pytest", "-q", "-rs", *options, "tests/gpu")
-
-
-def _calibrate(setting: Setting) -> Sequence[str]:
-    on_cpu = ("--device", "cpu") if setting.small else ()
-    profile = str(setting.results / "machine.toml")
-    return ("-m", "deep_optimizer_states", "calibrate", "-o", profile, *on_cpu)
-
-
-def _sweep(study: str, sweep: str, spare_s: int = _SPARE_S) -> Callable[[Setting], Sequence[str]]:
-    """A sweep of a study of peers; without a GPU in its small form."""
-
+def _arguments(words: Sequence[str], small: Sequence[str], spare_s: float) -> Arguments:
     def arguments(setting: Setting) -> Sequence[str]:
         seconds = f"{max(30.0, setting.limit_s - spare_s):.0f}"
-        return _module("rows", str(setting.results), study, sweep, seconds)
+        places = {**vars(setting), "wheels": setting.wheels or "", "seconds": seconds}
+        filled = (word.format(**places, lanes=LANES) for word in words)
+        return (*filled, *(small if setting.small else ()))
 
     return arguments
+
+
+def _read_pieces() -> tuple[Piece, ...]:
+    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    pieces = []
+    for name, row in table.items():
+        parts = row.pop("arguments"), row.pop("small", ()), row.pop("spare_s", _SPARE_S)
+        pieces.append(Piece(name, **row, arguments=_arguments(*parts)))
+    return tuple(pieces)
 
 
 LANES = str(Path(__file__).parent / "lanes")
 """A study whose runs keep timelines."""
-PIECES: tuple[Piece, ...] = (
-    Piece(
-        "facts",
-        "what machine this is",
-        60,
-        5,
-        lambda setting: _module("facts", str(setting.results / "facts.json")),
-        needs=(),
-    ),
-    Piece(
-        "install",
-        "the packages that lack, without a network",
-        90,
-        10,
-        _install,
-        needs=("facts",),
-    ),
-    Piece(
-        "build",
-        "DeepSpeed's CPUAdam and our kernel compile here and have the same bits",
-        300,
-        20,
-        lambda setting: _module("build"),
-        needs=("facts", "install"),
-        shows=r"equal to DeepSpeedCPUAdam",
-    ),
-    Piece("smoke", "six policies have stock's bits", 120, 40, _equality("few"), "first"),
-    Piece(
-        "tests",
-        "the device's kernel has the host's bits; page locks",
-        150,
-        40,
-        _gpu_tests,
-        "first",
-        shows=r"^(FAILED|ERROR)|\d (passed|failed|skipped|error)",
-    ),
-    Piece(
-        "mappings",
-        "what page-locking memory costs, by how it is mapped",
-        60,
-        20,
-        lambda setting: _module("mappings"),
-        "first",
-        needs=("facts",),
-    ),
-    Piece(
-        "calibrate",
-        "rates of links, host memory, Adam and page locks",
-        110,
-        40,
-        _calibrate,
-        "first",
-        shows=r"^  \S+_per_s: |^  \d+ thread|rates in",
-    ),
-    Piece(
-        "lanes",
-        "which lane is busy how long, with and without DeepSpeed's synchronising timer",
-        420,
-        90,
-        _sweep(LANES, "lanes"),
-        "first",
-    ),
-    Piece(
-        "bench",
-        "make bench-gpu: whole iterations beside stock's, and the bounds",
-        545,
-        120,
-        _sweep("peers", "gpu", spare_s=100),  # calibration comes last
-        "second",
-    ),
-    Piece(
-        "4b",
-        "a size that stock holds as well",
-        545,
-        150,
-        _sweep(LANES, "4b"),
-        "third",
-    ),
-    Piece(
-        "7b",
-        "7 billion parameters; stock's comes last and may not fit",
-        545,
-        150,
-        _sweep(LANES, "7b"),
-        "fourth",
-    ),
-    Piece("equality", "every feature, five policies", 545, 60, _equality("all"), "fifth"),
-    Piece(
-        "sanitizer",
-        "compute-sanitizer finds nothing in the device's kernel",
-        250,
-        60,
-        lambda setting: _module("sanitizer", f"{setting.limit_s - _SPARE_S:.0f}"),
-        "sixth",
-    ),
-    Piece(
-        "memory",
-        "host memory that shows only once it is used; asked for with --memory",
-        90,
-        10,
-        lambda setting: _module("memory", str(setting.memory_gib)),
-        needs=("facts",),
-    ),
-)
+PIECES = _read_pieces()
 BY_NAME = {piece.name: piece for piece in PIECES}
 GROUPS = tuple(dict.fromkeys(piece.group for piece in PIECES if piece.group))
 

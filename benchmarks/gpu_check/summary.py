@@ -8,7 +8,7 @@ import tarfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.gpu_check.driver import BUILT, OK, Check, records_as_json
+from benchmarks.gpu_check.driver import BUILT, OK, Check
 
 SCHEMA_VERSION = 1
 TEXT, JSON, ARCHIVE = "summary.txt", "summary.json", "logs.tar.gz"
@@ -29,7 +29,7 @@ def write_summary(check: Check, out: Path | None) -> None:
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "small": check.small,
         "facts": check.facts,
-        "pieces": records_as_json(check.records),
+        "pieces": [{"name": name, **vars(found)} for name, found in check.records.items()],
     }
     (check.folder / JSON).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     (check.folder / TEXT).write_text(as_text(check), encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 NUM_PERMUTATIONS = 128
 SHINGLE_WORDS = 5
 SCHEME = "affine32"
+# Above it the library finds no two bands to propose duplicates by.
+MOST_PROPOSED = 0.99
 _WORD = re.compile(r"\w+")
 
 
@@ -38,9 +41,13 @@ class Seen:
         from datasketch import MinHashLSH
 
         self._threshold = threshold
-        # Few misses rather than few candidates: what it proposes is compared in full.
+        # Few misses rather than few candidates: what it proposes is compared in full. A band's
+        # values take several times the eight bytes of their digest.
         self._lsh: Any = MinHashLSH(
-            threshold, NUM_PERMUTATIONS, weights=(0.2, 0.8), hashfunc=_compact
+            min(threshold, MOST_PROPOSED),
+            NUM_PERMUTATIONS,
+            weights=(0.2, 0.8),
+            hashfunc=lambda values: blake2b(values, digest_size=8).digest(),
         )
         self._kept: list[NDArray[np.uint32]] = []
 
@@ -49,16 +56,9 @@ class Seen:
         from datasketch import MinHash
 
         sketch = MinHash(NUM_PERMUTATIONS, hashvalues=values, scheme=SCHEME)
-        for number in self._lsh.query(sketch):
-            if float((self._kept[number] == values).mean()) >= self._threshold:
-                return False
+        candidates = self._lsh.query(sketch)
+        if any((self._kept[one] == values).mean() >= self._threshold for one in candidates):
+            return False
         self._lsh.insert(len(self._kept), sketch, check_duplication=False)
         self._kept.append(values)
         return True
-
-
-def _compact(values: bytes) -> bytes:
-    """Eight bytes for a band's values, which take several times as much."""
-    import hashlib
-
-    return hashlib.blake2b(values, digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""What a worker does with a block: every step that looks at one text alone."""
+"""What to clean, and what a worker does with a block: the steps that look at one text alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,90 +16,107 @@ from numpy.typing import NDArray
 
 from dataset.clean.contamination import FEWEST_WORDS, Contamination
 from dataset.clean.duplicates import signature
-from dataset.clean.settings import CleanSettings
 from dataset.errors import DatasetError
 from dataset.readers import inputs
-from dataset.readers.blocks import Block, Reading, blocks
-from dataset.readers.parse import BadRecord, Record, parse
+from dataset.readers.blocks import Bad, Block, Reading, blocks
 
+# Not needed for anything else, so not among the packages that every run needs.
+LIBRARIES = {"ftfy": "6.3.1", "py3langid": "0.4.0", "datasketch": "2.0.0"}
 # The beginning tells; the whole of a long text would take longer than everything else.
 READ_CHARACTERS = 4000
+
+
+@dataclass(frozen=True)
+class CleanSettings:
+    """Each step by choice; the defaults change nothing."""
+
+    key: str = "text"
+    """Field that holds the text."""
+    fix_text: bool = False
+    """Mend text that was decoded wrongly on its way, HTML entities, odd quotes."""
+    languages: tuple[str, ...] = ()
+    """Codes of the languages to keep; all when empty."""
+    language_confidence: float = 0.5
+    """Least probability of the language, over 0, up to 1."""
+    min_words: int = 0
+    max_words: int | None = None
+    near_duplicates: float | None = None
+    """Share of equal five-word stretches (Jaccard) from which a text is a duplicate."""
+    decontaminate: tuple[Path, ...] = ()
+    """Files with evaluation texts."""
+
+    def counted(self) -> list[str]:
+        """Names of what is counted, whether it happens or not."""
+        names = {
+            "fixed": self.fix_text,
+            "dropped: empty": True,
+            "dropped: language": bool(self.languages),
+            "contaminated": bool(self.decontaminate),
+            "dropped: contaminated": bool(self.decontaminate),
+            "dropped: too short": self.min_words > 0,
+            "dropped: too long": self.max_words is not None,
+            "dropped: near-duplicate": self.near_duplicates is not None,
+        }
+        return ["read", "written", *(name for name, is_chosen in names.items() if is_chosen)]
+
+    def require_usable(self) -> None:
+        """Check that the libraries of the chosen steps are there, and that no step is in vain.
+
+        Raises:
+            DatasetError: One is not.
+        """
+        needed = {
+            "--fix-text": ("ftfy", self.fix_text),
+            "--language": ("py3langid", bool(self.languages)),
+            "--near-duplicates": ("datasketch", self.near_duplicates is not None),
+        }
+        for flag, (name, is_needed) in needed.items():
+            if is_needed and find_spec(name) is None:
+                raise DatasetError(
+                    f"{flag} needs the package {name}: pip install {name}=={LIBRARIES[name]}"
+                )
+        if self.max_words is not None and self.max_words < self.min_words:
+            raise DatasetError(
+                f"--max-words {self.max_words}: less than --min-words {self.min_words}"
+            )
 
 
 @dataclass
 class Cleaned:
     """What is left of a block."""
 
+    consumed_bytes: int
     lines: list[bytes] = field(default_factory=list)
     signatures: list[NDArray[np.uint32] | None] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    bad: list[tuple[int, int, str]] = field(default_factory=list)
-    consumed_bytes: int = 0
-
-
-class LanguageFilter:
-    """Keeps texts of some languages; the model comes with the package."""
-
-    def __init__(self, languages: tuple[str, ...], confidence: float) -> None:
-        """Load the model.
-
-        Raises:
-            DatasetError: It does not know a language.
-        """
-        from py3langid import langid  # type: ignore[import-untyped]
-
-        path = langid.MODEL_DIR / langid.MODEL_FILE
-        self._model: Any = langid.LanguageIdentifier.from_modelpath(path, norm_probs=True)
-        known = set(self._model.nb_classes)
-        for language in languages:
-            if language not in known:
-                raise DatasetError(f"--language {language}: not one of {', '.join(sorted(known))}")
-        self._languages = frozenset(languages)
-        self._confidence = confidence
-
-    def __call__(self, text: str) -> bool:
-        """Whether the text is surely enough in one of the languages."""
-        language, confidence = self._model.classify(text[:READ_CHARACTERS])
-        return language in self._languages and confidence >= self._confidence
+    bad: list[Bad] = field(default_factory=list)
 
 
 class Cleaner:
-    """The chosen steps, in the order: fix, language, length, decontamination.
+    """The chosen steps, in the order: fix, language, decontamination, length."""
 
-    Args:
-        settings: Which steps.
-        key: Which field holds the text.
-    """
+    def __init__(self, settings: CleanSettings) -> None:
+        """Load what the steps need.
 
-    def __init__(self, settings: CleanSettings, key: str) -> None:
+        Raises:
+            DatasetError: A language is not known, or the evaluation texts cannot be used.
+        """
         self._settings = settings
-        self._key = key
-        self._language = (
-            LanguageFilter(settings.languages, settings.language_confidence)
-            if settings.languages
-            else None
-        )
-        self._contamination = _contamination(settings, key) if settings.decontaminate else None
+        self._languages = _language_model(settings.languages) if settings.languages else None
+        self._contamination = _contamination(settings) if settings.decontaminate else None
 
-    def __call__(self, block: Block) -> Cleaned:
+    def of_block(self, block: Block) -> Cleaned:
         """Clean a block."""
-        done = Cleaned(consumed_bytes=block.consumed_bytes)
-        for file, piece in block.pieces:
-            for found in parse(piece, (self._key,)):
-                if isinstance(found, BadRecord):
-                    done.bad.append((file, found.line, found.reason))
-                else:
-                    self._add(found, done)
+        key, done = self._settings.key, Cleaned(block.consumed_bytes)
+        for record in block.records((key,), done.bad):
+            done.counts["read"] += 1
+            for left in self.clean("\n".join(record.texts[key]), done.counts):
+                fields = {**record.fields, key: left}
+                line = json.dumps(fields, ensure_ascii=False, default=str)
+                done.lines.append(line.encode() + b"\n")
+                wanted = self._settings.near_duplicates is not None
+                done.signatures.append(signature(left) if wanted else None)
         return done
-
-    def _add(self, record: Record, done: Cleaned) -> None:
-        text = "\n".join(record.texts[self._key])
-        done.counts["read"] += 1
-        for left in self.clean(text, done.counts):
-            fields = {**record.fields, self._key: left}
-            done.lines.append(json.dumps(fields, ensure_ascii=False, default=str).encode() + b"\n")
-            wanted = self._settings.near_duplicates is not None
-            done.signatures.append(signature(left) if wanted else None)
 
     def clean(self, text: str, counts: Counter[str]) -> list[str]:
         """What is left of a text: one text as a rule, none, or pieces of it.
@@ -105,8 +125,7 @@ class Cleaner:
             text: One document.
             counts: Gets what was done.
         """
-        settings = self._settings
-        if settings.fix_text:
+        if self._settings.fix_text:
             import ftfy
 
             fixed = ftfy.fix_text(text)
@@ -115,63 +134,74 @@ class Cleaner:
         if not text or text.isspace():
             counts["dropped: empty"] += 1
             return []
-        if self._language and not self._language(text):
-            counts["dropped: language"] += 1
-            return []
-        if not self._contamination:
-            return [text] if self._has_right_length(text, counts) else []
-        pieces = self._contamination.clean(text)
-        counts["contaminated"] += pieces != [text]
-        counts["dropped: contaminated"] += not pieces
+        if self._languages:
+            language, confidence = self._languages.classify(text[:READ_CHARACTERS])
+            least = self._settings.language_confidence
+            if language not in self._settings.languages or confidence < least:
+                counts["dropped: language"] += 1
+                return []
+        pieces = [text]
+        if self._contamination:
+            pieces = self._contamination.clean(text)
+            counts["contaminated"] += pieces != [text]
+            counts["dropped: contaminated"] += not pieces
         return [piece for piece in pieces if self._has_right_length(piece, counts)]
 
     def _has_right_length(self, text: str, counts: Counter[str]) -> bool:
-        settings = self._settings
-        if not settings.min_words and settings.max_words is None:
+        fewest, most = self._settings.min_words, self._settings.max_words
+        if not fewest and most is None:
             return True
         num_words = len(text.split())
-        if num_words < settings.min_words:
+        if num_words < fewest:
             counts["dropped: too short"] += 1
             return False
-        if settings.max_words is not None and num_words > settings.max_words:
+        if most is not None and num_words > most:
             counts["dropped: too long"] += 1
             return False
         return True
 
 
-def _contamination(settings: CleanSettings, key: str) -> Contamination:
-    found = Contamination(_evaluation_texts(settings, key))
+def _language_model(languages: tuple[str, ...]) -> Any:  # noqa: ANN401
+    """The model that comes with the package; checks that it knows the languages."""
+    from py3langid import langid  # type: ignore[import-untyped]
+
+    path = langid.MODEL_DIR / langid.MODEL_FILE
+    model = langid.LanguageIdentifier.from_modelpath(path, norm_probs=True)
+    for language in languages:
+        if language not in model.nb_classes:
+            known = ", ".join(sorted(model.nb_classes))
+            raise DatasetError(f"--language {language}: not one of {known}")
+    return model
+
+
+def _contamination(settings: CleanSettings) -> Contamination:
+    names = [str(path) for path in settings.decontaminate]
+    files = inputs.find(names, flag="--decontaminate")
+    # A text file of evaluation texts has one a line.
+    reading = Reading(files, (settings.key,), "line")
+
+    def texts() -> Iterator[str]:
+        bad: list[Bad] = []
+        for block in blocks(reading):
+            for record in block.records(reading.keys, bad):
+                yield "\n".join(record.texts[settings.key])
+        if bad:
+            raise DatasetError(f"--decontaminate {reading.words(bad[0])}")
+
+    found = Contamination(texts())
     if not len(found):
-        files = " ".join(map(str, settings.decontaminate))
         raise DatasetError(
-            f"--decontaminate {files}: holds no evaluation text of {FEWEST_WORDS} words or more"
+            f"--decontaminate {' '.join(names)}: holds no evaluation text of {FEWEST_WORDS} words "
+            "or more"
         )
     return found
 
 
-def _evaluation_texts(settings: CleanSettings, key: str) -> Iterator[str]:
-    found = inputs.find([str(path) for path in settings.decontaminate], flag="--decontaminate")
-    # A text file of evaluation texts has one a line.
-    for block in blocks(Reading(found, (key,), "line")):
-        for file, piece in block.pieces:
-            for record in parse(piece, (key,)):
-                if isinstance(record, BadRecord):
-                    raise DatasetError(
-                        f"--decontaminate {found[file].path}:{record.line}: {record.reason}"
-                    )
-                yield "\n".join(record.texts[key])
+@cache
+def _cleaner(settings: CleanSettings) -> Cleaner:
+    return Cleaner(settings)
 
 
-_cleaner: Cleaner | None = None
-
-
-def start(*arguments: Any) -> None:  # noqa: ANN401 - those of Cleaner
-    """Make this process a worker."""
-    global _cleaner
-    _cleaner = Cleaner(*arguments)
-
-
-def work(block: Block) -> Cleaned:
+def work(settings: CleanSettings, block: Block) -> Cleaned:
     """Clean one block in this process."""
-    assert _cleaner is not None
-    return _cleaner(block)
+    return _cleaner(settings).of_block(block)

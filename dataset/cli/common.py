@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+
+from dataset.files import visible
 
 MOST_MEGABYTES = 1 << 20
 
@@ -19,7 +21,7 @@ def say(line: str) -> None:
 
 def tell(line: str) -> None:
     """Write what is worth knowing and no result."""
-    sys.stderr.write(line + "\n")
+    sys.stderr.write(visible(line, kept="\n") + "\n")
     sys.stderr.flush()
 
 
@@ -32,56 +34,30 @@ class FlagParser(argparse.ArgumentParser):
         namespace: Any = None,  # noqa: ANN401
     ) -> tuple[Any, list[str]]:
         """Parse, as argparse does."""
+        known = [name for name in self._option_string_actions if name.startswith("--")]
         for word in args or ():
+            flag = word.partition("=")[0]
             if word == "--":
                 break
-            flag = word.partition("=")[0]
-            if flag.startswith("--") and flag not in self._option_string_actions:
-                self.error(f"unrecognized arguments: {word}{self._meant(flag)}")
+            if flag.startswith("--") and flag not in known:
+                begun = [name for name in known if name.startswith(flag)]
+                near = begun or get_close_matches(flag, known, 1)
+                meant = f"; did you mean {near[0]}?" if near else ""
+                self.error(f"unrecognized arguments: {word}{meant}")
         return super().parse_known_args(args, namespace)
 
-    def _meant(self, flag: str) -> str:
-        known = [name for name in self._option_string_actions if name.startswith("--")]
-        begun = [name for name in known if name.startswith(flag)]
-        near = begun or get_close_matches(flag, known, 1)
-        return f"; did you mean {near[0]}?" if near else ""
 
-
-class Commands:
-    """The commands of a parser."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self._commands = parser.add_subparsers(
-            dest="command", required=True, parser_class=FlagParser
-        )
-
-    def add(
-        self,
-        run: Callable[[argparse.Namespace], int],
-        after_interrupt: str,
-        about: tuple[str, str, str],
-    ) -> argparse.ArgumentParser:
-        """Add a command.
-
-        Args:
-            run: Does it; returns the exit code.
-            after_interrupt: What is left behind when Ctrl-C stopped it.
-            about: Its name, a few words on it, and its description.
-        """
-        name, words, description = about
-        parser = self._commands.add_parser(
-            name, help=words, description=description, allow_abbrev=False
-        )
-        parser.set_defaults(run=run, after_interrupt=after_interrupt)
-        return parser
-
-
-def positive(text: str) -> int:
-    """A whole number from 1."""
+def positive(text: str, most: int = 1 << 22) -> int:
+    """A whole number from 1, and not so large that memory could not hold what it counts."""
     number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be at least 1")
+    if not 1 <= number <= most:
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 1 and at most {most}")
     return number
+
+
+def processes(text: str) -> int:
+    """A number of processes; each holds two blocks of text in memory."""
+    return positive(text, 1024)
 
 
 def megabytes(text: str) -> int:
@@ -107,4 +83,35 @@ def share(text: str) -> float:
 
 def prefix(text: str) -> Path:
     """A pair's path without ``.bin`` and ``.idx``, absolute."""
+    if not Path(text).name:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a pair's path without .bin and .idx")
     return Path(text.removesuffix(".bin").removesuffix(".idx")).absolute()
+
+
+def output_prefix(text: str) -> Path:
+    """A path that ends in a name, absolute: `Path` would take the folder's own for one."""
+    if not text.strip("./") or text.endswith(("/", "/.", "/..")):
+        folder = text.rstrip("/") or "."
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: end it with a name for the files, such as {folder}/mine"
+        )
+    return Path(text).absolute()
+
+
+def merged_prefix(text: str) -> Path:
+    """The path of a pair to write."""
+    return prefix(str(output_prefix(text)))
+
+
+def add_input(group: Any) -> None:  # noqa: ANN401
+    """Add the options that say how files of text are read."""
+    add = group.add_argument
+    add("--input-format", choices=["jsonl", "text", "parquet"], help="whatever the names end in")
+    add("--sample-by", choices=["document", "paragraph", "line"],
+        help="what of a .txt file is one document (document: the whole file)")  # fmt: skip
+    add("--bad-lines", choices=["skip", "fail"], default="skip",
+        help="leave out lines that cannot be used and list them, or stop at the first (skip)",
+    )  # fmt: skip
+    add("--part-mb", type=megabytes, default=4 << 20, metavar="MIB",
+        help="text that a worker takes at once, in `prepare` never to be redone (4)")  # fmt: skip
+    add("--workers", type=processes, help="processes (one a core)")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from dataset.cli import clean, pairs, prepare
-from dataset.cli.common import Commands, tell
+from dataset.cli.common import FlagParser, tell
 from dataset.errors import DatasetError
 
 WRONG_USE = 2
@@ -21,10 +20,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         0; 1 when `inspect` found damage or `find` nothing; 2 when something the user can mend is
         wrong; 130 after Ctrl-C.
     """
+    import sys
+
     parser = argparse.ArgumentParser(
         prog="python -m dataset", description="Text to tokens.", allow_abbrev=False
     )
-    commands = Commands(parser)
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=FlagParser)
     for module in (prepare, pairs, clean):
         module.add(commands)
     arguments = parser.parse_args(argv)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dataset.cli.common import Commands, megabytes, positive, say, tell
+from dataset.cli.common import add_input, megabytes, output_prefix, positive, say, tell
 from dataset.cli.pairs import OSCAR
 from dataset.default import cache
 from dataset.errors import DatasetError
@@ -30,96 +29,51 @@ else goes to stderr. A run that was stopped goes on with the same command; a fin
 """
 
 
-def add(commands: Commands) -> None:
+def add(commands: Any) -> None:  # noqa: ANN401
     """Add the command to a parser."""
-    parser = commands.add(
-        run,
-        "finished parts are kept: the same command goes on",
-        ("prepare", "text to a .bin/.idx pair", DESCRIPTION),
+    parser = commands.add_parser(
+        "prepare", help="text to a .bin/.idx pair", description=DESCRIPTION, allow_abbrev=False
     )
+    kept = "finished parts are kept: the same command goes on"
+    parser.set_defaults(run=run, after_interrupt=kept)
     parser.add_argument("corpus", nargs="?", choices=[OSCAR], help="a corpus to fetch")
-    _add_input(parser.add_argument_group("input"))
-    _add_tokenizer(parser.add_argument_group("tokenizer"))
-    _add_output(parser.add_argument_group("output"))
-    fetched = parser.add_argument_group("default corpus, and corpora to fetch")
-    fetched.add_argument(
-        "--cache-dir",
-        type=Path,
-        metavar="DIR",
-        help=f"where prepared folders lie (default: ${cache.ENVIRONMENT_VARIABLE}, else "
-        "dataset/cache in the checkout)",
-    )
-    fetched.add_argument(
-        "--data-dir",
-        type=Path,
-        metavar="DIR",
-        help="where files were put by hand, and fetched ones go (default: the cache folder, and "
-        "the hub's own cache, $HF_HOME)",
-    )
-    fetched.add_argument(
-        "--base-url",
-        metavar="URL",
-        help="fetch from a mirror (default: $HF_ENDPOINT, else the hub)",
-    )
-
-
-def _add_input(group: Any) -> None:  # noqa: ANN401
-    group.add_argument(
-        "--input",
-        nargs="+",
-        metavar="FILE",
+    group = parser.add_argument_group("input")
+    add = group.add_argument
+    add("--input", nargs="+", metavar="FILE",
         help="files or globs: .jsonl, .json, .txt (each also .xz, .gz or .zst), .parquet",
-    )
-    group.add_argument("--json-keys", nargs="+", metavar="KEY", help="keys or columns (text)")
-    group.add_argument(
-        "--input-format", choices=["jsonl", "text", "parquet"], help="whatever the names end in"
-    )
-    group.add_argument(
-        "--sample-by",
-        choices=["document", "paragraph", "line"],
-        help="what of a .txt file is one document (document: the whole file)",
-    )
-    group.add_argument(
-        "--bad-lines",
-        choices=["skip", "fail"],
-        default="skip",
-        help="leave out lines that cannot be used and list them, or stop at the first (skip)",
-    )
-
-
-def _add_tokenizer(group: Any) -> None:  # noqa: ANN401
-    group.add_argument(
-        "--tokenizer",
-        "--tokenizer-type",
-        dest="tokenizer",
-        metavar="NAME",
+    )  # fmt: skip
+    add("--json-keys", nargs="+", metavar="KEY", help="keys or columns (text)")
+    add_input(group)
+    add = parser.add_argument_group("tokenizer").add_argument
+    add("--tokenizer", "--tokenizer-type", dest="tokenizer", metavar="NAME",
         help="gpt2-bpe (also GPT2BPETokenizer), sentencepiece (also GPTSentencePieceTokenizer), or "
-        "train-bpe, train-sentencepiece: learn the vocabulary from the input",
+        "train-bpe, train-sentencepiece: learn the vocabulary from the input")  # fmt: skip
+    add("--vocab-file", type=Path, metavar="FILE", help="vocab.json of gpt2-bpe")
+    add("--merge-file", type=Path, metavar="FILE", help="merges.txt of gpt2-bpe")
+    add("--tokenizer-model", type=Path, metavar="FILE", help="of sentencepiece")
+    add("--vocab-size", type=positive, help="entries to learn (32000)")
+    add("--train-mb", type=megabytes, metavar="MIB", help="text to learn from (256)")
+    add("--append-eod", action="store_true", help="close every document")
+    add = parser.add_argument_group("output").add_argument
+    add(
+        "--output-prefix",
+        type=output_prefix,
+        metavar="P",
+        help="writes P_KEY_document.bin and .idx",
     )
-    group.add_argument("--vocab-file", type=Path, metavar="FILE", help="vocab.json of gpt2-bpe")
-    group.add_argument("--merge-file", type=Path, metavar="FILE", help="merges.txt of gpt2-bpe")
-    group.add_argument("--tokenizer-model", type=Path, metavar="FILE", help="of sentencepiece")
-    group.add_argument("--vocab-size", type=positive, help="entries to learn (32000)")
-    group.add_argument("--train-mb", type=megabytes, metavar="MIB", help="text to learn from (256)")
-    group.add_argument("--append-eod", action="store_true", help="close every document")
-
-
-def _add_output(group: Any) -> None:  # noqa: ANN401
-    group.add_argument(
-        "--output-prefix", type=Path, metavar="P", help="writes P_KEY_document.bin and .idx"
-    )
-    group.add_argument("--workers", type=positive, help="processes that encode (one a core)")
-    group.add_argument(
-        "--megatron-deepspeed-compat",
-        action="store_true",
+    add("--megatron-deepspeed-compat", action="store_true",
         help="leave end-of-document out of the lengths, as Megatron-DeepSpeed's script does: "
-        "every document is then read a little too early; only to repeat old runs",
-    )
-    group.add_argument(
-        "--part-mb", type=megabytes, metavar="MIB", help="text in a part that is never redone (4)"
-    )
-    group.add_argument("--restart", action="store_true", help="drop unfinished work")
-    group.add_argument("--dataset-impl", choices=["mmap"], help="as in Megatron; there is no other")
+        "every document is then read a little too early; only to repeat old runs")  # fmt: skip
+    add("--restart", action="store_true", help="drop unfinished work")
+    add("--dataset-impl", choices=["mmap"], help="as in Megatron; there is no other")
+    add = parser.add_argument_group("default corpus, and corpora to fetch").add_argument
+    add("--cache-dir", type=Path, metavar="DIR",
+        help=f"where prepared folders lie (default: ${cache.ENVIRONMENT_VARIABLE}, else "
+        "dataset/cache in the checkout)")  # fmt: skip
+    add("--data-dir", type=Path, metavar="DIR",
+        help="where files were put by hand, and fetched ones go (default: the cache folder, and "
+        "the hub's own cache, $HF_HOME)")  # fmt: skip
+    add("--base-url", metavar="URL", help="fetch from a mirror (default: $HF_ENDPOINT, or the hub)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -137,12 +91,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_default(arguments: argparse.Namespace) -> int:
-    from dataset.default.build import Settings, prepare
+    from dataset.default.build import prepare
     from dataset.default.embedded import EmbeddedSource
 
     started_s = time.monotonic()
-    folder = cache.folder_to_use(arguments.cache_dir)
-    done = prepare(EmbeddedSource(), Settings(), folder, tell)
+    done = prepare(EmbeddedSource(), cache.folder_to_use(arguments.cache_dir), tell)
     facts = done.manifest
     origin = "built" if done.is_new else "from the cache"
     tell(
@@ -162,13 +115,8 @@ def _own_job(arguments: argparse.Namespace) -> Job:
 
     if arguments.output_prefix is None:
         raise DatasetError("--output-prefix P: give it; P_text_document.bin and .idx come out")
-    if arguments.tokenizer is None:
-        raise DatasetError(f"--tokenizer NAME: give one of {', '.join(choose.NAMES)}")
-    name = choose.MEGATRON_NAMES.get(arguments.tokenizer, arguments.tokenizer)
-    if name not in choose.NAMES:
-        raise DatasetError(f"--tokenizer {name}: not one of {', '.join(choose.NAMES)}")
     tokenizer = choose.Choice(
-        name,
+        choose.MEGATRON_NAMES.get(arguments.tokenizer, arguments.tokenizer or ""),
         arguments.vocab_file,
         arguments.merge_file,
         arguments.tokenizer_model,
@@ -177,33 +125,23 @@ def _own_job(arguments: argparse.Namespace) -> Job:
     )
     tokenizer.require_files()
     keys = tuple(arguments.json_keys or ["text"])
-    _require_keys(keys)
-    reading = Reading(
-        inputs.find(arguments.input, arguments.input_format),
-        keys,
-        arguments.sample_by or "document",
-    )
-    if arguments.part_mb:
-        reading = replace(reading, block_bytes=arguments.part_mb)
+    for key in keys:
+        if keys.count(key) > 1:
+            raise DatasetError(f"--json-keys {' '.join(keys)}: '{key}' is there twice")
+        if not key or "/" in key or "\0" in key:
+            raise DatasetError(f"--json-keys {key!r}: not fit to be part of a file's name")
     if arguments.megatron_deepspeed_compat and not arguments.append_eod:
         raise DatasetError("--megatron-deepspeed-compat: means nothing without --append-eod")
+    files = inputs.find(arguments.input, arguments.input_format)
     return Job(
-        reading,
-        arguments.output_prefix.absolute(),
+        Reading(files, keys, arguments.sample_by or "document", arguments.part_mb),
+        arguments.output_prefix,
         tokenizer,
         arguments.append_eod,
         arguments.megatron_deepspeed_compat,
         arguments.bad_lines,
         arguments.workers or usable_cores(),
     )
-
-
-def _require_keys(keys: tuple[str, ...]) -> None:
-    for key in keys:
-        if keys.count(key) > 1:
-            raise DatasetError(f"--json-keys {' '.join(keys)}: '{key}' is there twice")
-        if not key or "/" in key or "\0" in key:
-            raise DatasetError(f"--json-keys {key!r}: not fit to be part of a file's name")
 
 
 def _oscar_job(arguments: argparse.Namespace) -> Job:
@@ -223,8 +161,7 @@ def _oscar_job(arguments: argparse.Namespace) -> Job:
         arguments.tokenizer = "gpt2-bpe"
         arguments.vocab_file, arguments.merge_file = paths[:2]
     arguments.append_eod = True
-    if arguments.output_prefix is None:
-        arguments.output_prefix = folder / OSCAR
+    arguments.output_prefix = arguments.output_prefix or folder / OSCAR
     return _own_job(arguments)
 
 
@@ -233,43 +170,34 @@ def _run_job(job: Job, restart: bool) -> int:
 
     if not job.append_eod:
         tell("documents will not be closed: --append-eod was not given")
-    _tell_result(job, run_job(job, tell, restart))
-    for key in job.reading.keys:
-        say(str(job.prefix(key)))
-    return 0
-
-
-def _tell_result(job: Job, done: Finished) -> None:
-    from dataset.pipeline.run import bad_lines_path
-
+    done = run_job(job, tell, restart)
     for facts in done.manifests:
         tell(
             f"{facts.prefix}: {facts.documents:,} documents, {facts.tokens:,} tokens of "
             f"{facts.text_bytes / 1e6:,.1f} MB of text"
             + ("" if done.is_new else ", finished before")
         )
-    empty = sum(one.empty for one in done.facts)
-    if empty:
+    if empty := sum(one.empty for one in done.facts):
         tell(f"{empty:,} records without text were left out")
-    num_bad = sum(one.num_bad for one in done.facts)
-    if num_bad:
-        tell(f"{num_bad:,} bad lines were left out; they are listed in {bad_lines_path(job)}")
-        bad = [one for facts in done.facts for one in facts.bad]
-        for file, line, reason in bad[:SHOWN_BAD_LINES]:
-            tell(f"  {job.reading.name(file)}:{line}: {reason}")
+    if num_bad := sum(one.num_bad for one in done.facts):
+        tell(f"{num_bad:,} bad lines were left out; they are listed in {job.bad_lines_path}")
+        for bad in [bad for facts in done.facts for bad in facts.bad][:SHOWN_BAD_LINES]:
+            tell(f"  {job.reading.words(bad)}")
     if done.new_facts:
         tell(_time_line(job, done))
+    for key in job.reading.keys:
+        say(str(job.prefix(key)))
+    return 0
 
 
 def _time_line(job: Job, done: Finished) -> str:
     """Rates, and where the workers' time went; the rest of it they waited."""
     text_mb = sum(sum(one.text_bytes) for one in done.new_facts) / 1e6
-    spent = {
-        name: sum(one.seconds[name] for one in done.new_facts)
+    shares = ", ".join(
+        f"{name} {100 * sum(one.seconds[name] for one in done.new_facts) / worked_s:.0f}%"
+        for worked_s in [job.workers * done.seconds]
         for name in ("parse", "encode", "write")
-    }
-    worked = job.workers * done.seconds
-    shares = ", ".join(f"{name} {100 * s / worked:.0f}%" for name, s in spent.items())
+    )
     return (
         f"{text_mb:,.1f} MB in {done.seconds:.1f} s, {text_mb / done.seconds:.1f} MB/s with "
         f"{job.workers} workers; their time: {shares}, waiting the rest"

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
-from typing import Protocol
 
 from dataset import manifest
+from dataset.alive import alive
 from dataset.default import cache
+from dataset.default.embedded import EmbeddedSource
 from dataset.errors import DatasetError
-from dataset.files import content_key
+from dataset.files import content_key, writing
 from dataset.manifest import Manifest
 
 # Raise it when the same text must give other files: the way documents are cut out, the vocabulary
 # is trained or the files are laid out has changed. Older caches are then left alone and not used.
 FORMAT_VERSION = 2
 
+VOCAB_SIZE = 8192
 TOKENIZER_NAME = "tokenizer.json"
-
-
-class Source(Protocol):
-    """A corpus: a name for files, a digest to cache by, and documents in a fixed order."""
-
-    @property
-    def name(self) -> str:
-        """Short name, fit for file names; the prefix is ``<name>_text_document``."""
-
-    def fingerprint(self) -> str:
-        """Digest of everything `documents` depends on; quick, as every call computes it."""
-
-    def documents(self) -> Iterator[str]:
-        """The texts, none of them empty, in the same order on every call."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the user may choose; part of the content key."""
-
-    vocab_size: int = 8192
-    """Entries of the vocabulary, end-of-document included."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +36,23 @@ class Prepared:
 
 
 def prepare(
-    source: Source, settings: Settings, cache_folder: Path, say: Callable[[str], None]
+    source: EmbeddedSource,
+    cache_folder: Path,
+    say: Callable[[str], None],
+    vocab_size: int = VOCAB_SIZE,
 ) -> Prepared:
     """Find the tokens of ``source`` in the cache, or build them.
 
     Args:
         source: The corpus.
-        settings: What to make of it.
         cache_folder: Absolute; made when missing.
         say: Gets one line for each thing worth telling.
+        vocab_size: Entries of the vocabulary, end-of-document included.
 
     Raises:
         DatasetError: The corpus cannot be read or is empty, or the cache cannot be written.
     """
-    prefix, key = place(source, settings, cache_folder)
+    prefix, key = place(source, cache_folder, vocab_size)
     folder = prefix.parent
     found, damage = cache.look_up(folder, key)
     if found:
@@ -78,18 +61,22 @@ def prepare(
         say(f"the cache {folder} is damaged ({damage}): building it again")
 
     def fill(work: Path) -> Manifest:
-        return _write_files(work / prefix.name, source, settings, key, say)
+        return _write_files(work / prefix.name, source, vocab_size, key, say)
 
-    return Prepared(prefix, cache.build(folder, key, fill), is_new=True)
+    with alive("building the default corpus"):
+        made = cache.build(folder, key, fill)
+    return Prepared(prefix, made, is_new=True)
 
 
-def place(source: Source, settings: Settings, cache_folder: Path) -> tuple[Path, str]:
+def place(
+    source: EmbeddedSource, cache_folder: Path, vocab_size: int = VOCAB_SIZE
+) -> tuple[Path, str]:
     """Prefix that the tokens of ``source`` have in the cache, and the key of their folder."""
     key = content_key(
         {
             "source": source.name,
             "text": source.fingerprint(),
-            "settings": asdict(settings),
+            "settings": {"vocab_size": vocab_size},
             "format": FORMAT_VERSION,
             "tokenizers": version("tokenizers"),
         }
@@ -98,7 +85,7 @@ def place(source: Source, settings: Settings, cache_folder: Path) -> tuple[Path,
 
 
 def _write_files(
-    prefix: Path, source: Source, settings: Settings, key: str, say: Callable[[str], None]
+    prefix: Path, source: EmbeddedSource, vocab_size: int, key: str, say: Callable[[str], None]
 ) -> Manifest:
     # Here and not above: a call that finds its cache needs none of these.
     from dataset import indexed
@@ -108,13 +95,13 @@ def _write_files(
     if not documents:
         raise DatasetError(f"the source '{source.name}' holds no text")
     say(f"building the default corpus from {len(documents):,} documents (seconds, once)")
-    tokenizer = ByteLevelBpe.learn(documents, settings.vocab_size)
+    tokenizer = ByteLevelBpe.learn(documents, vocab_size)
     tokenizer_path = prefix.with_name(TOKENIZER_NAME)
-    tokenizer.save(tokenizer_path)
+    with writing(tokenizer_path):
+        tokenizer.save(tokenizer_path)
     eod = tokenizer.eod
     assert eod is not None
-    ids = (tokenizer.encode(text) for text in documents)
-    counts = indexed.write(prefix, ids, eod, tokenizer.vocab_size)
+    counts = indexed.write(prefix, map(tokenizer.encode, documents), eod, tokenizer.vocab_size)
     files = [indexed.bin_path(prefix), indexed.idx_path(prefix), tokenizer_path]
     return Manifest(
         schema_version=manifest.SCHEMA_VERSION,
@@ -126,7 +113,7 @@ def _write_files(
         vocab_size=tokenizer.vocab_size,
         eod=eod,
         tokenizer=TOKENIZER_NAME,
-        settings={"source": source.name, "append_eod": True, **asdict(settings)},
+        settings={"source": source.name, "append_eod": True, "vocab_size": vocab_size},
         versions={
             "format": str(FORMAT_VERSION),
             "tokenizers": version("tokenizers"),

@@ -12,6 +12,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from dataset import manifest
@@ -28,10 +29,7 @@ ABANDONED_AFTER_S = 24 * 3600
 
 def folder_to_use(given: Path | None) -> Path:
     """The cache folder, absolute: the one given, else the environment's, else the checkout's."""
-    if given is not None:
-        return given.resolve()
-    named = os.environ.get(ENVIRONMENT_VARIABLE)
-    return Path(named).resolve() if named else DEFAULT_FOLDER
+    return Path(given or os.environ.get(ENVIRONMENT_VARIABLE) or DEFAULT_FOLDER).resolve()
 
 
 def look_up(folder: Path, key: str) -> tuple[Manifest | None, str | None]:
@@ -83,38 +81,26 @@ def build(folder: Path, key: str, fill: Callable[[Path], Manifest]) -> Manifest:
 
 
 def _publish(work: Path, folder: Path, key: str) -> None:
-    while True:
-        try:
-            work.rename(folder)
-        except OSError:
-            # A full folder is in the way; any other reason is for the caller to see.
-            if not folder.exists():
-                raise
-        else:
-            return
-        if look_up(folder, key)[0] is not None:
-            return  # another process was first, and its work is as good as ours
-        _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    # Renamed first, so that nobody ever sees a folder that is half deleted.
-    aside = folder.parent / f"{WORK_PREFIX}{uuid.uuid4().hex}"
+    if look_up(folder, key)[1]:
+        # Renamed before it is deleted, so that nobody ever sees a folder that is half deleted.
+        aside = work.with_name(f"{work.name}-damaged")
+        with suppress(FileNotFoundError):  # another process has just done it
+            folder.rename(aside)
+            if aside.is_dir():
+                shutil.rmtree(aside)
+            else:
+                aside.unlink()
     try:
-        folder.rename(aside)
-    except FileNotFoundError:
-        return  # another process did it
-    if aside.is_dir():
-        shutil.rmtree(aside)
-    else:
-        aside.unlink()
+        work.rename(folder)
+    except OSError:
+        # A full folder is in the way: as a rule of another process that was first, and whose work
+        # is as good as ours.
+        if look_up(folder, key)[0] is None:
+            raise
 
 
 def _remove_abandoned(cache: Path) -> None:
     for path in cache.glob(f"{WORK_PREFIX}*"):
-        try:
-            age_s = time.time() - path.stat().st_mtime
-        except FileNotFoundError:
-            continue  # its process has just published or removed it
-        if age_s > ABANDONED_AFTER_S:
-            shutil.rmtree(path, ignore_errors=True)
+        with suppress(FileNotFoundError):  # its process has just published or removed it
+            if time.time() - path.stat().st_mtime > ABANDONED_AFTER_S:
+                shutil.rmtree(path, ignore_errors=True)

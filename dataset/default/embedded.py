@@ -118,12 +118,11 @@ def _docstrings(path: Path, module: str) -> Iterator[str]:
 def _docstrings_inside(parent: ast.AST, scope: str) -> Iterator[str]:
     """Docstrings of classes and functions in source order, each under its own heading."""
     for node in ast.iter_child_nodes(parent):
-        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _docstrings_inside(node, scope)
-            continue
-        name = f"{scope}.{node.name}"
-        if text := ast.get_docstring(node):
-            yield f"{_heading(node, name)}\n\n{text}"
+        name = scope
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            name = f"{scope}.{node.name}"
+            if text := ast.get_docstring(node):
+                yield f"{_heading(node, name)}\n\n{text}"
         yield from _docstrings_inside(node, name)
 
 

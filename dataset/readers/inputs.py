@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast, get_args
+from stat import S_ISREG
 
 from dataset.errors import DatasetError
 
-Kind = Literal["jsonl", "text", "parquet"]
-KINDS: tuple[str, ...] = get_args(Kind)
-Compression = Literal["", ".xz", ".gz", ".zst"]
-
-KIND_BY_ENDING: dict[str, Kind] = {
+KIND_BY_ENDING = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "jsonl",
     ".txt": "text",
     ".parquet": "parquet",
 }
-COMPRESSIONS: tuple[str, ...] = get_args(Compression)
+COMPRESSIONS = (".xz", ".gz", ".zst")
 
 
 @dataclass(frozen=True)
@@ -29,8 +26,10 @@ class InputFile:
     """One file to read."""
 
     path: Path  # absolute
-    kind: Kind
-    compression: Compression
+    kind: str
+    """``jsonl``, ``text`` or ``parquet``."""
+    compression: str
+    """Ending that says how it is packed, or nothing."""
     size_bytes: int
     modified_ns: int
 
@@ -46,14 +45,17 @@ def find(
         flag: Which option gave the names.
 
     Raises:
-        DatasetError: Nothing matches, a file comes twice, is a folder, or is of no known kind.
+        DatasetError: Nothing matches, a file comes twice, is a folder, may not be read, or is of no
+            known kind.
     """
     found: dict[Path, InputFile] = {}
     for pattern in patterns:
         for path in _matches(pattern, flag):
-            if path in found:
-                raise DatasetError(f"{flag} {pattern}: {path} was given before: name it once")
-            found[path] = _describe(path, kind, flag)
+            file, real = _describe(path, kind, flag), path.resolve()
+            if real in found:
+                same = "" if found[real].path == path else f" as {found[real].path}"
+                raise DatasetError(f"{flag} {pattern}: {path} was given before{same}: name it once")
+            found[real] = file
     return tuple(found.values())
 
 
@@ -75,7 +77,7 @@ def _matches(pattern: str, flag: str) -> list[Path]:
 
 def _describe(path: Path, kind: str | None, flag: str) -> InputFile:
     name = path.name.lower()
-    compression = next((end for end in COMPRESSIONS[1:] if name.endswith(end)), "")
+    compression = next((end for end in COMPRESSIONS if name.endswith(end)), "")
     ending = Path(name.removesuffix(compression)).suffix
     known = kind or KIND_BY_ENDING.get(ending)
     if known is None:
@@ -86,11 +88,14 @@ def _describe(path: Path, kind: str | None, flag: str) -> InputFile:
         )
     if known == "parquet" and compression:
         raise DatasetError(f"{flag} {path}: Parquet compresses inside: unpack the {compression}")
-    facts = path.stat()
-    return InputFile(
-        path,
-        cast("Kind", known),
-        cast("Compression", compression),
-        facts.st_size,
-        facts.st_mtime_ns,
-    )
+    try:
+        facts = path.stat()
+    except OSError as error:  # of a link, as a rule
+        raise DatasetError(f"{flag} {path}: leads to no file: {error.strerror}") from error
+    if not S_ISREG(facts.st_mode):
+        raise DatasetError(
+            f"{flag} {path}: a pipe or device, but input is read more than once: write it to a file"
+        )
+    if not os.access(path, os.R_OK):
+        raise DatasetError(f"{flag} {path}: you may not read it: ask its owner, or `chmod +r` it")
+    return InputFile(path, known, compression, facts.st_size, facts.st_mtime_ns)

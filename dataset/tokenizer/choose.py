@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from dataset.errors import DatasetError
-from dataset.tokenizer.base import Tokenizer
+from dataset.files import writing
 from dataset.tokenizer.bpe import ByteLevelBpe
 from dataset.tokenizer.sentence_piece import SentencePiece, learn
+
+Tokenizer = ByteLevelBpe | SentencePiece
 
 # Megatron's names mean the same.
 MEGATRON_NAMES = {
@@ -52,6 +54,9 @@ class Choice:
         Raises:
             DatasetError: One is missing, or is of another tokenizer.
         """
+        if self.name not in NAMES:
+            wrong = f"{self.name}: not" if self.name else "NAME: give"
+            raise DatasetError(f"--tokenizer {wrong} one of {', '.join(NAMES)}")
         needed = {
             "gpt2-bpe": {"--vocab-file": self.vocab_file, "--merge-file": self.merge_file},
             "sentencepiece": {"--tokenizer-model": self.model},
@@ -96,18 +101,19 @@ class Choice:
             return path
         unfinished = path.with_name(f"unfinished-{path.name}")
         vocab_size = self.vocab_size or DEFAULT_VOCAB_SIZE
-        if self.name == "gpt2-bpe":
-            assert self.vocab_file is not None
-            assert self.merge_file is not None
-            ByteLevelBpe.from_gpt2_files(self.vocab_file, self.merge_file).save(unfinished)
-        elif self.name == "train-bpe":
-            ByteLevelBpe.learn(texts(), vocab_size).save(unfinished)
-        elif self.name == "sentencepiece":
-            assert self.model is not None
-            SentencePiece(self.model)  # its errors name the user's file
-            unfinished.write_bytes(self.model.read_bytes())
-        else:
-            unfinished.write_bytes(learn(texts(), vocab_size))
+        with writing(path):
+            if self.name == "gpt2-bpe":
+                assert self.vocab_file is not None
+                assert self.merge_file is not None
+                ByteLevelBpe.from_gpt2_files(self.vocab_file, self.merge_file).save(unfinished)
+            elif self.name == "train-bpe":
+                ByteLevelBpe.learn(texts(), vocab_size).save(unfinished)
+            elif self.name == "sentencepiece":
+                assert self.model is not None
+                SentencePiece(self.model)  # its errors name the user's file
+                unfinished.write_bytes(self.model.read_bytes())
+            else:
+                unfinished.write_bytes(learn(texts(), vocab_size))
         load(unfinished)
         return unfinished.replace(path)
 

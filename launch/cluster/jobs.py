@@ -1,18 +1,22 @@
-"""Scripts of batch jobs: what is asked of the batch system, and what runs."""
+"""Jobs of batch systems: their scripts, and how each system takes one. No shell reads any of it."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import jinja2
 
 from configs.errors import ConfigError
+from launch.data import LaunchError
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
+ANSWER_S = 120.0
+"""Longest time until a batch system answers."""
 DIRECTIVES = {"slurm": "#SBATCH ", "pbs": "#PBS ", "lsf": "#BSUB "}
 """How a line for each batch system begins."""
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:,+=@-]*")
@@ -38,7 +42,7 @@ class Ask:
     """Tasks of an array that run at a time; 0 for no limit."""
     share_nodes: bool = False
     """Whether other jobs may run on the same nodes, and disturb what is timed."""
-    extra: tuple[str, ...] = ()
+    extra: Sequence[str] = ()
     """Directives of the user's own, whole lines."""
 
     def check(self) -> None:
@@ -135,3 +139,78 @@ def render(ask: Ask, job: BatchJob) -> str:
     )
     environment.filters["q"] = bash_quote
     return environment.get_template(f"{ask.scheduler}.sh.j2").render(ask=ask, job=job)
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """How one batch system is spoken to."""
+
+    program: tuple[str, ...]
+    """What takes a script."""
+    after: Callable[[Sequence[str]], list[str]]
+    """Options that let a job wait until others have ended, well or badly."""
+    answer: re.Pattern[str]
+    """Where the job's id is in what it prints."""
+    reads_input: bool = False
+    """Whether the script goes to standard input; by its path otherwise."""
+
+    def command(self, script: Path, after: Sequence[str]) -> list[str]:
+        """What to run in the script's folder."""
+        words = [*self.program, *(self.after(after) if after else [])]
+        return words if self.reads_input else [*words, script.name]
+
+    def submit(self, script: Path, after: Sequence[str]) -> str:
+        """Submit a script.
+
+        Returns:
+            The job's id.
+
+        Raises:
+            ConfigError: the program is missing.
+            LaunchError: it refuses the job, or says nothing that looks like an id.
+        """
+        command = self.command(script, after)
+        name = self.program[0]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=script.parent,
+                input=script.read_bytes() if self.reads_input else b"",
+                capture_output=True,
+                timeout=ANSWER_S,
+                check=False,
+            )
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{name}: no such program; submit from a machine of the cluster, or look at the "
+                "scripts with --dry-run"
+            ) from None
+        except subprocess.TimeoutExpired:
+            raise LaunchError(f"{name} has not answered for {ANSWER_S:.0f} s") from None
+        said = done.stdout.decode(errors="replace").strip()
+        if done.returncode:
+            why = done.stderr.decode(errors="replace").strip() or said
+            raise LaunchError(f"{name} refuses {script} (exit code {done.returncode}): {why}")
+        match = self.answer.search(said)
+        if match is None:
+            raise LaunchError(f"{name} answers {said!r}, which holds no job id")
+        return match[1]
+
+
+def _lsf_after(ids: Sequence[str]) -> list[str]:
+    return ["-w", " && ".join(f"ended({job})" for job in ids)]
+
+
+SCHEDULERS = {
+    "slurm": Scheduler(
+        ("sbatch", "--parsable"),
+        lambda ids: [f"--dependency=afterany:{':'.join(ids)}"],
+        re.compile(r"^(\d+)(?:;|$)", re.MULTILINE),
+    ),
+    "pbs": Scheduler(
+        ("qsub",),
+        lambda ids: ["-W", f"depend=afterany:{':'.join(ids)}"],
+        re.compile(r"^(\d[\w.\[\]-]*)$", re.MULTILINE),
+    ),
+    "lsf": Scheduler(("bsub",), _lsf_after, re.compile(r"Job <(\d+)>"), reads_input=True),
+}

@@ -60,11 +60,16 @@ def predict(point: Point, on_gpu: bool) -> Need:
     return Need(int(MARGIN * host * point.num_ranks), int(MARGIN * device))
 
 
-def _least_need(point: Point, on_gpu: bool) -> Need:
+def _need(point: Point, on_gpu: bool) -> tuple[Need, str]:
+    """The predicted need; or the least that the engine's row names, and why it is that."""
+    try:
+        return predict(point, on_gpu), ""
+    except WorkloadError as error:
+        unknown = str(error)
     parameters = MARGIN * point.model.num_parameters(point.tp)
     device = WEIGHT_AND_GRADIENT_BYTES / point.tp + point.row.device_bytes / point.num_ranks
     host = point.row.host_bytes if on_gpu else point.row.host_bytes + device * point.num_ranks
-    return Need(int(parameters * host), int(parameters * device) if on_gpu else 0)
+    return Need(int(parameters * host), int(parameters * device) if on_gpu else 0), unknown
 
 
 def shortages(point: Point, machine: Machine) -> list[str]:
@@ -76,10 +81,7 @@ def shortages(point: Point, machine: Machine) -> list[str]:
     gpus = machine.gpu_free_bytes
     if on_gpu and len(gpus) < point.num_ranks:
         return [f"tp {point.tp} x dp {point.dp} needs {point.num_ranks} GPUs, {len(gpus)} found"]
-    try:
-        need = predict(point, on_gpu)
-    except WorkloadError:
-        need = _least_need(point, on_gpu)
+    need, _ = _need(point, on_gpu)
     lines = []
     if need.host_bytes > USABLE * machine.host_free_bytes:
         lines.append(_short("host memory", need.host_bytes, machine.host_free_bytes))
@@ -96,10 +98,9 @@ def memory_text(point: Point, machine: Machine) -> str:
     """The memory that the point needs and whether it is there, or why it is not predicted."""
     on_gpu = runs_on_gpu(point, machine)
     short = "; ".join(shortages(point, machine))
-    try:
-        need = predict(point, on_gpu)
-    except WorkloadError as error:
-        return f"not predicted: {error}{short and f'; {short}'}"
+    need, unknown = _need(point, on_gpu)
+    if unknown:
+        return f"not predicted: {unknown}{short and f'; {short}'}"
     without = on_gpu and not machine.gpu_free_bytes
     as_if = f" (as on a GPU of profile {PROFILES[True]}; none here)" if without else ""
     return (

@@ -61,7 +61,8 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
             none; names file and line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Some editors begin a file with a byte-order mark.
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"hostfile {str(path)!r} cannot be read: {error}") from None
     hosts: dict[str, Host] = {}

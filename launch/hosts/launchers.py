@@ -9,14 +9,13 @@ and ends a run with ``pkill -f`` on every host. Several, each started by hand:
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import socket
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Self
 
@@ -41,6 +40,8 @@ from launch.records.files import ROOT, write_json
 
 NODES_FILE = "nodes.json"
 """In a run folder: what is started where."""
+HOSTS_FILE = "hostfile"
+"""In a run folder: the hosts, in what of DeepSpeed's format its own launcher takes."""
 TORCHRUN, DEEPSPEED = "torchrun", "deepspeed"
 KINDS = (TORCHRUN, DEEPSPEED)
 REMOTE_SHELL = ("ssh", "-o", "BatchMode=yes")
@@ -71,6 +72,8 @@ class Commands:
     """The launcher's command on each node."""
     local_ranks: tuple[int, ...]
     """Ranks on each node."""
+    hostfile: str = ""
+    """Hosts as DeepSpeed's own launcher reads them, where it is the one."""
 
     def started_by(self, folder: Path) -> list[str]:
         """The one command that starts the run; several nodes' are written to its folder.
@@ -81,6 +84,8 @@ class Commands:
         if not self.starts:
             return list(self.nodes[0])
         write_json(folder / NODES_FILE, asdict(self))
+        if self.hostfile:
+            (folder / HOSTS_FILE).write_text(self.hostfile, encoding="utf-8")
         return [sys.executable, "-m", "launch.nodes", str(folder / NODES_FILE)]
 
     def describe(self) -> str:
@@ -121,25 +126,14 @@ class Launcher:
         Raises:
             ConfigError: options that exclude or need each other.
         """
-        launcher = cls(
-            kind=given.launcher,
-            hostfile=given.hostfile,
-            srun=given.srun,
-            nnodes=given.nnodes,
-            node_rank=given.node_rank,
-            master_addr=given.master_addr,
-            master_port=given.master_port,
-            remote_shell=tuple(shlex.split(given.remote_shell)),
-        )
-        launcher.check()
+        values = {**vars(given), "kind": given.launcher}
+        values["remote_shell"] = tuple(shlex.split(given.remote_shell))
+        launcher = cls(**{field.name: values[field.name] for field in fields(cls)})
+        launcher._check()
         return launcher
 
-    def check(self) -> None:
-        """Refuse options that exclude or need each other.
-
-        Raises:
-            ConfigError: names them.
-        """
+    def _check(self) -> None:
+        """Refuse options that exclude or need each other."""
         ways = {
             "--hostfile": self.hostfile is not None,
             "--srun": self.srun,
@@ -171,15 +165,8 @@ class Launcher:
     def _check_by_hand(self, node_rank: int) -> None:
         if self.kind != TORCHRUN:
             raise ConfigError("--node-rank goes with --launcher torchrun; use --hostfile otherwise")
-        missing = [
-            name
-            for name, value in (
-                ("--nnodes", self.nnodes),
-                ("--master-addr", self.master_addr),
-                ("--master-port", self.master_port),
-            )
-            if value is None
-        ]
+        needed = ("nnodes", "master_addr", "master_port")
+        missing = [f"--{n.replace('_', '-')}" for n in needed if getattr(self, n) is None]
         if missing:
             raise ConfigError(f"--node-rank {node_rank} needs {', '.join(missing)} too")
         if not 0 <= node_rank < (self.nnodes or 0):
@@ -220,11 +207,8 @@ class Launcher:
             return self._in_slurm(program, num_ranks, port)
         if self.node_rank is not None and (self.nnodes or 1) > 1:
             return self._by_hand(program, num_ranks, port)
-        if self.kind == DEEPSPEED:
-            alone = _deepspeed_here(program, num_ranks, port)
-        else:
-            alone = ranks_command(program, num_ranks, port)
-        return Commands((), (tuple(alone),), (num_ranks,))
+        alone = _deepspeed_here if self.kind == DEEPSPEED else ranks_command
+        return Commands((), (tuple(alone(program, num_ranks, port)),), (num_ranks,))
 
     def environment(self, base: Mapping[str, str], num_ranks: int, port: int) -> dict[str, str]:
         """Environment of what is started here."""
@@ -241,7 +225,7 @@ class Launcher:
         if self.kind == TORCHRUN:
             return Commands(starts, _torchrun(program, slots, address, port), slots)
         options = [
-            *("--hostfile", str((self.hostfile or Path()).resolve())),
+            *("--hostfile", str(program.run_json.with_name(HOSTS_FILE))),
             *("--num_nodes", str(len(hosts))),
             *("--num_gpus", str(same_slots(hosts))),
             "--no_ssh",
@@ -250,7 +234,8 @@ class Launcher:
             _deepspeed(program, [*options, "--node_rank", str(node)], address, port)
             for node in range(len(hosts))
         ]
-        return Commands(starts, tuple(nodes), slots)
+        text = "".join(f"{host.name} slots={host.slots}\n" for host in hosts)
+        return Commands(starts, tuple(nodes), slots, text)
 
     def _start(self, host: Host, node: int) -> Start:
         if host.is_here:
@@ -332,8 +317,3 @@ def _deepspeed_here(program: Program, num_ranks: int, port: int) -> list[str]:
     else:
         options += ["--num_gpus", str(num_ranks)]
     return list(_deepspeed(program, options, "127.0.0.1", port))
-
-
-def nodes_needed(num_ranks: int, gpus_per_node: int) -> int:
-    """Nodes that a run takes."""
-    return math.ceil(num_ranks / gpus_per_node)

@@ -48,7 +48,9 @@ def add_launch_options(parser: _HasGroups) -> None:
     )
     trainer = parser.add_argument_group("what the ranks run")
     own = OWN_TRAINER.name
-    trainer.add_argument("--trainer", choices=TRAINERS, default=own, help=f"[default {own}]")
+    trainer.add_argument(
+        "--trainer", choices=TRAINERS, help=f"[default the study's only one, else {own}]"
+    )
     for known in TRAINERS.values():
         for flag, settings in known.options.items():
             trainer.add_argument(flag, **settings)

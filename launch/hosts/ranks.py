@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deep_optimizer_states.cores import usable_cores
+from launch.process.extensions import EXTENSIONS_VARIABLE, extensions_folder
 from launch.records.files import ROOT
 
 TRAINER_MODULE = "launch.pretrain_gpt"
@@ -76,7 +77,7 @@ def node_environment(base: Mapping[str, str], num_local_ranks: int) -> dict[str,
         threads = max(1, usable_cores() // num_local_ranks)
         environment.setdefault("OMP_NUM_THREADS", str(threads))
     # Ops built for this environment, not one folder a user shared by all of them.
-    environment.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
+    environment[EXTENSIONS_VARIABLE] = str(extensions_folder(base))
     # The environment's own ninja before the system's: another version of it builds every op anew.
     own_tools = str(Path(sys.executable).parent)
     environment["PATH"] = os.pathsep.join([own_tools, base.get("PATH", os.defpath)])

@@ -7,12 +7,14 @@ import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from configs.errors import ConfigError
 from configs.schema import Point
 from configs.study_rows import Companion as CompanionRow
 from launch.fit.capacity import runs_on_gpu
 from launch.fit.machine import probe_machine
+from launch.process.busy import look_around
 from launch.process.job import Companion
 from launch.process.members import Members
 from launch.process.monitor import Monitor
@@ -82,7 +84,7 @@ def monitoring(
     """Opens a monitor on a run's processes; None when ``interval_s`` is 0.
 
     Args:
-        point: its ranks use the first GPUs that they see.
+        point: what runs.
         environment: the ranks'.
         path: ``monitor.jsonl``.
         interval_s: seconds between two samples.
@@ -91,8 +93,21 @@ def monitoring(
         return None
 
     def follow(members: Members) -> AbstractContextManager[object]:
-        count = 0 if point.device == "cpu" else point.num_ranks
-        gpus = Gpus(environment.get("CUDA_VISIBLE_DEVICES"), count)
-        return Monitor(members, path, interval_s, gpus)
+        return Monitor(members, path, interval_s, _gpus(point, environment))
 
     return follow
+
+
+def before(point: Point, environment: Mapping[str, str]) -> dict[str, Any]:
+    """How busy this machine is before a run is started, see :func:`look_around`."""
+    gpus = _gpus(point, environment)
+    try:
+        return look_around(gpus)
+    finally:
+        gpus.close()
+
+
+def _gpus(point: Point, environment: Mapping[str, str]) -> Gpus:
+    """The first GPUs that the ranks see."""
+    count = 0 if point.device == "cpu" else point.num_ranks
+    return Gpus(environment.get("CUDA_VISIBLE_DEVICES"), count)

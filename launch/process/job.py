@@ -60,9 +60,9 @@ DEFAULT_LIMITS = Limits()
 class Ending:
     """How a command came to its end."""
 
-    exit_code: int
+    exit_code: int = 1
     """The command's own; 128 + signal when a signal ended it."""
-    seconds: float
+    seconds: float = 0.0
     """From start to end."""
     stop_signal: int | None = None
     """Signal that asked us to stop; None when nobody did."""

@@ -37,6 +37,10 @@ def mark(environment: Mapping[str, str], token: str) -> dict[str, str]:
     return {**environment, TOKEN_VARIABLE: ":".join(tokens)}
 
 
+YOUNG_S = 1.0
+"""Age below which a process may still be about to load its program."""
+
+
 class Members:
     """Living processes of one run."""
 
@@ -66,7 +70,10 @@ class Members:
         for pid in pids - self._verdicts.keys():
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(pid)
-                self._verdicts[pid] = process if self._has(process) else None
+                is_ours = self._has(process)
+                # What has just been forked has no environment until its program is loaded.
+                if is_ours or time.time() - process.create_time() > YOUNG_S:
+                    self._verdicts[pid] = process if is_ours else None
         return [process for process in self._verdicts.values() if process is not None]
 
     def end(self, hurry: Callable[[], bool] = lambda: False) -> None:

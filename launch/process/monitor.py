@@ -6,38 +6,27 @@ out is null, and when it cannot write it stops.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, Self
 
 import psutil
 
 from deep_optimizer_states.cores import usable_cores
 from deep_optimizer_states.memory import free_host_bytes
 from launch.process.members import Members
+from launch.process.nvml import FIELDS, Gpus
 
-NO_GPU: dict[str, Any] = {
-    "device_id": None,
-    "gpu_util_percent": None,
-    "gpu_memory_used_bytes": None,
-    "pcie_tx_bytes_per_s": None,
-    "pcie_rx_bytes_per_s": None,
-}
-
-
-class Devices(Protocol):
-    """Whatever can say how its devices stand."""
-
-    def sample(self) -> list[dict[str, Any]]:
-        """The fields of :data:`NO_GPU` for each device; may take a while, must not raise."""
-
-    def close(self) -> None:
-        """Let go of them."""
+NO_GPU: dict[str, Any] = dict.fromkeys((*FIELDS, "gpu_memory_run_bytes"))
+"""What a sample says of a device; the run's share of its memory comes last."""
+PSS_SHARE = 0.01
+"""Share of the time that counting shared pages may take: the kernel walks all pages of a process
+for it, which can make its own requests for memory wait."""
 
 
 class Monitor:
@@ -48,7 +37,7 @@ class Monitor:
         members: Members,
         path: Path,
         interval_s: float,
-        devices: Devices,
+        devices: Gpus,
     ) -> None:
         """Say what to sample.
 
@@ -56,7 +45,7 @@ class Monitor:
             members: the run's processes; nobody else may ask for samples of them.
             path: ``monitor.jsonl``; empty until the first interval is over.
             interval_s: seconds between two samples.
-            devices: the GPUs of the run's ranks.
+            devices: the GPUs of the run's ranks; its ``sample`` may take a while.
         """
         self._members = members
         self._path = path
@@ -65,26 +54,21 @@ class Monitor:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="monitor", daemon=True)
         self._started = time.monotonic()
-        self._cpu = CpuClock(usable_cores())
+        self._pss_due = 0.0
 
     def __enter__(self) -> Self:
         self._started = time.monotonic()
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._ended.set()
         self._thread.join(timeout=30.0)  # a driver that hangs must not hold the launcher
 
     def _follow(self) -> None:
         try:
             with self._path.open("a", encoding="utf-8") as file:
-                self._cpu.percent(self._started, self._read()[1])
+                self._read()  # psutil counts processor time between two looks
                 due = self._started
                 while True:
                     due = max(due + self._interval_s, time.monotonic())
@@ -96,56 +80,72 @@ class Monitor:
         finally:
             self._devices.close()
 
-    def _read(self) -> tuple[int, dict[int, float]]:
-        """Resident bytes of all processes, and processor seconds of each."""
-        used_bytes, cpu_seconds = 0, {}
+    def _read(self) -> tuple[int, float]:
+        """Resident bytes of all processes, and percent of one core that they used since."""
+        used_bytes, cpu_percent = 0, 0.0
         for process in self._members.sample():
-            try:
-                with process.oneshot():
-                    used_bytes += process.memory_info().rss
-                    times = process.cpu_times()
-            except psutil.Error:
-                continue
-            cpu_seconds[process.pid] = times.user + times.system
-        return used_bytes, cpu_seconds
+            with contextlib.suppress(psutil.Error), process.oneshot():
+                used_bytes += process.memory_info().rss
+                cpu_percent += process.cpu_percent()
+        return used_bytes, cpu_percent
+
+    def _pss_bytes(self) -> int | None:
+        """Proportional bytes of all processes, pages that they share counted once.
+
+        None when that is not known, or when it was looked at so shortly ago that another look would
+        cost more than :data:`PSS_SHARE` of the time.
+        """
+        if time.monotonic() < self._pss_due:
+            return None
+        # Processor time: while others have the core, nobody walks pages.
+        begin_s = time.thread_time()
+        total_bytes = 0
+        for process in self._members.sample():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                try:
+                    total_bytes += process.memory_full_info().pss
+                except psutil.AccessDenied:
+                    self._pss_due = float("inf")
+                    return None
+        self._pss_due = time.monotonic() + (time.thread_time() - begin_s) / PSS_SHARE
+        return total_bytes
 
     def _sample(self, file: IO[str]) -> None:
-        used_bytes, cpu_seconds = self._read()
-        now = time.monotonic()
+        used_bytes, cpu_percent = self._read()
+        machine = psutil.virtual_memory()
         host = {
-            "time_s": round(now - self._started, 3),
+            "time_s": round(time.monotonic() - self._started, 3),
             "host_used_bytes": used_bytes,
+            "host_pss_bytes": self._pss_bytes(),
+            "machine_used_bytes": machine.total - machine.available,
             "host_free_bytes": free_host_bytes(),
-            "cpu_percent": self._cpu.percent(now, cpu_seconds),
+            "cpu_percent": round(min(100.0, cpu_percent / usable_cores()), 2),
         }
-        rows = [{**host, **device} for device in self._devices.sample() or [NO_GPU]]
+        own = {process.pid for process in self._members.sample()}
+        on_devices = zip(self._devices.sample(), self._devices.processes(), strict=True)
+        devices = [
+            {**device, "gpu_memory_run_bytes": run_bytes(processes, own)}
+            for device, processes in on_devices
+        ]
+        rows = [{**host, **device} for device in devices or [NO_GPU]]
         file.write("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
         file.flush()
 
 
-class CpuClock:
-    """Turns processor seconds of processes into a share of the usable cores."""
+def run_bytes(processes: Mapping[int, int | None] | None, own: Collection[int]) -> int | None:
+    """Bytes of a GPU that a run's own processes hold.
 
-    def __init__(self, cores: int) -> None:
-        self._cores = cores
-        self._seconds: dict[int, float] = {}
-        self._at: float | None = None
+    Args:
+        processes: those that compute on it, see :meth:`Gpus.processes`.
+        own: ids of the run's processes.
 
-    def percent(self, now: float, seconds: Mapping[int, float]) -> float | None:
-        """Share since the last call, 0 to 100; None for the first, which has nothing before it.
-
-        Args:
-            now: time of the sample, in s.
-            seconds: processor time of each living process since its start, by process id. What a
-                process used between the last sample and its end is lost.
-        """
-        before, at = self._seconds, self._at
-        self._seconds, self._at = dict(seconds), now
-        if at is None or now <= at:
-            return None
-        # A process that is new, or whose id was reused, has used all of its time since then.
-        used = sum(
-            total - before[pid] if total >= before.get(pid, float("inf")) else total
-            for pid, total in seconds.items()
-        )
-        return round(min(100.0, 100.0 * used / ((now - at) * self._cores)), 2)
+    Returns:
+        None where the driver does not say, or may mean our own by ids that this container lacks.
+    """
+    if processes is None:
+        return None
+    held = [size_bytes for pid, size_bytes in processes.items() if pid in own]
+    if not held and not all(map(psutil.pid_exists, processes)):
+        return None
+    known = [size_bytes for size_bytes in held if size_bytes is not None]
+    return sum(known) if len(known) == len(held) else None

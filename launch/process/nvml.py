@@ -6,7 +6,7 @@ import contextlib
 import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,13 @@ MISSING = (
     "GPUs are not sampled: nvidia-ml-py is not installed; "
     "`.venv/bin/python -m pip install -r requirements/gpu.txt` installs it\n"
 )
+
+
+FIELDS = (
+    *("device_id", "gpu_util_percent", "gpu_memory_used_bytes"),
+    *("pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s"),
+)
+"""Of a GPU's sample; ``device_id`` is CUDA's number of it."""
 
 
 class Gpus:
@@ -49,11 +56,26 @@ class Gpus:
         self._handles = [self._ask(partial(self._handle, name)) for name in names[:count]]
 
     def sample(self) -> list[dict[str, Any]]:
-        """How each stands; null what it does not say. ``device_id`` is CUDA's number of it.
+        """:data:`FIELDS` of each; null what it does not say.
 
         PCIe throughput is measured by the driver over 20 ms, in which this waits.
         """
-        return [self._row(number, handle) for number, handle in enumerate(self._handles)]
+        return [
+            dict(zip(FIELDS, (number, *self._stands(handle)), strict=True))
+            for number, handle in enumerate(self._handles)
+        ]
+
+    def processes(self) -> list[dict[int, int | None] | None]:
+        """For each, the processes that compute on it: id to bytes held, None where not recorded.
+
+        A GPU that does not say which they are has None.
+        """
+        ask = getattr(self._nvml, "nvmlDeviceGetComputeRunningProcesses", None)
+        found = [None if ask is None else self._ask(partial(ask, h)) for h in self._handles]
+        return [
+            None if each is None else {process.pid: process.usedGpuMemory for process in each}
+            for each in found
+        ]
 
     def close(self) -> None:
         """Let go of the library."""
@@ -61,22 +83,14 @@ class Gpus:
             self._ask(self._nvml.nvmlShutdown)
             self._nvml, self._handles = None, []
 
-    def _row(self, number: int, handle: Any) -> dict[str, Any]:  # noqa: ANN401 - NVML's
+    def _stands(self, handle: Any) -> Iterator[int | None]:  # noqa: ANN401 - NVML's
+        """Values of the fields after ``device_id``."""
         nvml = self._nvml
-        utilisation = self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-        memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used)
-        return {
-            "device_id": number,
-            "gpu_util_percent": utilisation,
-            "gpu_memory_used_bytes": memory,
-            "pcie_tx_bytes_per_s": self._pcie(handle, "NVML_PCIE_UTIL_TX_BYTES"),
-            "pcie_rx_bytes_per_s": self._pcie(handle, "NVML_PCIE_UTIL_RX_BYTES"),
-        }
-
-    def _pcie(self, handle: Any, counter: str) -> int | None:  # noqa: ANN401
-        nvml = self._nvml
-        rate = self._ask(lambda: nvml.nvmlDeviceGetPcieThroughput(handle, getattr(nvml, counter)))
-        return None if rate is None else int(rate) * BYTES_PER_KB
+        yield self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        yield self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used)
+        for counter in (nvml.NVML_PCIE_UTIL_TX_BYTES, nvml.NVML_PCIE_UTIL_RX_BYTES):
+            rate = self._ask(partial(nvml.nvmlDeviceGetPcieThroughput, handle, counter))
+            yield None if rate is None else rate * BYTES_PER_KB
 
     def _handle(self, name: str) -> Any:  # noqa: ANN401
         if name.isdigit():

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+_GROUP = re.compile(r"^\d+:([^:]*):/?(.*)$", re.MULTILINE)
 
 
 class OomKills:
@@ -18,50 +19,42 @@ class OomKills:
             proc: where the kernel shows its processes.
             cgroups: where control groups are mounted.
         """
-        self._file: Path | None = None
-        self._before = 0
-        for file in (*_group_files(proc, cgroups), proc / "vmstat"):
-            count = _read(file)
-            if count is not None:
-                self._file, self._before = file, count
-                return
+        files = (*_group_files(_text(proc / "self" / "cgroup"), cgroups), proc / "vmstat")
+        self._file = next((file for file in files if _count(file) is not None), None)
+        self._before = self._now() or 0
 
     def since(self) -> int | None:
         """Processes killed since; None where no counter can be read."""
-        count = None if self._file is None else _read(self._file)
+        count = self._now()
         return None if count is None else max(0, count - self._before)
 
+    def _now(self) -> int | None:
+        return None if self._file is None else _count(self._file)
 
-def _group_files(proc: Path, cgroups: Path) -> list[Path]:
+
+def _group_files(text: str, cgroups: Path) -> list[Path]:
     """Counters of this process' control group, version 2 first.
 
     In a container the paths of ``/proc/self/cgroup`` may be those outside of it; the group's own
     files then lie at the top.
     """
-    try:
-        lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    modern, old = [], []
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if not controllers:
-            modern.append(cgroups / path.lstrip("/") / "memory.events")
-            modern.append(cgroups / "unified" / path.lstrip("/") / "memory.events")
-        elif "memory" in controllers.split(","):
-            old.append(cgroups / "memory" / path.lstrip("/") / "memory.oom_control")
+    groups = _GROUP.findall(text)
+    modern = [path for controllers, path in groups if not controllers]
+    old = [path for controllers, path in groups if "memory" in controllers.split(",")]
     return [
-        *modern,
+        *(cgroups / top / path / "memory.events" for path in modern for top in ("", "unified")),
         cgroups / "memory.events",
-        *old,
-        cgroups / "memory" / "memory.oom_control",
+        *(cgroups / "memory" / path / "memory.oom_control" for path in (*old, "")),
     ]
 
 
-def _read(file: Path) -> int | None:
-    try:
-        match = _COUNT.search(file.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
+def _count(file: Path) -> int | None:
+    match = _COUNT.search(_text(file))
     return int(match[1]) if match else None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from launch.process.growing import GrowingFile
 
 FIRST_ITERATION_S = 1800.0
 """Longest silence before the first iteration: ops compile, weights and samples are made."""
@@ -18,7 +22,6 @@ SLOWEST_FACTOR = 20.0
 LOOK_S = 0.5
 """Seconds between two looks."""
 
-_MOST_BYTES = 2**20
 _ITERATION_LINE = re.compile(rb"elapsed time per iteration \(ms\):\s*([0-9.]+)")
 
 
@@ -57,14 +60,16 @@ class ProgressWatch:
             hang_s: longest silence in seconds; None adapts it to the run, 0 allows any.
             now: clock, in seconds.
         """
-        self._log = _Growing(log)
-        self._metrics = None if metrics is None else _Growing(metrics)
+        # Each file with what finds an iteration's time in a line, and the times found, in ms.
+        self._files: list[tuple[GrowingFile, Callable[[bytes], float | None], list[float]]] = []
+        for path, read in ((log, _ms_in_log), (metrics, _ms_in_metrics)):
+            if path is not None:
+                start = path.stat().st_size if path.exists() else 0
+                self._files.append((GrowingFile(path, start), read, []))
         self._hang_s = hang_s
         self._now = now
         self._looked = now()
         self._idle_s = 0.0
-        self._in_log = _Iterations()
-        self._in_metrics = _Iterations()
 
     @property
     def limit_s(self) -> float:
@@ -73,7 +78,7 @@ class ProgressWatch:
             return self._hang_s or float("inf")
         if self._iterations == 0:
             return FIRST_ITERATION_S
-        slowest_ms = max(self._in_log.slowest_ms, self._in_metrics.slowest_ms)
+        slowest_ms = max(max(times_ms, default=0.0) for *_, times_ms in self._files)
         return max(LEAST_S, SLOWEST_FACTOR * slowest_ms / 1000.0)
 
     def look(self) -> Stall | None:
@@ -84,8 +89,11 @@ class ProgressWatch:
         self._looked += passed_s
         # While we were stopped ourselves, as a whole suspended job is, nothing counts as silence.
         self._idle_s += min(passed_s, 4 * LOOK_S)
-        if self._has_grown():
-            self._idle_s = 0.0
+        for file, read, times_ms in self._files:
+            found = map(read, file.new_lines())
+            times_ms += [milliseconds for milliseconds in found if milliseconds is not None]
+            if file.has_grown:
+                self._idle_s = 0.0
         limit_s = self.limit_s
         if self._idle_s < limit_s:
             return None
@@ -93,74 +101,28 @@ class ProgressWatch:
 
     @property
     def _iterations(self) -> int:
-        return max(self._in_log.count, self._in_metrics.count)
-
-    def _has_grown(self) -> bool:
-        log_lines = self._log.new_lines()
-        for line in log_lines:
-            if match := _ITERATION_LINE.search(line):
-                self._in_log.add(match[1])
-        grown = self._log.has_grown
-        if self._metrics is not None:
-            for line in self._metrics.new_lines():
-                self._in_metrics.add(_iteration_ms(line))
-            grown = grown or self._metrics.has_grown
-        return grown
+        return max(len(times_ms) for *_, times_ms in self._files)
 
 
-class _Iterations:
-    def __init__(self) -> None:
-        self.count = 0
-        self.slowest_ms = 0.0
-
-    def add(self, milliseconds: object) -> None:
-        if milliseconds is None:
-            return
-        self.count += 1
-        try:
-            value = float(milliseconds)  # type: ignore[arg-type]  # whatever a log or a file says
-        except (TypeError, ValueError):
-            return
-        if value < float("inf"):
-            self.slowest_ms = max(self.slowest_ms, value)
+def _ms_in_log(line: bytes) -> float | None:
+    """Time of an iteration's line; None for any other line."""
+    match = _ITERATION_LINE.search(line)
+    return _number(match[1]) if match else None
 
 
-class _Growing:
-    """A file that others append to."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = path.stat().st_size if path.exists() else 0
-        self._part = b""
-        self.has_grown = False
-
-    def new_lines(self) -> list[bytes]:
-        """Whole lines since the last call; of a huge growth the last mebibyte."""
-        self.has_grown = False
-        try:
-            size = self._path.stat().st_size
-            if size == self._position:
-                return []
-            self.has_grown = True
-            with self._path.open("rb") as file:
-                if size - self._position > _MOST_BYTES or size < self._position:
-                    self._part = b""
-                    self._position = max(0, size - _MOST_BYTES)
-                file.seek(self._position)
-                text = file.read(_MOST_BYTES)
-        except OSError:  # not made yet, or a file system that has gone for a while
-            return []
-        self._position += len(text)
-        *lines, self._part = (self._part + text).split(b"\n")
-        return lines
-
-
-def _iteration_ms(line: bytes) -> object:
+def _ms_in_metrics(line: bytes) -> float | None:
     """Time of an ``iteration`` event; None for any other line."""
-    try:
+    with contextlib.suppress(ValueError):
         event = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(event, dict) or event.get("event") != "iteration":
-        return None
-    return event.get("iteration_ms", "unknown")
+        if isinstance(event, dict) and event.get("event") == "iteration":
+            return _number(event.get("iteration_ms"))
+    return None
+
+
+def _number(value: object) -> float:
+    """A time as a log or a file says it; 0 where that is no number."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return 0.0
+    return number if math.isfinite(number) else 0.0

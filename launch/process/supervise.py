@@ -13,13 +13,12 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any
 
-from launch.process.echo import echoing
+from launch.process.growing import echoing
 from launch.process.job import DEFAULT_LIMITS, Companion, Ending, Job, Limits
 from launch.process.members import POLL_S, Members, mark
 from launch.process.oom_kills import OomKills
@@ -30,33 +29,20 @@ WARM_S = 600.0
 """Longest time until a companion is ready."""
 
 
-class _StopRequests:
-    """Counts SIGINT, SIGTERM and SIGHUP instead of dying of them, in the main thread."""
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        self.count = 0
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) != signal.SIG_IGN:  # nohup's choice stays
-                    self._previous[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
-        self.count += 1
+@contextlib.contextmanager
+def stop_requests() -> Iterator[list[int]]:
+    """SIGINT, SIGTERM and SIGHUP, noted instead of dying of them; in the main thread alone."""
+    noted: list[int] = []
+    previous: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup's choice stays
+                previous[number] = signal.signal(number, lambda got, _: noted.append(got))
+    try:
+        yield noted
+    finally:
+        for known, handler in previous.items():
+            signal.signal(known, handler)
 
 
 Beside = Callable[[Members], AbstractContextManager[object]]
@@ -87,26 +73,26 @@ def supervise(
     members = Members(job.token)
     kills = OomKills()
     started = time.monotonic()
-    with job.log.open("ab") as output, _StopRequests() as stop:
-        started_ones = _Started(job, members, output)
-        ending = Ending(1, 0.0)
+    with job.log.open("ab") as output, stop_requests() as stops:
+        processes = _Processes(job, members, output)
         try:
             with echoing(job.log) if echo else contextlib.nullcontext():
-                ending = _run(started_ones, limits, stop, beside)
+                ending = _run(processes, limits, stops, beside)
         finally:
             members.kill()
-            code = started_ones.reap()
-        stopped = stop.signal is not None and code is None
+            code = processes.reap()
+        if code is None:  # the command was never started
+            code = 128 + stops[-1] if stops else 1
         return replace(
             ending,
-            exit_code=128 + (stop.signal or 0) if stopped else 1 if code is None else code,
+            exit_code=code,
             seconds=time.monotonic() - started,
-            stop_signal=stop.signal,
+            stop_signal=stops[-1] if stops else None,
             oom_kills=kills.since(),
         )
 
 
-class _Started:
+class _Processes:
     """The commands of a job that have been started and not been reaped."""
 
     def __init__(self, job: Job, members: Members, output: Any) -> None:  # noqa: ANN401 - a file
@@ -118,12 +104,12 @@ class _Started:
 
     def start_companions(self) -> None:
         for companion in self.job.companions:
-            self._companions.append((companion, self._popen(companion.command)))
+            self._companions.append((companion, self._start(companion.command)))
 
     def start(self) -> None:
-        self._main = self._popen(self.job.command)
+        self._main = self._start(self.job.command)
 
-    def _popen(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
             command,
             cwd=self.job.cwd,
@@ -171,59 +157,58 @@ def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
     return result.si_status if result.si_code == os.CLD_EXITED else 128 + result.si_status
 
 
-def _run(started: _Started, limits: Limits, stop: _StopRequests, beside: Beside | None) -> Ending:
-    """Start everything and wait; what is wrong when we end it, in an otherwise empty ending."""
-    job, members = started.job, started.members
+def _run(processes: _Processes, limits: Limits, stops: list[int], beside: Beside | None) -> Ending:
+    """Start everything and wait; the reason to end it, in an otherwise empty ending."""
+    job, members = processes.job, processes.members
     begin = time.monotonic()
-    started.start_companions()
-    ending = _warm_up(started, stop)
-    if ending is None:
-        # The watch comes first: what the command writes at once is progress too.
-        watch = ProgressWatch(job.log, job.metrics, limits.hang_s)
-        started.start()
-        with beside(members) if beside is not None else contextlib.nullcontext():
-            ending = _wait(started, watch, limits, stop, begin)
-            if ending.stall is not None:
-                add_note(job.log, f"{ending.stall.describe()}; what its processes do:")
-                dump_stacks(members.all(), job.log)
-                add_note(job.log, "ending the run")
-            # Stopped or left behind: nothing of the run may outlive it.
-            _end(members, stop)
-    else:
-        _end(members, stop)
+    processes.start_companions()
+    if (ending := _warm_up(processes, stops)) is not None:
+        _end(members, stops)
+        return ending
+    # The watch comes first: what the command writes at once is progress too.
+    watch = ProgressWatch(job.log, job.metrics, limits.hang_s)
+    processes.start()
+    with beside(members) if beside is not None else contextlib.nullcontext():
+        ending = _wait(processes, watch, limits, stops, begin)
+        if ending.stall is not None:
+            add_note(job.log, f"{ending.stall.describe()}; what its processes do:")
+            dump_stacks(members.all(), job.log)
+            add_note(job.log, "ending the run")
+        # Stopped or left behind: nothing of the run may outlive it.
+        _end(members, stops)
     return ending
 
 
-def _end(members: Members, stop: _StopRequests) -> None:
-    seen = stop.count
-    members.end(hurry=lambda: stop.count != seen)
+def _end(members: Members, stops: list[int]) -> None:
+    seen = len(stops)
+    members.end(hurry=lambda: len(stops) != seen)
 
 
-def _warm_up(started: _Started, stop: _StopRequests) -> Ending | None:
+def _warm_up(processes: _Processes, stops: list[int]) -> Ending | None:
     """Wait until the companions are ready; why not, if they never are."""
     deadline = time.monotonic() + WARM_S
-    while not started.are_ready:
-        if stop.signal is not None:
-            return Ending(1, 0.0)
-        if lost := started.lost_companion():
-            return Ending(1, 0.0, companion=lost)
+    while not processes.are_ready:
+        if stops:
+            return Ending()
+        if lost := processes.lost_companion():
+            return Ending(companion=lost)
         if time.monotonic() > deadline:
-            names = ", ".join(companion.name for companion in started.job.companions)
-            return Ending(1, 0.0, companion=f"{names}: not ready after {WARM_S:.0f} s")
+            names = ", ".join(companion.name for companion in processes.job.companions)
+            return Ending(companion=f"{names}: not ready after {WARM_S:.0f} s")
         time.sleep(POLL_S)
     return None
 
 
 def _wait(
-    started: _Started, watch: ProgressWatch, limits: Limits, stop: _StopRequests, begin: float
+    processes: _Processes, watch: ProgressWatch, limits: Limits, stops: list[int], begin: float
 ) -> Ending:
     """Wait for the end of the command, or for a reason to end it."""
-    while not started.has_ended and stop.signal is None:
+    while not processes.has_ended and not stops:
         if limits.timeout_s is not None and time.monotonic() - begin > limits.timeout_s:
-            return Ending(1, 0.0, timed_out=True)
+            return Ending(timed_out=True)
         if stall := watch.look():
-            return Ending(1, 0.0, stall=stall)
-        if (lost := started.lost_companion()) and not started.has_ended:
-            return Ending(1, 0.0, companion=lost)
+            return Ending(stall=stall)
+        if (lost := processes.lost_companion()) and not processes.has_ended:
+            return Ending(companion=lost)
         time.sleep(POLL_S)
-    return Ending(0, 0.0)
+    return Ending()

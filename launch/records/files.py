@@ -12,9 +12,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write ``value`` so that a reader finds the old file or the new one, never a part of it."""
+    """:func:`write_text` of a value as JSON."""
+    write_text(path, as_json(value))
+
+
+def as_json(value: object) -> str:
+    """A value as the harness's files hold it."""
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that a reader finds the old one or the new one, never a part of it."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
     try:
         with beside.open("w", encoding="utf-8") as file:
             file.write(text)

@@ -14,8 +14,9 @@ from configs.study import default_study
 from launch.ds_json import patches
 
 _KEY_CHARACTERS = 16
-_SETUP = ("git", "versions", "gpus", "cpu")
+SETUP = ("code", "versions", "gpus", "cpu")
 """Parts of the provenance that can change a run's times or results."""
+_SHOWN_FILES = 3
 _LATER_FIELDS = frozenset(
     {
         *("architecture", "dtype", "pp", "zero_stage", "offload_optimizer", "offload_param"),
@@ -51,8 +52,8 @@ def settings_key(point: Point) -> str:
 def _of_study(point: Point) -> dict[str, Any]:
     """What the study makes of the fields.
 
-    Not for the default study: keys of its runs are older than studies, and whoever changes it
-    changes the checkout, which is a part of :func:`setup_key`.
+    Not for the default study: keys of its runs are older than studies, and what it makes of the
+    fields is a part of :func:`setup_key` too.
     """
     study = point.study
     if study is None or study is default_study():
@@ -77,8 +78,48 @@ def _as_before(table: dict[str, Any], schema: type[Model] | type[Point]) -> dict
 
 
 def setup_key(provenance: Mapping[str, Any]) -> str:
-    """Key of what a run was run with: commit and local changes, versions, processors."""
-    return _digest([provenance.get(part) for part in _SETUP])
+    """Key of what a run was run with: code, versions, processors."""
+    return _digest([provenance.get(part) for part in SETUP])
+
+
+def code_facts(files: Mapping[str, str], settings: object) -> dict[str, Any]:
+    """The part ``code`` of the provenance.
+
+    Args:
+        files: As :func:`launch.records.code.code_of` gives them.
+        settings: What else the checkout makes of a point: DeepSpeed's JSON, words, variables.
+    """
+    return {"sha256": _digest(files), "settings": _digest(settings), "files": dict(files)}
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """In what a run's setup differs from today's: ``code changed: launch/trainer/loop.py``.
+
+    Args:
+        before: The parts :data:`SETUP` of a run's provenance.
+        now: Those that it would have now.
+    """
+    found = []
+    if before.get("code") is None:
+        found.append("made before the code of a run was noted file by file")
+    else:
+        code = [part.get("code") or {} for part in (before, now)]
+        paths = _differing(*(part.get("files") or {} for part in code))
+        more = f" and {len(paths) - _SHOWN_FILES} more" if len(paths) > _SHOWN_FILES else ""
+        if paths:
+            found.append(f"code changed: {', '.join(paths[:_SHOWN_FILES])}{more}")
+        elif code[0].get("settings") != code[1].get("settings"):
+            found.append("DeepSpeed's JSON, arguments or variables changed")
+    old, new = (dict(part.get("versions") or {}) for part in (before, now))
+    found += [f"{name} was {old.get(name)}, is {new.get(name)}" for name in _differing(old, new)]
+    for part, word in (("gpus", "GPUs"), ("cpu", "processor")):
+        if before.get(part) != now.get(part):
+            found.append(f"{word} changed")
+    return "; ".join(found)
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
 
 
 def data_facts(prefix: str) -> dict[str, dict[str, Any]]:

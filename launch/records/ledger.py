@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from launch.records.driver import Driver
 from launch.records.files import read_json
+from launch.records.identity import changes
 
-FAILURES = ("failed", "oom-host", "oom-device", "timeout", "hang")
+UNTRAINED = ("nan", "frozen", "diverged")
+"""Statuses of a run that came to its end with a loss that means no training."""
+FAILURES = ("failed", "oom-host", "oom-device", "timeout", "hang", *UNTRAINED)
 """Statuses of a run that came to its own bad end."""
 INTERRUPTED = "interrupted"
 SILENCE_S = 1800.0
@@ -44,6 +47,13 @@ class Record:
     started: str
     """UTC, ISO 8601."""
     driver: Driver | None
+    setup: dict[str, Any]
+    """What it was run with, as :func:`launch.records.identity.changes` takes it."""
+
+    @property
+    def where(self) -> str:
+        """``STEM/run-NNN``."""
+        return f"{self.path.parent.name}/{self.path.name}"
 
     @classmethod
     def read(cls, run_json: Path) -> Self | None:
@@ -52,7 +62,7 @@ class Record:
         point = run.get("point")
         if not isinstance(point, dict) or not isinstance(run.get("point_key"), str):
             return None
-        driver = Driver.read(status.get("driver"))
+        driver, setup = Driver.read(status.get("driver")), run.get("provenance")
         word, cause = str(status.get("status") or ""), str(status.get("cause") or "")
         seconds = status.get("seconds")
         if word in ("", "running") and not _is_alive(driver, run_json.parent):
@@ -71,6 +81,7 @@ class Record:
             seconds=seconds if isinstance(seconds, int | float) else None,
             started=str(run.get("started") or ""),
             driver=driver,
+            setup=setup if isinstance(setup, dict) else {},
         )
 
 
@@ -100,20 +111,24 @@ class Choice(enum.StrEnum):
     """What failed or was interrupted; nothing new."""
     AGAIN = "again"
     """All, done or not."""
+    KEEP = "keep"
+    """All that are not done, be it with older code, other versions or processors."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether to run a point now, and why not."""
+    """Whether to run a point now, and why."""
 
     run: bool
     why: str = ""
-    record: Record | None = None
-    """The run that stands for it, when it is not run."""
+    """Empty for a point that is run for the first time."""
 
 
 def decide(
-    keys: tuple[str, str, int], records: Sequence[Record], choice: Choice, now_running: bool = True
+    keys: tuple[str, str, int],
+    records: Sequence[Record],
+    choice: Choice,
+    setup: Mapping[str, Any] | None = None,
 ) -> Decision:
     """Whether a point is to be run.
 
@@ -121,34 +136,49 @@ def decide(
         keys: its point key, the setup key of this call, and the repeat.
         records: earlier runs, the newest last.
         choice: what the user asked for.
-        now_running: whether a run that another launcher has going on stands in the way.
+        setup: what the setup key is of, to say what changed.
     """
     point_key, setup_key, repeat = keys
     own = [r for r in records if (r.point_key, r.repeat) == (point_key, repeat)]
     running = [r for r in own if r.status == "running"]
-    if running and now_running:
-        return Decision(False, f"is running now ({_where(running[-1])})", running[-1])
+    if running:
+        return Decision(False, f"is running now ({running[-1].where})")
     if choice is Choice.AGAIN:
-        return Decision(True)
-    done = [r for r in own if r.status == "ok" and r.setup_key == setup_key]
+        return Decision(True, "--again" if own else "")
+    good = [r for r in own if r.status == "ok"]
+    done = [r for r in good if r.setup_key == setup_key]
     if done:
-        return Decision(False, f"done before ({_where(done[-1])})", done[-1])
-    other = [r for r in own if r.status == "ok"]
-    if other and choice is not Choice.MISSING:
-        why = f"done before with other code, versions or processors ({_where(other[-1])})"
-        return Decision(False, why, other[-1])
-    return _decide_unfinished(own, choice)
-
-
-def _decide_unfinished(own: Sequence[Record], choice: Choice) -> Decision:
-    newest = own[-1] if own else None
-    if choice is Choice.RERUN_FAILED and newest is None:
+        return Decision(False, f"done before ({done[-1].where})")
+    if good:
+        changed = changes(good[-1].setup, setup or {}) or "other code, versions or processors"
+        if choice is Choice.MISSING:
+            return Decision(True, f"{changed} (since {good[-1].where}; --keep accepts it)")
+        words = "done before with other code, versions or processors"
+        return Decision(False, f"{words} ({good[-1].where}): {changed}")
+    if own:
+        return _decide_unfinished(own[-1], choice)
+    if choice is Choice.RERUN_FAILED:
         return Decision(False, "never run")
-    if choice is Choice.RESUME and newest is not None and newest.status in FAILURES:
-        why = f"{newest.status} before ({_where(newest)}); --rerun-failed tries again"
-        return Decision(False, why, newest)
-    return Decision(True)
+    return Decision(True, _other_data(keys, records))
 
 
-def _where(record: Record) -> str:
-    return f"{record.path.parent.name}/{record.path.name}"
+def _decide_unfinished(newest: Record, choice: Choice) -> Decision:
+    what = f"{newest.status} before ({newest.where})"
+    if choice is Choice.RESUME and newest.status in FAILURES:
+        return Decision(False, f"{what}; --rerun-failed tries again")
+    return Decision(True, what)
+
+
+def _other_data(keys: tuple[str, str, int], records: Sequence[Record]) -> str:
+    """Why a point without a run has none, where its settings were run with other data."""
+    settings = keys[0].partition("-")[0]
+    same = [r for r in records if (r.point_key.partition("-")[0], r.repeat) == (settings, keys[2])]
+    found = [r for r in same if r.status == "ok"]
+    return f"data changed (since {found[-1].where})" if found else ""
+
+
+def older(record: Record, setup_key: str, setup: Mapping[str, Any]) -> str:
+    """What changed since a run; empty where it is of today's code, versions and processors."""
+    if record.setup_key == setup_key:
+        return ""
+    return changes(record.setup, setup) or "other code, versions or processors"

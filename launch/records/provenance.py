@@ -81,7 +81,7 @@ def git_state(root: Path) -> dict[str, Any] | None:
     changes = _output(["git", "-C", str(root), "status", "--porcelain"])
     if commit is None or changes is None:
         return None
-    state = {"commit": commit.strip(), "dirty": bool(changes.strip())}
+    state: dict[str, Any] = {"commit": commit.strip(), "dirty": bool(changes.strip())}
     if state["dirty"]:
         difference = _output(["git", "-C", str(root), "diff", "HEAD", "--no-ext-diff"]) or ""
         text = changes + difference

@@ -1,9 +1,17 @@
-"""The folder of one run, ``RESULTS/SWEEP/STEM/run-NNN``, and what the launcher writes there."""
+"""The folder of one run, ``RESULTS/SWEEP/STEM/run-NNN``, and what the launcher writes there.
+
+How a run ended is written even where nothing can be written any more.
+"""
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import re
-from dataclasses import asdict, dataclass
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +23,9 @@ from launch.records.files import json_lines, last_lines, write_json
 
 SCHEMA_VERSION = 2
 """Of ``run.json``, ``status.json`` and ``sweep.json``."""
+FULL_BYTES = 16_384
+"""A file system with less room than this holds no traceback and no status."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -22,34 +33,18 @@ class Status:
     """How a run stands, as ``status.json`` says it."""
 
     status: str
-    """``running``, ``ok``, ``oom-host``, ``oom-device``, ``timeout``, ``hang``, ``failed`` or
-    ``interrupted``."""
+    """``running``, ``ok``, ``oom-host``, ``oom-device``, ``timeout``, ``hang``, ``failed``,
+    ``interrupted``; or, of a run that ended without having trained, ``nan``, ``frozen`` or
+    ``diverged``."""
     exit_code: int | None = None
-    """Of the ranks' launcher; 128 + signal when a signal ended it; None while running."""
+    """Of the ranks' launcher; 128 + signal when a signal ended it; 1 of a run that has not trained;
+    None while running."""
     seconds: float | None = None
     """From the start of the ranks to their end."""
     cause: str = ""
     """Why a run is not ``ok``, in a line."""
     driver: Driver | None = None
     """Who runs it; None once it has ended."""
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What a run starts from, as ``run.json`` says it."""
-
-    point: Point
-    point_key: str
-    """Of its settings and data, see :mod:`launch.records.identity`."""
-    setup_key: str
-    """Of what it is run with."""
-    repeat: int
-    """Which of the repeats of this point it is, from 1."""
-    data_prefix: str
-    """Absolute prefix of Megatron's files."""
-    command: list[str]
-    """Program and arguments of the ranks."""
-    provenance: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -76,47 +71,50 @@ class RunFolder:
         """What the trainer reads."""
         return self.path / "run.json"
 
-    @property
-    def run_id(self) -> str:
-        """``STEM/run-NNN``, unique in a sweep."""
-        return f"{self.path.parent.name}/{self.path.name}"
-
-    def write_inputs(self, inputs: Inputs, ds_config: dict[str, Any]) -> None:
-        """Write ``run.json`` and ``ds_config.json``."""
+    def write_inputs(
+        self, point: Point, facts: Mapping[str, Any], ds_config: Mapping[str, Any]
+    ) -> None:
+        """Write ``run.json``, of the point and what else is known, and ``ds_config.json``."""
         write_json(self.path / "ds_config.json", ds_config)
         write_json(
             self.run_json,
             {
                 "schema_version": SCHEMA_VERSION,
-                "run_id": self.run_id,
-                "point": inputs.point.model_dump(mode="json"),
-                "study": study_of(inputs.point),
-                "point_key": inputs.point_key,
-                "setup_key": inputs.setup_key,
-                "repeat": inputs.repeat,
+                "run_id": f"{self.path.parent.name}/{self.path.name}",
                 "started": datetime.now(UTC).isoformat(timespec="seconds"),
                 "log": self.log_name,
                 "metrics": self.metrics.name,
-                "data_prefix": inputs.data_prefix,
-                "command": inputs.command,
-                "provenance": inputs.provenance,
+                **facts,
+                "point": point.model_dump(mode="json"),
+                "study": study_of(point),
             },
         )
 
     def write_status(self, status: Status) -> None:
         """Write ``status.json``, with the log's last lines."""
-        write_json(
-            self.path / "status.json",
-            {
-                "schema_version": SCHEMA_VERSION,
-                "status": status.status,
-                "exit_code": status.exit_code,
-                "seconds": status.seconds,
-                "cause": status.cause,
-                "last_lines": last_lines(self.log),
-                "driver": None if status.driver is None else asdict(status.driver),
-            },
-        )
+        table = {**_status_table(status), "last_lines": last_lines(self.log)}
+        write_json(self.path / "status.json", table)
+
+    def record_end(self, status: Status) -> Status:
+        """Write ``status.json``; what cannot be written is said on standard error, and we go on.
+
+        A full disk has no room for a new file, but the old one's block can be written anew. Then
+        ``last_lines`` are left out; the log has them.
+
+        Returns:
+            The status, with what could not be written in its cause.
+        """
+        try:
+            self.write_status(status)
+            return status
+        except OSError as error:
+            lost, number = f"status.json could not be written: {error.strerror}", error.errno
+        cause = f"{status.cause}; {lost}" if status.cause else lost
+        status = replace(status, cause=cause)
+        if number in _FULL and _overwrite(self.path / "status.json", status):
+            cause = f"{cause}; written in place, without last_lines"
+        sys.stderr.write(f"{self.path}: {cause}\n")
+        return replace(status, cause=cause)
 
     def last_loss(self) -> float | None:
         """Loss of the last iteration; None when there is none or it is not finite."""
@@ -126,6 +124,33 @@ class RunFolder:
     def has_ended(self) -> bool:
         """Whether the trainer wrote its last line, ``event: end``."""
         return any(line.get("event") == "end" for line in json_lines(self.metrics))
+
+
+def _status_table(status: Status) -> dict[str, Any]:
+    return {"schema_version": SCHEMA_VERSION, **asdict(status)}
+
+
+def _overwrite(path: Path, status: Status) -> bool:
+    """Put a short status into the blocks that the file has; False when that fails as well."""
+    text = json.dumps({**_status_table(replace(status, driver=None)), "last_lines": []}) + "\n"
+    try:
+        with path.open("r+b") as file:
+            file.write(text.encode())
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        return False
+    return True
+
+
+def disk_is_full(folder: Path) -> bool:
+    """Whether a file system has no room left for this user."""
+    try:
+        space = os.statvfs(folder)
+    except OSError:
+        return False
+    return space.f_bavail * space.f_frsize < FULL_BYTES
 
 
 def study_of(point: Point) -> dict[str, Any] | None:

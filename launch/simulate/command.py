@@ -6,7 +6,6 @@ Nothing is run, and nothing in the folders of measured sweeps is touched: what c
 
 from __future__ import annotations
 
-import json
 import re
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -25,14 +24,10 @@ from deep_optimizer_states.predict.machine import (
     load_machine,
     machine_names,
 )
-from deep_optimizer_states.predict.predict import (
-    AllResident,
-    Prediction,
-    all_resident,
-    predict,
-)
+from deep_optimizer_states.predict.predict import AllResident, Prediction, all_resident, predict
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch import cli
+from launch.records.files import read_json
 from launch.records.run_folder import sweep_dir
 from launch.simulate.folders import (
     PUBLISHED,
@@ -74,7 +69,7 @@ class Simulation:
         if given.choice is not None or given.report_only or given.node_rank is not None:
             raise ConfigError(
                 "--simulate predicts every point anew: leave out --resume, --rerun-failed, "
-                "--again, --report-only and --node-rank"
+                "--again, --keep, --report-only and --node-rank"
             )
         try:
             profile = load_machine(given.machine)
@@ -193,11 +188,8 @@ def _figures(sweep: Sweep) -> list[str]:
 
 def predicted_before(simulation: Simulation, sweep: str) -> frozenset[str]:
     """Names of the points that the folder of a sweep shows already; none when it cannot be read."""
-    try:
-        index = json.loads((simulation.folder(sweep) / "sweep.json").read_text(encoding="utf-8"))
-        return frozenset(str(run["name"]) for run in index["runs"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return frozenset()
+    runs = read_json(simulation.folder(sweep) / "sweep.json").get("runs") or ()
+    return frozenset(str(run.get("name")) for run in runs)
 
 
 def largest_that_fits(

@@ -23,7 +23,7 @@ VALUES = "values.json"
 """Holds a run's figures, in place of a log."""
 OOM = {"GPU memory": "oom-device", "host memory": "oom-host"}
 """Status of a run that lacks it, by how the performance model begins to say so."""
-_TIMES = tuple(f"{name}_ms" for name in ("iteration", "forward", "backward", "update", "bound"))
+_TIMED = ("iteration", "forward", "backward", "update", "bound")
 
 
 @dataclass
@@ -66,14 +66,10 @@ class SimulatedSweep:
             "repeat": 1,
             "log": VALUES,
         }
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            _write(path / "run.json", run)
-            _write(path / VALUES, {"schema_version": SCHEMA_VERSION, **values})
-            if source == SIMULATED:
-                _write(path / "status.json", {"status": status, "cause": cause})
-        except OSError as error:
-            raise _unwritable(self.folder, error) from None
+        files = {"run.json": run, VALUES: {"schema_version": SCHEMA_VERSION, **values}}
+        if source == SIMULATED:
+            files["status.json"] = {"status": status, "cause": cause}
+        self._write(path, files)
         entry = {"name": point.name, "engine": point.engine, "repeat": 1, "log": VALUES}
         entry["run_dir"] = path.relative_to(self.folder).as_posix()
         self._runs.append({**entry, "status": status if source == SIMULATED else ""})
@@ -95,11 +91,20 @@ class SimulatedSweep:
             "points": [],
             "runs": self._runs,
         }
+        self._write(self.folder, {"sweep.json": index})
+
+    def _write(self, folder: Path, files: Mapping[str, object]) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            _write(self.folder / "sweep.json", index)
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, value in files.items():
+                # Anyone can make it again in a second: no care for crashes.
+                text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+                (folder / name).write_text(text, encoding="utf-8")
         except OSError as error:
-            raise _unwritable(self.folder, error) from None
+            raise ConfigError(
+                f"results folder {str(self.folder)!r} cannot be written: {error.strerror}; choose "
+                "another with --results-dir"
+            ) from None
 
 
 def predicted_values(
@@ -118,11 +123,7 @@ def predicted_values(
         "about": f"profile {about['machine']}, {about['software']}",
         "parameters": point.model.num_parameters(point.tp),
         "num_ranks": point.num_ranks,
-        "iteration_ms": 1000.0 * found.iteration_s,
-        "forward_ms": 1000.0 * found.forward_s,
-        "backward_ms": 1000.0 * found.backward_s,
-        "update_ms": 1000.0 * found.update_s,
-        "bound_ms": 1000.0 * found.bound_s,
+        **{f"{name}_ms": 1000.0 * getattr(found, f"{name}_s") for name in _TIMED},
         "all_resident_iteration_ms": 1000.0 * resident.iteration_s if resident else None,
         "tflops": tflops,
         "host_memory_bytes": found.memory.host_bytes,
@@ -134,7 +135,8 @@ def predicted_values(
         "policy": found.policy,
     }
     # What does not fit takes no time: a figure shows it as the failure that it would be.
-    return values if not memory_lack(found) else {**values, **dict.fromkeys((*_TIMES, "tflops"))}
+    untimed = dict.fromkeys([*(f"{name}_ms" for name in _TIMED), "tflops"])
+    return {**values, **untimed} if memory_lack(found) else values
 
 
 def memory_lack(found: Prediction) -> str:
@@ -150,15 +152,3 @@ def published_values(point: Point, fields: Mapping[str, Any]) -> dict[str, Any]:
     """What ``values.json`` says of published figures."""
     parameters = point.model.num_parameters(point.tp)
     return {"parameters": parameters, "num_ranks": point.num_ranks, **fields}
-
-
-def _write(path: Path, value: object) -> None:
-    # Anyone can make it again in a second: no care for crashes.
-    path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def _unwritable(folder: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"results folder {str(folder)!r} cannot be written: {error.strerror}; choose another with "
-        "--results-dir"
-    )

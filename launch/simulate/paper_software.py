@@ -15,13 +15,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deep_optimizer_states.plan import DEVICE_CHAIN, HOST_CHAIN, RESIDENT_CHAIN, Action, Kind
-from deep_optimizer_states.predict.closed_form import Estimate
 from deep_optimizer_states.predict.machine import Costs, Machine
-from deep_optimizer_states.predict.memory_need import power_of_two
-from deep_optimizer_states.predict.rank import STATE_BYTES, Rank
-from deep_optimizer_states.predict.stock import StockOffload, StockSimulator
-from deep_optimizer_states.predict.update_sim import FP32_BYTES, State, UpdateSimulator
-from deep_optimizer_states.predict.workload import Workload, WorkloadError
+from deep_optimizer_states.predict.stock import StockSimulator
+from deep_optimizer_states.predict.update_sim import State, UpdateSimulator
+from deep_optimizer_states.predict.workload import (
+    FP32_BYTES,
+    STATE_BYTES,
+    StockOffload,
+    Workload,
+    WorkloadError,
+    power_of_two,
+)
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,6 @@ class HybridSimulator(StockSimulator):
 class Hybrid(Fork):
     """One subgroup in ``stride`` on the GPU, through one slot."""
 
-    simulator: type[UpdateSimulator] = HybridSimulator
-
     def check(self, workload: Workload) -> None:
         """Refuse a stride of 1, which the fork cannot do.
 
@@ -119,52 +121,17 @@ class Hybrid(Fork):
                 found.append(Action(following[idx], Kind.PREFETCH))
         return found + [Action(idx, kind) for idx in sorted(resident) for kind in RESIDENT_CHAIN]
 
-    def estimate_update(self, workload: Workload, rank: Rank) -> Estimate:
-        """In closed form, a period of ``stride`` subgroups takes as long as its longer chain."""
-        resident = self.resident_subgroups(workload)
-        numels, host_rate = workload.subgroups, rank.host_alone_parameters_per_s
-        rest = [numel for idx, numel in enumerate(numels) if idx not in resident]
-        if not rest:
-            seconds = sum(numels) / rank.device_parameters_per_s
-            return Estimate(seconds, {"device Adam": seconds})
-        size, stride = sum(rest) / len(rest), workload.stride
-        groups = len(rest) // stride
-        host = (stride - 1) * size / host_rate
-        block = size * FP32_BYTES / rank.h2d_bytes_per_s
-        prefetch = size * STATE_BYTES / rank.h2d_bytes_per_s
-        back = size / rank.device_parameters_per_s + size * STATE_BYTES / rank.d2h_bytes_per_s
-        alone = (len(rest) - groups * stride) * size / host_rate
-        device = (sum(numels) - sum(rest)) / rank.device_parameters_per_s
-        seconds = alone
-        if groups:
-            later = (groups - 1) * max(host, back + prefetch)
-            seconds += max(host, prefetch) + later + groups * block
-            seconds += max(0.0, size / rank.device_parameters_per_s - alone)
-        weight = workload.weight_bytes
-        moved = (sum(rest) - groups * size) * (rank.host_bytes + weight)
-        moved += groups * size * (2 * STATE_BYTES + FP32_BYTES)
-        lanes = {
-            "host Adam": groups * (host + block) + alone,
-            "link to and from the GPU": groups * (prefetch + back + block),
-            "device Adam": device,
-            "host memory": moved / rank.host_bytes_per_s,
-        }
-        even = max(rest) - min(rest) <= size / 100
-        demand = host_rate * rank.host_bytes + max(rank.h2d_bytes_per_s, rank.d2h_bytes_per_s)
-        sent = (stride - 1) * size * weight / rank.h2d_bytes_per_s
-        # Sent weights share the link with the prefetch: either there is time, or they are few.
-        roomy = host >= prefetch + back + sent or sent <= 0.01 * seconds / max(1, groups)
-        calm = demand <= rank.host_bytes_per_s
-        return Estimate(seconds, lanes, even and calm and roomy and not device)
-
 
 BASELINE = Fork(
+    StockSimulator,
     "zero3-0.13",
     "every subgroup on the CPU, gradients flushed one after the other",
     hides_flush=False,
 )
-ASYNC_GRADIENTS = Fork("async-0.13", "every subgroup on the CPU, gradients flushed behind backward")
-HYBRID = Hybrid("paper")
+ASYNC_GRADIENTS = Fork(
+    StockSimulator, "async-0.13", "every subgroup on the CPU, gradients flushed behind backward"
+)
+HYBRID = Hybrid(HybridSimulator, "paper")
 
 
 def paper_software_of(policy: str) -> Fork:

@@ -4,43 +4,39 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from configs.errors import ConfigError, explain
 from configs.fields import field_row
 from configs.schema import Point
 from configs.study import Study
 from configs.sweep import Sweep
+from configs.table import Table
 
 FILE = "published.csv"
 _COLUMNS = ("sweep", "machine", "quantity", "value")
 """Beside them, columns are fields of the point that a value is of."""
 _PHASES = ("forward_s", "backward_s", "update_s")
-_QUANTITIES = (*_PHASES, "iterations_99_s", "update_rate")
 
 
-@dataclass(frozen=True)
-class Published:
-    """One value.
-
-    Attributes:
-        sweep: Sweep whose figure it is of.
-        machine: Profile of the machine it was measured on.
-        fields: Fields of its point as text, those that every published run had among them.
-        quantity: ``forward_s``, ``backward_s``, ``update_s``, ``iterations_99_s`` or
-            ``update_rate``; see the file's head.
-        value: In s, or in 1e9 parameters a second.
-        source: Where it was published.
-    """
+class Published(Table):
+    """One value."""
 
     sweep: str
+    """Sweep whose figure it is of."""
     machine: str
-    fields: Mapping[str, Any]
-    quantity: str
-    value: float
+    """Profile of the machine it was measured on."""
+    fields: dict[str, Any]
+    """Fields of its point as text, those that every published run had among them."""
+    quantity: Literal["forward_s", "backward_s", "update_s", "iterations_99_s", "update_rate"]
+    """See the file's head."""
+    value: float = Field(gt=0)
+    """In s, or in 1e9 parameters a second."""
     source: str
+    """Where it was published."""
 
     def is_of(self, point: Point) -> bool:
         """Whether a point was run as this value's run was."""
@@ -63,10 +59,8 @@ def read_published(study: Study) -> list[Published]:
     path = (study.folder or Path()) / FILE
     if study.folder is None or study.published is None or not path.is_file():
         return []
-    lines = [
-        line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")
-    ]
-    rows = csv.DictReader(lines)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = csv.DictReader(line for line in lines if not line.startswith("#"))
     known = [*_COLUMNS, *study.point_type.model_fields, "accumulation"]
     for name in rows.fieldnames or ():
         if name not in known:
@@ -77,22 +71,16 @@ def read_published(study: Study) -> list[Published]:
 def _read_row(row: Mapping[str, str], path: Path, study: Study) -> Published:
     assert study.published is not None
     fields = {name: text for name, text in row.items() if name not in _COLUMNS}
-    try:
-        value, quantity = float(row["value"]), row["quantity"]
-        sweep, machine = row["sweep"], row["machine"]
-        if quantity not in _QUANTITIES or not value > 0:
-            raise ValueError
-        for name, text in fields.items():
-            if field_row(study.all_fields, name).type in ("int", "float"):
+    shown = f"{path}: {','.join(str(value) for value in row.values())!r}"
+    for name, text in fields.items():
+        if field_row(study.all_fields, name).type in ("int", "float"):
+            try:
                 float(text)
-    except (KeyError, TypeError, ValueError):
-        shown = ",".join(str(value) for value in row.values())
-        raise ConfigError(
-            f"{path}: {shown!r}: give {', '.join(_COLUMNS)} and fields of a point, with a value "
-            f"above 0 and a quantity of {', '.join(_QUANTITIES)}"
-        ) from None
-    fields = {**study.published.conditions, **fields}
-    return Published(sweep, machine, fields, quantity, value, study.published.source)
+            except (TypeError, ValueError):
+                raise ConfigError(f"{shown}: {name} = {text!r} is no number") from None
+    table = {name: text for name, text in row.items() if name in _COLUMNS}
+    more = {"fields": {**study.published.conditions, **fields}, "source": study.published.source}
+    return Published.read({**table, **more}, shown)
 
 
 def published_of(

@@ -22,12 +22,10 @@ FOLDER = "checkpoints"
 DESCRIPTION = "checkpoint.json"
 LATEST = "latest"
 """File that names the last checkpoint that is whole."""
-_MAY_DIFFER = frozenset(
-    {
-        *("name", "engine", "data_prefix", "device", "hog_share", "activation_checkpointing"),
-        *("eval_interval", "eval_iterations", "save_interval"),
-    }
-)
+_MAY_DIFFER = {
+    *("name", "engine", "data_prefix", "device", "hog_share", "activation_checkpointing"),
+    *("eval_interval", "eval_iterations", "save_interval"),
+}
 """Fields that change no bit of what a checkpoint holds, or none of how training goes on from it.
 The data itself is compared by its checksums."""
 
@@ -116,13 +114,8 @@ def _read_checkpoint(path: Path) -> Checkpoint:
                 f"{source}: schema_version = {table['schema_version']!r}: this trainer reads "
                 f"{SCHEMA_VERSION}"
             )
-        return Checkpoint(
-            path,
-            int(table["iteration"]),
-            dict(table["point"]),
-            table["data"],
-            {str(name): int(size) for name, size in table["files"].items()},
-        )
+        files = {str(name): int(size) for name, size in table["files"].items()}
+        return Checkpoint(path, int(table["iteration"]), dict(table["point"]), table["data"], files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{source}: not a checkpoint of this harness ({error!r}); give another folder to "

@@ -5,41 +5,36 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import Literal
 
 import torch
 
-from launch.trainer.metrics import PhaseTimes
-
-Phase = Literal["forward", "backward", "update"]
+PHASES = ("forward", "backward", "update")
 
 
 class PhaseClock:
-    """Sums the wall time of each phase over an iteration's micro-batches."""
+    """Sums the wall time of each phase over an iteration's micro-batches.
+
+    Forward is without reading the samples, backward with the gradients' reduction and their way to
+    the host, update the optimizer's step.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._on_cuda = device.type == "cuda"
-        self._seconds: dict[Phase, float] = {}
-        self.take()
+        self._ms = dict.fromkeys(PHASES, 0.0)
 
     @contextlib.contextmanager
-    def phase(self, name: Phase) -> Iterator[None]:
+    def phase(self, name: str) -> Iterator[None]:
         """Time the body; on CUDA, until the device has finished what the body launched."""
         self._synchronize()
         begin = time.perf_counter()
         yield
         self._synchronize()
-        self._seconds[name] += time.perf_counter() - begin
+        self._ms[name] += (time.perf_counter() - begin) * 1000.0
 
-    def take(self) -> PhaseTimes:
-        """Give the sums since the last call, and start again at zero."""
-        seconds = self._seconds
-        self._seconds = {"forward": 0.0, "backward": 0.0, "update": 0.0}
-        return PhaseTimes(
-            forward_ms=seconds.get("forward", 0.0) * 1000.0,
-            backward_ms=seconds.get("backward", 0.0) * 1000.0,
-            update_ms=seconds.get("update", 0.0) * 1000.0,
-        )
+    def take(self) -> dict[str, float]:
+        """``forward_ms`` and so on since the last call; starts again at zero."""
+        taken, self._ms = self._ms, dict.fromkeys(PHASES, 0.0)
+        return {f"{name}_ms": milliseconds for name, milliseconds in taken.items()}
 
     def _synchronize(self) -> None:
         if self._on_cuda:

@@ -25,12 +25,15 @@ from launch.trainer.model import (
     initialize_engine,
     num_local_parameters,
 )
-from launch.trainer.plugin import plugin_installed
 from launch.trainer.ranks import Ranks
 from launch.trainer.runfile import RunFile
-from launch.trainer.runtime import distributed, versions
+from launch.trainer.runtime import (
+    distributed,
+    plugin_installed,
+    spare_garbage_collector,
+    versions,
+)
 from launch.trainer.scalars import Scalars, scalars_of_run
-from launch.trainer.start_up import spare_garbage_collector
 
 
 @dataclass(frozen=True)
@@ -157,9 +160,8 @@ def _iterate(trainer: Trainer, first: int, metrics: MetricsFile, scalars: Scalar
             log.write_line(log.iteration_line(point, result))
         if trainer.ranks.is_first:
             norm = engine.get_global_grad_norm()
-            fields = iteration_fields(
-                point, result, clock.take(), None if norm is None else float(norm), peak.take()
-            )
+            norm = None if norm is None else float(norm)
+            fields = iteration_fields(point, result, clock.take(), norm, peak.take())
             metrics.write("iteration", fields)
             scalars.write(fields, point.global_batch_size * point.model.seq_length)
         else:

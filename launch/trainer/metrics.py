@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 import psutil
@@ -15,18 +13,6 @@ import psutil
 from configs.errors import ConfigError
 from configs.schema import Point
 from launch.trainer.log import IterationResult
-
-
-@dataclass(frozen=True)
-class PhaseTimes:
-    """Wall time of an iteration's phases, summed over its micro-batches."""
-
-    forward_ms: float
-    """Forward, without reading the samples."""
-    backward_ms: float
-    """Backward, with the gradients' reduction and their way to the host."""
-    update_ms: float
-    """The optimizer's step."""
 
 
 class MetricsFile:
@@ -44,12 +30,7 @@ class MetricsFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._file is not None:
             self._file.close()
 
@@ -73,18 +54,16 @@ class MetricsFile:
 def iteration_fields(
     point: Point,
     result: IterationResult,
-    phases: PhaseTimes,
+    phases_ms: Mapping[str, float],
     grad_norm: float | None,
     device_memory_bytes: int | None,
 ) -> dict[str, Any]:
-    """Fields of an ``iteration`` event."""
+    """Fields of an ``iteration`` event; ``phases_ms`` are those of :class:`PhaseClock`."""
     loss = finite_or_none(result.loss)
     fields: dict[str, Any] = {
         "iteration": result.iteration,
         "iteration_ms": result.seconds * 1000.0,
-        "forward_ms": phases.forward_ms,
-        "backward_ms": phases.backward_ms,
-        "update_ms": phases.update_ms,
+        **phases_ms,
         "loss": loss,
         "grad_norm": finite_or_none(grad_norm),
         "learning_rate": result.learning_rate,

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import ClassVar
 
 from configs.errors import ConfigError
 from configs.schema import Point
 
+DEFAULTS = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
+"""Variables of a run's place, with their values for a process that is alone."""
+
 
 @dataclass(frozen=True)
 class Ranks:
-    """Place of this process among the run's processes."""
+    """Place of this process among the run's; fields in the order of :data:`DEFAULTS`."""
 
     RANK_VARIABLE: ClassVar[str] = "RANK"
 
@@ -52,15 +61,13 @@ class Ranks:
 
     def export(self, environment: MutableMapping[str, str]) -> None:
         """Set what torch and DeepSpeed read; without it DeepSpeed looks for MPI."""
-        environment[self.RANK_VARIABLE] = str(self.rank)
-        environment["LOCAL_RANK"] = str(self.local_rank)
-        environment["WORLD_SIZE"] = str(self.num_ranks)
-        environment["MASTER_ADDR"] = self.master_addr
-        environment["MASTER_PORT"] = str(self.master_port)
+        environment.update(
+            {name: str(value) for name, value in zip(DEFAULTS, astuple(self), strict=True)}
+        )
 
 
 def ranks_from_environment(environment: Mapping[str, str], local_rank: int | None = None) -> Ranks:
-    """Read RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; one process without them.
+    """Read the variables of :data:`DEFAULTS`; one process without them.
 
     Args:
         environment: ``os.environ``.
@@ -69,25 +76,20 @@ def ranks_from_environment(environment: Mapping[str, str], local_rank: int | Non
     Raises:
         ConfigError: a value is not a number, or there are several ranks and no meeting point.
     """
-    num_ranks = _integer(environment, "WORLD_SIZE", 1)
-    rank = _integer(environment, "RANK", 0)
+    texts = {name: environment.get(name, default) for name, default in DEFAULTS.items()}
+    if local_rank is not None:
+        texts["LOCAL_RANK"] = str(local_rank)
+    address = texts.pop("MASTER_ADDR")
+    rank, local, num_ranks, port = (_integer(name, text) for name, text in texts.items())
     if not 0 <= rank < num_ranks:
         raise ConfigError(f"RANK = {rank}: must lie between 0 and WORLD_SIZE {num_ranks} - 1")
-    if num_ranks > 1:
-        for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
-            if name not in environment:
-                raise ConfigError(f"{name} is not set, but WORLD_SIZE = {num_ranks}: use torchrun")
-    return Ranks(
-        rank=rank,
-        local_rank=_integer(environment, "LOCAL_RANK", 0) if local_rank is None else local_rank,
-        num_ranks=num_ranks,
-        master_addr=environment.get("MASTER_ADDR", "127.0.0.1"),
-        master_port=_integer(environment, "MASTER_PORT", 0),
-    )
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        if num_ranks > 1 and name not in environment:
+            raise ConfigError(f"{name} is not set, but WORLD_SIZE = {num_ranks}: use torchrun")
+    return Ranks(rank, local, num_ranks, address, port)
 
 
-def _integer(environment: Mapping[str, str], name: str, default: int) -> int:
-    text = environment.get(name, str(default))
+def _integer(name: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:

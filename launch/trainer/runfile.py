@@ -116,19 +116,19 @@ def _read_object(path: Path) -> dict[str, Any]:
 def _require_agreement(path: Path, ds_config: dict[str, Any], point: Point) -> None:
     """Stage and batch sizes stand in both files; a difference would silently change the run."""
     zero = ds_config.get("zero_optimization")
-    stage = zero.get("stage") if isinstance(zero, dict) else None
-    if stage != point.zero_stage:
-        raise ConfigError(
-            f"{path}: zero_optimization.stage = {stage!r}: run.json's point says {point.zero_stage}"
-        )
+    found = {
+        **ds_config,
+        "zero_optimization.stage": zero.get("stage") if isinstance(zero, dict) else None,
+    }
     expected = {
+        "zero_optimization.stage": point.zero_stage,
         "train_batch_size": point.global_batch_size,
         "train_micro_batch_size_per_gpu": point.micro_batch_size,
     }
     for field, value in expected.items():
-        if ds_config.get(field) != value:
+        if found.get(field) != value:
             raise ConfigError(
-                f"{path}: {field} = {ds_config.get(field)!r}: run.json's point says {value}"
+                f"{path}: {field} = {found.get(field)!r}: run.json's point says {value}"
             )
 
 

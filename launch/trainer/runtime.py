@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import importlib
 import importlib.metadata
 import os
 import platform
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from configs.errors import ConfigError
 from configs.schema import Point
 from launch.trainer import megatron_cpu
 from launch.trainer.ranks import Ranks
-from launch.trainer.start_up import eager_imports, remember_cpu_info, spare_garbage_collector
+from launch.trainer.runfile import RunFile
 
 
 @contextlib.contextmanager
@@ -99,6 +101,74 @@ def prepare_libraries(device: torch.device) -> None:
         for module in ("megatron.core.models.gpt", "deepspeed.runtime.zero.muon.muon_optimizer"):
             importlib.import_module(module)
     spare_garbage_collector()
+
+
+@contextlib.contextmanager
+def eager_imports() -> Iterator[None]:
+    """Import libraries without their ``torch.compile`` decorators.
+
+    They belong to megatron-core's fusions and to DeepSpeed's Muon, neither of which this trainer
+    uses, yet decorating loads torch's compiler: about two seconds a process.
+    """
+    compiler = torch.compile
+    torch.compile = _as_it_is
+    try:
+        yield
+    finally:
+        torch.compile = compiler
+
+
+def remember_cpu_info() -> None:
+    """Ask for the processor's name and flags once.
+
+    DeepSpeed asks three times while it loads CPUAdam, and each answer starts processes for a
+    second.
+    """
+    cpuinfo: Any = importlib.import_module("cpuinfo")
+    if not hasattr(cpuinfo.get_cpu_info, "cache_info"):
+        cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+
+
+def spare_garbage_collector() -> None:
+    """Take everything made so far out of the garbage collector's sight.
+
+    DeepSpeed's ``memory_breakdown`` collects garbage six times a micro-batch; going through every
+    module and function each time costs a quarter of a second a collection.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def _as_it_is(model: Callable[..., Any] | None = None, **_options: object) -> Callable[..., Any]:
+    return (lambda function: function) if model is None else model
+
+
+@contextlib.contextmanager
+def plugin_installed(run: RunFile) -> Iterator[None]:
+    """Install ``deep_optimizer_states`` before DeepSpeed reads its config, or leave it stock.
+
+    Raises:
+        ConfigError: the package cannot be imported, or refuses the settings, this DeepSpeed or
+            this machine; inside the context too.
+    """
+    if not run.uses_plugin:
+        yield
+        return
+    try:
+        import deep_optimizer_states as plugin
+    except ImportError as error:
+        raise ConfigError(
+            f"ds_config.json enables deep_optimizer_states, which cannot be imported ({error}); "
+            "run 'make setup'"
+        ) from None
+    block = run.ds_config["deep_optimizer_states"]
+    if block.get("timeline"):  # a relative folder is one of the run's own
+        block["timeline"] = str(run.run_dir / block["timeline"])
+    try:
+        plugin.install()
+        yield
+    except (plugin.ConfigError, plugin.UnsupportedDeepSpeedError, plugin.KernelError) as error:
+        raise ConfigError(f"deep_optimizer_states: {error}") from None
 
 
 def seed_everything(seed: int) -> None:

@@ -12,9 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from launch.trainer.runfile import RunFile
 
@@ -39,22 +37,13 @@ _NAMES = {
 }
 
 
-class Dashboard(Protocol):
-    """Where scalars go."""
-
-    def write(self, iteration: int, scalars: Mapping[str, float]) -> None:
-        """Take the numbers of one iteration, by their names there."""
-
-    def close(self) -> None:
-        """Write or send what is left."""
-
-
 class TensorBoard:
     """Event files in a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, run: RunFile) -> None:
         tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
-        self._writer = tensorboard.SummaryWriter(str(folder))
+        self._writer = tensorboard.SummaryWriter(str(run.run_dir / "tensorboard"))
+        self.close: Callable[[], object] = self._writer.close
 
     def write(self, iteration: int, scalars: Mapping[str, float]) -> None:
         """Take the numbers of one iteration."""
@@ -62,15 +51,11 @@ class TensorBoard:
             self._writer.add_scalar(name, value, iteration)
         self._writer.flush()
 
-    def close(self) -> None:
-        """Write what is left."""
-        self._writer.close()
-
 
 class WeightsAndBiases:
     """A run of a project; its files lie in the run folder, and ``WANDB_MODE`` decides the mode."""
 
-    def __init__(self, project: str, run: RunFile) -> None:
+    def __init__(self, run: RunFile, project: str) -> None:
         wandb: Any = importlib.import_module("wandb")
         self._run = wandb.init(
             project=project,
@@ -78,14 +63,14 @@ class WeightsAndBiases:
             dir=str(run.run_dir),
             config=run.point.model_dump(mode="json"),
         )
+        self.close: Callable[[], object] = self._run.finish
 
     def write(self, iteration: int, scalars: Mapping[str, float]) -> None:
         """Take the numbers of one iteration."""
         self._run.log(dict(scalars), step=iteration)
 
-    def close(self) -> None:
-        """Send what is left."""
-        self._run.finish()
+
+Dashboard = TensorBoard | WeightsAndBiases
 
 
 class Scalars:
@@ -103,21 +88,20 @@ class Scalars:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        self._dashboards = [made for maker in self._makers if (made := _try(maker)) is not None]
+        for make in self._makers:
+            _works(partial(self._open, make))
         if self._dashboards:
             self._thread = threading.Thread(target=self._pass_on, name="scalars", daemon=True)
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._thread is not None:
             self._waiting.put(None)
             self._thread.join(timeout=CLOSE_S)
+
+    def _open(self, make: Callable[[], Dashboard]) -> None:
+        self._dashboards.append(make())
 
     def write(self, fields: Mapping[str, Any], tokens_per_iteration: int) -> None:
         """Hand over an ``iteration`` event of ``metrics.jsonl``; returns at once."""
@@ -128,9 +112,9 @@ class Scalars:
     def _pass_on(self) -> None:
         dashboards = self._dashboards
         while (item := self._waiting.get()) is not None:
-            dashboards = [board for board in dashboards if _try(partial(_give, board, item))]
+            dashboards = [board for board in dashboards if _works(partial(board.write, *item))]
         for board in dashboards:
-            _try(board.close)
+            _works(board.close)
 
 
 def scalars_of(fields: Mapping[str, Any], tokens_per_iteration: int) -> dict[str, float]:
@@ -154,21 +138,17 @@ def scalars_of_run(run: RunFile, is_first: bool, environment: Mapping[str, str])
     """
     makers: list[Callable[[], Dashboard]] = []
     if is_first and environment.get(TENSORBOARD_VARIABLE):
-        makers.append(lambda: TensorBoard(run.run_dir / "tensorboard"))
+        makers.append(lambda: TensorBoard(run))
     if is_first and (project := environment.get(WANDB_VARIABLE)):
-        makers.append(lambda: WeightsAndBiases(project, run))
+        makers.append(lambda: WeightsAndBiases(run, project))
     return Scalars(makers)
 
 
-def _give(board: Dashboard, item: tuple[int, dict[str, float]]) -> bool:
-    board.write(*item)
-    return True
-
-
-def _try(action: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever the action gives
-    """Result of an action of somebody else's code; None, and a line in the log, when it fails."""
+def _works(action: Callable[[], object]) -> bool:
+    """Do what runs somebody else's code; when it fails, say so in the log."""
     try:
-        return action()
+        action()
     except Exception as error:  # noqa: BLE001 - a dashboard must not end a run
         sys.stderr.write(f"scalars: left out from now on: {type(error).__name__}: {error}\n")
-        return None
+        return False
+    return True

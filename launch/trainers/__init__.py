@@ -5,24 +5,29 @@ from __future__ import annotations
 from argparse import Namespace
 
 from configs.errors import ConfigError
+from configs.study import Study
+from launch.trainers.lightning import LightningTrainer
 from launch.trainers.megatron_deepspeed import MegatronDeepSpeed
 from launch.trainers.own import OwnTrainer
 from launch.trainers.protocol import Trainer
 
 TRAINERS: dict[str, type[Trainer]] = {
-    trainer.name: trainer for trainer in (OwnTrainer, MegatronDeepSpeed)
+    trainer.name: trainer for trainer in (OwnTrainer, MegatronDeepSpeed, LightningTrainer)
 }
 OWN_TRAINER: Trainer = OwnTrainer()
 
 
-def trainer_of(given: Namespace) -> Trainer:
-    """The trainer that the command line asks for.
+def trainer_of(given: Namespace, study: Study | None = None) -> Trainer:
+    """The trainer that the command line asks for; else the one that all engines of a study need.
 
     Raises:
         ConfigError: an option is another trainer's, or one of its own is missing or wrong.
     """
+    needed = {engine.trainer for engine in study.engines.values()} if study else set()
+    alone = needed.pop() if len(needed) == 1 else ""
+    chosen = given.trainer or alone or OWN_TRAINER.name
     for name, trainer in TRAINERS.items():
-        for flag in trainer.options if name != given.trainer else ():
+        for flag in trainer.options if name != chosen else ():
             if getattr(given, flag.removeprefix("--").replace("-", "_")):
                 raise ConfigError(f"{flag} goes with --trainer {name}")
-    return TRAINERS[given.trainer].of(given)
+    return TRAINERS[chosen].of(given)

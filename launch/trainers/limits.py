@@ -47,10 +47,3 @@ def _plugin_limits(point: Point) -> list[str]:
         for field, value in needs.items()
         if getattr(point, field) != value
     ]
-
-
-def pipeline_limit(point: Point, trainer: str) -> list[str]:
-    """Why a trainer without a pipeline cannot run a point."""
-    if point.pp == 1:
-        return []
-    return [f"pp = {point.pp}: --trainer {trainer} has no pipeline; give pp = 1"]

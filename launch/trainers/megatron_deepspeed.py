@@ -18,21 +18,21 @@ from launch.hosts.ranks import Program
 from launch.records.files import last_lines
 from launch.records.provenance import git_state
 from launch.records.run_folder import RunFolder
-from launch.trainers.limits import deepspeed_limits, pipeline_limit
 from launch.trainers.megatron_flags import (
     MegatronFiles,
     flag_limits,
     megatron_ds_config,
     megatron_flags,
 )
+from launch.trainers.protocol import Trainer
 
 _SCRIPT = Path(__file__).with_name("run_megatron.py")
 _CONSUMED = re.compile(r"\| consumed samples:\s*(\d+) \|")
 
 
 @dataclass(frozen=True)
-class MegatronDeepSpeed:
-    """See :class:`launch.trainers.protocol.Trainer`."""
+class MegatronDeepSpeed(Trainer):
+    """The script ``pretrain_gpt.py`` of a checkout that the user names."""
 
     name: ClassVar[str] = "megatron-deepspeed"
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -91,8 +91,7 @@ class MegatronDeepSpeed:
 
     def refuse(self, point: Point) -> list[str]:
         """Why this trainer cannot run a point."""
-        limits = (pipeline_limit(point, self.name), deepspeed_limits(point))
-        return [*limits[0], *limits[1], *flag_limits(point, self.paper_keys)]
+        return super().refuse(point) + flag_limits(point, self.paper_keys)
 
     def ds_config(self, point: Point) -> dict[str, Any]:
         """DeepSpeed's config of a run; optimizer and schedule come from flags."""

@@ -7,7 +7,6 @@ what comes out. Megatron-DeepSpeed makes optimizer and learning-rate schedule it
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,57 @@ _ONLY = {
 """Fields that these flags say in one way alone, which is the paper's."""
 
 
+_FLAGS = """
+--tensor-model-parallel-size {point.tp}
+--num-layers {model.layers}
+--hidden-size {model.hidden}
+--ffn-hidden-size {model.ffn}
+--num-attention-heads {model.heads}
+--num-key-value-heads {model.kv_heads}
+--seq-length {model.seq_length}
+--max-position-embeddings {model.seq_length}
+--use-rotary-position-embeddings
+--untie-embeddings-and-output-weights
+--swiglu
+--normalization rmsnorm
+--disable-bias-linear
+--bf16
+--no-query-key-layer-scaling
+--attention-dropout 0
+--hidden-dropout 0
+--data-path {files.data_prefix}
+--data-impl mmap
+--data-cache-path {files.index_cache}
+--split {point.split}
+--tokenizer-type NullTokenizer
+--vocab-size {vocab_size}
+--micro-batch-size {point.micro_batch_size}
+--global-batch-size {point.global_batch_size}
+--train-iters {point.iterations}
+--seed {point.seed}
+--lr {point.lr}
+--min-lr {point.min_lr}
+--lr-decay-style cosine
+--lr-warmup-iters {point.lr_warmup_iterations}
+--weight-decay {point.weight_decay}
+--clip-grad {point.clip_grad}
+--optimizer adam
+--adam-beta1 {point.adam_beta1}
+--adam-beta2 {point.adam_beta2}
+--adam-eps {point.adam_eps}
+--log-interval 1
+--save-interval {never}
+--eval-interval {never}
+--eval-iters 0
+--deepspeed
+--deepspeed_config {files.ds_config}
+--zero-stage 3
+--no-pipeline-parallel
+--cpu-optimizer
+"""
+"""Split into words before values are filled in, so that a value may hold blanks."""
+
+
 def flag_limits(point: Point, paper_keys: bool) -> list[str]:
     """What a point asks for that the flags, or the paper's fork, cannot say."""
     reasons = [
@@ -68,102 +118,24 @@ def megatron_flags(point: Point, files: MegatronFiles, on_gpu: bool) -> list[str
         files: data, DeepSpeed's config, cache.
         on_gpu: whether the ranks use CUDA; without it Megatron's fused kernels are switched off.
     """
-    flags = [
-        *_model_flags(point),
-        *_data_flags(point, files),
-        *_optimizer_flags(point),
-        *_deepspeed_flags(point, files),
-    ]
+    words = [*_FLAGS.split()]
+    if point.activation_checkpointing:
+        words += ["--checkpoint-activations", "--deepspeed-activation-checkpointing"]
     # Of no effect under DeepSpeed, but on by default, and refused without apex.
-    flags.append("--no-gradient-accumulation-fusion")
+    words.append("--no-gradient-accumulation-fusion")
     if not on_gpu:
-        flags += ["--no-masked-softmax-fusion", "--distributed-backend", "gloo"]
-    return flags
-
-
-def _model_flags(point: Point) -> list[str]:
-    model = point.model
-    numbers = {
-        "--tensor-model-parallel-size": point.tp,
-        "--num-layers": model.layers,
-        "--hidden-size": model.hidden,
-        "--ffn-hidden-size": model.ffn,
-        "--num-attention-heads": model.heads,
-        "--num-key-value-heads": model.kv_heads,
-        "--seq-length": model.seq_length,
-        "--max-position-embeddings": model.seq_length,
-    }
-    return [
-        *_pairs(numbers),
-        "--use-rotary-position-embeddings",
-        "--untie-embeddings-and-output-weights",
-        "--swiglu",
-        *("--normalization", "rmsnorm"),
-        "--disable-bias-linear",
-        "--bf16",
-        "--no-query-key-layer-scaling",
-        *("--attention-dropout", "0"),
-        *("--hidden-dropout", "0"),
-    ]
-
-
-def _data_flags(point: Point, files: MegatronFiles) -> list[str]:
-    return [
-        *("--data-path", files.data_prefix),
-        *("--data-impl", "mmap"),
-        *("--data-cache-path", str(files.index_cache)),
-        *("--split", point.split),
+        words += ["--no-masked-softmax-fusion", "--distributed-backend", "gloo"]
+    values = {
+        "point": point,
+        "model": point.model,
+        "files": files,
         # The text is tokens already. This tokenizer counts its end of document to the vocabulary,
         # as the last token, which is where GPT-2's is.
-        *("--tokenizer-type", "NullTokenizer"),
-        *("--vocab-size", str(point.model.vocab_size - 1)),
-    ]
-
-
-def _optimizer_flags(point: Point) -> list[str]:
-    numbers: dict[str, int | float | str] = {
-        "--micro-batch-size": point.micro_batch_size,
-        "--global-batch-size": point.global_batch_size,
-        "--train-iters": point.iterations,
-        "--seed": point.seed,
-        "--lr": point.lr,
-        "--min-lr": point.min_lr,
-        "--lr-decay-style": "cosine",
-        "--lr-warmup-iters": point.lr_warmup_iterations,
-        "--weight-decay": point.weight_decay,
-        "--clip-grad": point.clip_grad,
-        "--optimizer": "adam",
-        "--adam-beta1": point.adam_beta1,
-        "--adam-beta2": point.adam_beta2,
-        "--adam-eps": point.adam_eps,
-        "--log-interval": 1,
+        "vocab_size": point.model.vocab_size - 1,
         # Neither a checkpoint nor an evaluation within a run.
-        "--save-interval": point.iterations + 1,
-        "--eval-interval": point.iterations + 1,
-        "--eval-iters": 0,
+        "never": point.iterations + 1,
     }
-    return _pairs(numbers)
-
-
-def _deepspeed_flags(point: Point, files: MegatronFiles) -> list[str]:
-    flags = [
-        "--deepspeed",
-        *("--deepspeed_config", str(files.ds_config)),
-        *("--zero-stage", "3"),
-        "--no-pipeline-parallel",
-        "--cpu-optimizer",
-    ]
-    if point.activation_checkpointing:
-        flags += ["--checkpoint-activations", "--deepspeed-activation-checkpointing"]
-    return flags
-
-
-def _pairs(values: Mapping[str, int | float | str]) -> list[str]:
-    return [word for flag, value in values.items() for word in (flag, _text(value))]
-
-
-def _text(value: float | str) -> str:
-    return value if isinstance(value, str) else repr(value)
+    return [word.format_map(values) for word in words]
 
 
 def megatron_ds_config(point: Point, paper_keys: bool) -> dict[str, Any]:
@@ -186,7 +158,7 @@ def megatron_ds_config(point: Point, paper_keys: bool) -> dict[str, Any]:
         "prefetch_optimizer_gap": 0,
     }
     own = filled(point.row.keys, point.values)
-    keys = {**default, **{key: value for key, value in own.items() if not isinstance(value, list)}}
-    config["zero_optimization"]["offload_optimizer"] |= {"ratio": point.value("offload_ratio")}
-    config["zero_optimization"]["offload_optimizer"] |= keys
+    keys = {key: value for key, value in own.items() if not isinstance(value, list)}
+    ratio = point.value("offload_ratio")
+    config["zero_optimization"]["offload_optimizer"] |= {"ratio": ratio, **default, **keys}
     return config

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from configs.schema import Point
-from launch.ds_json import deepspeed_config
 from launch.hosts.ranks import TRAINER_MODULE, Program
 from launch.records.run_folder import RunFolder
 from launch.trainer.checkpoint_files import Checkpoint, find_checkpoint
-from launch.trainers.limits import deepspeed_limits, pipeline_limit
+from launch.trainers.protocol import Trainer
 
 
 @dataclass(frozen=True)
-class OwnTrainer:
-    """See :class:`launch.trainers.protocol.Trainer`."""
+class OwnTrainer(Trainer):
+    """megatron-core's GPT under DeepSpeed, by :mod:`launch.pretrain_gpt`."""
 
     name: ClassVar[str] = "megatron-core"
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -56,22 +55,15 @@ class OwnTrainer:
 
     def refuse(self, point: Point) -> list[str]:
         """Why this trainer cannot run a point."""
-        reasons = [*pipeline_limit(point, self.name), *deepspeed_limits(point)]
-        return reasons + (self.checkpoint.differences(point) if self.checkpoint else [])
-
-    def ds_config(self, point: Point) -> dict[str, Any]:
-        """DeepSpeed's config of a run."""
-        return deepspeed_config(point)
+        return super().refuse(point) + (
+            self.checkpoint.differences(point) if self.checkpoint else []
+        )
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
         """What every rank runs; point and data stand in the folder."""
         run_json = folder / "run.json"
         more = () if self.checkpoint is None else ("--continue-from", str(self.checkpoint.path))
         return Program(self.module, (str(run_json), *more), run_json)
-
-    def environment(self, point: Point) -> dict[str, str]:
-        """Nothing over what every run has."""
-        return {}
 
     def has_ended(self, folder: RunFolder, point: Point) -> bool:
         """Whether the trainer wrote its last line."""

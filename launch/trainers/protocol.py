@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 from configs.schema import Point
+from launch.ds_json import deepspeed_config
 from launch.hosts.ranks import Program
 from launch.records.run_folder import RunFolder
+from launch.trainers.limits import deepspeed_limits
 
 
 class Trainer(Protocol):
@@ -20,6 +22,13 @@ class Trainer(Protocol):
     options: ClassVar[Mapping[str, Mapping[str, Any]]]
     """Options that it adds to the command line: flag to arguments of ``add_argument``. An option's
     default must count as false: any other value is refused beside another trainer."""
+    own_data: ClassVar[Mapping[str, Callable[[str], str]]] = {}
+    """Data that it makes itself: what a point's ``data_prefix`` calls them, to what makes them and
+    gives the absolute prefix of their ``.bin`` and ``.idx``."""
+    writes_metrics: ClassVar[bool]
+    """Whether a run has a ``metrics.jsonl``."""
+    end_mark: ClassVar[str]
+    """What shows that a run came to its end, for the user."""
 
     @classmethod
     def of(cls, given: Namespace) -> Self:
@@ -32,16 +41,19 @@ class Trainer(Protocol):
     @property
     def versions(self) -> dict[str, str]:
         """What tells this trainer's runs from those of others."""
+        return {}
 
     def refuse(self, point: Point) -> list[str]:
-        """Why this trainer cannot run a point, each reason with field, value and remedy."""
+        """Why this trainer cannot run a point, each reason with field, value and remedy.
+
+        A trainer that has a pipeline gives reasons of its own alone.
+        """
+        pipeline = f"pp = {point.pp}: --trainer {self.name} has no pipeline; give pp = 1"
+        return [*([pipeline] if point.pp > 1 else []), *deepspeed_limits(point)]
 
     def ds_config(self, point: Point) -> dict[str, Any]:
-        """DeepSpeed's config of a run.
-
-        Raises:
-            ConfigError: the trainer cannot ask for the point's engine.
-        """
+        """DeepSpeed's config of a run."""
+        return deepspeed_config(point)
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
         """What every rank runs.
@@ -54,14 +66,7 @@ class Trainer(Protocol):
 
     def environment(self, point: Point) -> dict[str, str]:
         """Variables that it needs, over those of every run."""
-
-    @property
-    def writes_metrics(self) -> bool:
-        """Whether a run has a ``metrics.jsonl``."""
-
-    @property
-    def end_mark(self) -> str:
-        """What shows that a run came to its end, for the user."""
+        return {}
 
     def has_ended(self, folder: RunFolder, point: Point) -> bool:
         """Whether a run came to its end, whatever its exit code."""

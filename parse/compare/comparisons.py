@@ -17,14 +17,15 @@ from configs.study import Study
 from parse.compare.gate import Judgement, judge_seeds
 from parse.compare.pairs import Pair, PointRuns, gate_words, group_points, pair_up, reference_of
 from parse.compare.provenance import differences
-from parse.compare.stats import Ratio, Spread, ratio_of_medians, spread
+from parse.compare.stats import Ratio, ratio_of_medians, spread
+from parse.compare.twins import twin_verdicts
 from parse.compare.two_runs import ON_CPU
 from parse.compare.verdict import DEFAULT_TOLERANCE
 from parse.errors import LogError
 from parse.run_folder import Run
-from parse.table import as_columns, engine_fields, field_columns, run_row
+from parse.table import engine_fields, field_columns, run_row
 from parse.unmeasured import NO_SPEEDUP, PUBLISHED, SIMULATED
-from parse.write import Columns, check_ours, write_table
+from parse.write import check_ours, write_table
 
 NOT_COMPARED = "not compared"
 _WORST_FIRST = ("differs", NOT_COMPARED, "undecided", "close", "equal")
@@ -83,6 +84,8 @@ class PointComparison:
     pairs: tuple[Pair, ...]
     """Each run of ``ours`` with a run of ``reference``."""
     warmup: int
+    twins: tuple[tuple[str, bool], ...] = ()
+    """Of each run of ``ours``, see :func:`parse.compare.twins.twin_verdicts`."""
 
     @property
     def study(self) -> Study:
@@ -105,6 +108,7 @@ class PointComparison:
         reasons = _reasons_of_pairs(self.pairs)
         if self._over_seeds and self._over_seeds.withheld:
             reasons.append(self._over_seeds.withheld)
+        reasons += [text for text, holds in self.twins if not holds]
         reasons += self._reasons_of_setup()
         if not reasons and self.ratio("iteration") is None:
             reasons.append("no iteration times on both sides")
@@ -112,6 +116,12 @@ class PointComparison:
 
     @property
     def findings(self) -> list[Finding]:
+        """What the gate finds, then a sentence for each run that must equal another engine's."""
+        twins = zip(self.ours.runs, self.twins, strict=False)
+        return [*self._of_gate, *(Finding(run.label, *found) for run, found in twins)]
+
+    @property
+    def _of_gate(self) -> list[Finding]:
         """A sentence for each run, or one for all where the gate judges them together."""
         judged = self._over_seeds
         if judged is None:
@@ -119,13 +129,14 @@ class PointComparison:
         if not judged.word:
             return [Finding(self.ours.label, f"{NOT_COMPARED}: {judged.withheld}", holds=False)]
         problems = [pair.problem for pair in self.pairs if pair.problem]
+        problems += [f"loss: {run.loss.text}" for run in self.ours.runs if run.loss.failed]
         text = "; ".join([*dict.fromkeys(problems), judged.text, gate_words(self.study, judged)])
         return [Finding(self.ours.label, text, judged.passes and not problems)]
 
     @property
     def verdict(self) -> str:
         """The verdict of the point over its repeats."""
-        findings = self.findings
+        findings = self._of_gate
         first = findings[0].verdict
         if len(findings) == 1:
             return first
@@ -135,14 +146,6 @@ class PointComparison:
         worst = next(finding for finding in findings if not finding.holds)
         word = "equal" if self.study.gate.kind == "bitwise" else "within the gate"
         return f"{worst.verdict}; {holding} of {len(findings)} repeats are {word}"
-
-    def ours_spread(self, phase: str) -> Spread | None:
-        """Statistics of the point's times of a phase."""
-        return spread(self.ours.times_ms(phase, self.warmup))
-
-    def reference_spread(self, phase: str) -> Spread | None:
-        """Statistics of the reference's times of a phase."""
-        return spread(self.reference.times_ms(phase, self.warmup)) if self.reference else None
 
     def ratio(self, phase: str) -> Ratio | None:
         """The reference's median over ours, with its interval; None where a side has no times."""
@@ -181,21 +184,12 @@ class PointComparison:
     def _make_ratio(self, phase: str) -> Ratio | None:
         if self.reference is None:
             return None
-        reference = self.reference.times_ms(phase, self.warmup)
-        ours = self.ours.times_ms(phase, self.warmup)
-        paired = self._repeats_alternate and all((*reference, *ours))
-        if paired:
-            reference = _in_order(self.reference.repeats, reference)
-            ours = _in_order(self.ours.repeats, ours)
-        return ratio_of_medians(reference, ours, paired=paired)
-
-    @property
-    def _repeats_alternate(self) -> bool:
-        """Whether both have the same repeats; a sweep runs repeat 1 of all, then repeat 2."""
-        assert self.reference is not None
-        own, other = self.ours.repeats, self.reference.repeats
-        known = None not in own and len(set(own)) == len(own) == len(other)
-        return known and set(own) == set(other)
+        points = self.reference, self.ours
+        sides = [point.times_ms(phase, self.warmup) for point in points]
+        known, others = (point.repeats for point in points)
+        # A sweep runs repeat 1 of all engines, then repeat 2, so what slowed down both cancels.
+        alternate = None not in known and len(set(known)) == len(known) and known == others
+        return ratio_of_medians(*sides, paired=alternate and all(map(all, sides)))
 
     def _reasons_of_setup(self) -> list[str]:
         if self.reference is None:
@@ -203,7 +197,7 @@ class PointComparison:
         ours, other = self.ours.runs[0].settings, self.reference.runs[0].settings
         reasons = [
             f"{self.study.reference} has another {name} ({other.get(name)} for {ours.get(name)})"
-            for name, row in self.study.fields.items()
+            for name, row in self.study.all_fields.items()
             if row.in_pairs == "prefer" and other.get(name) != ours.get(name)
         ]
         runs = [*self.ours.finished, *self.reference.finished]
@@ -223,7 +217,8 @@ def compare_points(
             continue
         reference = reference_of(group, groups)
         pairs = tuple(pair_up(group, reference, warmup, tolerance))
-        found.append(PointComparison(group, reference, pairs, warmup))
+        twins = tuple(twin_verdicts(group, groups))
+        found.append(PointComparison(group, reference, pairs, warmup, twins))
     return found
 
 
@@ -237,23 +232,22 @@ def write_comparisons(comparisons: Sequence[PointComparison], study: Study, out:
         LogError: a file of that name is not one of ours, or the folder cannot be written.
     """
     path = out / "comparisons.csv"
+    rows = [_row(item, phase) for item in comparisons for phase in timed_phases(study)]
     try:
         out.mkdir(parents=True, exist_ok=True)
         check_ours(path, "case")
-        write_table(path, comparisons_table(comparisons, study), comparison_columns(study))
+        write_table(path, rows, comparison_columns(study))
     except OSError as error:
         raise LogError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
     return path
 
 
-def comparisons_table(comparisons: Sequence[PointComparison], study: Study) -> Columns:
-    """One row a comparison and phase."""
-    rows = [_row(item, phase) for item in comparisons for phase in timed_phases(study)]
-    return as_columns(rows, comparison_columns(study))
-
-
 def _row(item: PointComparison, phase: str) -> dict[str, Any]:
-    sides = {"reference": item.reference_spread(phase), "ours": item.ours_spread(phase)}
+    points = {"reference": item.reference, "ours": item.ours}
+    sides = {
+        name: spread(point.times_ms(phase, item.warmup)) if point else None
+        for name, point in points.items()
+    }
     ours, reference, ratio = sides["ours"], sides["reference"], item.ratio(phase)
     run, study = item.ours.runs[0], item.study
     row: dict[str, Any] = {
@@ -298,11 +292,3 @@ def _reasons_of_pairs(pairs: Sequence[Pair]) -> list[str]:
         text if len(numbers) == len(pairs) else f"repeat {', '.join(map(str, numbers))}: {text}"
         for text, numbers in found.items()
     ]
-
-
-def _in_order(
-    repeats: Sequence[tuple[Any, int] | None], times: list[list[float]]
-) -> list[list[float]]:
-    """Times of paired repeats, by their seed and number."""
-    numbered = zip(repeats, times, strict=True)
-    return [found for _, found in sorted(numbered, key=lambda item: str(item[0]))]

@@ -15,6 +15,7 @@ from parse.compare.verdict import (
     DEFAULT_TOLERANCE,
     both_exact,
     common_losses,
+    in_common,
     judge_pair,
 )
 from parse.log.records import Log
@@ -112,7 +113,10 @@ def judge_seeds(
 def _close(gate: Gate, name: str, reference: Log, ours: Log) -> Judgement:
     assert gate.tolerance is not None
     common = {r.iteration for r in reference.iterations} & {r.iteration for r in ours.iterations}
-    pairs = _quantities(gate.quantity, reference, ours)
+    if gate.quantity == "loss":
+        pairs = common_losses(reference, ours, both_exact(reference, ours))
+    else:
+        pairs = in_common(reference, ours, lambda _, record: record.grad_norm)
     if not common:
         return Judgement("", "", NOTHING_TO_COMPARE)
     if len(pairs) < len(common):
@@ -128,17 +132,6 @@ def _close(gate: Gate, name: str, reference: Log, ours: Log) -> Judgement:
     word = "equal" if largest == 0 else "close" if largest <= gate.tolerance else "differs"
     withheld = f"the pair differs: {figures}" if word == "differs" else ""
     return Judgement(word, f"{_AGAINST[word]} {name} ({figures})", withheld)
-
-
-def _quantities(quantity: str, reference: Log, ours: Log) -> list[tuple[int, float, float]]:
-    if quantity == "loss":
-        return common_losses(reference, ours, both_exact(reference, ours))
-    others = {record.iteration: record.grad_norm for record in ours.iterations}
-    return [
-        (record.iteration, record.grad_norm, other)
-        for record in reference.iterations
-        if record.grad_norm is not None and (other := others.get(record.iteration)) is not None
-    ]
 
 
 def _is_number(value: float | None) -> bool:

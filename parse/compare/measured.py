@@ -6,21 +6,23 @@ import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from configs.errors import ConfigError
 from configs.study import Study, default_study, study_from
 from parse.compare.comparisons import compare_points, timed_phases
 from parse.compare.pairs import group_points
-from parse.compare.verdict import judge_log
+from parse.compare.verdict import FAILED
 from parse.errors import LogError
 from parse.labels import free_by_gate, label_runs
 from parse.run_folder import SWEEP_FILE, Run, find_logs, read_json, read_run, read_sweep
-from parse.table import STUDY_FILE
+from parse.table import STUDY_FILE, run_row
 from parse.unmeasured import MEASURED
+from parse.write import unguard
 
 _NOT_IDENTITY = ("name", "data_prefix", "iterations", "device", "split", "accumulation")
 """Fields of a point that do not say which point it is."""
-_VERDICTS = ("trains", "", "frozen", "nan")
+_VERDICTS = ("trains", "undecided", "", "diverged", "frozen", "nan")
 """Words of a loss, from good to bad; no loss in the log is worse than one that trains."""
 
 
@@ -41,20 +43,26 @@ class Measured:
     """Against the reference engine; empty where it was not compared."""
     hardware: list[str] = field(default_factory=list)
     """Machines of the repeats, each once; empty where it is not recorded."""
-
-    def add_run(self, verdict: str, status: str, hardware: str) -> None:
-        """Take in what one repeat says beside its times."""
-        if _VERDICTS.index(verdict) > _VERDICTS.index(self.verdict):
-            self.verdict = verdict
-        if status not in ("", "ok"):
-            self.failures.append(status)
-        if hardware and hardware not in self.hardware:
-            self.hardware.append(hardware)
+    iterations: list[int] = field(default_factory=list)
+    """Complete iterations in the log of each repeat that finished."""
+    rejects: int = 0
+    """Lines of all logs that were left out."""
 
     @property
     def verdict_rank(self) -> int:
         """Larger is worse."""
         return _VERDICTS.index(self.verdict)
+
+    def join(self, other: Measured) -> None:
+        """Take in repeats of the same point."""
+        for phase, times in other.times_ms.items():
+            self.times_ms.setdefault(phase, []).extend(times)
+        self.verdict = max(self.verdict, other.verdict, key=_VERDICTS.index)
+        self.failures += other.failures
+        self.equality = self.equality or other.equality
+        self.iterations += other.iterations
+        self.rejects += other.rejects
+        self.hardware += [name for name in other.hardware if name not in self.hardware]
 
 
 def read_measured(path: Path, warmup: int) -> list[Measured]:
@@ -67,10 +75,10 @@ def read_measured(path: Path, warmup: int) -> list[Measured]:
     Raises:
         LogError: nothing of that kind is there.
     """
-    if not (path / SWEEP_FILE).is_file() and (path / "runs.csv").is_file():
-        return _from_tables(path)
     if (path / SWEEP_FILE).is_file():
         runs = read_sweep(path)
+    elif (path / "runs.csv").is_file():
+        return _from_tables(path)
     else:
         runs = [run for log in find_logs(path) if (run := read_run(log)).log.recognised]
     if not runs:
@@ -98,37 +106,50 @@ def by_key(points: Iterable[Measured], names: Sequence[str]) -> dict[tuple[str, 
     found: dict[tuple[str, ...], Measured] = {}
     for point in points:
         key = tuple(point.fields.get(name, "") for name in names)
-        if key not in found:
+        if key in found:
+            found[key].join(point)
+        else:
             found[key] = point
-            continue
-        first = found[key]
-        for phase, times in point.times_ms.items():
-            first.times_ms.setdefault(phase, []).extend(times)
-        first.add_run(point.verdict, "", "")
-        first.failures += point.failures
-        first.hardware += [name for name in point.hardware if name not in first.hardware]
     return found
 
 
 def _from_runs(runs: Sequence[Run], warmup: int) -> list[Measured]:
+    """One of each run; the first of a point's repeats says whether they are equal."""
     equality = {id(c.ours.runs[0]): c.equality for c in compare_points(runs, warmup)}
-    points = []
-    for group in group_points(runs):
-        first = group.runs[0]
-        found = equality.get(id(first), "")
-        point = Measured(_normal(first.fields, first.study), group.label, equality=found)
-        phases = timed_phases(first.study)
-        point.times_ms = {phase: group.times_ms(phase, warmup) for phase in phases}
-        for run in group.runs:
-            point.add_run(
-                judge_log(run.log).word, run.status, _machine(run.log.device, run.hardware)
-            )
-        points.append(point)
-    return points
+    return [
+        _of_run(
+            {**run_row(run, warmup), "label": group.label},
+            _normal(run.fields, run.study),
+            {phase: run.times_ms(phase, warmup) for phase in timed_phases(run.study)},
+            equality.get(id(run), ""),
+        )
+        for group in group_points(runs)
+        for run in group.runs
+    ]
 
 
-def _machine(device: str | None, hardware: str | None) -> str:
-    return " ".join(part for part in (device, hardware) if part)
+def _of_run(
+    row: Mapping[str, Any],
+    fields: dict[str, str],
+    times_ms: Mapping[str, list[float]],
+    equality: str,
+) -> Measured:
+    """A run as a point, from its row of ``runs.csv`` or what would be written there."""
+    verdict, status = row["verdict"] or "", row.get("status") or ""
+    finished = status in ("", "ok", *FAILED)
+    machine = " ".join(filter(None, (row.get("device"), row.get("hardware"))))
+    count, rejects = (_count(row.get(name)) for name in ("iterations", "rejects"))
+    return Measured(
+        fields,
+        row["label"],
+        {phase: [times] for phase, times in times_ms.items() if times and finished},
+        verdict if verdict in _VERDICTS else "",
+        [] if finished else [status],
+        equality,
+        [machine] if machine else [],
+        [count] if finished else [],
+        rejects,
+    )
 
 
 def _normal(fields: Mapping[str, object], study: Study) -> dict[str, str]:
@@ -153,37 +174,33 @@ def _spelling(value: float | str) -> str:
 
 
 def _from_tables(folder: Path) -> list[Measured]:
-    study = _study_of_tables(folder)
-    times = _times_of_tables(folder / "iterations.csv", study)
-    points: dict[str, Measured] = {}
-    rows = _rows(folder / "runs.csv", ("path", "engine", "label", "verdict"))
-    _refuse_unmeasured(folder, (row.get("source", "") for row in rows))
-    names = {*study.all_fields, "engine"}
-    for row in rows:
-        fields = _normal({name: text for name, text in row.items() if name in names}, study)
-        # The first of the repeats has the label of the point; the others have a number behind it.
-        point = points.setdefault(repr(sorted(fields.items())), Measured(fields, row["label"]))
-        machine = _machine(row.get("device"), row.get("hardware"))
-        point.add_run(_word(row["verdict"]), row.get("status", ""), machine)
-        if row.get("status", "") in ("", "ok"):
-            for phase, found in times.get(row["path"], {}).items():
-                point.times_ms.setdefault(phase, []).append(found)
-    if (folder / "comparisons.csv").is_file():
-        for row in _rows(folder / "comparisons.csv", ("label", "equality")):
-            for point in points.values():
-                if point.label == row["label"]:
-                    point.equality = row["equality"]
-    return list(points.values())
-
-
-def _study_of_tables(folder: Path) -> Study:
-    path = folder / STUDY_FILE
-    if not path.is_file():
-        return default_study()
     try:
-        return study_from(read_json(path), str(path))
+        study_file = folder / STUDY_FILE
+        known = study_file.is_file()
+        study = study_from(read_json(study_file), str(study_file)) if known else default_study()
     except ConfigError as error:
         raise LogError(str(error)) from None
+    rows = _rows(folder / "runs.csv", ("path", "engine", "label", "verdict"))
+    _refuse_unmeasured(folder, (row.get("source", "") for row in rows))
+    times = _times_of_tables(folder / "iterations.csv", study)
+    compared = folder / "comparisons.csv"
+    pairs = _rows(compared, ("label", "equality")) if compared.is_file() else []
+    equality = {row["label"]: row["equality"] for row in pairs}
+    names = {*study.all_fields, "engine"}
+    return [
+        _of_run(
+            row,
+            _normal({name: text for name, text in row.items() if name in names}, study),
+            times.get(row["path"], {}),
+            # The first of the repeats has the label of the point; the others have a number behind.
+            equality.get(row["label"], ""),
+        )
+        for row in rows
+    ]
+
+
+def _count(cell: object) -> int:
+    return int(text) if (text := str(cell)).isdecimal() else 0
 
 
 def _times_of_tables(path: Path, study: Study) -> dict[str, dict[str, list[float]]]:
@@ -193,31 +210,22 @@ def _times_of_tables(path: Path, study: Study) -> dict[str, dict[str, list[float
         if row.get("warmup", "0") not in ("", "0"):
             continue
         for phase in timed_phases(study):
-            text = row.get(f"{phase}_ms", "")
-            if text:
-                own = found.setdefault(row["path"], {}).setdefault(phase, [])
-                own.append(_number(text, path))
+            if text := row.get(f"{phase}_ms", ""):
+                try:
+                    own = found.setdefault(row["path"], {}).setdefault(phase, [])
+                    own.append(float(text))
+                except ValueError:
+                    raise LogError(f"{path}: '{text[:40]}' is not a time") from None
     return found
 
 
 def _rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
     try:
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
-            rows = list(csv.DictReader(file))
+            rows = list(csv.DictReader(file, restval=""))
     except (OSError, csv.Error) as error:
         raise LogError(f"{path}: cannot be read: {error}") from None
     missing = [name for name in needed if rows and name not in rows[0]]
     if missing:
         raise LogError(f"{path}: column '{missing[0]}' is missing; make it with python -m parse")
-    return [{str(k): v or "" for k, v in row.items() if isinstance(v, str | None)} for row in rows]
-
-
-def _number(text: str, path: Path) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise LogError(f"{path}: '{text[:40]}' is not a time") from None
-
-
-def _word(text: str) -> str:
-    return text if text in _VERDICTS else ""
+    return [{name: unguard(cell) for name, cell in row.items() if name} for row in rows]

@@ -6,13 +6,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from configs.naming import Namer
 from configs.study import Study
 from parse.compare.gate import NOTHING_TO_COMPARE, Judgement, judge_runs
 from parse.compare.two_runs import loss_reasons, timing_reasons
-from parse.compare.verdict import DEFAULT_TOLERANCE, LossVerdict, judge_log
+from parse.compare.verdict import DEFAULT_TOLERANCE
 from parse.labels import free_by_gate
 from parse.run_folder import Run
 from parse.unmeasured import MEASURED
@@ -27,8 +26,6 @@ class Pair:
     """None when there is no run of the reference engine at the same point."""
     judgement: Judgement | None = None
     """What the gate says, if it judges run by run; None when one side has no iterations."""
-    loss: LossVerdict | None = None
-    """Of the run's own loss."""
     reasons: tuple[str, ...] = ()
     """Why the figures of the two allow no speed-up."""
 
@@ -39,9 +36,9 @@ class Pair:
 
     @property
     def holds(self) -> bool:
-        """Whether the run finished and is what its study expects of it."""
+        """Whether the run finished, trained and is what its study expects of it."""
         gate = self.run.study.gate
-        if self.judgement is None or self.problem:
+        if self.judgement is None or self.problem or self.run.loss.failed:
             return False
         row = self.run.study.engines.get(self.run.engine or "")
         as_said = self.word == "equal" or (row is not None and not row.exact)
@@ -56,8 +53,8 @@ class Pair:
             return f"not compared: {reason}"
         parts = [judgement.text if not problem else f"{problem}; as far as it got {judgement.text}"]
         parts += [] if problem else [gate_words(self.run.study, judgement)]
-        if self.loss and self.loss.word != "trains":
-            parts.append(f"loss: {self.loss.text}")
+        if self.run.loss.word != "trains":
+            parts.append(f"loss: {self.run.loss.text}")
         return "; ".join(parts)
 
     @property
@@ -108,19 +105,21 @@ class PointRuns:
 
     @property
     def finished(self) -> list[Run]:
-        """Runs whose times count."""
-        return [run for run in self.runs if run.finished and run.log.iterations]
+        """Runs whose times count, by campaign, seed and repeat."""
+        return sorted((r for r in self.runs if r.finished and r.log.iterations), key=_place)
 
     @property
-    def repeats(self) -> list[tuple[Any, int] | None]:
-        """Seed and repeat of each finished run, as the sweep counted them."""
-        return [
-            (run.settings.get("seed"), run.repeat) if run.repeat else None for run in self.finished
-        ]
+    def repeats(self) -> list[tuple[object, ...] | None]:
+        """Campaign, seed and repeat of each finished run, as its sweep counted them."""
+        return [_place(run) if run.repeat else None for run in self.finished]
 
     def times_ms(self, phase: str, warmup: int) -> list[list[float]]:
         """Durations of a phase after the warm-up, one list a finished run, in ms."""
         return [run.times_ms(phase, warmup) for run in self.finished]
+
+
+def _place(run: Run) -> tuple[str, str, int]:
+    return str(run.campaign), str(run.settings.get("seed")), run.repeat or 0
 
 
 def group_points(runs: Sequence[Run]) -> list[PointRuns]:
@@ -139,12 +138,16 @@ def reference_of(group: PointRuns, groups: Sequence[PointRuns]) -> PointRuns | N
     """The reference engine's point that a point is held against.
 
     That of the same settings; else one that computes the same with other settings of those that
-    should agree; None when there is none.
+    should agree; None when there is none. Of several campaigns, only the runs that were measured
+    in one of the point's own, if there are any.
     """
     engine = group.runs[0].study.reference
     same = [g for g in groups if g.engine == engine and g.key == group.key]
     exact = [g for g in same if g.preferred == group.preferred] or same
-    return next((g for g in exact if g.finished), exact[0] if exact else None)
+    found = next((g for g in exact if g.finished), exact[0] if exact else None)
+    campaigns = {run.campaign for run in group.runs}
+    beside = [run for run in found.finished if run.campaign in campaigns] if found else []
+    return PointRuns(beside, found.label) if found and beside else found
 
 
 def pair_up(
@@ -152,7 +155,8 @@ def pair_up(
 ) -> list[Pair]:
     """Hold each run of a point against a run of the reference, in the order of the runs.
 
-    The same repeat where it finished; else any that did: all of one seed compute the same.
+    The same repeat of the same campaign where it finished; else any that did: all of one seed and
+    data compute the same.
     """
     pairs = []
     for position, run in enumerate(group.runs):
@@ -199,27 +203,29 @@ def _name(members: Sequence[Run]) -> str:
 
 def _judged(run: Run, reference: Run, warmup: int, tolerance: float) -> Pair:
     study = run.study
-    verdicts = judge_log(reference.log), judge_log(run.log)
-    reasons = loss_reasons((study.reference, str(run.engine)), verdicts)
+    reasons = loss_reasons((study.reference, str(run.engine)), (reference.loss, run.loss))
     judgement = None
     if study.gate.kind != "quality":
         judgement = judge_runs(study.gate, study.reference, reference.log, run.log, tolerance)
         reasons += [judgement.withheld] if judgement.withheld else []
     timed = [len(one.times_ms("iteration", warmup)) for one in (reference, run)]
     reasons += timing_reasons((timed[0], timed[1]), warmup)
-    return Pair(run, reference, judgement, verdicts[1], tuple(reasons))
+    return Pair(run, reference, judgement, tuple(reasons))
 
 
 def _partner(run: Run, position: int, reference: PointRuns | None) -> Run | None:
+    """The run of the reference that is nearest: finished, of the same campaign, the same repeat."""
     if reference is None:
         return None
     seed = run.settings.get("seed")
     known = [r for r in reference.runs if r.settings.get("seed") == seed]
     if run.study.gate.kind == "quality":
         known = known or reference.runs
-    if not known:
-        return None
-    same = [r for r in known if run.repeat is not None and r.repeat == run.repeat]
-    nth = same or known[min(position, len(known) - 1) :][:1]
-    done = [r for r in known if r in reference.finished]
-    return next((r for r in (*nth, *done) if r in done), nth[0])
+
+    def distance(numbered: tuple[int, Run]) -> tuple[bool, bool, bool, int]:
+        place, other = numbered
+        is_repeat = run.repeat is not None and other.repeat == run.repeat
+        is_done, is_beside = other in reference.finished, other.campaign == run.campaign
+        return (not is_done, not is_beside, not is_repeat, abs(place - position))
+
+    return min(enumerate(known), key=distance)[1] if known else None

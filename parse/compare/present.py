@@ -8,6 +8,7 @@ from typing import Any
 
 from parse.compare.two_runs import Comparison
 from parse.compare.verdict import LossVerdict
+from parse.errors import printable
 from parse.log.records import Log
 
 _SHOWN_REJECTS = 5
@@ -78,6 +79,12 @@ def comparison_notes(
     for name, log in zip(names, logs, strict=True):
         notes += [f"{name}: {note}" for note in log_notes(log)]
     return notes
+
+
+def reject_lines(log: Log) -> list[str]:
+    """All lines of a log that were left out: ``FILE:LINE: reason: text``."""
+    path = printable(str(log.path))
+    return [f"{path}:{r.line_number}: {r.reason}: {r.text}".removesuffix(": ") for r in log.rejects]
 
 
 def log_notes(log: Log) -> list[str]:

@@ -16,9 +16,12 @@ _SHOWN_CHARACTERS = 60
 
 
 def setup(run: Run) -> dict[str, str]:
-    """Commit, versions and processors of a run, as far as anybody noted them."""
+    """Code, commit, versions and processors of a run, as far as anybody noted them."""
     kept = run.provenance
     found: dict[str, str] = {}
+    code = kept.get("code")
+    if isinstance(code, dict) and code.get("sha256"):
+        found["code"] = str(code["sha256"])
     git = kept.get("git")
     if isinstance(git, dict) and git.get("commit"):
         found["commit"] = _commit(git)
@@ -56,6 +59,9 @@ def differences(runs: Sequence[Run]) -> list[str]:
         runs: Runs whose times are to be held against each other.
     """
     setups = [setup(run) for run in runs]
+    if all("code" in found for found in setups):
+        # The commit tells of files that no run executes.
+        setups = [{key: text for key, text in found.items() if key != "commit"} for found in setups]
     texts = []
     for key in dict.fromkeys(key for found in setups for key in found):
         values = dict.fromkeys(found.get(key, "not known") for found in setups)

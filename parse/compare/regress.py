@@ -9,16 +9,20 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from parse.arguments import number_from_0, warmup_count
+from parse.arguments import add_warmup, number_from_0
 from parse.compare.measured import Measured, by_key, matching_fields, read_measured
+from parse.compare.references import is_reference_file, read_references
 from parse.compare.stats import Spread, ratio_of_medians, spread
-from parse.errors import LogError
+from parse.errors import LogError, printable
 
-REGRESSIONS = ("missing", "failed", "loss worse", "equality worse", "no times", "slower")
+REGRESSIONS = (
+    *("missing", "failed", "loss worse", "equality worse", "fewer iterations", "no times"),
+    *("slower", "too wide"),
+)
 """Words that make the exit code 1."""
 UNDECIDED = ("other hardware", "too few iterations")
 """Words that say nothing of a point; where all do, the exit code is 2."""
@@ -51,23 +55,29 @@ class Gate:
     tolerance: float = 0.05
     phase: str = "iteration"
     any_hardware: bool = False
+    strict: bool = False
+    """Whether a point fails where its interval does not rule out that it is too slow."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Compare two sets of runs; returns the exit code."""
     args = _parser().parse_args(argv)
     try:
-        old, new = read_measured(args.old, args.warmup), read_measured(args.new, args.warmup)
+        new = read_measured(args.new, args.warmup)
+        if is_reference_file(args.old):
+            old = read_references(args.old, new)
+        else:
+            old = read_measured(args.old, args.warmup)
         phases = list(dict.fromkeys(name for point in (*old, *new) for name in point.times_ms))
         if args.phase not in ("iteration", *phases):
             known = ", ".join(phases)
             _parser().error(
                 f"argument --phase: invalid choice: '{args.phase}' (choose from {known})"
             )
-        judged = judge(old, new, Gate(args.tolerance, args.phase, args.any_hardware))
+        gate = Gate(args.tolerance, args.phase, args.any_hardware, args.strict)
+        judged = judge(old, new, gate)
     except LogError as error:
-        message = "".join(c if c.isprintable() else "?" for c in str(error))
-        sys.stderr.write(f"parse compare: error: {message}\n")
+        sys.stderr.write(f"parse compare: error: {printable(str(error))}\n")
         return 2
     if args.json:
         sys.stdout.write(json.dumps(as_json(judged, args), indent=2, allow_nan=False) + "\n")
@@ -107,22 +117,18 @@ def as_json(judged: Sequence[Judged], args: argparse.Namespace) -> dict[str, Any
         "tolerance": args.tolerance,
         "warmup": args.warmup,
         "exit_code": exit_code(judged),
-        "points": [
-            {
-                "label": point.label,
-                "word": point.word,
-                "regression": point.word in REGRESSIONS,
-                "detail": point.detail,
-                "old": _spread_json(point.old),
-                "new": _spread_json(point.new),
-                "change": point.change,
-                "change_low": point.low,
-                "change_high": point.high,
-                "interval_covers": point.covers,
-            }
-            for point in judged
-        ],
+        "points": [_point_json(point) for point in judged],
     }
+
+
+def _point_json(point: Judged) -> dict[str, Any]:
+    names = {"low": "change_low", "high": "change_high", "covers": "interval_covers"}
+    found = {names.get(name, name): value for name, value in asdict(point).items()}
+    found["regression"] = point.word in REGRESSIONS
+    for side, times in (("old", point.old), ("new", point.new)):
+        if times:
+            found[side] |= {"iqr_ms": times.iqr_ms}
+    return found
 
 
 def as_text(judged: Sequence[Judged], args: argparse.Namespace) -> list[str]:
@@ -153,6 +159,11 @@ def _judge_point(old: Measured, new: Measured | None, gate: Gate) -> Judged:
     if len(both) == 2 and both[1] > both[0]:
         detail = f"{old.equality} before, {new.equality} now, against the reference"
         return Judged(label, "equality worse", detail)
+    # Iterations that are gone were not measured, so their times say nothing.
+    if old.iterations and min(new.iterations, default=0) < min(old.iterations):
+        detail = f"{min(old.iterations)} before, {min(new.iterations, default=0)} now"
+        rejected = f"; {new.rejects} lines rejected" if new.rejects else ""
+        return Judged(label, "fewer iterations", detail + rejected)
     return _judge_times(old, new, gate)
 
 
@@ -168,18 +179,24 @@ def _judge_times(old: Measured, new: Measured, gate: Gate) -> Judged:
         return Judged(old.label, "no old times", "a median of 0", *spreads)
     change = ratio.ratio - 1
     if ratio.low is None or ratio.high is None:
-        return Judged(old.label, "too few iterations", "no interval", *spreads, change)
+        word = "too wide" if gate.strict else "too few iterations"
+        return Judged(old.label, word, "no interval", *spreads, change)
     low, high = ratio.low - 1, ratio.high - 1
-    word, detail = _word(change, low, high, gate.tolerance), ""
+    word, detail = _word(change, low, high, gate), ""
+    if word == "too wide":
+        detail = f"may be {high:+.1%}, the tolerance is {gate.tolerance:.1%}"
     if set(old.hardware) != set(new.hardware) and not gate.any_hardware:
         word = "other hardware"
         detail = f"{_hardware(old)} before, {_hardware(new)} now; --any-hardware judges them"
     return Judged(old.label, word, detail, *spreads, change, low, high, ratio.covers)
 
 
-def _word(change: float, low: float, high: float, tolerance: float) -> str:
+def _word(change: float, low: float, high: float, gate: Gate) -> str:
+    tolerance = gate.tolerance
     if low > tolerance:
         return "slower"
+    if gate.strict and high > tolerance:
+        return "too wide"
     if change > tolerance:
         return "perhaps slower"
     return "faster" if high < 0 else "same"
@@ -208,28 +225,19 @@ def _text_row(point: Judged) -> tuple[str, ...]:
     mark = "!" if point.word in REGRESSIONS else ""
     untimed = point.old is None and point.new is None
     sides = ("", "") if untimed else (times(point.old), times(point.new))
-    return tuple(_printable(cell) for cell in (mark, point.label, *sides, change, interval, text))
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def _spread_json(side: Spread | None) -> dict[str, float] | None:
-    if side is None:
-        return None
-    names = ("median_ms", "iqr_ms", "mean_ms", "iterations", "repeats")
-    return {name: getattr(side, name) for name in names}
+    return tuple(printable(cell) for cell in (mark, point.label, *sides, change, interval, text))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m parse compare",
-        description="Fail when NEW is slower than OLD, misses a point, or trains worse. "
-        "Exit code: 0 no regression, 1 regression, 2 nothing to compare.",
+        description="Fail when NEW is slower than OLD, misses a point or iterations, or trains "
+        "worse. Exit code: 0 no regression, 1 regression, 2 nothing to compare.",
     )
     what = "folder of tables, sweep folder, run folder or log"
-    parser.add_argument("old", type=Path, metavar="OLD", help=what)
+    parser.add_argument(
+        "old", type=Path, metavar="OLD", help=f"{what}, or values kept by 'python -m parse keep'"
+    )
     parser.add_argument("new", type=Path, metavar="NEW", help=what)
     parser.add_argument(
         "--tolerance",
@@ -238,12 +246,13 @@ def _parser() -> argparse.ArgumentParser:
         help="share by which NEW may be slower (0.05 is 5%%)",
     )
     parser.add_argument("--phase", default="iteration", help="iteration or a phase of the study")
-    parser.add_argument(
-        "--warmup", type=warmup_count, default=1,
-        help="first iterations left out (1); tables have their own",
-    )  # fmt: skip
+    add_warmup(parser, "first iterations left out (1); tables have their own")
     parser.add_argument(
         "--any-hardware", action="store_true", help="judge times of different machines as well"
     )
+    parser.add_argument(
+        "--strict", action="store_true",
+        help="fail where an interval reaches beyond the tolerance, or there is none",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

@@ -152,15 +152,11 @@ def bootstrap_ratios(
 
 
 def student_t(degrees: int) -> float:
-    """The 97.5% quantile of Student's t, to 0.3%."""
-    known = (12.706, 4.303, 3.182, 2.776)
-    if degrees <= len(known):
-        return known[degrees - 1]
-    z = _NORMAL_QUANTILE
-    # The expansion of Cornish and Fisher, which is good from here on.
-    first, second = z**3 + z, 5 * z**5 + 16 * z**3 + 3 * z
-    third = 3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z
-    return z + first / (4 * degrees) + second / (96 * degrees**2) + third / (384 * degrees**3)
+    """The 97.5% quantile of Student's t."""
+    # Imported here: SciPy takes longer to load than most tables take to write.
+    from scipy.special import stdtrit
+
+    return float(stdtrit(degrees, (1 + LEVEL) / 2))
 
 
 def _kept(repeats: Repeats) -> list[_Floats]:
@@ -173,48 +169,26 @@ def _medians(
 ) -> _Floats:
     """Median of each row's runs, their iterations drawn anew; ``chosen`` is (rows, runs).
 
-    Ranks stand for the times: two bytes each instead of eight, in which thousands of rows are
-    sorted many times faster.
+    A run's iterations are drawn in blocks of neighbours around a ring: neighbours resemble each
+    other, and single draws would tear them apart and make the interval too narrow.
     """
     lengths = np.array([len(times) for times in repeats])
-    ordered = np.sort(np.concatenate(repeats))
-    first = np.concatenate(([0], np.cumsum(lengths)[:-1]))
-    padding = len(ordered)
-    kind = np.int16 if padding < np.iinfo(np.int16).max else np.int32
-    ranks = np.full((len(repeats), int(lengths.max())), padding, dtype=kind)
-    positions = np.argsort(np.argsort(np.concatenate(repeats), kind="stable"), kind="stable")
-    for run, (start, length) in enumerate(zip(first, lengths, strict=True)):
-        ranks[run, :length] = positions[start : start + length]
-    drawn = _drawn(ranks, lengths, chosen, generator).reshape(len(chosen), -1)
+    times = np.full((len(repeats), lengths.max()), np.inf)
+    for run, own in enumerate(repeats):
+        times[run, : len(own)] = own
+    drawn = np.full((*chosen.shape, lengths.max()), np.inf)
+    for length in np.unique(lengths):
+        here = lengths[chosen] == length
+        runs, block = chosen[here], max(1, round(length ** (1 / 3)))
+        starts = generator.integers(length, size=(len(runs), math.ceil(length / block)))
+        places = (starts[..., np.newaxis] + np.arange(block)) % length
+        places = places.reshape(len(runs), -1)[:, :length]
+        drawn[here, :length] = times[runs[:, np.newaxis], places]
+    drawn = np.sort(drawn.reshape(len(chosen), -1), axis=1)
     counts = lengths[chosen].sum(axis=1)
     middles = np.stack(((counts - 1) // 2, counts // 2), axis=1)
-    drawn.sort(axis=1)
-    medians: _Floats = ordered[np.take_along_axis(drawn, middles, axis=1)].mean(axis=1)
+    medians: _Floats = np.take_along_axis(drawn, middles, axis=1).mean(axis=1)
     return medians
-
-
-def _drawn(
-    ranks: npt.NDArray[np.signedinteger],
-    lengths: npt.NDArray[np.int64],
-    chosen: npt.NDArray[np.int64],
-    generator: np.random.Generator,
-) -> npt.NDArray[np.signedinteger]:
-    """Ranks of the chosen runs, (rows, runs, width), each run's drawn in neighbours around a ring.
-
-    Neighbouring iterations resemble each other; single draws would tear them apart and make the
-    interval too narrow.
-    """
-    drawn = np.full((*chosen.shape, ranks.shape[1]), ranks.max())
-    for length in np.unique(lengths):
-        rows = lengths[chosen] == length if (lengths != length).any() else ...
-        runs = chosen[rows].reshape(-1, 1)
-        block = max(1, round(length ** (1 / 3)))
-        ring = np.concatenate((ranks[:, :length], ranks[:, : block - 1]), axis=1)
-        blocks = np.lib.stride_tricks.sliding_window_view(ring, block, axis=1).reshape(-1, block)
-        starts = generator.integers(length, size=(len(runs), math.ceil(length / block)))
-        picked = blocks.take(runs * length + starts, axis=0).reshape(len(runs), -1)[:, :length]
-        drawn[rows, :length] = picked.reshape(*drawn[rows].shape[:-1], length)
-    return drawn
 
 
 def _reach(ratio: float, draws: _Floats) -> _Floats:

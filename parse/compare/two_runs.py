@@ -59,7 +59,7 @@ class Comparison:
     pair: PairVerdict
     phases: dict[str, PhaseRatio]
     speedup: float | None
-    """Ratio of the mean iteration times; None when it is withheld."""
+    """Ratio of the median iteration times; None when it is withheld."""
     withheld: str | None
     """Why it is withheld."""
     warmup: int
@@ -99,7 +99,7 @@ def compare(
         *verdicts,
         pair,
         phases,
-        speedup=None if reasons else times.ratio,
+        speedup=None if reasons else times.median_ratio,
         withheld="; ".join(reasons) or None,
         warmup=warmup,
         tolerance=tolerance,
@@ -111,7 +111,7 @@ def loss_reasons(names: tuple[str, str], verdicts: tuple[LossVerdict, LossVerdic
     return [
         f"the loss of {name} is {verdict.text}" if verdict.word else f"{name} has no loss"
         for name, verdict in zip(names, verdicts, strict=True)
-        if verdict.word != "trains"
+        if verdict.failed or not verdict.word
     ]
 
 

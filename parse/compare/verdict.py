@@ -6,8 +6,9 @@ No speed-up is worth printing before these words allow it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from parse.log.records import Iteration, Log
 
@@ -19,19 +20,46 @@ DEFAULT_VOCABULARY = 50304
 """GPT-2's 50257 tokens as Megatron pads them: the paper's, tried when the log names no other."""
 DEFAULT_TOLERANCE = 1e-3
 """Largest difference of two losses that still counts as ``close``."""
+Value = Callable[[Log, Iteration], float | None]
+"""A figure of an iteration of a log; None where it has none."""
+
+
+DIVERGED_RISE = 1.0
+"""A loss that ends this far above its start, in nats, has diverged."""
+FAILED = ("nan", "frozen", "diverged")
+"""Words of a loss that make its run a failure, however it ended."""
+_NOISES_FALLEN = 1.5
+_NOISE_OF_SECOND_DIFFERENCE = 0.6745 * math.sqrt(6)
+"""Median size of a second difference of normal noise, over its standard deviation."""
 
 
 @dataclass(frozen=True)
 class LossVerdict:
-    """``trains``, ``nan`` or ``frozen``; an empty word when the log holds no loss."""
+    """What a loss says of its training; an empty word when the log holds no loss.
+
+    ``trains``: it fell by more than its noise. ``nan``, ``frozen`` and ``diverged`` (it ends more
+    than :data:`DIVERGED_RISE` above its start) are failures. ``undecided`` is all that lies
+    between: too few iterations, or too much noise, to know.
+    """
 
     word: str
     from_iteration: int | None = None
     """First iteration of the NaN or of the standstill."""
+    start: float | None = None
+    """Median of the first third of the losses."""
+    end: float | None = None
+    """Median of the last third."""
+    noise: float | None = None
+    """Standard deviation of a loss around its trend."""
     at: float | None = None
     """The frozen loss."""
     at_name: str | None = None
     """``ln(50304)`` when the frozen loss is that of a uniform softmax."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run counts as failed."""
+        return self.word in FAILED
 
     @property
     def text(self) -> str:
@@ -40,6 +68,9 @@ class LossVerdict:
             return f"nan from iteration {self.from_iteration}"
         if self.word == "frozen":
             return f"frozen at {self.at_name or self.at} from iteration {self.from_iteration}"
+        if self.word in ("diverged", "undecided"):
+            figures = f"from {self.start:.4g} to {self.end:.4g}, noise {self.noise:.2g}"
+            return f"{self.word} ({figures})"
         return self.word or "no loss in the log"
 
 
@@ -62,9 +93,21 @@ def judge_loss(
     still = 0
     while still < len(known) and known[-1 - still][1] == last:
         still += 1
-    if still < FROZEN_ITERATIONS:
-        return LossVerdict("trains")
-    return LossVerdict("frozen", known[-still][0], last, _ln_name(last, vocab_sizes))
+    if still >= FROZEN_ITERATIONS:
+        name = _ln_name(last, vocab_sizes)
+        return LossVerdict("frozen", known[-still][0], at=last, at_name=name)
+    values = [loss for _, loss in known]
+    third = max(1, len(values) // 3)
+    start, end, noise = median(values[:third]), median(values[-third:]), _noise(values)
+    falls = start - end > _NOISES_FALLEN * noise
+    word = "diverged" if end - start > DIVERGED_RISE else "trains" if falls else "undecided"
+    return LossVerdict(word, start=start, end=end, noise=noise)
+
+
+def _noise(losses: Sequence[float]) -> float:
+    """Standard deviation of the losses around their trend, which second differences do not see."""
+    seconds = [abs(a - 2 * b + c) for a, b, c in zip(losses, losses[1:], losses[2:], strict=False)]
+    return median(seconds) / _NOISE_OF_SECOND_DIFFERENCE if seconds else 0.0
 
 
 def _ln_name(loss: float, vocab_sizes: Sequence[int]) -> str | None:
@@ -165,6 +208,10 @@ def judge_pair(first: Log, second: Log, tolerance: float = DEFAULT_TOLERANCE) ->
         word = "differs"
     else:
         word = "close"
+    lengths = len(first.iterations), len(second.iterations)
+    note = (
+        f"{lengths[0]} and {lengths[1]} iterations; the {len(pairs)} that both have were compared"
+    )
     return PairVerdict(
         word,
         len(pairs),
@@ -177,7 +224,7 @@ def judge_pair(first: Log, second: Log, tolerance: float = DEFAULT_TOLERANCE) ->
         largest_at,
         worst_norm if norms else None,
         unequal,
-        tuple(_notes(first, second, len(pairs))),
+        () if lengths == (len(pairs),) * 2 else (note,),
     )
 
 
@@ -194,19 +241,16 @@ def both_exact(first: Log, second: Log) -> bool:
     )
 
 
+def in_common(first: Log, second: Log, value: Value) -> list[tuple[int, float, float]]:
+    """Iteration and both values, where both runs have one."""
+    others = {record.iteration: value(second, record) for record in second.iterations}
+    pairs = ((r.iteration, value(first, r), others.get(r.iteration)) for r in first.iterations)
+    return [(i, a, b) for i, a, b in pairs if a is not None and b is not None]
+
+
 def common_losses(first: Log, second: Log, exact: bool) -> list[tuple[int, float, float]]:
     """Iteration and both losses, where both runs have one; printed digits unless ``exact``."""
-
-    def loss(record: Iteration) -> float | None:
-        return record.exact_loss if exact else record.loss
-
-    others = {record.iteration: loss(record) for record in second.iterations}
-    pairs = []
-    for record in first.iterations:
-        a, b = loss(record), others.get(record.iteration)
-        if a is not None and b is not None:
-            pairs.append((record.iteration, a, b))
-    return pairs
+    return in_common(first, second, lambda _, r: r.exact_loss if exact else r.loss)
 
 
 def difference(a: float, b: float) -> float:
@@ -217,41 +261,25 @@ def difference(a: float, b: float) -> float:
 
 
 def _norm_differences(first: Log, second: Log) -> list[float]:
-    assert first.metrics is not None
-    assert second.metrics is not None
+    def norm(log: Log, record: Iteration) -> float | None:
+        return log.metrics.grad_norm(record.iteration) if log.metrics else None
+
     found = []
-    for record in first.iterations:
-        a = first.metrics.grad_norm(record.iteration)
-        b = second.metrics.grad_norm(record.iteration)
-        if a is not None and b is not None:
-            scale = max(abs(a), abs(b))
-            found.append(difference(a, b) / scale if 0 < scale < math.inf else difference(a, b))
+    for _, a, b in in_common(first, second, norm):
+        scale = max(abs(a), abs(b))
+        found.append(difference(a, b) / scale if 0 < scale < math.inf else difference(a, b))
     return found
 
 
 def _digests(first: Log, second: Log) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Digests that both runs have after as many iterations, and those of them that differ."""
-    assert first.metrics is not None
-    assert second.metrics is not None
-    compared, unequal = [], []
-    if first.metrics.end.get("iterations") != second.metrics.end.get("iterations"):
+    sides = [log.metrics for log in (first, second) if log.metrics]
+    if len({repr(side.end.get("iterations")) for side in sides}) != 1:
         return (), ()
-    for key, name in (("weights_sha256", "weights"), ("optimizer_sha256", "optimizer state")):
-        a, b = first.metrics.digest(key), second.metrics.digest(key)
-        if a is not None and b is not None:
-            compared.append(name)
-            if a != b:
-                unequal.append(name)
-    return tuple(compared), tuple(unequal)
-
-
-def _notes(first: Log, second: Log, compared: int) -> list[str]:
-    lengths = len(first.iterations), len(second.iterations)
-    if lengths == (compared, compared):
-        return []
-    return [
-        f"{lengths[0]} and {lengths[1]} iterations; the {compared} that both have were compared"
-    ]
+    keys = {"weights": "weights_sha256", "optimizer state": "optimizer_sha256"}
+    found = {name: [side.digest(key) for side in sides] for name, key in keys.items()}
+    compared = tuple(name for name, pair in found.items() if all(pair))
+    return compared, tuple(name for name in compared if len(set(found[name])) > 1)
 
 
 def _short(value: float | None) -> str:

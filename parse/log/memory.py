@@ -140,11 +140,6 @@ def largest_gib(window: Window) -> tuple[float | None, float | None]:
     """The largest figures of a window's device and host; None where one of them is missing."""
     if not window.is_whole or not window.memory:
         return None, None
-    device = [line.max_allocated_gib for line in window.memory]
-    host = [line.host_used_gib for line in window.memory]
-    return _largest(device), _largest(host)
-
-
-def _largest(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return max(known) if len(known) == len(values) else None
+    figures = [(line.max_allocated_gib, line.host_used_gib) for line in window.memory]
+    device, host = (None if None in side else max(side) for side in zip(*figures, strict=True))
+    return device, host

@@ -81,15 +81,14 @@ def _take_start(log: Log, start: dict[str, Any]) -> None:
 
 
 def _fits(log: Log, metrics: Metrics) -> bool:
+    """Whether the printed losses are the exact ones, rounded."""
     pairs = [(record.loss, metrics.loss(record.iteration)) for record in log.iterations]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
-    return bool(known) and all(_same_digits(a, b) for a, b in known)
-
-
-def _same_digits(printed: float, exact: float) -> bool:
-    if math.isfinite(printed) and math.isfinite(exact):
-        return math.isclose(printed, exact, rel_tol=_PRINTED_DIGITS, abs_tol=1e-12)
-    return not math.isfinite(printed) and not math.isfinite(exact)
+    return bool(known) and all(
+        math.isclose(printed, exact, rel_tol=_PRINTED_DIGITS, abs_tol=1e-12)
+        or not (math.isfinite(printed) or math.isfinite(exact))
+        for printed, exact in known
+    )
 
 
 def _event(line: str) -> dict[str, Any] | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from parse.errors import printable
 
 Setting = int | float | str
 
@@ -132,8 +134,7 @@ class Reject:
     @classmethod
     def of(cls, line_number: int, reason: str, text: str) -> Reject:
         """A reject that keeps the beginning of the line, printable."""
-        shown = "".join(c if c.isprintable() else "?" for c in text[:_REJECT_CHARACTERS])
-        return cls(line_number, reason, shown.strip())
+        return cls(line_number, reason, printable(text[:_REJECT_CHARACTERS]).strip())
 
 
 @dataclass
@@ -180,10 +181,5 @@ def after_warmup(iterations: Sequence[Iteration], warmup: int) -> Sequence[Itera
 
 def values_ms(log: Log, phase: str, warmup: int) -> list[float]:
     """Durations of a phase after the warm-up, in ms, missing ones left out."""
-    return [value for value in _phase_values(log, phase, warmup) if value is not None]
-
-
-def _phase_values(log: Log, phase: str, warmup: int) -> Iterator[float | None]:
-    for record in after_warmup(log.iterations, warmup):
-        value = record.phase_ms(phase)
-        yield value if value is not None and math.isfinite(value) else None
+    times = (record.phase_ms(phase) for record in after_warmup(log.iterations, warmup))
+    return [time for time in times if time is not None and math.isfinite(time)]

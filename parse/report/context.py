@@ -108,18 +108,16 @@ def _headline(item: PointComparison) -> str:
 
 def _not_run(index: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Points that the sweep asks for and that have fewer runs than repeats."""
-    points, runs = index.get("points"), index.get("runs")
-    runs = [run for run in runs if isinstance(run, dict)] if isinstance(runs, list) else []
+    points, runs = (
+        [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+        for listed in (index.get("points"), index.get("runs"))
+    )
     counts = Counter((str(run.get("name")), str(run.get("engine"))) for run in runs)
     found = []
-    for point in points if isinstance(points, list) else []:
-        if not isinstance(point, dict):
-            continue
+    for point in points:
         name, engine = str(point.get("name")), str(point.get("engine"))
-        asked = point.get("repeats")
-        asked = asked if isinstance(asked, int) else 1
-        if counts[name, engine] < asked:
-            found.append(
-                {"name": name, "engine": engine, "runs": counts[name, engine], "asked": asked}
-            )
+        asked = repeats if isinstance(repeats := point.get("repeats"), int) else 1
+        done = counts[name, engine]
+        if done < asked:
+            found.append({"name": name, "engine": engine, "runs": done, "asked": asked})
     return found

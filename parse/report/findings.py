@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from parse.compare.comparisons import compare_points, write_comparisons
+from parse.compare.comparisons import Finding, compare_points, write_comparisons
 from parse.errors import LogError
 from parse.labels import label_runs
 from parse.report.context import report_context
@@ -56,6 +56,10 @@ def parse_sweep(sweep_dir: Path, out: Path, warmup: int) -> tuple[list[Run], lis
     position = {run.label: number for number, run in enumerate(runs)}
     found = [finding for item in comparisons for finding in item.findings if measured]
     found.sort(key=lambda finding: position.get(finding.label, 0))
+    # A loss that failed is told of runs that nothing is compared with, too: the reference's.
+    told = {finding.label for finding in found}
+    failed = [run for run in runs if run.loss.failed and run.label not in told]
+    found += [Finding(run.label, f"the loss is {run.loss.text}", holds=False) for run in failed]
     findings = {
         _MARK: str(index.get("name") or sweep_dir.name),
         "description": str(index.get("description") or ""),
@@ -63,6 +67,7 @@ def parse_sweep(sweep_dir: Path, out: Path, warmup: int) -> tuple[list[Run], lis
         "wanted": [str(name) for name in wanted] if isinstance(wanted, list) else [],
         "titles": {name: figure.title for name, figure in study.figures.items()},
         "lines": [f"{finding.label}: {finding.verdict}" for finding in found],
+        "findings": [vars(finding) for finding in found],
         "all_hold": all(finding.holds for finding in found),
         "context": context,
     }

@@ -105,13 +105,13 @@ def run_row(run: Run, sweep_dir: Path, warmup: int) -> dict[str, Any]:
     """What became of a run."""
     seconds = run.status_json.get("seconds")
     times = spread(PointRuns([run], run.label).times_ms("iteration", warmup))
-    last = run.status_json.get("last_lines")
+    last, older = run.status_json.get("last_lines"), run.recorded("older")
     return {
         "label": run.label,
         "status": run.status or "unknown",
         "ok": run.status == "ok",
         "seconds": f"{seconds:.1f}" if isinstance(seconds, int | float) else "",
-        "cause": run.cause,
+        "cause": run.cause or (older and f"result of older code: {older}"),
         "iterations": len(run.log.iterations),
         "iteration": spread_text(times) if times else "",
         "iteration_ms": times.median_ms if times else None,

@@ -34,8 +34,9 @@ def command_of(run: Run) -> str:
 
 def _joined(tables: Sequence[dict[str, str]], separator: str) -> list[tuple[str, str]]:
     """Each key with all its values, each value once."""
-    keys = dict.fromkeys(key for table in tables for key in table if table[key])
-    values = {key: dict.fromkeys(table[key] for table in tables if table.get(key)) for key in keys}
+    values: dict[str, dict[str, None]] = {}
+    for key, value in (item for table in tables for item in table.items() if item[1]):
+        values.setdefault(key, {})[value] = None
     return [(key, separator.join(found)) for key, found in values.items()]
 
 

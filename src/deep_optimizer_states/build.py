@@ -21,7 +21,9 @@ def main() -> int:
     """
     try:
         check_deepspeed()
+        sys.stderr.write("op 1 of 2: our host Adam, seconds\n")
         library = host.build()
+        sys.stderr.write("op 2 of 2: DeepSpeed's cpu_adam, a minute or more the first time\n")
         tail = _compare_with_deepspeed()
     except DeepOptimizerStatesError as error:
         sys.stderr.write(f"{error}\n")
@@ -43,6 +45,12 @@ def _compare_with_deepspeed() -> object:
         raise KernelError(
             f"DeepSpeed's cpu_adam op did not build ({error.__cause__ or error}); it needs a C++ "
             "compiler, ninja and Python's headers (python3-dev on Debian)"
+        ) from error
+    except OSError as error:
+        # torch locks an op in its folder whenever it loads it, built or not.
+        raise KernelError(
+            f"DeepSpeed's cpu_adam op cannot be loaded from {error.filename}: {error.strerror}; "
+            "name a folder that you can write in TORCH_EXTENSIONS_DIR"
         ) from error
     return find_tail(optimizer)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
 
+from deep_optimizer_states.checks import explain
 from deep_optimizer_states.errors import ConfigError
 
 BLOCK = "deep_optimizer_states"
@@ -93,17 +92,8 @@ def read_settings(ds_config: Mapping[str, Any]) -> Settings:
     try:
         return Settings(**block)
     except ValidationError as error:
-        raise ConfigError("; ".join(_explain(item) for item in error.errors())) from None
-
-
-def _explain(item: ErrorDetails) -> str:
-    key = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, Settings.model_fields, n=1, cutoff=0.3)
-        hint = f'did you mean "{near[0]}"? ' if near else ""
-        return f'unknown key "{BLOCK}.{key}": {hint}known: {", ".join(Settings.model_fields)}'
-    message = item["msg"].removeprefix("Value error, ")
-    return f'"{BLOCK}.{key}" = {item["input"]!r}: {message}' if key else f'"{BLOCK}": {message}'
+        known = list(Settings.model_fields)
+        raise ConfigError(explain(error, known, f"{BLOCK}.", '"')) from None
 
 
 def translate_paper_keys(ds_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -110,13 +110,19 @@ def find_place(rank: int, pci_address: str | None, sysfs: Path = _SYSFS) -> Plac
     return Place(socket.gethostname(), rank, tuple(sorted(chosen)))
 
 
-def _is_virtual_machine() -> bool:
-    """Whether this CPU says that a hypervisor is below; without such a flag it is taken as real."""
+def cpu_facts(name: str) -> str:
+    """What the kernel says of the first CPU under ``name``; empty where it says nothing."""
     try:
         lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return False
-    return any(line.startswith("flags") and "hypervisor" in line.split() for line in lines)
+        return ""
+    pairs = (line.partition(":") for line in lines)
+    return next((value.strip() for key, _, value in pairs if key.strip() == name), "")
+
+
+def _is_virtual_machine() -> bool:
+    """Whether this CPU says that a hypervisor is below; without such a flag it is taken as real."""
+    return "hypervisor" in cpu_facts("flags").split()
 
 
 def choose_cores(

@@ -14,6 +14,7 @@ generator can be seen half-made by ``gc.get_objects()`` in another thread, and P
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections import deque
@@ -231,9 +232,15 @@ class Executor:
         self._flights.clear()
         self._host_steps.clear()
         done = []
-        for action in actions:
-            self._issue[action.kind](action.tile, work[action.tile])
-            done.append(action)
+        try:
+            for action in actions:
+                self._issue[action.kind](action.tile, work[action.tile])
+                done.append(action)
+        except BaseException:
+            # What the lanes have been given must not land in state that is loaded afterwards.
+            with contextlib.suppress(UpdateError):
+                self._device.synchronize()
+            raise
         self._device.synchronize()
         self.last_plan = Plan(len(work), tuple(done))
         if self._is_sharing:

@@ -7,15 +7,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import python_path
 
 REPO = Path(__file__).resolve().parents[2]
 
 
 def run(module, *flags, **environment):
-    path = os.pathsep.join(map(str, (REPO, REPO / "src")))
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-m", module, *flags],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
+        env={
+            **os.environ,
+            "PYTHONPATH": python_path(REPO, REPO / "src"),
+            "OMP_NUM_THREADS": "1",
+            **environment,
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -57,3 +62,7 @@ def test_host_benchmark_on_few_elements(tmp_path):
     assert result["passes"]["equal"]
     assert set(result["engines"]["equal"].values()) == {True}
     assert "stock with a GPU / fused" in done.stdout
+    steps = [line for line in done.stderr.splitlines() if line.endswith(" ...")]
+    assert [line.partition("] ")[0] for line in steps] == [
+        f"bench-host: 1 thread(s) [{number}/3" for number in (1, 2, 3)
+    ]

@@ -211,10 +211,12 @@ def test_a_pair_of_the_users_own_is_trained_on(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     digest = hashlib.sha256((tmp_path / "my own.v1.bin").read_bytes()).hexdigest()
-    assert f"data: my own.v1 ({prefix}), 20,040 tokens, SHA-256 {digest}\n" in done.stdout
+    told = f"data: my own.v1 ({prefix}), 20,040 tokens, SHA-256 {digest}; no manifest: its sizes "
+    assert f"{told}alone were checked\n" in done.stdout
     run = json.loads((run_dir(tmp_path / "r") / "run.json").read_text())
     data = run["provenance"]["data"]
     assert (data["name"], data["tokens"], data[".bin"]["sha256"]) == ("my own.v1", 20_040, digest)
+    assert data["checked"] == "sizes"
     assert run["data_prefix"] == str(prefix)
     lines = (run_dir(tmp_path / "r") / "metrics.jsonl").read_text().splitlines()
     losses = [loss for line in lines if (loss := json.loads(line).get("loss"))]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from processes import python_path
 
 from launch.records.files import ROOT
 
@@ -107,7 +108,7 @@ def ran(tmp_path_factory):
     done = subprocess.run(
         [*command, "--results-dir", str(results)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"},
+        env={**os.environ, "PYTHONPATH": python_path(ROOT, ROOT / "src")},
         capture_output=True,
         text=True,
         check=False,

@@ -68,12 +68,22 @@ def test_kill_9_of_the_launcher_costs_the_running_point_alone(sweep):
 def test_two_launchers_do_not_run_the_same_point(sweep):
     first = sweep("async-gradients=hang")
     wait_for(lambda: list(sweep.folder.glob("*/run-001/pids-0")))
+    second = sweep("ok")
     try:
-        second = sweep("ok")
-        out, _ = second.communicate()
+        lines = []
+        for line in second.stdout:
+            lines.append(line)
+            if "waits for its turn" in line:
+                break
+        out = "".join(lines)
         assert "tiny async-gradients: is running now" in out
+        assert "hybrid stride 2: waits for its turn" in out
         assert first.poll() is None
+        assert len(list(sweep.folder.glob("*/run-*"))) == 2
     finally:
         first.send_signal(signal.SIGTERM)
         first.communicate()
+    out += second.communicate()[0]
+    assert "hybrid stride 2: ok" in out
+    assert sorted(statuses(sweep.folder)) == ["interrupted", "ok", "ok"]
     assert first.returncode == 128 + signal.SIGTERM

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from trainer_runs import ITERATIONS, MODEL, launch, write_corpus, write_run
+from trainer_runs import ITERATIONS, MODEL, launch, train_together, write_corpus, write_run
 
 from configs.schema import Point
 
@@ -55,6 +55,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 Train = Callable[..., Finished]
+TOGETHER: list[dict[str, Any]] = [
+    {"seed": 7},
+    {"activation_checkpointing": False},
+    {"min_lr": 0.0},
+    {"attention": "sdpa"},
+    {"micro_batch_size": 4},
+]
+"""Points that one process trains in turn: nothing is asked of them but losses and state."""
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +72,10 @@ def train(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
 
     def run(again: bool = False, **fields: Any) -> Finished:
         key = json.dumps([again, fields], sort_keys=True)
+        if key not in finished and fields in TOGETHER:
+            run_dirs = [tmp_path_factory.mktemp("run") for _ in TOGETHER]
+            runs = zip(TOGETHER, _train_together(run_dirs, corpus), strict=True)
+            finished.update({json.dumps([again, each], sort_keys=True): run for each, run in runs})
         if key not in finished:
             run_dir = tmp_path_factory.mktemp("run")
             finished[key] = _train(run_dir, corpus, fields)
@@ -72,10 +84,25 @@ def train(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
     return run
 
 
+def _train_together(run_dirs: list[Path], corpus: Path) -> list[Finished]:
+    pairs = zip(run_dirs, TOGETHER, strict=True)
+    files = [str(write_run(run_dir, corpus, fields)) for run_dir, fields in pairs]
+    results = train_together(run_dirs, files)
+    names = ("weights_sha256", "optimizer_sha256")
+    return [
+        Finished(run_dir, "", {}, _rows(run_dir), dict(zip(names, result["digests"], strict=True)))
+        for run_dir, result in zip(run_dirs, results, strict=True)
+    ]
+
+
+def _rows(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
 def _train(run_dir: Path, corpus: Path, fields: dict[str, Any]) -> Finished:
     result = launch(write_run(run_dir, corpus, fields))
     assert result.returncode == 0, result.stdout[-3000:]
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    rows = _rows(run_dir)
     assert [row["event"] for row in rows] == ["start", *["iteration"] * (len(rows) - 2), "end"]
     return Finished(run_dir, result.stdout, rows[0], rows[1:-1], rows[-1])
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import python_path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -59,7 +60,7 @@ print("RESULT", angles.dtype, angles[100, 1].item(), *weights)
 
 
 def test_rotary_angles_are_fp32_and_weights_bf16() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": python_path(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", ROTARY]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     line = next(line for line in result.stdout.splitlines() if line.startswith("RESULT"))
@@ -85,7 +86,7 @@ point = study_from(table, "test").make_point({"model": tiny, "dp": 1, "device": 
 
 @pytest.mark.parametrize("how", ["partitioned", "whole"])
 def test_an_engine_may_ask_for_a_model_that_is_made_whole(how: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": python_path(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", WHOLE, how]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     (parts,) = (line for line in result.stdout.splitlines() if line.startswith("PARTS"))
@@ -93,7 +94,7 @@ def test_an_engine_may_ask_for_a_model_that_is_made_whole(how: str) -> None:
 
 
 def test_the_7b_models_parameters_come_in_the_papers_order() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": python_path(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", PAPER_SUBGROUPS]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     total, rest, *sizes = map(int, result.stdout.split())

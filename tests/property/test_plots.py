@@ -1,11 +1,9 @@
 import math
-from itertools import pairwise
 
 from hypothesis import given, strategies as st
 
 from configs.fields import count
 from plots.canvas import fold
-from plots.lines import _fit
 from plots.units import ITERATION, TOTAL, UPDATE_RATE, short
 
 POSITIVE = st.floats(1e-6, 1e15)
@@ -40,15 +38,3 @@ def test_a_count_of_elements_reads_back(digits, zeros):
     text = count(float(digits * 10**zeros))
     factor = {"B": 1e9, "M": 1e6, "k": 1e3}.get(text[-1], 1.0)
     assert math.isclose(float(text.rstrip("BMk")) * factor, digits * 10**zeros, rel_tol=1e-9)
-
-
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0.01, 0.5)), min_size=1))
-def test_texts_that_are_shown_never_overlap(items):
-    items.sort()
-    centres, widths = [c for c, _ in items], [w for _, w in items]
-    shown = [
-        (c, w) for c, w, fits in zip(centres, widths, _fit(centres, widths), strict=True) if fits
-    ]
-    assert shown[0] == items[0]
-    for (a, wide), (b, next_wide) in pairwise(shown):
-        assert a + wide / 2 <= b - next_wide / 2 + 1e-12

@@ -3,16 +3,16 @@
 import dataclasses
 import math
 
+from closed_form import estimate_update
 from hypothesis import assume, example, given, settings, strategies as st
 from predicted_software import SOFTWARE
 
 from deep_optimizer_states.plan import Plan
 from deep_optimizer_states.predict import policy as module
-from deep_optimizer_states.predict.closed_form import bound_update_s, estimate_update
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.model import ModelShape
 from deep_optimizer_states.predict.policy import choose_policy
-from deep_optimizer_states.predict.predict import predict
+from deep_optimizer_states.predict.predict import bound_update_s, predict
 from deep_optimizer_states.predict.update_sim import LANES, simulate_update
 from deep_optimizer_states.predict.workload import Workload
 

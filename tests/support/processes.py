@@ -7,8 +7,11 @@ so that nothing a test started can be missed.
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
+import tempfile
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -18,6 +21,12 @@ DEADLINE_S = 240.0
 _PR_SET_CHILD_SUBREAPER = 36
 _TRACKER = "multiprocessing.resource_tracker"
 """A helper that Python starts once for all that follows, and warns about when it is gone."""
+
+
+def python_path(*folders):
+    """A ``PYTHONPATH`` of these folders, with what every process of a test begins with."""
+    first = Path(__file__).with_name("every_process")
+    return os.pathsep.join(str(folder) for folder in (first, *folders) if folder)
 
 
 def wait_for(find, deadline_s=DEADLINE_S):
@@ -35,6 +44,20 @@ def is_alive(pid):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_cmdline_main():
+    """For the whole session, its workers and all that they start (see ``sitecustomize.py``)."""
+    if "TESTS_CPU_INFO" in os.environ:  # a worker, or a pytest that a test started
+        return (yield)
+    folder = tempfile.mkdtemp(prefix="tests-")
+    os.environ["TESTS_CPU_INFO"] = str(Path(folder) / "cpu-info.json")
+    os.environ["PYTHONPATH"] = python_path(os.environ.get("PYTHONPATH", ""))
+    try:
+        return (yield)
+    finally:
+        shutil.rmtree(folder)
 
 
 def pytest_configure():

@@ -2,20 +2,24 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from processes import python_path
+from ranks import free_port, run_ranks
+
 from configs.study import default_study
+from dataset import indexed
 from launch.ds_json import deepspeed_config
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
     **{k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")},
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src"))),
+    "PYTHONPATH": python_path(ROOT, ROOT / "src"),
 }
 MODEL = {
     "name": "test",
@@ -28,24 +32,12 @@ MODEL = {
     "vocab_size": 500,
 }
 ITERATIONS = 4
-WRITE_CORPUS = """
-import sys, warnings
-warnings.simplefilter("ignore")
-import numpy, torch
-from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-builder = IndexedDatasetBuilder(sys.argv[1] + ".bin", dtype=numpy.uint16)
-for start in range(60):
-    document = [(start * 7 + k * 3) % 499 for k in range(40 + start)]
-    builder.add_item(torch.tensor([*document, 499]))
-    builder.end_document()
-builder.finalize(sys.argv[1] + ".idx")
-"""
 
 
 def write_corpus(prefix: Path) -> None:
     """Make a corpus in a folder that may only be read from then on."""
-    command = [sys.executable, "-c", WRITE_CORPUS, str(prefix)]
-    subprocess.run(command, check=True, env=ENVIRONMENT)
+    documents = [(np.arange(40 + start) * 3 + start * 7) % 499 for start in range(60)]
+    indexed.write(prefix, documents, eod=499, vocab_size=MODEL["vocab_size"])
     prefix.parent.chmod(0o555)
 
 
@@ -95,12 +87,6 @@ def launch(run_json: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def train_together(
     folders: list[Path], files: list[str], num_ranks: int = 1, path: str = ""
 ) -> list[Any]:
@@ -112,20 +98,9 @@ def train_together(
         num_ranks: processes.
         path: before everything else that Python imports from.
     """
-    command = [sys.executable]
-    if num_ranks > 1:
-        command += ["-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)]
-        command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    python_path = os.pathsep.join(filter(None, [path, ENVIRONMENT["PYTHONPATH"]]))
-    done = subprocess.run(
-        [*command, str(Path(__file__).with_name("trainer_worker.py")), *files],
-        env={**ENVIRONMENT, "PYTHONPATH": python_path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
+    worker = Path(__file__).with_name("trainer_worker.py")
+    paths = python_path(path, ROOT, ROOT / "src")
+    run_ranks(worker, *files, num_ranks=num_ranks, PYTHONPATH=paths)
     return [result_of(folder) for folder in folders]
 
 

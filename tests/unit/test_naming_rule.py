@@ -14,6 +14,7 @@ TARGETS = ("configs", "launch", "parse", "plots", "benchmarks")
 OWN_WORDS = {
     "launch/trainer": "trainers may know what they train with",
     "launch/trainers": "trainers may know what they train with",
+    "launch/frameworks": "trainers may know what they train with",
     "launch/trainers.py": "trainers may know what they train with",
     "launch/megatron_flags.py": "belongs to the trainer of the paper's fork",
     "launch/run_megatron.py": "belongs to the trainer of the paper's fork",

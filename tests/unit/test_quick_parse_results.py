@@ -167,3 +167,60 @@ def test_the_authors_sample_pair(run):
     assert result["verdict_detail"]["deep_optimizer_states"]["frozen_at_name"] == "ln(50304)"
     assert result["speedup"] is None
     assert "frozen at ln(50304)" in run(vanilla, ours).stdout
+
+
+NAME = "log-7B-tp1-dp1-l2-h4-a2-sl8-gbs1-mbs1-ratio1-subg100-prefetch{}-flush_async{}-opt_gaps2.log"
+
+
+@pytest.fixture
+def named(tmp_path):
+    """Logs with the names of two engines."""
+    paths = tmp_path / NAME.format(0, 0), tmp_path / NAME.format(1, 1)
+    for path in paths:
+        path.write_text(log_text())
+    return paths
+
+
+def test_swapped_logs_are_refused_by_their_own_names(run, named):
+    vanilla, hybrid = named
+    done = run(hybrid, vanilla)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "its name says hybrid" in done.stderr
+    assert "they are swapped; exchange the two" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert run(vanilla, hybrid).returncode == 0
+    assert run(log_text(), vanilla).returncode == 0, "a name that says nothing proves nothing"
+
+
+def test_a_log_given_twice_is_refused(run, named, tmp_path):
+    link = tmp_path / "another name.log"
+    link.symlink_to(named[0])
+    for second in (named[0], link):
+        done = run(named[0], second)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "is given twice" in done.stderr
+
+
+def test_lines_that_are_left_out_are_shown_when_asked(run):
+    damaged = log_text().replace("lm loss: 8.2", "lm loss: x.2")
+    done = run(log_text(), damaged, "--show-rejects", "--json")
+    (line,) = done.stderr.splitlines()
+    assert "c.log:9: an iteration line whose 'lm loss' cannot be read: elapsed_time" in line
+    assert json.loads(done.stdout)["speedup"]
+    assert run(log_text(), damaged, "--json").stderr == ""
+
+
+def test_the_speed_up_is_the_ratio_of_medians(run):
+    slow = log_text(seconds=0.5)
+    # One stall in a run moves its mean, and must not make the other one faster.
+    stalled = slow.replace("0.53", "9.53").replace("530.0", "9530.0")
+    done = run(stalled, log_text(seconds=0.25), "--json", "--tolerance", "1")
+    result = json.loads(done.stdout)
+    assert (
+        result["speedup"] == result["ratio_of_medians"]["iteration"] == pytest.approx(0.53 / 0.275)
+    )
+    assert result["ratio"]["iteration"] > 10
+    text = run(stalled, log_text(seconds=0.25)).stdout
+    assert "Median (mean) in ms without the first 1" in text
+    assert "530.0 (2775.0) n=4" in text
+    assert text.splitlines()[-1] == "speed-up: 1.927x (tolerance 0.001)"

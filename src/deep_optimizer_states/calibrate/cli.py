@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from deep_optimizer_states.calibrate.findings import Findings, profile_text
-from deep_optimizer_states.cores import find_place, usable_cores
+from deep_optimizer_states.calibrate.watch import Steps, look_around
+from deep_optimizer_states.cores import cpu_facts, find_place, usable_cores
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.files import write_whole
 from deep_optimizer_states.memory import free_host_bytes
@@ -49,8 +50,14 @@ def _run(given: argparse.Namespace) -> int:
         raise CalibrateError(f"--threads {threads[-1]}: this process may use {cores} cores")
     begin = time.monotonic()
     host_bytes = free_host_bytes()
-    found = Findings(_say)
-    fields = measure(found, threads, host_bytes, on_cpu=given.device == "cpu")
+    on_cpu = given.device == "cpu"
+    _say("loading torch ...")
+    found = Findings(_say, Steps(_say, num_steps(threads, on_cpu)))
+    others = look_around(_say)
+    fields = measure(found, threads, host_bytes, on_cpu)
+    if warning := others.warning("used"):
+        _say(warning)
+        fields["source"] += f"; other processes used {others.used_cpus():.1f} CPUs meanwhile"
     name = given.name or (out.stem if out is not None else "this-machine")
     text = profile_text({"name": name, **fields}, found)
     if out is None:
@@ -61,6 +68,16 @@ def _run(given: argparse.Namespace) -> int:
     where = "standard output" if out is None else str(out)
     _say(f"{len(found.rates)} rates in {time.monotonic() - begin:.0f} s{missing}: {where}")
     return 0
+
+
+def num_steps(threads: Sequence[int], on_cpu: bool) -> int:
+    """Steps that :func:`measure` will make."""
+    from deep_optimizer_states.calibrate import processors
+
+    device = 2
+    if not on_cpu and not processors.why_no_cuda():
+        device = processors.num_cuda_steps()
+    return device + 1 + len(threads)
 
 
 def measure(
@@ -88,11 +105,10 @@ def measure(
         raise CalibrateError(f"{host_bytes / 2**20:.0f} MiB of host memory are free: too little")
     reason = "left out by --device cpu" if on_cpu else processors.why_no_cuda()
     gpus = _gpu_fields(found, reason)
-    found.say("the host: building kernels, the first time up to a minute ...")
-    arrays = host.HostArrays(numel)
-    passes = host.host_passes(arrays, found.lack)
-    found.say(f"the host, {numel / 1e6:.0f}M parameters ...")
-    found.rates |= host.host_rates(passes, threads, found.say)
+    with found.steps.step("the host: building kernels, which may take minutes the first time"):
+        arrays = host.HostArrays(numel)
+        passes = host.host_passes(arrays, found.lack)
+    found.rates |= host.host_rates(passes, threads, found.say, found.steps)
     stream = host.HOST_RATES[0]
     if not reason and stream in passes:
         probe, probe_bytes = passes[stream]
@@ -133,7 +149,7 @@ def _described(gpus: str) -> str:
     """Processors, versions and date, for the profile's ``source``."""
     versions = (f"{name} {_version(name)}" for name in ("torch", "deepspeed"))
     today = datetime.now(UTC).date().isoformat()
-    return ", ".join(part for part in (today, gpus, _cpu_name(), *versions) if part)
+    return ", ".join(part for part in (today, gpus, cpu_facts("model name"), *versions) if part)
 
 
 def _version(package: str) -> str:
@@ -141,15 +157,6 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "")
 
 
 def _check_output(out: Path, force: bool) -> None:
@@ -191,9 +198,9 @@ def _count(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m deep_optimizer_states calibrate",
-        description="Measure this machine's rates into a profile for `plan --machine`: under a "
-        "minute once kernels are built; let nothing else run meanwhile. Without a GPU it measures "
-        "the host, and the profile says what is missing.",
+        description="Measure this machine's rates into a profile for `plan --machine`, in one to "
+        "three minutes once kernels are built; let nothing else run meanwhile. Without a GPU it "
+        "measures the host, and the profile says what is missing.",
     )
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE.toml", help="profile [default standard output]"

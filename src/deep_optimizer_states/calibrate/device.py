@@ -15,6 +15,7 @@ from torch import Tensor
 
 from deep_optimizer_states.calibrate.host import adam_settings
 from deep_optimizer_states.device.base import Device, Lane
+from deep_optimizer_states.executor import copy_all
 from deep_optimizer_states.kernels.tensors import AdamTensors
 from deep_optimizer_states.timeline import Recorder, Span
 
@@ -28,6 +29,10 @@ _COUNT = 12
 """Pieces of work that are timed, after one that is not."""
 _PROBES = 8
 """Passes of the host's probe beside copies of both ways."""
+
+
+Turn = tuple[Lane, Callable[[], None]]
+"""A lane, and what it does in a turn."""
 
 
 class Bench:
@@ -44,7 +49,7 @@ class Bench:
 
     def spans(
         self,
-        *work: tuple[Lane, Callable[[], None]],
+        *work: Turn,
         count: int = _COUNT,
         beside: Callable[[], object] = lambda: None,
     ) -> list[Span]:
@@ -61,7 +66,7 @@ class Bench:
 
     def _run(
         self,
-        work: Sequence[tuple[Lane, Callable[[], None]]],
+        work: Sequence[Turn],
         count: int,
         beside: Callable[[], object],
     ) -> list[Span]:
@@ -119,9 +124,7 @@ def busy_memory_rate(
     return {"busy_memory_bytes_per_s": total}
 
 
-def _copies_both_ways(
-    device: Device, num_bytes: int
-) -> tuple[tuple[Lane, Callable[[], None]], tuple[Lane, Callable[[], None]]]:
+def _copies_both_ways(device: Device, num_bytes: int) -> tuple[Turn, Turn]:
     """A page-locked copy to the device and one from it, each with its lane."""
     numel = num_bytes // 4
     source, target = (device.empty_host(numel, torch.float32).zero_() for _ in range(2))
@@ -133,16 +136,13 @@ def _copies_both_ways(
 
 def pageable_rates(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float]:
     """Bytes a second of copies from and to memory that is not page-locked."""
-    device = bench.device
-    numel = num_bytes // 4
-    host, inside = torch.zeros(numel), device.empty_device(numel, torch.float32)
+    device, host = bench.device, torch.zeros(num_bytes // 4)
+    inside = device.empty_device(num_bytes // 4, torch.float32)
+    down = bench.spans((device.h2d, _copy(inside, host)), count=4)
+    up = bench.spans((device.d2h, _copy(host, inside)), count=4)
     return {
-        "pageable_h2d_bytes_per_s": _rate(
-            bench.spans((device.h2d, _copy(inside, host)), count=4), num_bytes
-        ),
-        "pageable_d2h_bytes_per_s": _rate(
-            bench.spans((device.d2h, _copy(host, inside)), count=4), num_bytes
-        ),
+        "pageable_h2d_bytes_per_s": _rate(down, num_bytes),
+        "pageable_d2h_bytes_per_s": _rate(up, num_bytes),
     }
 
 
@@ -214,10 +214,7 @@ def rate_beside(spans: Sequence[Span], lane: str, amount: float) -> float:
 
 
 def _copy(target: Tensor, source: Tensor) -> Callable[[], None]:
-    def copy() -> None:
-        target.copy_(source, non_blocking=True)
-
-    return copy
+    return lambda: copy_all([target], [source])
 
 
 def _rate(spans: Sequence[Span], amount: float) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from deep_optimizer_states.calibrate.watch import Say, Steps
 from deep_optimizer_states.predict.machine import CURVE_NAMES, RATE_NAMES, machine_from_table
 
 _HEAD = """\
@@ -22,12 +23,14 @@ class Findings:
 
     Attributes:
         say: Gets a line of progress.
+        steps: Says which measurement runs.
         rates: What was measured: a number, or for the host ``[(threads, rate), ...]``.
         missing: Why a rate was not measured.
         notes: A remark on a rate.
     """
 
-    say: Callable[[str], None]
+    say: Say
+    steps: Steps
     rates: dict[str, Any] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
@@ -36,9 +39,9 @@ class Findings:
         self, what: str, names: Sequence[str], work: Callable[[], Mapping[str, Any]]
     ) -> None:
         """Take the rates that ``work`` measures; what it cannot measure is noted as missing."""
-        self.say(f"{what} ...")
         try:
-            found = work()
+            with self.steps.step(what):
+                found = work()
         except Exception as error:  # noqa: BLE001 - one rate must not cost the others
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             self.lack(f"  {what}", names, reason)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deep_optimizer_states.calibrate.watch import Say, Steps
 from deep_optimizer_states.errors import KernelError
 from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.kernels.scalars import AdamScalars, BetaPowers, adam_scalars
@@ -109,13 +110,15 @@ def _stock_adam(arrays: HostArrays) -> Callable[[int], object]:
 def host_rates(
     passes: Mapping[str, tuple[Callable[[int], object], float]],
     thread_counts: Sequence[int],
-    say: Callable[[str], None],
+    say: Say,
+    steps: Steps,
 ) -> dict[str, list[tuple[int, float]]]:
     """Rates of the passes by threads."""
     curves: dict[str, list[tuple[int, float]]] = {name: [] for name in passes}
     for threads in thread_counts:
         set_threads(threads)
-        taken = _turns({name: _bound(work, threads) for name, (work, _) in passes.items()})
+        with steps.step(f"the host with {threads} thread(s)"):
+            taken = _turns({name: _bound(work, threads) for name, (work, _) in passes.items()})
         for name, (_, amount) in passes.items():
             curves[name].append((threads, amount / median(taken[name])))
         shown = (f"{name.split('_')[1]} {curves[name][-1][1] / 1e9:.3g}" for name in passes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 from typing import Any
 
@@ -56,26 +56,41 @@ def why_no_cuda() -> str:
     return "" if torch.cuda.is_available() else "no CUDA device found"
 
 
-def measure_cuda(found: Findings) -> None:
-    """Measure the rates of the GPUs, and of page-locking, into ``found``."""
+def num_cuda_steps() -> int:
+    """Measurements that a machine with GPUs makes of them, gathering where there are several."""
+    return 8 if torch.cuda.device_count() > 1 else 7
+
+
+@contextlib.contextmanager
+def open_bench(make: Callable[[Recorder], Device]) -> Iterator[Bench]:
+    """A device for a while, with the recorder of its spans."""
+    recorder = Recorder()
+    device = make(recorder)
+    try:
+        yield Bench(device, recorder)
+    finally:
+        # After a fault of the GPU every call of CUDA fails, this one too; what failed is noted.
+        with contextlib.suppress(RuntimeError):
+            device.close()
+
+
+def _cuda_device(recorder: Recorder) -> Device:
     from deep_optimizer_states.device.cuda import CudaDevice
 
-    recorder = Recorder()
-    device = CudaDevice(tail_mode=1, recorder=recorder)
-    place = find_place(0, device.pci_address)
-    device.near = choose_cores(place, [place])  # as a rank that has the machine to itself
-    bench = Bench(device, recorder)
-    try:
+    return CudaDevice(tail_mode=1, recorder=recorder)
+
+
+def measure_cuda(found: Findings) -> None:
+    """Measure the rates of the GPUs, and of page-locking, into ``found``."""
+    with open_bench(_cuda_device) as bench:
+        place = find_place(0, bench.device.pci_address)
+        bench.device.near = choose_cores(place, [place])  # as a rank that has the machine to itself
         found.attempt("page-locked copies", LINK_RATES, lambda: copy_rates(bench))
         found.attempt("copies of ordinary memory", PAGEABLE_RATES, lambda: pageable_rates(bench))
         found.attempt("16-bit matrix products", COMPUTE_RATES[:1], lambda: matrix_rate(bench))
         found.attempt("device memory", COMPUTE_RATES[1:], lambda: stream_rate(bench))
         found.attempt("Adam on the device", ADAM_RATES, lambda: adam_rate(bench))
-        found.attempt("page-locking", LOCK_RATES, lambda: lock_rate(device))
-    finally:
-        # After a fault of the GPU every call of CUDA fails, this one too; what failed is noted.
-        with contextlib.suppress(RuntimeError):
-            device.close()
+        found.attempt("page-locking", LOCK_RATES, lambda: lock_rate(bench.device))
     gpus = torch.cuda.device_count()
     if gpus > 1:
         found.attempt("gathering between GPUs", GATHER_RATES, lambda: gather_rate(gpus))
@@ -85,34 +100,21 @@ def measure_cuda(found: Findings) -> None:
 
 def measure_busy_memory(found: Findings, probe: Callable[[], object], probe_bytes: float) -> None:
     """Measure host memory while ``probe``, which moves ``probe_bytes``, and both links use it."""
-    from deep_optimizer_states.device.cuda import CudaDevice
 
     def measure() -> Mapping[str, float]:
-        recorder = Recorder()
-        device = CudaDevice(tail_mode=1, recorder=recorder)
-        try:
-            return busy_memory_rate(Bench(device, recorder), probe, probe_bytes)
-        finally:
-            with contextlib.suppress(RuntimeError):
-                device.close()
+        with open_bench(_cuda_device) as bench:
+            return busy_memory_rate(bench, probe, probe_bytes)
 
     found.attempt("host memory beside copies of both ways", BUSY_RATES, measure)
 
 
 def measure_cpu_as_device(found: Findings) -> None:
     """Measure the CPU where it is what computes forward and backward."""
-    recorder = Recorder()
-    device = EmulatedDevice(make_host_adam(tail_mode=1), recorder=recorder)
-    bench = Bench(device, recorder)
-    try:
-        found.attempt(
-            "16-bit matrix products of the CPU",
-            COMPUTE_RATES[:1],
-            lambda: matrix_rate(bench, CPU_MATRIX_SIDE),
-        )
+    adam, side = make_host_adam(tail_mode=1), CPU_MATRIX_SIDE
+    words = "16-bit matrix products of the CPU"
+    with open_bench(lambda recorder: EmulatedDevice(adam, recorder=recorder)) as bench:
+        found.attempt(words, COMPUTE_RATES[:1], lambda: matrix_rate(bench, side))
         found.attempt("memory, as the CPU's", COMPUTE_RATES[1:], lambda: stream_rate(bench))
-    finally:
-        device.close()
     found.notes |= dict.fromkeys(COMPUTE_RATES, "of the CPU, which is the device here")
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from deep_optimizer_states.cores import ANYWHERE, LaneCores
+from deep_optimizer_states.errors import UpdateError
 from deep_optimizer_states.kernels.scalars import AdamScalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
 
@@ -202,13 +203,23 @@ class Device(abc.ABC):
         return
 
     def synchronize(self) -> None:
-        """Block until every lane is idle.
+        """Block until every lane is idle, those beside one that failed too.
 
         Raises:
-            UpdateError: Work on a lane failed or did not end in time.
+            UpdateError: Work on a lane failed or did not end in time; the first such failure.
         """
+        failure: UpdateError | None = None
         for lane in self.lanes:
-            lane.record().synchronize()
+            try:
+                lane.record().synchronize()
+            except UpdateError as error:
+                failure = failure or error
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            # Its traceback holds this frame: the two would keep host memory from being given back.
+            del failure
 
     @abc.abstractmethod
     def close(self) -> None:

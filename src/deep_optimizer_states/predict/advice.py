@@ -13,9 +13,9 @@ from deep_optimizer_states.predict.memory_need import (
     HEADROOM,
     memory_of,
 )
-from deep_optimizer_states.predict.rank import STATE_BYTES, rank_of
+from deep_optimizer_states.predict.rank import rank_of
 from deep_optimizer_states.predict.stock import STOCK
-from deep_optimizer_states.predict.workload import Workload
+from deep_optimizer_states.predict.workload import STATE_BYTES, Workload
 
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
 SUBGROUPS = (10_000_000, 50_000_000, 100_000_000, 200_000_000, 500_000_000)

@@ -38,16 +38,6 @@ MAX_TILES = 10_000
 """Of a rank; each is simulated, for every policy and every setting that is weighed."""
 INTERRUPTED = 130
 """The exit status of what Ctrl-C ended, as shells have it."""
-_FLAGS = {
-    "micro_batch_size": "--micro-batch",
-    "global_batch_size": "--global-batch",
-    "sequence_length": "--sequence-length",
-    "offload_ratio": "--ratio",
-    "subgroup_numel": "--subgroup",
-    "tile_numel": "--tile",
-    "hog_share": "--hog-share",
-}
-"""Fields of a workload whose flags are named otherwise."""
 _EPILOG = """\
 engines: zero3 (stock DeepSpeed), ours (this package; its policy is chosen unless given).
 Nothing is run: every figure is predicted from the rates of the machine's profile."""
@@ -71,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DeepOptimizerStatesError as error:
         sys.stderr.write(f"plan: {_by_flags(str(error))}\n")
         return 2
-    if given.json:
+    if "json" in given:
         out = json.dumps(as_json(workload, machine, prediction, resident), indent=2)
     else:
         out = as_text(workload, machine, prediction, resident)
@@ -79,96 +69,66 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of the epilogue, and shows every default."""
+
+
 def _parser() -> argparse.ArgumentParser:
+    """Flags whose ``dest`` is a field of a workload give that field."""
     parser = argparse.ArgumentParser(
         prog="python -m deep_optimizer_states plan",
         description="Predict time and memory of a run, and the best policy.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
+        argument_default=argparse.SUPPRESS,
     )
     add = parser.add_argument
+    profiles = ", ".join(machine_names())
+    number: dict[str, Any] = {"type": _whole, "metavar": "N"}
     add("--model", required=True, help=f"{', '.join(model_names())}, or a TOML file")
-    add(
-        "--machine",
-        required=True,
-        help=f"a profile ({', '.join(machine_names())}), or a file that calibrate wrote",
-    )
-    add("--engine", default=OURS, help=f"{', '.join(ENGINES)} (default: %(default)s)")
-    add("--dp", type=_whole, help="data-parallel ranks (default: the GPUs of one node)")
-    add("--tp", type=_whole, default=1, help="tensor-parallel ranks (default: %(default)s)")
-    add(
-        "--micro-batch",
-        type=_whole,
-        help="samples a rank handles in one forward (default: the model's)",
-    )
-    add(
-        "--accumulation",
-        type=_whole,
-        default=1,
-        help="micro-batches a rank sums before an update (default: %(default)s)",
-    )
-    add(
-        "--global-batch",
-        type=_whole,
-        default=0,
-        help="samples an iteration, checked if given (default: what the three above make)",
-    )
-    add("--sequence-length", type=_whole, default=0, help="tokens a sample (default: the model's)")
-    add(
-        "--ratio",
-        type=float,
-        default=1.0,
-        help="share of the optimizer state in host memory (default: %(default)s)",
-    )
-    add(
-        "--stride",
-        type=_whole,
-        help="one subgroup in this many is updated on the GPU (default: 2, where it applies)",
-    )
+    add("--machine", required=True, help=f"a profile ({profiles}), or a file that calibrate wrote")
+    add("--engine", default=OURS, help=", ".join(ENGINES))
+    add("--dp", **number, help="data-parallel ranks (default: the GPUs of one node)")
+    add("--tp", **number, default=1, help="tensor-parallel ranks")
+    text = "samples a rank handles in one forward (default: the model's)"
+    add("--micro-batch", dest="micro_batch_size", **number, help=text)
+    add("--accumulation", **number, default=1, help="micro-batches a rank sums before an update")
+    text = "samples an iteration, checked if given (default: what the three above make)"
+    add("--global-batch", dest="global_batch_size", **number, help=text)
+    add("--sequence-length", **number, help="tokens a sample (default: the model's)")
+    text = "share of the optimizer state in host memory"
+    add("--ratio", dest="offload_ratio", metavar="SHARE", type=float, default=1.0, help=text)
+    text = "one subgroup in this many is updated on the GPU (default: 2, where it applies)"
+    add("--stride", **number, help=text)
     add("--policy", help=f"for engine ours: {', '.join(POLICIES)} (default: auto)")
-    add(
-        "--subgroup",
-        type=_whole,
-        default=SUBGROUP_NUMEL,
-        help="sub_group_size, in elements (default: %(default)s)",
-    )
-    add(
-        "--tile",
-        type=_whole,
-        default=2**25,
-        help="engine ours: largest tile, in elements (default: %(default)s)",
-    )
-    add("--no-just-in-time", action="store_true", help="engine ours: end the update before forward")
-    add(
-        "--timer-synchronizes",
-        action="store_true",
-        help="engine ours: DeepSpeed's throughput timer waits for the whole device in each step",
-    )
-    add(
-        "--issue-all-first",
-        action="store_true",
-        help="engine ours: issue all work of the GPU before the first step of the CPU",
-    )
-    add(
-        "--no-device-grads",
-        action="store_true",
-        help="engine ours: gradients of what the GPU updates go to the host and come back",
-    )
-    add("--no-checkpointing", action="store_true", help="keep activations instead of recomputing")
-    add("--flash-attention", action="store_true", help="attention scores are not written out")
-    add(
-        "--hog-share",
-        type=float,
-        default=0.0,
-        help="share of each GPU taken by another process (default: %(default)s)",
-    )
-    add(
-        "--dtype",
-        default="bf16",
-        help="of weights and gradients: bf16, fp16, or fp32 without GPUs (default: %(default)s)",
-    )
-    add("--json", action="store_true", help="print JSON")
+    text = "sub_group_size, in elements"
+    add("--subgroup", dest="subgroup_numel", **number, default=SUBGROUP_NUMEL, help=text)
+    text = "engine ours: largest tile, in elements"
+    add("--tile", dest="tile_numel", **number, default=2**25, help=text)
+    text = "share of each GPU taken by another process"
+    add("--hog-share", metavar="SHARE", type=float, default=0.0, help=text)
+    text = "of weights and gradients: bf16, fp16, or fp32 without GPUs"
+    add("--dtype", default="bf16", help=text)
+    _add_switches(parser)
     return parser
+
+
+def _add_switches(parser: argparse.ArgumentParser) -> None:
+    off, on, ours = "store_false", "store_true", "engine ours:"
+    add = parser.add_argument
+    text = f"{ours} end the update before forward"
+    add("--no-just-in-time", dest="just_in_time_forward", action=off, help=text)
+    text = f"{ours} DeepSpeed's throughput timer waits for the whole device in each step"
+    add("--timer-synchronizes", action=on, help=text)
+    text = f"{ours} issue all work of the GPU before the first step of the CPU"
+    add("--issue-all-first", dest="issues_all_first", action=on, help=text)
+    text = f"{ours} gradients of what the GPU updates go to the host and come back"
+    add("--no-device-grads", dest="keeps_device_grads", action=off, help=text)
+    text = "keep activations instead of recomputing"
+    add("--no-checkpointing", dest="activation_checkpointing", action=off, help=text)
+    text = "attention scores are not written out"
+    add("--flash-attention", dest="materialized_attention", action=off, help=text)
+    add("--json", action=on, help="print JSON")
 
 
 def _whole(text: str) -> int:
@@ -188,8 +148,9 @@ def _whole(text: str) -> int:
 
 def _by_flags(message: str) -> str:
     """A message about a workload's fields, about the flags that set them."""
-    for name, flag in _FLAGS.items():
-        message = re.sub(rf"\b{name}\b", flag, message)
+    for action in _parser()._actions:
+        if "_" in action.dest:
+            message = re.sub(rf"\b{action.dest}\b", action.option_strings[0], message)
     return re.sub(r"^([a-z]+) = ", r"--\1 = ", message)
 
 
@@ -206,45 +167,23 @@ def workload_from(given: argparse.Namespace, machine: Machine) -> Workload:
     """
     one_of("engine", given.engine, tuple(ENGINES))
     shape, defaults = load_model(given.model)
-    policy = _policy(given)
-    dp = max(1, machine.gpus // max(1, given.tp)) if given.dp is None else given.dp
-    workload = Workload(
-        shape,
-        software=ENGINES[given.engine],
-        dp=dp,
-        tp=given.tp,
-        micro_batch_size=(
-            defaults.get("micro_batch_size", 1) if given.micro_batch is None else given.micro_batch
-        ),
-        accumulation=given.accumulation,
-        global_batch_size=given.global_batch,
-        sequence_length=given.sequence_length,
-        offload_ratio=given.ratio,
-        stride=2 if given.stride is None else given.stride,
-        policy=policy,
-        just_in_time_forward=not given.no_just_in_time,
-        timer_synchronizes=given.timer_synchronizes,
-        issues_all_first=given.issue_all_first,
-        keeps_device_grads=not given.no_device_grads,
-        subgroup_numel=given.subgroup,
-        tile_numel=given.tile,
-        activation_checkpointing=not given.no_checkpointing,
-        materialized_attention=not given.flash_attention,
-        hog_share=given.hog_share,
-        dtype=given.dtype,
-    )
+    known = {item.name for item in dataclasses.fields(Workload)} - {"model"}
+    fields = {name: value for name, value in vars(given).items() if name in known}
+    fields["policy"] = _policy(given)
+    fields.setdefault("dp", max(1, machine.gpus // max(1, given.tp)))
+    workload = Workload(shape, ENGINES[given.engine], **{**defaults, **fields})
     _check_tiles(workload)
     return workload
 
 
 def _policy(given: argparse.Namespace) -> str:
     """The policy that is asked for; ``--stride`` alone asks for ``stride``."""
-    policy, stride = given.policy, given.stride
+    policy, stride = (getattr(given, name, None) for name in ("policy", "stride"))
     if given.engine != OURS:
-        for name in ("policy", "stride"):
-            if getattr(given, name) is not None:
+        for name, value in (("policy", policy), ("stride", stride)):
+            if value is not None:
                 raise WorkloadError(
-                    f"{name} = {getattr(given, name)!r}: engine '{given.engine}' has its own; "
+                    f"{name} = {value!r}: engine '{given.engine}' has its own; "
                     f"leave it out, or choose {OURS}"
                 )
     if stride is None or stride < 1:

@@ -12,6 +12,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from deep_optimizer_states.plan import Plan
+
 QUEUE_ENTRIES = 1000
 """Copies, kernels, waits and event records that a CUDA stream takes before it blocks whoever issues
 the next one. Assumed: CUDA documents no figure, and about a thousand were seen."""
@@ -50,6 +52,29 @@ class Job:
     def is_done(self) -> bool:
         """Whether it is over."""
         return not math.isnan(self.end_s)
+
+
+@dataclass(frozen=True)
+class UpdateRun:
+    """What a simulated update did.
+
+    Attributes:
+        seconds: From its start until all state and weights are in place.
+        plan: What ran where, in issue order.
+        jobs: Everything the lanes did, in the order it ended.
+        ready_s: When each tile's 16-bit weights were on the device.
+        binding: The resource that has most to do: the update lasts at least as long as that takes.
+    """
+
+    seconds: float
+    plan: Plan
+    jobs: list[Job]
+    ready_s: Mapping[int, float]
+    binding: str
+
+    def busy_s(self, lane: str) -> float:
+        """Time a lane worked."""
+        return sum(job.end_s - job.begin_s for job in self.jobs if job.lane == lane)
 
 
 Capacity = Callable[[str, Iterable[Job]], float]

@@ -42,19 +42,37 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
+
+from deep_optimizer_states.checks import explain, read_toml
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 
 Kind = Literal["measured", "fitted", "assumed"]
-KINDS: tuple[Kind, ...] = ("measured", "fitted", "assumed")
-Curve = tuple[tuple[int, float], ...]
+Rate = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(strict=True, ge=1)]
+Text = Annotated[str, Field(pattern=r"\S")]
+
+
+def _rises(curve: Curve) -> Curve:
+    if any(later[0] <= earlier[0] for earlier, later in itertools.pairwise(curve)):
+        raise ValueError("threads must rise from pair to pair")
+    return curve
+
+
+Curve = Annotated[tuple[tuple[Count, Rate], ...], Field(min_length=1), AfterValidator(_rises)]
 """Rate of one process by its number of threads, rising."""
 MACHINES_DIR = Path(__file__).resolve().parent / "machines"
 HOW_TO_MEASURE = "`python -m deep_optimizer_states calibrate -o machine.toml` measures it"
@@ -68,18 +86,20 @@ class MachineError(DeepOptimizerStatesError, ValueError):
 class Rates:
     """Bytes, parameters or floating-point operations a second; None = not measured."""
 
-    h2d_bytes_per_s: float | None = None
-    d2h_bytes_per_s: float | None = None
-    h2d_both_bytes_per_s: float | None = None
-    d2h_both_bytes_per_s: float | None = None
-    pageable_h2d_bytes_per_s: float | None = None
-    pageable_d2h_bytes_per_s: float | None = None
-    device_flops_per_s: float | None = None
-    device_stream_bytes_per_s: float | None = None
-    device_adam_parameters_per_s: float | None = None
-    gather_bytes_per_s: float | None = None
-    page_lock_bytes_per_s: float | None = None
-    busy_memory_bytes_per_s: float | None = None
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    h2d_bytes_per_s: Rate | None = None
+    d2h_bytes_per_s: Rate | None = None
+    h2d_both_bytes_per_s: Rate | None = None
+    d2h_both_bytes_per_s: Rate | None = None
+    pageable_h2d_bytes_per_s: Rate | None = None
+    pageable_d2h_bytes_per_s: Rate | None = None
+    device_flops_per_s: Rate | None = None
+    device_stream_bytes_per_s: Rate | None = None
+    device_adam_parameters_per_s: Rate | None = None
+    gather_bytes_per_s: Rate | None = None
+    page_lock_bytes_per_s: Rate | None = None
+    busy_memory_bytes_per_s: Rate | None = None
     host_stream_bytes_per_s: Curve | None = None
     host_adam_parameters_per_s: Curve | None = None
     host_fused_parameters_per_s: Curve | None = None
@@ -90,17 +110,19 @@ class Rates:
 class Costs:
     """Times that no rate explains, in seconds."""
 
-    launch_s: float = 0.0
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    launch_s: Seconds = 0.0
     """Of one layer in every pass, however few tokens it has: kernels are launched, hooks run."""
-    layer_s: float = 0.0
+    layer_s: Seconds = 0.0
     """Of one layer's forward beside its computing: parameters are fetched when it is reached."""
-    micro_batch_s: float = 0.0
+    micro_batch_s: Seconds = 0.0
     """Outside the phases, for each micro-batch: data, logging, memory reports."""
-    iteration_s: float = 0.0
+    iteration_s: Seconds = 0.0
     """Outside the phases, for each iteration."""
-    hybrid_s: float = 0.0
+    hybrid_s: Seconds = 0.0
     """The same, added by the paper's hybrid engine."""
-    hybrid_forward_s: float = 0.0
+    hybrid_forward_s: Seconds = 0.0
     """Added to a forward by that engine, whose last copies run on into it."""
 
 
@@ -126,13 +148,15 @@ class Machine:
         residuals: What a fit left over, as the profile says it.
     """
 
-    name: str
-    source: str
-    gpus: int
-    cores: int
-    host_memory_bytes: float
-    device_memory_bytes: float | None = None
-    rank_threads: int | None = None
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: Text
+    source: Text
+    gpus: Annotated[int, Field(strict=True, ge=0)]
+    cores: Count
+    host_memory_bytes: Rate
+    device_memory_bytes: Rate | None = None
+    rank_threads: Count | None = None
     rates: Rates = Rates()
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     costs: Costs = Costs()
@@ -180,6 +204,9 @@ def _interpolate(points: Curve, threads: float) -> float:
     return points[-1][1]
 
 
+_ADAPTER = TypeAdapter(Machine)
+
+
 def machine_names() -> list[str]:
     """Names of the shipped profiles."""
     return sorted(path.stem for path in MACHINES_DIR.glob("*.toml"))
@@ -201,13 +228,7 @@ def load_machine(name_or_file: str | Path) -> Machine:
             f"unknown machine '{name_or_file}': {hint}known: {', '.join(machine_names())}; or give "
             "a file that `python -m deep_optimizer_states calibrate -o machine.toml` wrote"
         )
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise MachineError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise MachineError(f"{path}: not valid TOML: {error}") from None
-    return machine_from_table(table, source=str(path))
+    return machine_from_table(read_toml(path, MachineError), source=str(path))
 
 
 def machine_from_table(table: Mapping[str, Any], source: str = "machine") -> Machine:
@@ -220,87 +241,15 @@ def machine_from_table(table: Mapping[str, Any], source: str = "machine") -> Mac
     Raises:
         MachineError: A field is unknown, missing or impossible.
     """
+    fields = dict(table)
+    fields.pop("lock_limit_bytes", None)  # of older profiles; it does not bind CUDA
     try:
-        fields = dict(table)
-        fields.pop("lock_limit_bytes", None)  # of older profiles; it does not bind CUDA
-        rates = fields.pop("rates", {})
-        _only_known(rates, RATE_NAMES, "rates")
-        kinds = fields.pop("kinds", {})
-        _only_known(kinds, RATE_NAMES, "kinds")
-        for key, kind in kinds.items():
-            if kind not in KINDS:
-                raise MachineError(f"kinds.{key} = {kind!r}: give one of {', '.join(KINDS)}")
-        costs = fields.pop("costs", {})
-        _only_known(costs, tuple(item.name for item in dataclasses.fields(Costs)), "costs")
-        known = tuple(item.name for item in dataclasses.fields(Machine))
-        _only_known(fields, known, "")
-        for key in ("name", "source", "gpus", "cores", "host_memory_bytes"):
-            if key not in fields:
-                raise MachineError(f"{key} is missing")
-        checked: dict[str, Any] = {key: _checked_rate(key, rate) for key, rate in rates.items()}
-        return Machine(
-            **_checked_fields(fields),
-            rates=Rates(**checked),
-            kinds=dict(kinds),
-            costs=Costs(**{key: _not_negative(f"costs.{key}", v) for key, v in costs.items()}),
-        )
-    except MachineError as error:
-        raise MachineError(f"{source}: {error}") from None
-
-
-def _checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    checked = dict(fields)
-    for key in ("name", "source"):
-        if not isinstance(fields[key], str) or not fields[key].strip():
-            raise MachineError(f"{key} = {fields[key]!r}: give text")
-    for key, least in (("gpus", 0), ("cores", 1), ("rank_threads", 1)):
-        value = fields.get(key)
-        if value is not None and (type(value) is not int or value < least):
-            raise MachineError(f"{key} = {value!r}: give a whole number of at least {least}")
-    for key in ("host_memory_bytes", "device_memory_bytes"):
-        if fields.get(key) is not None:
-            checked[key] = _positive(key, fields[key])
-    if fields["gpus"] and fields.get("device_memory_bytes") is None:
-        raise MachineError("device_memory_bytes is missing: the memory of one GPU, in bytes")
-    return checked
-
-
-def _checked_rate(key: str, value: object) -> float | Curve:
-    name = f"rates.{key}"
-    if key not in CURVE_NAMES:
-        return _positive(name, value)
-    if not isinstance(value, list) or not value:
-        raise MachineError(f"{name} = {value!r}: give [[threads, rate], ...]")
-    curve = []
-    for pair in value:
-        if not isinstance(pair, list) or len(pair) != 2 or type(pair[0]) is not int or pair[0] < 1:
-            raise MachineError(f"{name}: {pair!r} is not [threads, rate]")
-        curve.append((pair[0], _positive(name, pair[1])))
-    if [threads for threads, _ in curve] != sorted({threads for threads, _ in curve}):
-        raise MachineError(f"{name}: threads must rise from pair to pair")
-    return tuple(curve)
-
-
-def _positive(name: str, value: object) -> float:
-    number = _not_negative(name, value)
-    if number == 0.0:
-        raise MachineError(f"{name} = {value!r}: must be above zero; leave out what is not known")
-    return number
-
-
-def _not_negative(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise MachineError(f"{name} = {value!r}: give a number")
-    if not math.isfinite(value) or value < 0:
-        raise MachineError(f"{name} = {value!r}: must be finite and above zero")
-    return float(value)
-
-
-def _only_known(table: object, known: tuple[str, ...], where: str) -> None:
-    if not isinstance(table, Mapping):
-        raise MachineError(f"{where} = {table!r}: give a table")
-    for key in table:
-        if key not in known:
-            near = get_close_matches(str(key), known, n=1, cutoff=0.3)
-            hint = f"did you mean '{near[0]}'? " if near else ""
-            raise MachineError(f"unknown key '{where + '.' if where else ''}{key}': {hint}")
+        machine = _ADAPTER.validate_python(fields)
+    except ValidationError as error:
+        known = [item.name for kind in (Machine, Rates, Costs) for item in dataclasses.fields(kind)]
+        raise MachineError(f"{source}: {explain(error, known)}") from None
+    if unknown := [name for name in machine.kinds if name not in RATE_NAMES]:
+        raise MachineError(f"{source}: kinds.{unknown[0]}: there is no such rate")
+    if machine.gpus and machine.device_memory_bytes is None:
+        raise MachineError(f"{source}: device_memory_bytes is missing: of one GPU, in bytes")
+    return machine

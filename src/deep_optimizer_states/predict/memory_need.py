@@ -11,11 +11,16 @@ import itertools
 from dataclasses import dataclass
 
 from deep_optimizer_states.predict.machine import Machine
-from deep_optimizer_states.predict.rank import STATE_BYTES, num_nodes, rank_of
-from deep_optimizer_states.predict.workload import Workload, schedule_of
+from deep_optimizer_states.predict.rank import num_nodes, rank_of
+from deep_optimizer_states.predict.workload import (
+    FP32_BYTES,
+    STATE_BYTES,
+    Workload,
+    power_of_two,
+    schedule_of,
+)
 
 GIB = 2**30
-FP32 = 4
 LIVE_NUMEL = 1_000_000_000
 """Parameters DeepSpeed keeps gathered at most (``stage3_max_live_parameters``)."""
 REDUCE_BUCKET_NUMEL = 500_000_000
@@ -87,7 +92,7 @@ def memory_of(workload: Workload, machine: Machine, policy: str) -> Memory:
         return Memory(device + grads, locked + pageable + CUDA_PROCESS_BYTES, locked, grads)
     state = STATE_BYTES * sum(host_numels) + gradients
     if workload.software is not None:
-        state += FP32 * sum(host_numels)
+        state += FP32_BYTES * sum(host_numels)
     lanes = CPU_LANES_BYTES if workload.software is None else 0
     return Memory(0.0, state + device - WORKSPACE_BYTES + lanes + CPU_PROCESS_BYTES, 0.0)
 
@@ -117,14 +122,14 @@ def _needed_device_bytes(workload: Workload, policy: str) -> float:
     """Device memory without gradients that are kept there."""
     resident, slots, _ = _placement(workload, policy)
     staying = sum(workload.subgroups[idx] for idx in resident)
-    return _device_bytes(workload) + slots + (STATE_BYTES + FP32) * staying + WORKSPACE_BYTES
+    return _device_bytes(workload) + slots + (STATE_BYTES + FP32_BYTES) * staying + WORKSPACE_BYTES
 
 
 def _placement(workload: Workload, policy: str) -> tuple[frozenset[int], float, int]:
     """Resident subgroups, bytes of device slots, and elements of a staging buffer."""
     software = workload.software
     if software is not None:
-        slot_bytes = float((STATE_BYTES + FP32) * software.slot_numel(workload))
+        slot_bytes = float((STATE_BYTES + FP32_BYTES) * software.slot_numel(workload))
         return software.resident_subgroups(workload), slot_bytes, 0
     schedule = schedule_of(workload, policy)
     slot_bytes = float((STATE_BYTES + workload.weight_bytes) * schedule.slot_numel * SLOTS)
@@ -183,8 +188,3 @@ def _remedy(workload: Workload, machine: Machine) -> str:
         remedies.insert(0, f"engine 'ours' needs {need / GIB:.1f} GiB")
     nodes = num_nodes(workload, machine)
     return " or ".join(remedies) + (f" (now {nodes} nodes)" if nodes > 1 else "")
-
-
-def power_of_two(num_bytes: float) -> float:
-    """The size to which torch rounds up a page-locked allocation of ``num_bytes``."""
-    return float(1 << max(0, int(num_bytes) - 1).bit_length()) if num_bytes else 0.0

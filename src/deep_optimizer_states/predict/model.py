@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import tomllib
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from deep_optimizer_states.checks import explain, read_toml
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 
 VOCABULARY_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of this, times the tensor-parallel degree."""
 MODELS_FILE = Path(__file__).with_name("models.toml")
-_SIZES = ("hidden", "ffn", "layers", "heads", "kv_heads")
+Size = Annotated[int, Field(strict=True, ge=1)]
 
 
 class ModelError(DeepOptimizerStatesError, ValueError):
@@ -25,14 +28,16 @@ class ModelError(DeepOptimizerStatesError, ValueError):
 class ModelShape:
     """A GPT with SwiGLU, RMSNorm, rotary positions, untied embeddings and no bias."""
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     name: str
-    hidden: int
-    ffn: int
-    layers: int
-    heads: int
-    kv_heads: int
-    seq_length: int = 2048
-    vocab_size: int = 50257
+    hidden: Size
+    ffn: Size
+    layers: Size
+    heads: Size
+    kv_heads: Size
+    seq_length: Size = 2048
+    vocab_size: Size = 50257
 
     def padded_vocab_size(self, tp: int = 1) -> int:
         """Rows of the embedding, padded as Megatron does for ``tp`` ranks."""
@@ -59,9 +64,11 @@ class ModelShape:
         return (sum(self.tensors(tp)) - norms) * tp + norms
 
 
+_ADAPTER = TypeAdapter(ModelShape)
+
+
 def _shipped() -> dict[str, dict[str, Any]]:
-    table: dict[str, dict[str, Any]] = tomllib.loads(MODELS_FILE.read_text(encoding="utf-8"))
-    return table
+    return read_toml(MODELS_FILE, ModelError)
 
 
 def model_names() -> list[str]:
@@ -88,12 +95,7 @@ def load_model(name_or_file: str | Path) -> tuple[ModelShape, dict[str, int]]:
             f"unknown model '{name}': did you mean '{near[0]}'? known: {', '.join(shipped)}; "
             "or give a TOML file with name, hidden, ffn, layers, heads and kv_heads"
         )
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: not valid TOML: {error}") from None
+    table = read_toml(path, ModelError)
     defaults = table.pop("defaults", {})
     return model_from_table(table, str(path)), defaults
 
@@ -104,18 +106,11 @@ def model_from_table(table: dict[str, Any], source: str = "model") -> ModelShape
     Raises:
         ModelError: A field is missing, unknown or impossible.
     """
-    known = ("name", *_SIZES, "seq_length", "vocab_size")
-    for key in table:
-        if key not in known:
-            raise ModelError(f"{source}: unknown field '{key}': known: {', '.join(known)}")
-    for key in known:
-        optional = key in ("seq_length", "vocab_size")
-        if key not in table and not optional:
-            raise ModelError(f"{source}: {key} is missing")
-        value = table.get(key, 1)
-        if key != "name" and (type(value) is not int or value < 1):
-            raise ModelError(f"{source}: {key} = {value!r}: give a whole number of at least 1")
-    shape = ModelShape(**table)
+    try:
+        shape = _ADAPTER.validate_python(table)
+    except ValidationError as error:
+        known = [item.name for item in dataclasses.fields(ModelShape)]
+        raise ModelError(f"{source}: {explain(error, known)}") from None
     if shape.hidden % shape.heads or shape.heads % shape.kv_heads:
         raise ModelError(
             f"{source}: hidden {shape.hidden} must be a multiple of heads {shape.heads}, and that "

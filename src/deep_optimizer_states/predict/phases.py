@@ -2,8 +2,9 @@
 
 A layer's forward takes ``flops / device_flops + bytes / device_stream``, since matrix products and
 elementwise work run one after the other, and what its kernels and hooks cost however few tokens
-there are. Backward is two forwards, and one more where activations
-are recomputed.
+there are. Backward is two forwards, and one more where activations are recomputed. Beside that,
+gathered parameters and gradients pass through the device's own memory a few times: that is work for
+each parameter, not for each token, so a larger micro-batch does not repeat it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ SCORE_PASSES = 4
 """Over its attention scores where they are materialised: written, softmax, read."""
 LOGIT_BYTES = 16
 """A logit: fp32 copy, softmax and loss."""
+GRAD_PASSES = 7
+"""Over the gradients of the whole model in every backward, however few tokens: copied into the
+bucket and laid out by rank, both of which read and write, averaged in place, read to be reduced."""
+GATHERED_PASSES = 3
+"""Over the gathered parameters of the whole model in every forward and backward: written by the
+gather, then put together, which reads and writes. A single rank uses its parameters in place."""
 LAYERS_BACK = 2
 """A layer's backward in forwards."""
 
@@ -35,11 +42,15 @@ class Compute:
         layer_s: One layer's forward.
         head_s: The output layer's and the loss.
         gather_s: Moving all parameters of the model to this rank once.
+        gathered_s: Passes over all gathered parameters in the device's own memory.
+        grads_s: Passes over all gradients there.
     """
 
     layer_s: float
     head_s: float
     gather_s: float
+    gathered_s: float
+    grads_s: float
 
 
 @dataclass(frozen=True)
@@ -88,11 +99,13 @@ def compute_of(workload: Workload, machine: Machine) -> Compute:
     layer = flops / flops_per_s + tokens * passes * size / stream + machine.costs.launch_s
     logits = tokens * model.padded_vocab_size(tp) / tp
     head = 2 * logits * model.hidden / flops_per_s + LOGIT_BYTES * logits / stream
-    gather = 0.0
+    whole = sum(model.tensors(tp)) * size
+    gather = gathered = 0.0
     if workload.dp > 1:
-        moved = sum(model.tensors(tp)) * size * (workload.dp - 1) / workload.dp
+        moved = whole * (workload.dp - 1) / workload.dp
         gather = moved / machine.rate("gather_bytes_per_s") if machine.gpus else 0.0
-    return Compute(layer, head, gather)
+        gathered = GATHERED_PASSES * whole / stream
+    return Compute(layer, head, gather, gathered, GRAD_PASSES * whole / stream)
 
 
 def phases_of(workload: Workload, machine: Machine) -> Phases:
@@ -111,13 +124,13 @@ def phases_of(workload: Workload, machine: Machine) -> Phases:
         )
     compute, layers = compute_of(workload, machine), workload.model.layers
     # Gathers run ahead of the layers that use them; reduce-scatters behind.
-    computed = layers * compute.layer_s + compute.head_s
+    computed = layers * compute.layer_s + compute.head_s + compute.gathered_s
     once = max(computed, compute.gather_s)
     once += layers * machine.costs.layer_s
     again = LAYERS_BACK + (1 if workload.activation_checkpointing else 0)
-    back = max(
-        layers * compute.layer_s * again + LAYERS_BACK * compute.head_s, 2 * compute.gather_s
-    )
+    back = layers * compute.layer_s * again + LAYERS_BACK * compute.head_s
+    back += compute.gathered_s + compute.grads_s
+    back = max(back, 2 * compute.gather_s)
     total_back = workload.accumulation * back
     flush = _flush_s(workload, machine, back)
     costs = machine.costs

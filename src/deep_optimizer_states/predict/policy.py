@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deep_optimizer_states.predict.closed_form import estimate_update
+from deep_optimizer_states.predict.lanes import UpdateRun
 from deep_optimizer_states.predict.machine import Machine, MachineError
 from deep_optimizer_states.predict.memory_need import CONTEXT_BYTES, GIB, HEADROOM, memory_of
 from deep_optimizer_states.predict.model import ModelShape
 from deep_optimizer_states.predict.phases import Phases, phases_of
 from deep_optimizer_states.predict.rank import rank_of
-from deep_optimizer_states.predict.update_sim import UpdateRun, simulate_update
+from deep_optimizer_states.predict.update_sim import simulate_update
 from deep_optimizer_states.predict.workload import Workload, schedule_of
 from deep_optimizer_states.schedule import Schedule
 
@@ -20,8 +20,8 @@ WORTH = 0.03
 """A policy that gains less than this over one named before it is not worth its device slots."""
 MAX_STRIDE = round(1 / WORTH)
 """A larger stride leaves the device less than this share of the state, and so gains no more."""
-CLOSED_FORM_ERROR = 0.02
-"""The closed form may differ from the simulation by this share."""
+_ROUNDING = 1e-9
+"""Share by which a simulated time may be too short, by rounding."""
 _NO_SHAPE = ModelShape("unknown", 1, 1, 1, 1, 1)
 """An optimizer knows its subgroups and not the model's shape. An update depends on that only by the
 activations that leave no room for gradients on the device."""
@@ -29,38 +29,30 @@ activations that leave no room for gradients on the device."""
 
 @dataclass(frozen=True)
 class Choice:
-    """A policy for this package's engine.
+    """A policy for this package's engine, and what is predicted of it.
 
     Attributes:
-        policy: ``all-host``, ``stride``, ``all-device`` or ``dynamic``.
+        policy: ``all-host``, ``ratio``, ``stride``, ``all-device`` or ``dynamic``.
         stride: For ``stride``.
-        seconds: Predicted for the update phase.
-        explanation: Why, in a line for the log.
+        seconds: Of the update phase.
         hidden_s: Part of the update that runs behind the next forward.
+        flush_s: What gradients add to backward; 0 where the model is not known.
+        binding: What the update waits for.
+        explanation: Why it was chosen, in a line for the log.
     """
 
     policy: str
     stride: int
     seconds: float
-    explanation: str
-    hidden_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Timed:
-    """A candidate: its update, what of it is hidden, what gradients add, and what binds it."""
-
-    policy: str
-    stride: int
-    update_s: float
     hidden_s: float
     flush_s: float
     binding: str
+    explanation: str = ""
 
     @property
     def shown_s(self) -> float:
         """What the update and the flush of gradients add to an iteration."""
-        return self.update_s - self.hidden_s + self.flush_s
+        return self.seconds - self.hidden_s + self.flush_s
 
     @property
     def label(self) -> str:
@@ -112,7 +104,7 @@ def _all_resident_note(workload: Workload, machine: Machine, update_s: float) ->
     left = HEADROOM * machine.device_memory_bytes - need
     if left <= 0:
         return ""
-    seconds, _ = update_seconds(resident, machine, resident.policy)
+    seconds = simulate_update(resident, machine, resident.policy).seconds
     return (
         f"all optimizer state fits on the GPU if activations, gathered parameters and gradient "
         f'buckets take less than {left / GIB:.0f} GiB: "ratio": 0 is predicted to update in '
@@ -124,11 +116,12 @@ def _all_resident_note(workload: Workload, machine: Machine, update_s: float) ->
 def _choose(workload: Workload, machine: Machine, knows_model: bool) -> Choice:
     """The candidate of which least shows; without the model nothing is known to be hidden."""
     if not machine.gpus:
-        seconds, _ = update_seconds(workload, machine, "all-host")
-        why = f"policy auto: all-host, predicted {seconds:.3f} s an update; there is no GPU"
-        return Choice("all-host", 1, seconds, why)
+        settled = dataclasses.replace(workload, policy="all-host", stride=1)
+        only = _time(settled, machine, knows_model=False)
+        why = f"policy auto: all-host, predicted {only.seconds:.3f} s an update; there is no GPU"
+        return dataclasses.replace(only, explanation=why)
 
-    def time(policy: str) -> _Timed:
+    def time(policy: str) -> Choice:
         candidate = dataclasses.replace(workload, policy=policy, stride=1)
         return _time(candidate, machine, knows_model)
 
@@ -145,17 +138,17 @@ def _choose(workload: Workload, machine: Machine, knows_model: bool) -> Choice:
         shown = f", of which with the gradients' flush {best.shown_s:.3f} s shows,"
         word = "showing: "
     why = (
-        f"policy auto: {best.label}, predicted {best.update_s:.3f} s an update{shown} on "
+        f"policy auto: {best.label}, predicted {best.seconds:.3f} s an update{shown} on "
         f"'{machine.name}', bound by {best.binding} ({word}{others})"
     )
     if min(item.shown_s for item in timed) < best.shown_s:
         why += f"; a gain under {100 * WORTH:.0f}% is not taken"
-    return Choice(best.policy, best.stride, best.update_s, why, best.hidden_s)
+    return dataclasses.replace(best, explanation=why)
 
 
 def _best_stride(
     workload: Workload, machine: Machine, knows_model: bool, limit_s: float
-) -> _Timed | None:
+) -> Choice | None:
     """The stride of which least shows, if that is less than ``limit_s``.
 
     Strides are weighed in the order of what shows of them at least: when that is no less than the
@@ -180,38 +173,25 @@ def _least_shown_s(workload: Workload, machine: Machine, knows_model: bool) -> f
     schedule = schedule_of(workload, workload.policy)
     moved = schedule.device_tiles | schedule.resident_tiles
     numel = sum(tile.numel for idx, tile in enumerate(schedule.tiles) if idx not in moved)
-    update_s = numel / rank_of(workload, machine).host_alone_parameters_per_s
+    update_s = (1 - _ROUNDING) * numel / rank_of(workload, machine).host_alone_parameters_per_s
     if not knows_model:
         return update_s
     phases = phases_of(workload, machine)
     if workload.just_in_time_forward:
-        update_s *= 1 - CLOSED_FORM_ERROR
         update_s = max(0.0, update_s - workload.model.layers * phases.layer_s)
     return update_s + phases.flush_s
 
 
-def _time(workload: Workload, machine: Machine, knows_model: bool) -> _Timed:
+def _time(workload: Workload, machine: Machine, knows_model: bool) -> Choice:
     """Time a workload whose policy is settled."""
-    policy, stride = workload.policy, workload.stride
+    run = simulate_update(workload, machine, workload.policy)
     phases = phases_of(workload, machine) if knows_model else None
+    hidden = 0.0
+    # Without a GPU the forward needs the very cores that the update is on.
+    if phases and workload.just_in_time_forward and machine.gpus:
+        hidden = min(run.seconds, hidden_s(workload, phases, run))
     flush = phases.flush_s if phases else 0.0
-    if phases is None or not workload.just_in_time_forward or not machine.gpus:
-        # Without a GPU the forward needs the very cores that the update is on.
-        seconds, binding = update_seconds(workload, machine, policy)
-        return _Timed(policy, stride, seconds, 0.0, flush, binding)
-    estimate = estimate_update(workload, machine, policy)
-    run = simulate_update(workload, machine, policy)
-    seconds = estimate.seconds if estimate.applies else run.seconds
-    hidden = min(seconds, hidden_s(workload, phases, run))
-    return _Timed(policy, stride, seconds, hidden, flush, estimate.binding)
-
-
-def update_seconds(workload: Workload, machine: Machine, policy: str) -> tuple[float, str]:
-    """Seconds of the update phase, and what binds it: in closed form where that holds."""
-    estimate = estimate_update(workload, machine, policy)
-    if estimate.applies:
-        return estimate.seconds, estimate.binding
-    return simulate_update(workload, machine, policy).seconds, estimate.binding
+    return Choice(workload.policy, workload.stride, run.seconds, hidden, flush, run.binding)
 
 
 def best_policy(workload: Workload, machine: Machine) -> tuple[Workload, Choice]:
@@ -227,7 +207,7 @@ def best_policy(workload: Workload, machine: Machine) -> tuple[Workload, Choice]
     if workload.policy != "auto":
         got = _time(workload, machine, knows_model=True)
         why = f"{got.label}, as given; bound by {got.binding}"
-        return workload, Choice(got.policy, got.stride, got.update_s, why, got.hidden_s)
+        return workload, dataclasses.replace(got, explanation=why)
     choice = _choose(workload, machine, knows_model=True)
     chosen = dataclasses.replace(workload, policy=choice.policy, stride=choice.stride)
     return chosen, choice

@@ -6,15 +6,13 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from deep_optimizer_states.predict.advice import advise
-from deep_optimizer_states.predict.closed_form import bound_update_s, estimate_update
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.memory_need import CONTEXT_BYTES, Memory, memory_of, shortages
 from deep_optimizer_states.predict.phases import phases_of
 from deep_optimizer_states.predict.policy import best_policy
+from deep_optimizer_states.predict.rank import rank_of
 from deep_optimizer_states.predict.update_sim import simulate_update
-from deep_optimizer_states.predict.workload import Workload
-
-__all__ = ["AllResident", "Memory", "Prediction", "all_resident", "predict"]
+from deep_optimizer_states.predict.workload import STATE_BYTES, Workload
 
 _ON_THE_HOST = {
     "copies to the GPU": "copies within host memory",
@@ -96,6 +94,28 @@ def all_resident(workload: Workload, machine: Machine) -> AllResident | None:
     return AllResident(seconds, need, machine.device_memory_bytes)
 
 
+def bound_update_s(workload: Workload, machine: Machine) -> float:
+    """No schedule of this package's kernels updates faster on this machine.
+
+    The device's share is chosen freely, nothing but the resources themselves costs time, and
+    gradients of that share are on the device already if the workload lets them stay there.
+    """
+    rank = rank_of(workload, machine)
+    numel, weight = sum(workload.subgroups) * workload.offload_ratio, workload.weight_bytes
+    grad = 0 if machine.gpus and workload.keeps_device_grads else weight
+
+    def seconds(share: float) -> float:
+        return numel * max(
+            (1 - share) / rank.host_alone_parameters_per_s,
+            (weight * (1 - share) + (STATE_BYTES + grad) * share) / rank.h2d_bytes_per_s,
+            STATE_BYTES * share / rank.d2h_bytes_per_s,
+            share / rank.device_parameters_per_s,
+            (2 * STATE_BYTES * share + rank.host_bytes * (1 - share)) / rank.host_bytes_per_s,
+        )
+
+    return min(seconds(step / 200) for step in range(201))
+
+
 def predict(workload: Workload, machine: Machine, with_advice: bool = False) -> Prediction:
     """Predict one iteration of ``workload`` on ``machine``.
 
@@ -110,9 +130,11 @@ def predict(workload: Workload, machine: Machine, with_advice: bool = False) -> 
     """
     if workload.software is None:
         workload, choice = best_policy(workload, machine)
-        update, hidden, words = choice.seconds, choice.hidden_s, choice.explanation
+        update, hidden, binding = choice.seconds, choice.hidden_s, choice.binding
+        words = choice.explanation
     else:
-        update, hidden = simulate_update(workload, machine).seconds, 0.0
+        run = simulate_update(workload, machine)
+        update, hidden, binding = run.seconds, 0.0, run.binding
         words = workload.software.describe(workload, machine)
     phases = phases_of(workload, machine)
     memory = memory_of(workload, machine, workload.policy)
@@ -121,7 +143,6 @@ def predict(workload: Workload, machine: Machine, with_advice: bool = False) -> 
     bound_update = bound_update_s(workload, machine)
     # Without a GPU both are work of the same cores, and neither hides the other.
     both = max if machine.gpus else sum
-    binding = estimate_update(workload, machine, workload.policy).binding
     return Prediction(
         iteration_s=total,
         forward_s=phases.forward_s,

@@ -14,8 +14,6 @@ FUSED_HOST_BYTES = 28
 """Of this engine's one pass: state read and written, gradient read, 16-bit weight written."""
 UNSCALE_BYTES = 8
 """Stock multiplies the fp32 gradient in a pass of its own: read and written."""
-STATE_BYTES = 12
-"""Master weight and two moments in fp32."""
 
 
 @dataclass(frozen=True)

@@ -7,48 +7,38 @@ actions do.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from deep_optimizer_states.plan import Action, Kind, Plan
-from deep_optimizer_states.predict.lanes import Job, Lanes
+from deep_optimizer_states.predict.lanes import Job, Lanes, UpdateRun
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.memory_need import SLOTS, STAGING_BUFFERS, kept_subgroups
-from deep_optimizer_states.predict.rank import STATE_BYTES, Rank, rank_of
-from deep_optimizer_states.predict.workload import Workload, schedule_of
+from deep_optimizer_states.predict.rank import Rank, rank_of
+from deep_optimizer_states.predict.workload import FP32_BYTES, STATE_BYTES, Workload, schedule_of
 from deep_optimizer_states.schedule import NUM_AHEAD
 from deep_optimizer_states.split import Chains, Flight, HostStep, RunTimeSplit
 
 LEARNING_UPDATES = 4
 """Updates after which the dynamic split knows its lanes."""
-FP32_BYTES = 4
 STATE_COPIES = 3
 """Of a tile's master weights and moments; its gradient is one more."""
 WAIT_AND_RECORD = 2
 """Entries of a stream's queue beside a tile's copies, or its kernel."""
 LANES = ("CPU", "H2D", "GPU", "D2H", "weights")
 _LINKS = {"H2D": "h2d", "weights": "h2d", "D2H": "d2h"}
-
-
-@dataclass(frozen=True)
-class UpdateRun:
-    """What a simulated update did.
-
-    Attributes:
-        seconds: From its start until all state and weights are in place.
-        plan: What ran where, in issue order.
-        jobs: Everything the lanes did, in the order it ended.
-        ready_s: When each tile's 16-bit weights were on the device.
-    """
-
-    seconds: float
-    plan: Plan
-    jobs: list[Job]
-    ready_s: Mapping[int, float]
-
-    def busy_s(self, lane: str) -> float:
-        """Time a lane worked."""
-        return sum(job.end_s - job.begin_s for job in self.jobs if job.lane == lane)
+_RESOURCES = {
+    "CPU": "host Adam",
+    "H2D": "link to the GPU",
+    "GPU": "device Adam",
+    "D2H": "link from the GPU",
+    "weights": "link to the GPU",
+}
+"""What each lane is called where it binds an update."""
+_BLOCKING = "blocking copy"
+_ROUNDING = 1e-9
+"""Host memory binds only if it takes longer than the one lane that uses it, by more than this."""
 
 
 @dataclass
@@ -149,7 +139,24 @@ class UpdateSimulator:
         state.teach(split)
         seconds = lanes.now_s if self.waits_for_flushes else stepped_s
         ready = {tile: job.end_s for tile, job in state.ready.items()}
-        return UpdateRun(seconds, Plan(len(numels), tuple(done)), lanes.done, ready)
+        plan = Plan(len(numels), tuple(done))
+        return UpdateRun(seconds, plan, lanes.done, ready, self._binding(lanes.done))
+
+    def _binding(self, jobs: Iterable[Job]) -> str:
+        """Add up what each resource needs for its own work, and name the one that needs most."""
+        seconds: defaultdict[str, float] = defaultdict(float)
+        blocked_s = 0.0
+        for job in jobs:
+            memory_s = job.work * job.draws.get("host", 0.0) / self.rank.host_bytes_per_s
+            alone_s = max(job.work / job.top_rate, memory_s)
+            seconds[_RESOURCES[job.lane]] += alone_s
+            seconds["host memory"] += (1 - _ROUNDING) * memory_s
+            blocked_s += alone_s if job.what.startswith(_BLOCKING) else 0.0
+        longest = max(seconds, key=lambda name: seconds[name])
+        if longest == "host Adam" and blocked_s > seconds[longest] / 2:
+            return "copies to the GPU"
+        is_both_ways = longest.startswith("link") and seconds["link from the GPU"] > 0
+        return "link to and from the GPU" if is_both_ways else longest
 
     def work(self, state: State, split: RunTimeSplit) -> tuple[list[int], Iterable[Action]]:
         """Elements of each tile, and the actions on them in issue order."""
@@ -224,6 +231,7 @@ class UpdateSimulator:
     def block(self, what: str, numel: int, bytes_per_s: float, state: State) -> Job:
         """Let the CPU lane itself copy fp32 values, and wait until it has."""
         draws = {"host": float(FP32_BYTES)}
+        what = f"{_BLOCKING} of {what}"
         job = state.lanes.submit(Job("CPU", what, numel, bytes_per_s / FP32_BYTES, draws))
         state.lanes.run_until(job)
         return job

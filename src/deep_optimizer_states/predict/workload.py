@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from deep_optimizer_states.errors import DeepOptimizerStatesError
+from deep_optimizer_states.plan import HOST_CHAIN, RESIDENT_CHAIN, Action
+from deep_optimizer_states.predict.lanes import UpdateRun
+from deep_optimizer_states.predict.machine import Costs, Machine
 from deep_optimizer_states.predict.model import ModelShape
 from deep_optimizer_states.schedule import Schedule
-
-if TYPE_CHECKING:
-    from deep_optimizer_states.predict.stock import StockOffload
 
 OURS = "ours"
 """Name of this package's engine."""
@@ -23,10 +23,90 @@ POLICIES = ("auto", "all-host", "ratio", "stride", "all-device", "dynamic")
 DTYPES = ("bf16", "fp16", "fp32")
 MAX_RANKS = 65_536
 """Far beyond what a model without a network can say anything about."""
+FP32_BYTES = 4
+STATE_BYTES = 3 * FP32_BYTES
+"""Master weight and two moments of a parameter."""
 
 
 class WorkloadError(DeepOptimizerStatesError, ValueError):
     """A workload that cannot be; names field, value and reason."""
+
+
+class Simulator(Protocol):
+    """One rank's update, ready to be simulated."""
+
+    def run(self) -> UpdateRun:
+        """Simulate it."""
+
+
+@dataclass(frozen=True)
+class StockOffload:
+    """Today's DeepSpeed ZeRO-3 offload, and what subclasses for other software may do otherwise.
+
+    Attributes:
+        simulator: Simulates an update.
+        name: Printed beside predictions.
+        words: Who updates what, for a prediction.
+        flush_bytes: Bytes of a gradient that are copied to the host: today's DeepSpeed copies it as
+            it is, and again as fp32.
+        hides_flush: Whether those copies run behind backward, at the rate of page-locked memory;
+            else they come after it, at the rate of pageable memory.
+    """
+
+    simulator: Callable[[Workload, Machine, str], Simulator]
+    name: str = "zero3"
+    words: str = "every subgroup on the CPU"
+    flush_bytes: int = 6
+    hides_flush: bool = True
+
+    def check(self, workload: Workload) -> None:
+        """Refuse what the software cannot do.
+
+        Raises:
+            WorkloadError: Names the field, its value and the reason.
+        """
+
+    def describe(self, workload: Workload, machine: Machine) -> str:
+        """Who updates what, in words."""
+        return self.words
+
+    def resident_subgroups(self, workload: Workload) -> frozenset[int]:
+        """Subgroups whose state stays on the device: the first ones."""
+        return frozenset(range(int((1 - workload.offload_ratio) * len(workload.subgroups))))
+
+    def slot_numel(self, workload: Workload) -> int:
+        """Elements of the device's slots for state that passes through it."""
+        return 0
+
+    def actions(self, workload: Workload) -> list[Action]:
+        """The actions of an update on subgroups, in issue order: those of the device come last."""
+        resident = self.resident_subgroups(workload)
+        rest = (idx for idx in range(len(workload.subgroups)) if idx not in resident)
+        chains = [(idx, HOST_CHAIN) for idx in rest]
+        last = [(idx, RESIDENT_CHAIN) for idx in sorted(resident)]
+        return [Action(idx, kind) for idx, chain in (*chains, *last) for kind in chain]
+
+    def copy_bytes_per_s(self, machine: Machine) -> float:
+        """Rate of copies to the device that a host thread waits for."""
+        return machine.rate("h2d_bytes_per_s")
+
+    def host_state_bytes(self, numels: Sequence[int]) -> tuple[float, float]:
+        """Host memory of the state and fp32 gradients of subgroups.
+
+        Returns:
+            Page-locked bytes, and others.
+        """
+        gradients = sum(power_of_two(FP32_BYTES * numel) for numel in numels)
+        return STATE_BYTES * sum(numels) + gradients, 0.0
+
+    def extra_s(self, costs: Costs) -> tuple[float, float]:
+        """Seconds that the software adds to a forward, and to what lies outside the phases."""
+        return 0.0, 0.0
+
+    @property
+    def all_resident(self) -> StockOffload:
+        """The software whose prediction stands for this one's at ratio 0."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -234,3 +314,8 @@ def one_of(name: str, value: object, known: Sequence[str]) -> None:
             if near
             else f"{name} = {value!r}: known: {', '.join(known)}"
         )
+
+
+def power_of_two(num_bytes: float) -> float:
+    """The size to which torch rounds up a page-locked allocation of ``num_bytes``."""
+    return float(1 << max(0, int(num_bytes) - 1).bit_length()) if num_bytes else 0.0

@@ -6,8 +6,6 @@ Run as every rank of a job: ``adversary_worker.py OUT``. Not a test itself. With
 
 import contextlib
 import datetime
-import functools
-import gc
 import json
 import os
 import re
@@ -15,7 +13,6 @@ import sys
 import time
 from pathlib import Path
 
-import cpuinfo
 import deepspeed
 import deepspeed.ops
 import torch
@@ -23,12 +20,13 @@ from deepspeed.accelerator import get_accelerator
 
 sys.path.insert(0, str(Path(__file__).parent))
 import adversary_calls
+import adversary_mishaps
 import adversary_models
 import adversary_pairs
 import adversary_settings
 import adversary_windows
 from adversary_trial import NUM_RANKS, POLICIES, differences, run
-from equality_worker import leave
+from equality_worker import leave, make_engines_cheaper
 
 import deep_optimizer_states
 from deep_optimizer_states.device.base import Wait
@@ -41,6 +39,7 @@ THEMES = {
     "settings": adversary_settings,
     "pairs": adversary_pairs,
     "windows": adversary_windows,
+    "mishaps": adversary_mishaps,
 }
 CONTROLS = ("EMA of the weights", "GatheredParameters, update in flight")
 """Cases in which a gather that does not wait for its tiles must show."""
@@ -79,7 +78,7 @@ def break_rules(report):
 
 def main():
     out = Path(sys.argv[1])
-    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)  # or a second for each optimizer
+    make_engines_cheaper()
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     # A rank that alone failed must not be waited for until the test's own limit.
     deepspeed.init_distributed(
@@ -91,7 +90,6 @@ def main():
         type(get_accelerator()).is_fp16_supported = lambda self: True
     deep_optimizer_states.install()
     steppers.check_device_adam = lambda *args: None  # compared elsewhere; a third of the time
-    gc.freeze()  # or DeepSpeed looks through all that was imported for garbage, once an engine
     report = {}
     with contextlib.redirect_stdout(sys.stderr):
         report["told of dropped gradients"] = {  # first: a process may be told once for all

@@ -1,6 +1,7 @@
 """Train a small model under stock DeepSpeed and under each policy; write what differs as JSON.
 
-Run as every rank of a job: ``equality_worker.py OUT.json FOLDER``. Not a test itself.
+Run as every rank of a job: ``equality_worker.py EXTENT OUT.json FOLDER``, where the extent is
+``few``, ``many`` or ``all`` of the runs. Not a test itself.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import gc
 import json
 import os
 import sys
+import types
 from pathlib import Path
 
 import cpuinfo
@@ -18,8 +20,10 @@ import deepspeed.ops
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import DeepSpeedCPUAdam
+from deepspeed.runtime.zero import utils as zero_utils
 from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from deepspeed.utils import (
+    numa,
     safe_get_full_fp32_param,
     safe_get_full_optimizer_state,
     safe_set_full_fp32_param,
@@ -47,12 +51,12 @@ POLICIES = {
     "stride 2, ratio 0.7": {"enabled": True, "policy": "stride", "stride": 2, "ratio": 0.7},
     "dynamic": {**SMALL_TILES, "policy": "dynamic"},
 }
-FULL = "EQUALITY_FULL" in os.environ
-FEW_POLICIES = {1: tuple(POLICIES), 2: ("stride 2", "ratio 0.5", "dynamic"), 4: ()}
-"""What every feature is run under, by number of ranks; the first case runs under all, and with
-EQUALITY_FULL set every case does."""
+MANY_POLICIES = {1: tuple(POLICIES), 2: ("stride 2", "ratio 0.5", "dynamic"), 4: ()}
+"""What every feature is run under, by number of ranks, in the extent ``many``."""
+FEW_POLICIES = MANY_POLICIES[2]
+"""Tiles without and with a resident part, and shared while they run."""
 FEW_RESUMES = ("stock", "stride 2", "ratio 0.5")
-"""Between which checkpoints are exchanged on more than one rank, if EQUALITY_FULL is not set."""
+"""Between which checkpoints are exchanged on more than one rank, if not all is run."""
 
 
 class Net(torch.nn.Module):
@@ -317,13 +321,28 @@ def run(case, block, faults=None):
         steppers.faults_for_tests = None
 
 
-def compare_all(report):
-    few_policies = tuple(POLICIES) if FULL else FEW_POLICIES[int(os.environ["WORLD_SIZE"])]
-    for case_name, case in CASES.items():
-        # Ours first: in a fresh process DeepSpeed must not need stock's optimizer to have run.
-        names = POLICIES if case_name == FIRST_CASE else few_policies
-        if not names or int(os.environ["WORLD_SIZE"]) > case.most_ranks:
+def policies_of(number, case_name, extent):
+    """The policies that a case is run under, ``number`` being its place among the cases."""
+    world = int(os.environ["WORLD_SIZE"])
+    if world > CASES[case_name].most_ranks:
+        return ()
+    if case_name == FIRST_CASE or extent == "all":
+        return tuple(POLICIES)
+    if extent == "many":
+        return MANY_POLICIES[world]
+    # Every feature under the policies that differ most, and by turns under one of the others;
+    # on more than one rank, where nothing but the sums and the shares is new, under one by turns.
+    others = [name for name in POLICIES if name not in FEW_POLICIES]
+    alone = (*FEW_POLICIES, others[number % len(others)])
+    return alone if world == 1 else (FEW_POLICIES[number % len(FEW_POLICIES)],)
+
+
+def compare_all(report, extent):
+    for number, (case_name, case) in enumerate(CASES.items()):
+        names = policies_of(number, case_name, extent)
+        if not names:
             continue
+        # Ours first: in a fresh process DeepSpeed must not need stock's optimizer to have run.
         ours = {name: run(case, POLICIES[name], Faults(jitter_s=0.0005)) for name in names}
         *stock, stock_class = run(case, None)
         assert stock_class == "DeepSpeedZeroOptimizer_Stage3"
@@ -372,11 +391,21 @@ def break_rules(report):
         report[f"without | {wait.name}"] = differences(ours, stock)
 
 
-def resume(report, folder):
+def exchanges(names, extent):
+    """``(saved by, loaded by)``: every pair, or each name with stock, itself and its neighbour."""
+    if extent != "few":
+        return [(saved, loaded) for saved in names for loaded in names]
+    pairs = [("stock", "stock")]
+    for name, following in zip(names, [*names[1:], names[0]], strict=True):
+        pairs += [(name, "stock"), ("stock", name), (name, name), (name, following)]
+    return list(dict.fromkeys(pairs))
+
+
+def resume(report, folder, extent):
     """Save under one engine, load under another, go on: equal to stock doing the same."""
     case = CASES[FIRST_CASE]
     blocks = {"stock": None, **POLICIES}
-    if os.environ["WORLD_SIZE"] != "1" and not FULL:
+    if os.environ["WORLD_SIZE"] != "1" and extent != "all":
         blocks = {name: blocks[name] for name in FEW_RESUMES}
     for name, block in blocks.items():
         engine = make_engine(case, block)
@@ -385,12 +414,11 @@ def resume(report, folder):
             engine.save_checkpoint(folder / name)
         engine.destroy()
     results = {}
-    for saved in blocks:
-        for name, block in blocks.items():
-            engine = make_engine(case, block)
-            engine.load_checkpoint(folder / saved)
-            results[f"{saved} to {name}"] = (train(engine, case, skip=3), state_of(engine))
-            engine.destroy()
+    for saved, name in exchanges([*blocks], extent):
+        engine = make_engine(case, blocks[name])
+        engine.load_checkpoint(folder / saved)
+        results[f"{saved} to {name}"] = (train(engine, case, skip=3), state_of(engine))
+        engine.destroy()
     stock = results.pop("stock to stock")
     for name, ours in results.items():
         report[f"resume | {name}"] = differences(ours, stock)
@@ -418,10 +446,27 @@ def check_each_type_once():
     steppers.check_device_adam = check_once
 
 
+def make_engines_cheaper():
+    """Ask once in this process what DeepSpeed asks for every engine, and leave what it frees."""
+    # The CPU's name takes a process and a second, the NUMA nodes take a process three times.
+    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+    numa.get_numa_cores = functools.cache(numa.get_numa_cores)
+    # For every engine all objects that there are would be looked through for garbage.
+    zero_utils.gc = types.SimpleNamespace(collect=lambda: 0)
+    gc.freeze()
+    leave_out_muon()
+
+
+def leave_out_muon():
+    """DeepSpeed imports torch's compiler for Muon, which no engine of these tests is made with."""
+    muon = types.ModuleType("muon_optimizer")
+    muon.MuonWithAuxAdam = type("MuonWithAuxAdam", (), {})
+    sys.modules["deepspeed.runtime.zero.muon.muon_optimizer"] = muon
+
+
 def prepare():
     """Make this process a rank that compares many small engines."""
-    # Every DeepSpeedCPUAdam asks for the CPU's name, which starts a process and takes a second.
-    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+    make_engines_cheaper()
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
     if not torch.cuda.is_available():
@@ -429,18 +474,17 @@ def prepare():
         type(get_accelerator()).is_fp16_supported = lambda self: True
     deep_optimizer_states.install()
     check_each_type_once()
-    gc.freeze()  # or DeepSpeed looks through all that was imported for garbage, once an engine
 
 
 def main():
-    out, folder = map(Path, sys.argv[1:])
+    extent, out, folder = sys.argv[1], *map(Path, sys.argv[2:])
     prepare()
     report = {}
-    compare_all(report)
+    compare_all(report, extent)
     if os.environ["WORLD_SIZE"] == "1" and not torch.cuda.is_available():
         break_rules(report)
     two_engines_at_once(report)
-    resume(report, folder)
+    resume(report, folder, extent)
     out.with_suffix(f".{os.environ['RANK']}.json").write_text(json.dumps(report))
     leave()
 

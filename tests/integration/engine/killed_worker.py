@@ -1,15 +1,14 @@
 """Train with a checkpoint every step, from the last one there is; see test_killed.py.
 
-``killed_worker.py train FOLDER`` under the plugin, until killed or done; ``killed_worker.py replay
-FOLDER OUT.json`` under stock, from the same checkpoints' steps. Not a test itself.
+``killed_worker.py train FOLDER STEPS`` under the plugin, until killed or done;
+``killed_worker.py replay FOLDER STEPS OUT.json`` under stock, from the same checkpoints' steps.
+Not a test itself.
 """
 
-import functools
 import json
 import sys
 from pathlib import Path
 
-import cpuinfo
 import deepspeed
 import deepspeed.ops
 import torch
@@ -19,7 +18,6 @@ import equality_worker as equality
 
 import deep_optimizer_states
 
-STEPS = 100
 CASE = equality.Case()
 BLOCK = equality.POLICIES["stride 2"]
 
@@ -52,12 +50,12 @@ def go_on(folder, block, until):
     return engine
 
 
-def replay(folder, out):
+def replay(folder, steps, out):
     """Stock, stopped and started where the killed run was; then both ends compared."""
     starts = [int(line) for line in (folder / "starts").read_text().split()]
     stock_folder = folder / "stock"
     stock_folder.mkdir()
-    for stop in [*starts[1:], STEPS]:
+    for stop in [*starts[1:], steps]:
         stock = go_on(stock_folder, None, stop)
         stock_state = equality.state_of(stock)
         stock.destroy()
@@ -70,15 +68,15 @@ def replay(folder, out):
 
 
 def main():
-    mode, folder = sys.argv[1], Path(sys.argv[2])
-    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+    mode, folder, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    equality.make_engines_cheaper()
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
     deep_optimizer_states.install()
     if mode == "train":
-        go_on(folder, BLOCK, STEPS).destroy()
+        go_on(folder, BLOCK, steps).destroy()
     else:
-        replay(folder, Path(sys.argv[3]))
+        replay(folder, steps, Path(sys.argv[4]))
     equality.leave()
 
 

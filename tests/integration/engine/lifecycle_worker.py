@@ -1,21 +1,23 @@
 """Interruptions, forks and engines that nobody destroys; see test_lifecycle.py.
 
 ``lifecycle_worker.py compare OUT.json`` writes what differs from stock, and what is left behind;
-``lifecycle_worker.py leave HOW`` ends with an update in flight. Not a test itself.
+``lifecycle_worker.py leave OUT.json`` ends with an update in flight, in every way, and writes the
+statuses. Not a test itself.
 """
 
 import copy
 import functools
 import gc
+import importlib
 import json
 import os
 import signal
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 
-import cpuinfo
 import deepspeed
 import deepspeed.ops
 import torch
@@ -33,6 +35,13 @@ from deep_optimizer_states.zero3.optimizer import InterleavedZeroOptimizer
 BLOCK = equality.POLICIES["stride 2"]
 DISTURBED_STEPS = (2, 4)
 NUM_ENGINES = 6
+WAYS_TO_END = (
+    "at the end",
+    "after backward",
+    "an error",
+    "SystemExit from a handler",
+    "SIGTERM",
+)
 
 
 class DisturbedNet(Net):
@@ -191,21 +200,59 @@ def leave(how):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def main():
-    mode, argument = sys.argv[1:]
-    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+def end_in_each_way(out):
+    """Fork a process for each way to end; in it, the way, and in the parent None once all ended.
+
+    What is imported is all that they share: no thread runs yet and no engine is there.
+    """
+    equality.leave_out_muon()
+    importlib.import_module("torch._dynamo")  # which the first engine would import
+    statuses = {}
+    for how in WAYS_TO_END:
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            return how
+        statuses[how] = status_of(child)
+    out.write_text(json.dumps(statuses))
+    return None
+
+
+def status_of(child):
+    """As ``subprocess`` gives it; "hangs" if it has not ended long after it should have."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "hangs"
+
+
+def start():
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
     deep_optimizer_states.install()
+
+
+def main():
+    mode, out = sys.argv[1], Path(sys.argv[2])
     if mode == "leave":
-        leave(argument)
+        how = end_in_each_way(out)
+        if how is not None:
+            start()
+            leave(how)
         return
+    equality.make_engines_cheaper()
+    start()
     report = {"differences": {}}
     compare(report["differences"])
     report["destroyed"] = count_what_is_left(BLOCK, destroys=True)
     report["dropped"] = count_what_is_left(BLOCK, destroys=False)
     report["stock, dropped"] = count_what_is_left(None, destroys=False)
-    Path(argument).write_text(json.dumps(report))
+    out.write_text(json.dumps(report))
     equality.leave()
 
 

@@ -3,14 +3,12 @@
 Run as every rank of a job of two: ``parallelism_worker.py OUT``. Not a test itself.
 """
 
-import functools
 import json
 import os
 import sys
 import threading
 from pathlib import Path
 
-import cpuinfo
 import deepspeed
 import deepspeed.ops
 import torch
@@ -144,7 +142,7 @@ def lanes():
 
 def main():
     out = Path(sys.argv[1])
-    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+    equality.make_engines_cheaper()
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
     block = POLICIES["stride 2"]

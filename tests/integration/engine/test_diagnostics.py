@@ -1,12 +1,10 @@
 """Files of the plugin that cannot be written: one warning, and training goes on."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from ranks import run_ranks
 
 WORKER = Path(__file__).with_name("diagnostics_worker.py")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
@@ -15,11 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     out = tmp_path_factory.mktemp("diagnostics") / "report.json"
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    command += [str(WORKER), str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    run_ranks(WORKER, out)
     return json.loads(out.read_text())
 
 

@@ -1,13 +1,11 @@
 """Sequence parallelism is bitwise equal to stock; pipelines are refused as stock refuses them."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from ranks import run_ranks
 
 WORKER = Path(__file__).with_name("parallelism_worker.py")
 ENOUGH_GPUS = not torch.cuda.is_available() or torch.cuda.device_count() > 1
@@ -22,13 +20,7 @@ pytestmark = [
 def reports(tmp_path_factory):
     """What each rank found, by name."""
     folder = tmp_path_factory.mktemp("parallelism")
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", str(WORKER), str(folder / "report")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=environment, timeout=280
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    run_ranks(WORKER, folder / "report", num_ranks=2)
     return [json.loads((folder / f"report.{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -1,12 +1,10 @@
 """After a failure, an interruption or a broken load: nothing wrong is saved, trained on or kept."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from ranks import run_ranks
 
 WORKER = Path(__file__).with_name("safety_worker.py")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -22,11 +20,7 @@ CALLS = [
 
 
 def run(ranks, folder):
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(ranks), str(WORKER), str(folder / "out.json"), str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    run_ranks(WORKER, folder / "out.json", folder, num_ranks=ranks)
     return [json.loads(path.read_text()) for path in sorted(folder.glob("out*.json"))]
 
 

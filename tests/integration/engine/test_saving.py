@@ -1,12 +1,10 @@
 """A checkpoint that a signal handler saves is whole, or is refused."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from ranks import run_ranks
 
 WORKER = Path(__file__).with_name("saving_worker.py")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
@@ -15,16 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saving")
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*command, str(WORKER), str(folder / "report.json"), str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=180,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    run_ranks(WORKER, folder / "report.json", folder)
     return json.loads((folder / "report.json").read_text())
 
 

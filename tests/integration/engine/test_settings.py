@@ -1,13 +1,11 @@
 """What DeepSpeed's users switch on and call: bitwise equal to stock. See `docs/settings.md`."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from ranks import run_ranks
 
 WORKER = Path(__file__).with_name("settings_worker.py")
 RANKS = [1]
@@ -20,18 +18,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def reports(request, tmp_path_factory):
     """Of each rank: ``"feature | policy"`` -> what differs."""
     folder = tmp_path_factory.mktemp(f"ranks{request.param}")
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(request.param), str(WORKER)]
-    done = subprocess.run(
-        [*command, str(folder / "report"), str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    run_ranks(WORKER, folder / "report", folder, num_ranks=request.param)
     found = sorted(Path(folder).glob("report.*.json"))
-    assert len(found) == request.param, done.stdout[-3000:] + done.stderr[-6000:]
+    assert len(found) == request.param
     return [json.loads(path.read_text()) for path in found]
 
 

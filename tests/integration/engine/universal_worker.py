@@ -3,15 +3,15 @@
 ``universal_worker.py save FOLDER`` or ``universal_worker.py load FOLDER OUT.json``.
 """
 
-import functools
 import json
 import sys
 from pathlib import Path
+from unittest import mock
 
-import cpuinfo
 import deepspeed
 import deepspeed.ops
 import torch
+from deepspeed.checkpoint import ds_to_universal
 
 sys.path.insert(0, str(Path(__file__).parent))
 import equality_worker as equality
@@ -31,6 +31,16 @@ def save(folder):
         engine.destroy()
 
 
+def convert(folder):
+    """As DeepSpeed's own command does."""
+    for name in ENGINES:
+        words = ["--input_folder", folder / name / "step3"]
+        words += ["--output_folder", folder / name / "step3_universal"]
+        words += ["--num_extract_workers", 1, "--num_merge_workers", 1]
+        with mock.patch.object(sys, "argv", ["ds_to_universal", *map(str, words)]):
+            ds_to_universal.main(ds_to_universal.parse_arguments())
+
+
 def load(folder):
     results = {}
     for saved in ENGINES:
@@ -45,7 +55,9 @@ def load(folder):
 
 def main():
     mode, folder = sys.argv[1], Path(sys.argv[2])
-    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+    if mode == "load":
+        convert(folder)
+    equality.make_engines_cheaper()
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
     deep_optimizer_states.install()

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import tokenize
+from dataset.errors import DatasetError
 from dataset.tokenizer.bpe import ByteLevelBpe
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,7 +26,9 @@ def given(tmp_path, monkeypatch):
     )
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "t.jsonl").write_text('{"text": "the cat"}\n')
-    return ["--text", "t.jsonl", "--vocab-file", "v.json", "--merge-file", "m.txt"]
+    (tmp_path / "megatron.py").write_text("")
+    return ["--text", "t.jsonl", "--vocab-file", "v.json", "--merge-file", "m.txt",
+            "--megatron-tokenizer", "megatron.py"]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,10 @@ def given(tmp_path, monkeypatch):
         (["--text", "nope"], "--text nope: no such file"),
         (["--text", "empty.jsonl"], "--text empty.jsonl: holds no lines"),
         (["--megatron-tokenizer", "no.py"], "--megatron-tokenizer no.py: no such file"),
+        (
+            ["--megatron-tokenizer", str(tokenize.MEGATRON_TOKENIZER)],
+            "no such file; `python third_party/fetch.py megatron-deepspeed` fetches one",
+        ),
         (["--workers", "0"], "--workers 0: give a number above 0"),
         (["--repeats", "0"], "--repeats 0: give a number above 0"),
         (["--megabytes", "nan"], "--megabytes nan: give a number above 0"),
@@ -52,11 +59,46 @@ def test_wrong_values_are_said_in_a_line(given, flags, said, monkeypatch, capsys
     assert told.count("\n") == 1
 
 
-def test_a_side_that_fails_is_named_with_its_last_line(given, tmp_path, monkeypatch):
+def test_what_a_side_says_when_it_fails_is_said_here(given, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     arguments = tokenize._parser().parse_args(given)
-    with pytest.raises(tokenize.BenchmarkError, match=r"^ours ended with status 2: .*no such file"):
+    with pytest.raises(DatasetError, match="no such file"):
         tokenize._side(arguments, "ours", tmp_path / "gone.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [("import nothing_of_this_name", "No module named"), ("", "no attribute 'GPT2Tokenizer'")],
+)
+def test_a_file_that_is_no_tokenizer_ends_it(given, tmp_path, monkeypatch, code, message):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "megatron.py").write_text(code)
+    arguments = tokenize._parser().parse_args(given)
+    with pytest.raises(
+        tokenize.BenchmarkError, match=f"--megatron-tokenizer megatron.py: .*{message}"
+    ):
+        tokenize._side(arguments, "megatron", tmp_path / "t.jsonl")
+
+
+TOKENIZER = """
+import json
+class GPT2Tokenizer:
+    def __init__(self, vocab, merges):
+        self.encoder = json.load(open(vocab))
+    def encode(self, text):
+        return [self.encoder[letter] for letter in text.replace(" ", chr(288))]
+"""
+
+
+def test_two_sides_that_write_different_files_give_no_figure(given, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "megatron.py").write_text(TOKENIZER)  # one token a letter: merges are left out
+    flags = ["--repeats", "1", "--megabytes", "0.001", "--workers", "1"]
+    assert tokenize.main([*given, *flags]) == tokenize.EXIT_USAGE
+    assert "the two sides wrote different files: no figure" in capsys.readouterr().err
+    (tmp_path / "t.jsonl").write_text('{"text": "qu"}\n')  # what no merge knows
+    assert tokenize.main([*given, *flags]) == 0
+    assert "1 turns, equal .bin and .idx" in capsys.readouterr().out
 
 
 def test_the_help_names_the_defaults(capsys):

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from configs.schema import CONFIGS_DIR, Model, read_toml
-from configs.study import default_study, make_point, study_names
+from configs.schema import Model, read_toml
+from configs.study import STUDIES_DIR, default_study, make_point, study_names
 
 STUDY = default_study()
 PUBLISHED = {
@@ -41,7 +41,7 @@ def test_every_shipped_point_is_valid(path):
 
 
 def test_every_toml_lies_in_a_folder_with_a_test():
-    folders = {path.parent.name for path in CONFIGS_DIR.rglob("*.toml")}
+    folders = {path.parent.name for path in STUDIES_DIR.rglob("*.toml")}
     assert folders == {"models", "points", "sweeps", *study_names()}
 
 

@@ -11,6 +11,7 @@ import types
 from pathlib import Path
 
 import pytest
+from full_disk import files_of_at_most
 from processes import wait_for
 
 from dataset.errors import DatasetError
@@ -120,6 +121,20 @@ def test_the_hubs_home_and_offline_mode_are_respected_and_nothing_else_is_told(s
     assert (out.splitlines()[-1], site.asked) == (str(path), [])
     out, _ = fetching(site, tmp_path / "new", HF_HUB_OFFLINE="1").communicate(timeout=LIMIT_S)
     assert f"DatasetError: cannot get {site.url}/{PATH} (" in out
+
+
+def test_a_folder_without_room_is_told_from_a_network_that_is_gone(site, tmp_path):
+    advice = "another folder with --data-dir or \\$HF_HOME"
+    with (
+        files_of_at_most(100_000),
+        pytest.raises(DatasetError, match=f"^cannot keep {site.url}/{PATH} .*too large.* {advice}"),
+    ):
+        get(site, tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "cache").write_text("a file")
+    with pytest.raises(DatasetError, match=f"^cannot keep .*Not a directory.* {advice}"):
+        get(site, tmp_path / "other")
+    assert get(site, tmp_path)[0] == CONTENT
 
 
 def test_a_busy_server_is_asked_again(site, tmp_path):

@@ -80,7 +80,10 @@ def test_offsets_go_on_past_two_gigabytes(tmp_path):
     size = np.full(3, 2**31 - 1, np.int32)
     indexed.bin_path(tmp_path / "x").write_bytes(b"")
     indexed.write_index(
-        indexed.idx_path(tmp_path / "x"), np.dtype(np.int32), [indexed.SingleSequences(size)] * 2
+        indexed.idx_path(tmp_path / "x"),
+        np.dtype(np.int32),
+        lambda: [size, size],
+        lambda: [np.ones_like(size)] * 2,
     )
     offsets = indexed.read(tmp_path / "x").offsets
     assert offsets.tolist() == [4 * n * (2**31 - 1) for n in range(6)]

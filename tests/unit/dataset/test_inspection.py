@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from dataset import indexed, manifest
-from dataset.default.build import Settings, prepare
+from dataset.default.build import prepare
 from dataset.errors import DatasetError
 from dataset.inspection import inspect_prefix
-from dataset.tokenizer.base import END_OF_DOCUMENT
+from dataset.tokenizer.bpe import END_OF_DOCUMENT
 from dataset.tokenizer.choose import load
 
 
 @pytest.fixture
 def prefix(source, tmp_path):
-    return prepare(source, Settings(vocab_size=300), tmp_path, lambda line: None).prefix
+    return prepare(source, tmp_path, lambda line: None, 300).prefix
 
 
 def bless(prefix, **changes):
@@ -61,19 +61,23 @@ def test_a_changed_file_fails_its_checksum(prefix):
     assert "checksum" in problem
 
 
-def test_lengths_without_end_of_document_are_found(prefix):
+def shift(prefix):
     index = indexed.read(prefix)
-    shifted = indexed.SingleSequences(index.lengths - 1)
-    indexed.write_index(indexed.idx_path(prefix), index.ids.dtype, [shifted])
+    lengths, ones = index.lengths - 1, np.ones_like(index.lengths)
+    indexed.write_index(
+        indexed.idx_path(prefix), index.ids.dtype, lambda: [lengths], lambda: [ones]
+    )
+
+
+def test_lengths_without_end_of_document_are_found(prefix):
+    shift(prefix)
     bless(prefix)
     (problem,) = inspect_prefix(prefix).problems
     assert "as Megatron-DeepSpeed's --append-eod writes it" in problem
 
 
 def test_lengths_without_end_of_document_are_no_damage_where_asked_for(prefix):
-    index = indexed.read(prefix)
-    shifted = indexed.SingleSequences(index.lengths - 1)
-    indexed.write_index(indexed.idx_path(prefix), index.ids.dtype, [shifted])
+    shift(prefix)
     bless(prefix, settings={"append_eod": True, "megatron_deepspeed_compat": True})
     assert inspect_prefix(prefix).problems == ()
 

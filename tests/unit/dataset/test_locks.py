@@ -44,6 +44,27 @@ def test_it_leaves_no_file_and_if_asked_no_empty_folder(tmp_path):
     assert (tmp_path / "x" / "mine").exists()
 
 
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_is_no_folder_is_named_and_left(tmp_path, kind):
+    path = tmp_path / "x"
+    path.touch() if kind == "file" else path.symlink_to("gone")
+    with (
+        pytest.raises(DatasetError, match="x: the folder for unfinished work goes there; move it"),
+        locked(path),
+    ):
+        pass
+    assert path.is_file() or path.is_symlink()
+
+
+def test_a_folder_on_another_disk_may_be_linked(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "x").symlink_to("disk")
+    with locked(tmp_path / "x", drop_empty=True):
+        assert (tmp_path / "disk" / NAME).exists()
+    assert list((tmp_path / "disk").iterdir()) == []
+    assert (tmp_path / "x").is_symlink()
+
+
 def test_a_lock_that_a_dead_process_left_is_free(tmp_path):
     (tmp_path / NAME).touch()
     with locked(tmp_path):

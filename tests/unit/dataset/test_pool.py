@@ -7,10 +7,6 @@ from dataset.errors import DatasetError
 from dataset.pool import ITEMS_PER_WORKER, ordered
 
 
-def nothing():
-    pass
-
-
 def double(number):
     return 2 * number
 
@@ -33,7 +29,7 @@ def test_results_come_in_order_and_items_are_drawn_as_needed():
             drawn.append(number)
             yield number
 
-    results = ordered(double, items(), 1, nothing)
+    results = ordered(double, items(), 1)
     assert next(results) == 0
     assert len(drawn) == ITEMS_PER_WORKER
     assert list(results) == [2 * number for number in range(1, 20)]
@@ -45,15 +41,15 @@ def is_interrupt_blocked(_):
 
 def test_workers_never_hear_of_ctrl_c_and_this_process_does():
     # What a worker inherits holds from its first instruction on, before it can ignore the signal.
-    assert list(ordered(is_interrupt_blocked, range(1), 1, nothing)) == [True]
+    assert list(ordered(is_interrupt_blocked, range(1), 1)) == [True]
     assert not is_interrupt_blocked(0)
 
 
 def test_an_error_in_a_worker_is_raised_here():
     with pytest.raises(DatasetError, match="bad 0"):
-        list(ordered(fail, range(3), 1, nothing))
+        list(ordered(fail, range(3), 1))
 
 
 def test_a_worker_that_died_is_an_error_with_advice():
     with pytest.raises(DatasetError, match=r"a worker process died.*fewer --workers"):
-        list(ordered(die, range(6), 1, nothing))
+        list(ordered(die, range(6), 1))

@@ -23,7 +23,6 @@ OF_TENSORS = {"data", "grad"}
 KNOW_DEEPSPEED = {
     *ADAPTER,
     PLUGIN / "install.py",
-    PLUGIN / "deepspeed_guard.py",
     PLUGIN / "state_reader.py",
     PLUGIN / "kernels" / "calibrate_tail.py",
 }

@@ -10,6 +10,7 @@ import torch
 
 from deep_optimizer_states.calibrate import cli, device, host, processors
 from deep_optimizer_states.calibrate.findings import Findings, profile_text
+from deep_optimizer_states.calibrate.watch import Steps
 from deep_optimizer_states.cores import choose_cores, find_place
 from deep_optimizer_states.device.emulated import EmulatedDevice
 from deep_optimizer_states.kernels.host import HostAdam
@@ -22,15 +23,22 @@ from deep_optimizer_states.predict.machine import (
 )
 from deep_optimizer_states.timeline import Recorder, Span
 
+QUIET = Steps(lambda line: None, 2)
 FIELDS = {
     "name": "m", "source": "a test", "gpus": 0, "cores": 2, "host_memory_bytes": 2**34,
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def quiet_machine(monkeypatch):
+    """What else runs on the machine of the tests is told in test_watch.py."""
+    monkeypatch.setattr(cli, "look_around", lambda say: SimpleNamespace(warning=lambda verb: ""))
+
+
 @pytest.fixture
 def found():
     said = []
-    findings = Findings(said.append)
+    findings = Findings(said.append, Steps(said.append, 3))
     findings.said = said
     return findings
 
@@ -164,7 +172,7 @@ def test_host_rates_are_amounts_over_medians_for_each_number_of_threads(clock):
         "host_stream_bytes_per_s": (clock.takes(lambda threads: 0.008 / threads), 8.0),
     }
     lines = []
-    curves = host.host_rates(passes, [1, 2], lines.append)
+    curves = host.host_rates(passes, [1, 2], lines.append, QUIET)
     cast, stream = ([rate for _, rate in curves[name]] for name in passes)
     assert cast == pytest.approx([2000, 4000])
     assert stream == pytest.approx([1000, 2000])
@@ -180,7 +188,7 @@ def test_rates_are_measured_with_as_many_threads_of_torch(monkeypatch):
         "host_cast_parameters_per_s": (lambda threads: seen.append(torch.get_num_threads()), 8.0)
     }
     try:
-        host.host_rates(passes, [1, 2], lambda line: None)
+        host.host_rates(passes, [1, 2], lambda line: None, QUIET)
     finally:
         host.set_threads(before)
     assert set(seen) == {1, 2}
@@ -190,7 +198,7 @@ def test_rates_are_measured_with_as_many_threads_of_torch(monkeypatch):
 def test_more_threads_that_are_slower_are_warned_of(clock):
     passes = {"host_stream_bytes_per_s": (clock.takes(lambda threads: 0.002 * threads), 8.0)}
     lines = []
-    host.host_rates(passes, [1, 2], lines.append)
+    host.host_rates(passes, [1, 2], lines.append, QUIET)
     (warning,) = lines[2:]
     assert "host_stream_bytes_per_s: 2 threads gave " in warning
     assert "was something else running?" in warning
@@ -369,7 +377,7 @@ def test_a_disk_that_is_full_by_then_is_said_in_a_line(measured, tmp_path, monke
     monkeypatch.setattr(Path, "write_text", full)
     assert cli.main(["-o", str(path), "--force"]) == 2
     error = f"calibrate: error: {path}: cannot be written: No space left on device\n"
-    assert error == capsys.readouterr().err
+    assert capsys.readouterr().err == f"loading torch ...\n{error}"
     assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
 
 
@@ -379,7 +387,8 @@ def test_after_ctrl_c_nothing_is_written(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(cli, "measure", measure)
     assert cli.main(["-o", str(tmp_path / "m.toml")]) == 130
-    assert capsys.readouterr().err == "calibrate: interrupted, nothing written\n"
+    said = ["loading torch ...", "calibrate: interrupted, nothing written"]
+    assert capsys.readouterr().err.splitlines() == said
     assert list(tmp_path.iterdir()) == []
 
 

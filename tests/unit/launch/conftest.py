@@ -3,7 +3,25 @@ from pathlib import Path
 
 import pytest
 
+from configs.study import load_study
+from configs.sweep import load_sweep
+from deep_optimizer_states.predict.memory_need import GIB
+from launch import task as task_module
+from launch.fit.machine import Machine
+from launch.sweep_runner import Plan
+from launch.task import RunOptions
+from launch.trainers.own import OwnTrainer
+
 FAKES = Path(__file__).resolve().parent / "fakes"
+CPU = Machine(20 * GIB)
+OWN = """
+extends = "interleaved"
+title = "engines of mine"
+[engines.gpu-only]
+title = "on a GPU"
+tag = "G"
+needs = ["gpu"]
+"""
 
 
 @pytest.fixture
@@ -34,3 +52,28 @@ def sleeper():
     yield process
     process.kill()
     process.wait()
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    """The basic sweep on a file of data, with runs ended by the fake trainer."""
+    for end in (".bin", ".idx"):
+        (tmp_path / f"data{end}").write_bytes(b"tokens")
+    monkeypatch.setattr(task_module, "data_prefix", lambda given: str(tmp_path / "data"))
+    monkeypatch.setattr(task_module, "prepared", lambda _name: str(tmp_path / "data"))
+
+    def make(trainer, sweep=None, machine=CPU):
+        sweep = sweep or load_sweep("basic")
+        points = sweep.points("tiny", {"device": "cpu"})
+        options = RunOptions(tmp_path / "results", sweep.name, trainer=OwnTrainer(module=trainer))
+        return Plan(sweep, tuple(points), machine, options)
+
+    return make
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A study with an engine that needs a GPU, and the paper's."""
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "study.toml").write_text(OWN)
+    return load_study(tmp_path / "own")

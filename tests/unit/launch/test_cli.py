@@ -5,7 +5,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.schema import Model
 from configs.study import default_study
-from launch import cli, point_command
+from launch import cli, run
 from launch.data import LaunchError
 
 STUDY = default_study()
@@ -13,11 +13,11 @@ FIELDS = STUDY.point_type.model_fields
 
 
 def overrides(*argv):
-    return cli.field_overrides(point_command.build_parser(STUDY).read(["tiny", *argv]), STUDY)
+    return cli.field_overrides(run.build_parser(STUDY).read(["tiny", *argv]), STUDY)
 
 
 def test_every_field_and_every_paper_key_is_an_option():
-    text = point_command.build_parser(STUDY).format_help()
+    text = run.build_parser(STUDY).format_help()
     names = [*FIELDS, *STUDY.engine_keys, *(f"model.{n}" for n in Model.model_fields)]
     for name in names:
         assert f"--{name.replace('_', '-')} " in text
@@ -31,7 +31,7 @@ def test_fields_of_another_study_are_its_own(tmp_path):
         '[fields.bucket_numel]\ntitle = "bucket"\ndescription = "Elements of a bucket."\n'
     )
     study = cli.study_in(["tiny", "--study", str(tmp_path / "own"), "--bucket-numel", "3"])
-    parser = point_command.build_parser(study)
+    parser = run.build_parser(study)
     assert "Elements of a bucket. [default 0]" in parser.format_help()
     given = parser.read(["tiny", "--bucket_numel", "3"])
     assert cli.field_overrides(given, study) == {"bucket_numel": "3"}
@@ -50,7 +50,7 @@ def test_a_study_without_a_name_is_refused():
 
 
 def test_every_field_has_its_docstring_as_help():
-    text = " ".join(point_command.build_parser(STUDY).format_help().split())
+    text = " ".join(run.build_parser(STUDY).format_help().split())
     assert "Elements after which DeepSpeed closes a subgroup" in text
     assert all(field.description for field in FIELDS.values())
 

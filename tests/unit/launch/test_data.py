@@ -13,9 +13,9 @@ from launch import data, sweep
 from launch.cli import Parser, add_run_options
 from launch.config_n_run import main as config_n_run
 from launch.data import LaunchError, data_prefix, look_at, require_vocabulary, with_data
-from launch.point_command import main as run_main
 from launch.records.files import ROOT
 from launch.records.identity import data_facts, point_key
+from launch.run import main as run_main
 from launch.submit import main as submit_main
 from launch.task import RunOptions, Task
 
@@ -102,8 +102,9 @@ def test_tokens_checksum_and_vocabulary_come_from_the_files(tmp_path, vocab_size
     assert found.record() == {
         **data_facts(str(prefix)),
         **{"name": "own", "source": str(prefix), "tokens": 3000, "vocab_size": 1000},
+        "checked": "sizes",
     }
-    assert f"3,000 tokens, SHA-256 {digest}" in found.words
+    assert f"3,000 tokens, SHA-256 {digest}; no manifest: its sizes alone" in found.words
 
 
 def test_a_manifest_is_believed_for_its_own_pair_alone(tmp_path):
@@ -112,6 +113,84 @@ def test_a_manifest_is_believed_for_its_own_pair_alone(tmp_path):
     own = tmp_path / "own.manifest.json"
     own.write_text(json.dumps({"prefix": "another", "vocab_size": 4321}))
     assert look_at(str(prefix)).vocab_size == 1000
+
+
+def vouched(prefix):
+    """A pair with all that `prepare` writes into its manifest about the two files."""
+    path = prefix.with_name(f"{prefix.name}.manifest.json")
+    files = {f"{prefix.name}{end}": facts for end, facts in data_facts(str(prefix)).items()}
+    path.write_text(json.dumps({"prefix": prefix.name, "vocab_size": 1000, "files": files}))
+    return prefix
+
+
+def cut(path, num_bytes):
+    path.write_bytes(path.read_bytes()[:-num_bytes])
+
+
+def zero(path):
+    raw = path.read_bytes()
+    path.write_bytes(raw[:2000] + bytes(2000) + raw[4000:])
+
+
+@pytest.mark.parametrize(
+    ("end", "damage", "message"),
+    [
+        (".bin", lambda path: cut(path, 100), "it has 5,900 bytes, its manifest says 6,000; get"),
+        (".bin", zero, "its SHA-256 is .*, its manifest says .*; get it again, or move"),
+        (".idx", lambda path: cut(path, 8), "it has 634 bytes, its manifest says 642; get"),
+    ],
+)
+def test_a_pair_that_is_not_its_manifests_is_refused_before_it_is_trained_on(
+    tmp_path, end, damage, message
+):
+    prefix = vouched(write_pair(tmp_path / "own"))
+    point = make_point({"model": "tiny", "device": "cpu", "data_prefix": str(prefix)})
+    options = RunOptions(tmp_path / "results", "single")
+    [task] = Task.each([point], options)
+    assert task.facts([], {})["provenance"]["data"]["checked"] == "manifest"
+    damage(prefix.with_name(f"own{end}"))
+    with pytest.raises(ConfigError, match=rf"own\{end} is damaged: {message}"):
+        Task.each([point], options)
+    with pytest.raises(ConfigError, match=rf"own\{end} is damaged"):
+        with_data([TINY], given("--data", str(prefix)))
+    words = ["tiny", *DRY, "--data-prefix", str(prefix)]
+    with pytest.raises(ConfigError, match=rf"own\{end} is damaged"):
+        run_main(words)
+
+
+@pytest.mark.parametrize(
+    ("end", "change", "message"),
+    [
+        (".bin", lambda p: cut(p, 100), r"own.bin holds 2,950 tokens, .*own.idx counts 3,000: one"),
+        (".bin", lambda p: cut(p, 1), "2,999 tokens and 1 bytes"),
+        (".bin", lambda p: p.write_bytes(2 * p.read_bytes()), "6,000 tokens, .* different pairs"),
+        (".idx", lambda p: cut(p, 8), "own.idx is damaged: it has 634 bytes, its header says 642"),
+    ],
+)
+def test_without_a_manifest_tokens_and_index_must_belong_together(tmp_path, end, change, message):
+    prefix = write_pair(tmp_path / "own")
+    change(prefix.with_name(f"own{end}"))
+    with pytest.raises(ConfigError, match=message):
+        look_at(str(prefix))
+
+
+def test_tokens_that_end_documents_need_not_be_counted(tmp_path):
+    """As Megatron-DeepSpeed's script writes its index."""
+    prefix = write_pair(tmp_path / "own")
+    lengths = np.full(30, 99, np.int32)
+    ones = np.ones_like(lengths)
+    indexed.write_index(
+        indexed.idx_path(prefix), np.dtype(np.uint16), lambda: [lengths], lambda: [ones]
+    )
+    assert look_at(str(prefix)).tokens == 3000
+
+
+@pytest.mark.parametrize("name", ["own.manifest.json", "manifest.json"])
+def test_a_manifest_that_cannot_be_read_is_no_missing_one(tmp_path, name):
+    prefix = write_pair(tmp_path / "own")
+    (tmp_path / name).write_text('{"prefix": "own", ')
+    with pytest.raises(ConfigError, match=rf"{name} cannot be read \(Expecting .*get it again"):
+        look_at(str(prefix))
 
 
 def test_data_that_changed_in_place_is_read_again(tmp_path):
@@ -177,7 +256,7 @@ def test_other_data_make_another_point(tmp_path):
     assert len({task.point_key for task in tasks}) == 2
     # What is told of the data beside its contents is no part of the key.
     assert tasks[0].point_key == point_key(TINY, data_facts(str(prefixes[0])))
-    record = tasks[0].inputs([], {}).provenance["data"]
+    record = tasks[0].facts([], {})["provenance"]["data"]
     assert (record["name"], record["tokens"]) == ("a", 3000)
 
 

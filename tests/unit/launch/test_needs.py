@@ -6,10 +6,10 @@ import pytest
 from configs.errors import ConfigError
 from configs.study import default_study, study_from
 from deep_optimizer_states.predict.memory_need import GIB
+from launch.execute import start_of
 from launch.fit.machine import Machine
 from launch.hosts.launchers import Launcher
 from launch.needs import lacks, refuse_if_lacking
-from launch.run import start_of
 from launch.task import RunOptions, results_of
 from launch.trainers.megatron_deepspeed import MegatronDeepSpeed
 from launch.trainers.own import OwnTrainer

@@ -1,8 +1,10 @@
 import json
+import shutil
 
 import pytest
 
 from configs.errors import ConfigError
+from launch import cli
 from launch.records.driver import Driver
 from launch.status import main, sweep_status
 
@@ -104,3 +106,55 @@ def test_sweeps_of_other_studies_are_shown_and_simulated_ones_are_not(sweep, cap
     assert "own/theirs: " in out
     assert "mine: " in out
     assert "simulated" not in out
+
+
+def test_runs_that_no_sweep_asked_for_are_shown(sweep, capsys):
+    """Those of launch.run, also of another study, each point's newest."""
+    for folder in (sweep.parent / "single", sweep.parent / "own" / "single"):
+        shutil.copytree(sweep, folder)
+        (folder / "sweep.json").unlink()
+        again = folder / "broken" / "run-002"
+        shutil.copytree(folder / "broken" / "run-001", again)
+        run = json.loads((again / "run.json").read_text()) | {"started": "2026-01-01T00:00:00"}
+        (again / "run.json").write_text(json.dumps(run))
+        (again / "status.json").write_text(json.dumps({"status": "ok", "seconds": 9.0}))
+    main([str(sweep.parent)])
+    out = capsys.readouterr().out
+    assert out.count("single: 2 ok, 1 running, 1 interrupted  (") == 2
+    assert out.count("ok          broken  9 s, last loss 8.5000") == 2
+    main([str(sweep.parent / "single")])
+    assert "going   iteration 7 of 20" in capsys.readouterr().out
+
+
+DAMAGES = [
+    ("{not json", "cannot be read"),
+    ("[1]", "is no index of a sweep"),
+    ('{"points": 3}', "is no index of a sweep"),
+    ('{"runs": [7]}', "is no index of a sweep"),
+    ('{"points": [{"repeats": "x"}]}', "'repeats' of a point is no whole number"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), DAMAGES)
+def test_a_damaged_index_is_named_and_hides_no_other_sweep(sweep, capsys, text, words):
+    other = sweep.parent / "other"
+    other.mkdir()
+    (other / "sweep.json").write_text(text)
+    assert main([str(sweep.parent)]) == 1
+    out = capsys.readouterr().out
+    assert f"other: {other / 'sweep.json'}: {words}" in out
+    assert "mine: 2 ok" in out
+    with pytest.raises(ConfigError, match=words):
+        main([str(other)])
+
+
+def test_paths_cannot_steer_the_terminal(sweep, capsys):
+    odd = sweep.parent / "a\x1b[2Jb"
+    sweep.rename(odd)
+    main([str(odd)])
+    assert "a?[2Jb)" in capsys.readouterr().out
+    shutil.rmtree(odd)
+    assert cli.run_command(lambda: main([str(odd)])) == 2
+    captured = capsys.readouterr()
+    assert "a?[2Jb: no sweep in it" in captured.err
+    assert "\x1b" not in captured.out + captured.err

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -92,6 +93,13 @@ def test_an_array_is_submitted_and_a_report_after_it(place, scheduler, expected,
     assert (last["after"], last["points"]) == ([first["id"]], [])
     assert [job["command"] for job in record["jobs"]] == expected
     assert first["id"] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [(), ("--share-nodes",)])
+def test_jobs_that_share_nodes_do_not_wait_for_each_others_turn(place, words):
+    assert submit(*words) == 0
+    text = (submission(place) / "two-1-node.sh").read_text()
+    assert bool(re.search(r"--share(?![\w-])", text)) == bool(words)
 
 
 def test_nothing_is_overwritten(place):

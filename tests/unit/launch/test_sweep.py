@@ -1,28 +1,21 @@
-import json
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from configs.errors import ConfigError
-from configs.study import load_study, make_point
+from configs.study import make_point
 from configs.sweep import load_sweep, make_sweep
 from deep_optimizer_states.predict.memory_need import GIB
-from launch import sweep_runner, task as task_module
+from launch import run as run_command, task as task_module
 from launch.derive import derive
 from launch.describe import describe
 from launch.ds_json import deepspeed_config
 from launch.fit.machine import Machine
-from launch.fit.time_limit import TimeLimit
 from launch.records.identity import data_facts
-from launch.records.ledger import Choice
-from launch.records.run_folder import Status
 from launch.simulate import workloads
 from launch.sweep import build_parser, choose_points, main, make_plan
-from launch.sweep_runner import Plan, Progress, Request, run_all, summary
 from launch.task import RunOptions
-from launch.trainers.own import OwnTrainer
 
 BASIC = load_sweep("basic")
 CPU = Machine(20 * GIB)
@@ -63,6 +56,57 @@ def test_a_model_that_the_sweep_names_is_not_replaced_on_a_gpu():
     assert models(planned(GPU, sweep=own)) == {"70B"}
 
 
+def set_points(*words, sweep=BASIC):
+    given = build_parser(sweep.study).read(["--device", "cpu", *words])
+    return make_plan(sweep, given, CPU).points
+
+
+@pytest.mark.parametrize("words", [["--set", "lr=1e-4"], ["--lr", "1e-4"], ["--set", "lr = 1e-4"]])
+def test_a_field_of_every_run_is_set_from_the_command_line(words):
+    assert {point.lr for point in set_points()} == {3e-4}
+    assert {point.lr for point in set_points(*words, "--clip-grad", "0")} == {1e-4}
+
+
+def test_a_field_of_some_engines_is_set_for_those_that_take_it(capsys):
+    vanilla, async_gradients, hybrid = set_points("--set", "stride=4", "--model.layers", "3")
+    assert (vanilla.stride, async_gradients.stride, hybrid.stride) == (0, 0, 4)
+    assert {point.model.layers for point in (vanilla, hybrid)} == {3}
+    assert "stride 4: in place of the values that sweep 'basic' has\n" in capsys.readouterr().out
+
+
+def test_values_that_a_sweep_varies_give_way_to_one(capsys):
+    points = set_points("--set", "micro_batch_size=2", sweep=load_sweep("micro-batch"))
+    assert {point.micro_batch_size for point in points} == {2}
+    assert len({point.name for point in points}) == len(points)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "lrr=1"], r"--set 'lrr=1': unknown field 'lrr': did you mean 'lr'\?"),
+        (["--set", "lr"], "--set 'lr': give FIELD=VALUE"),
+        (["--set", "lr="], "--set 'lr=': give FIELD=VALUE"),
+        (["--set", "lr=1e-4", "--lr", "2e-4"], "'lr' is 2e-4 already; give it once"),
+        (["--set", "seed=1", "--set", "seed=2"], "'seed' is 1 already; give it once"),
+        (["--set", "engine=v"], "choose models, engines and data by --model"),
+        (["--set", "data-prefix=x", "--data", "embedded"], "data by --model, --engines and --data"),
+        (["--set", "lr=-1"], "field 'lr' = '-1': Input should be greater than 0"),
+        (["--engines", "vanilla", "--set", "stride=4"],
+         "stride = '4': none of its engines takes that; hybrid would"),
+        (["--lrr", "1"], "unknown option '--lrr': did you mean '--lr'"),
+    ],
+)  # fmt: skip
+def test_a_field_that_cannot_be_set_is_named(words, message):
+    with pytest.raises(ConfigError, match=message):
+        set_points(*words)
+
+
+def test_points_are_listed_by_the_number_that_index_takes(capsys):
+    assert main(["--device", "cpu", "--list-points", "--only", "hybrid"]) == 0
+    assert capsys.readouterr().out == "   3  tiny hybrid stride 2\n"
+    assert choose_points(planned(CPU).points, [], 3) == ["tiny hybrid stride 2"]
+
+
 def test_repeats_of_the_command_line_win():
     assert planned(CPU, "--repeats", "3").sweep.repeats == 3
 
@@ -92,168 +136,19 @@ def test_what_names_no_point_is_refused(only, index, words):
         choose_points(planned(CPU).points, only, index)
 
 
-@pytest.fixture
-def plan(tmp_path, monkeypatch):
-    """The basic sweep on a file of data, with runs ended by the fake trainer."""
-    for end in (".bin", ".idx"):
-        (tmp_path / f"data{end}").write_bytes(b"tokens")
-    monkeypatch.setattr(task_module, "data_prefix", lambda given: str(tmp_path / "data"))
-
-    def make(trainer, sweep=BASIC, machine=CPU):
-        points = sweep.points("tiny", {"device": "cpu"})
-        options = RunOptions(tmp_path / "results", sweep.name, trainer=OwnTrainer(module=trainer))
-        return Plan(sweep, tuple(points), machine, options)
-
-    return make
-
-
-def index_of(plan):
-    return json.loads((plan.folder / "sweep.json").read_text())
-
-
-def test_a_run_that_fails_does_not_stop_the_others(plan, fake_trainer, capsys):
-    the_plan = plan(fake_trainer("async-gradients=fail"))
-    progress = run_all(the_plan, Request())
-    assert (progress.ok, progress.failed, progress.stop_signal) == (2, 1, 0)
-    assert [run["status"] for run in index_of(the_plan)["runs"]] == ["ok", "failed", "ok"]
-    out = capsys.readouterr().out.splitlines()
-    assert out[0] == "[1/3] tiny vanilla: started"
-    assert out[1].startswith("[1/3] tiny vanilla: ok in ")
-    assert out[1].endswith("last loss 7.0")
-    assert "ValueError: the trainer's own words" in out[3]
-
-
-def test_the_same_call_again_runs_what_is_missing_alone(plan, fake_trainer, capsys):
-    run_all(plan(fake_trainer("async-gradients=fail")), Request())
-    kept = run_all(plan(fake_trainer("ok")), Request(choice=Choice.RESUME))
-    assert (kept.ok, kept.skipped) == (0, 3)
-    the_plan = plan(fake_trainer("ok"))
-    progress = run_all(the_plan, Request())
-    assert (progress.ok, progress.skipped) == (1, 2)
-    assert "[1/3] tiny vanilla: done before" in capsys.readouterr().out
-    runs = index_of(the_plan)["runs"]
-    assert [run["status"] for run in runs] == ["ok", "ok", "ok"]
-    assert [run["run_dir"][-3:] for run in runs] == ["001", "002", "001"]
-
-
-def test_changed_data_make_it_another_point(plan, fake_trainer, tmp_path):
-    run_all(plan(fake_trainer("ok")), Request())
-    (tmp_path / "data.bin").write_bytes(b"other tokens")
-    progress = run_all(plan(fake_trainer("ok")), Request())
-    assert (progress.ok, progress.skipped) == (3, 0)
-
-
-def test_again_runs_everything_and_the_index_lists_the_newest(plan, fake_trainer, capsys):
-    the_plan = plan(fake_trainer("ok"))
-    for choice in (Choice.MISSING, Choice.AGAIN):
-        run_all(the_plan, Request(choice=choice))
-    index = index_of(the_plan)
-    assert (index["schema_version"], index["name"]) == (2, "basic")
-    assert [run["name"] for run in index["runs"]] == NAMES
-    assert [run["engine"] for run in index["runs"]] == ["vanilla", "async-gradients", "hybrid"]
-    assert [point["name"] for point in index["points"]] == NAMES
-    for run in index["runs"]:
-        assert run["run_dir"].endswith("/run-002")
-        assert (the_plan.folder / run["run_dir"] / run["log"]).is_file()
-        saved = json.loads((the_plan.folder / run["run_dir"] / "run.json").read_text())
-        assert make_point(saved["point"]).engine == run["engine"]
-
-
-def test_repeats_alternate(plan, fake_trainer, capsys):
-    sweep = make_sweep(
-        {"name": "r", "model": "tiny", "repeats": 2, "engines": [{"engine": "v"}, {"engine": "a"}]}
-    )
-    the_plan = plan(fake_trainer("ok"), sweep)
-    run_all(the_plan, Request())
-    runs = index_of(the_plan)["runs"]
-    assert [(run["engine"], run["repeat"]) for run in runs] == [
-        ("vanilla", 1),
-        ("async-gradients", 1),
-        ("vanilla", 2),
-        ("async-gradients", 2),
-    ]
-    assert "[3/4] tiny vanilla repeat 2: started" in capsys.readouterr().out
-
-
-def test_chosen_points_alone_are_run(plan, fake_trainer):
-    the_plan = plan(fake_trainer("ok"))
-    run_all(the_plan, Request(chosen=frozenset(NAMES[1:2])))
-    assert [run["name"] for run in index_of(the_plan)["runs"]] == NAMES[1:2]
-
-
-def test_a_point_that_does_not_fit_is_left_out_and_the_others_run(plan, fake_trainer, capsys):
-    grid = {"dp": [1, 64], "accumulation": 1}
-    big = make_sweep({"name": "big", "model": "tiny", "grid": grid, "engines": [{"engine": "v"}]})
-    progress = run_all(plan(fake_trainer("ok"), big, Machine(8 * GIB)), Request())
-    assert (progress.ok, progress.unfit, progress.failed) == (1, 1, 0)
-    assert "left out: about" in capsys.readouterr().out
-
-
-def test_with_too_little_time_left_a_point_is_left_out_and_says_so(plan, fake_trainer, capsys):
-    the_plan, now = plan(fake_trainer("ok")), [0.0]
-    limit = TimeLimit(10_000, lambda: now[0])
-    assert run_all(the_plan, Request(time_limit=limit)).ok == 3
-    # Their times are known now; so many seconds are left as no run takes.
-    now[0] = 10_000 - 1e-9
-    progress = run_all(the_plan, Request(choice=Choice.AGAIN, time_limit=limit))
-    assert (progress.ok, progress.unfit, progress.failed) == (0, 3, 0)
-    assert "left out: it takes about" in capsys.readouterr().out.splitlines()[-1]
-    assert [run["status"] for run in index_of(the_plan)["runs"]] == ["ok", "ok", "ok"]
-
-
-def test_a_run_is_ended_when_the_time_is_up(plan, fake_trainer):
-    the_plan = plan(fake_trainer("hang"))
-    given = []
-
-    def executed(task, options, watch):
-        given.append(options.timeout_s)
-        raise OSError("not started here")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep_runner, "execute", executed)
-        run_all(the_plan, Request(time_limit=TimeLimit(500, lambda: 0.0)))
-        timed = replace(the_plan, options=replace(the_plan.options, timeout_s=60.0))
-        run_all(timed, Request(time_limit=TimeLimit(500, lambda: 0.0)))
-    assert given == [500.0] * 3 + [60.0] * 3
+@pytest.mark.parametrize(("how", "code"), [("nan", 1), ("falls", 0)])
+def test_the_exit_code_of_one_run_follows_its_loss(how, code, fake_trainer, tmp_path, capfd):
+    words = ["tiny", "--device", "cpu", "--trainer-module", fake_trainer(how), "--no-echo"]
+    assert run_command.main([*words, "--results-dir", str(tmp_path)]) == code
+    captured = capfd.readouterr()
+    assert (f"nan: {tmp_path}" in captured.out) == (code == 1)
+    assert ("nan: ended, but its loss is nan from iteration 3" in captured.err) == (code == 1)
 
 
 @pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf"])
 def test_minutes_are_a_number_above_0(minutes):
     with pytest.raises(ConfigError, match="give a number of minutes above 0"):
         main(["--minutes", minutes])
-
-
-def test_a_point_that_the_trainer_refuses_is_left_out_by_name(plan, fake_trainer, capsys):
-    engines = [{"engine": "v", "zero_stage": 2}, {"engine": "hybrid", "stride": 2, "zero_stage": 2}]
-    own = make_sweep({"name": "own", "model": "tiny", "engines": engines})
-    progress = run_all(plan(fake_trainer("ok"), own), Request(memory_check=False))
-    assert (progress.ok, progress.unfit, progress.failed) == (1, 1, 0)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "left out: " in line]
-    assert "tiny hybrid stride 2: left out: zero_stage = 2: engine 'hybrid' needs" in line
-
-
-def test_equal_points_of_another_sweep_stand_for_this_ones(plan, fake_trainer):
-    first = plan(fake_trainer("ok"))
-    run_all(first, Request())
-    other = make_sweep(
-        {"name": "other", "model": "tiny", "point": {"dp": 1}, "engines": [{"engine": "v"}]}
-    )
-    the_plan = plan(fake_trainer("fail"), other)
-    progress = run_all(the_plan, Request(shared=(first.folder, the_plan.folder)))
-    assert progress.skipped == 1
-    (run,) = index_of(the_plan)["runs"]
-    assert run["run_dir"].startswith("../basic/")
-    assert (the_plan.folder / run["run_dir"] / run["log"]).is_file()
-
-
-def test_a_folder_that_cannot_be_written_costs_no_other_point(plan, fake_trainer, capsys):
-    the_plan = plan(fake_trainer("ok"))
-    stem = the_plan.points[0].log_name.removesuffix(".log")
-    the_plan.folder.mkdir(parents=True)
-    (the_plan.folder / stem).write_text("a file in the way")
-    progress = run_all(the_plan, Request())
-    assert (progress.ok, progress.failed) == (2, 1)
-    assert "not started: results folder" in capsys.readouterr().out
 
 
 def test_data_is_known_by_its_content(tmp_path):
@@ -358,7 +253,7 @@ def test_only_what_was_made_is_shown(codes, said, tmp_path, capsys, monkeypatch)
     assert derive(tmp_path, ["loss"]) == next(iter(codes.values()))
     # One step alone reads logs.
     assert started[0] == ["parse", str(tmp_path), "--out", str(tmp_path / "tables"), "--report"]
-    assert all(command[-1] == "--from-tables" for command in started if "report" in command[0])
+    assert all("--from-tables" in command for command in started if "report" in command[0])
     assert capsys.readouterr().out == said.format(tmp_path)
 
 
@@ -371,58 +266,6 @@ def test_data_that_are_not_there_are_named_before_a_run():
     point = make_point({"model": "tiny", "data_prefix": "/none/such"})
     with pytest.raises(ConfigError, match=r"no file '/none/such\.bin'"):
         describe(point, CPU, RunOptions(Path("r"), "single"))
-
-
-def test_what_the_user_stopped_has_not_failed(plan, fake_trainer, monkeypatch, capsys):
-    real = sweep_runner.execute
-
-    def stopped(task, options, watch):
-        outcome = real(task, options, watch)
-        return replace(outcome, status=Status("interrupted", cause="SIGINT"), stop_signal=2)
-
-    monkeypatch.setattr(sweep_runner, "execute", stopped)
-    progress = run_all(plan(fake_trainer("ok")), Request())
-    assert (progress.ok, progress.failed, progress.interrupted) == (0, 0, 1)
-    assert summary(progress, 3) == "3 runs: 0 ok, 1 interrupted"
-    assert summary(Progress(ok=1), 1) == "1 runs: 1 ok"
-
-
-OWN = """
-extends = "interleaved"
-title = "engines of mine"
-[engines.gpu-only]
-title = "on a GPU"
-tag = "G"
-needs = ["gpu"]
-"""
-
-
-@pytest.fixture
-def own(tmp_path):
-    """A study with an engine that needs a GPU, and the paper's."""
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "study.toml").write_text(OWN)
-    return load_study(tmp_path / "own")
-
-
-TWO = {"name": "two", "model": "tiny", "engines": [{"engine": ["vanilla", "gpu-only"]}]}
-
-
-def test_an_engine_that_cannot_run_here_is_skipped_and_fails_nothing(
-    own, plan, fake_trainer, capsys
-):
-    the_plan = plan(fake_trainer("ok"), make_sweep(TWO, own))
-    progress = run_all(the_plan, Request())
-    assert (progress.ok, progress.unfit, progress.failed) == (1, 1, 0)
-    assert summary(progress, 2) == "2 runs: 1 ok, 1 left out"
-    reason = "needs a GPU, and this run has none"
-    assert f"[2/2] tiny gpu-only: left out: {reason}" in capsys.readouterr().out
-    assert [p.get("skipped") for p in index_of(the_plan)["points"]] == [None, reason]
-    assert index_of(the_plan)["study"]["name"] == "own"
-    assert list(the_plan.folder.glob("log-*gpu-only*")) == []
-    # A call that runs another point alone keeps what is known of this one.
-    run_all(the_plan, Request(chosen=frozenset({"tiny vanilla"})))
-    assert [p.get("skipped") for p in index_of(the_plan)["points"]] == [None, reason]
 
 
 def test_a_dry_run_says_which_engine_would_be_skipped(own, tmp_path, capsys):
@@ -458,4 +301,4 @@ def test_all_sweeps_are_those_of_the_study(own, capsys):
         'name = "mine"\nmodel = "tiny"\nengines = [{ engine = "gpu-only" }]\n'
     )
     assert main(["--study", str(own.folder), "--all", "--list-points"]) == 0
-    assert "tiny gpu-only" in capsys.readouterr().out.splitlines()
+    assert "   1  tiny gpu-only" in capsys.readouterr().out.splitlines()

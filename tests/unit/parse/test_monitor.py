@@ -39,6 +39,15 @@ def test_damaged_lines_of_the_csv_are_counted(tmp_path, line):
     assert "pcie_tx_bytes_per_s" not in named(samples[2])
 
 
+def test_the_runs_own_memory_is_told_from_the_machines(tmp_path):
+    row = {"time_s": 1.5, "host_used_bytes": 10, "host_pss_bytes": 8, "machine_used_bytes": 90,
+           "gpu_memory_used_bytes": 70, "gpu_memory_run_bytes": 60}  # fmt: skip
+    path = tmp_path / "monitor.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    ((sample,), _) = read_samples(path)
+    assert named(sample) == row
+
+
 def test_our_samples_keep_what_they_have(tmp_path):
     row = {"time_s": 1.5, "host_used_bytes": 10, "host_free_bytes": 2**40, "cpu_percent": 12.5,
            "device_id": None, "gpu_util_percent": None, "gpu_memory_used_bytes": "many",
@@ -113,4 +122,4 @@ def test_a_run_folder_has_its_samples(sweep_writer, tmp_path):
     out = tmp_path / "out"
     assert main([str(folder), "--out", str(out)]) == 0
     (row,) = monitor_rows(out)
-    assert row.endswith(",tiny hybrid stride 2,tiny,hybrid,0.5,7,,,,,,,,,")
+    assert row.endswith(",tiny hybrid stride 2,tiny,hybrid,0.5,7,,,,,,,,,,,,")

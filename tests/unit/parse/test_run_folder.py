@@ -5,6 +5,7 @@ import pytest
 
 from parse.__main__ import main
 from parse.labels import label_runs
+from parse.report.__main__ import main as report_main
 from parse.run_folder import read_run, read_sweep_run, sweep_entries
 
 
@@ -91,6 +92,27 @@ def test_columns_of_the_run_come_from_run_json(sweep_writer, tmp_path):
     assert cells["case"] == "tiny, seed 77, hogged 0.25"
 
 
+@pytest.mark.parametrize(
+    ("before", "busy"),
+    [
+        ({"busy": "others used 70% of its cores"}, "others used 70% of its cores"),
+        ({"busy": ""}, ""),
+        ({"busy": 3}, ""),
+        ([], ""),
+    ],
+)
+def test_a_run_says_that_the_machine_was_busy(sweep_writer, tmp_path, before, busy):
+    folder = sweep_writer.write()
+    edit(next(folder.glob("*flush_async0*/run-001/run.json")), provenance={"before": before})
+    notes = read_run(sweep_entries(folder)[0].log_path).log.notes
+    assert [note for note in notes if "busy" in note] == (
+        [f"the machine was busy when the run began: {busy}"] if busy else []
+    )
+    assert main([str(folder), "--out", str(tmp_path / "out")]) == 0
+    with (tmp_path / "out" / "runs.csv").open(newline="") as file:
+        assert next(csv.DictReader(file))["busy"] == busy
+
+
 def test_points_keep_their_names_unless_two_points_share_one(sweep_writer):
     folder = sweep_writer.write()
     for engine_part, name in (("flush_async0", "mine"), ("prefetch1", "yours")):
@@ -105,3 +127,31 @@ def test_points_keep_their_names_unless_two_points_share_one(sweep_writer):
     assert [run.label for run in runs] == [
         "tiny vanilla", "tiny async-gradients", "tiny hybrid stride 2",
     ]  # fmt: skip
+
+
+def test_a_result_of_older_code_is_marked_in_table_and_report(sweep_writer, tmp_path):
+    folder = sweep_writer.write()
+    index = json.loads((folder / "sweep.json").read_text())
+    index["runs"][1]["older"] = "code changed: launch/trainer/loop.py"
+    edit(folder / "sweep.json", **index)
+    assert main([str(folder), "--out", str(folder / "tables"), "--report"]) == 0
+    with (folder / "tables" / "runs.csv").open() as file:
+        marks = [row["older"] for row in csv.DictReader(file)]
+    assert marks == ["", "code changed: launch/trainer/loop.py", ""]
+    assert report_main([str(folder), "--from-tables"]) == 0
+    for name in ("report.md", "report.html"):
+        text = (folder / name).read_text().replace("\\", "")
+        assert text.count("result of older code: code changed: launch/trainer/loop.py") == 1, name
+
+
+def test_a_path_that_is_printed_cannot_steer_the_terminal(sweep_writer, capsys):
+    folder = sweep_writer.write()
+    odd = folder.rename(folder.with_name("a\x1b[2Jb"))
+    (odd / "plain.log").write_text("nothing of training\n")
+    assert main([str(odd), str(odd / "plain.log"), "--out", str(odd / "tables")]) == 0
+    assert main([str(odd / "none"), "--out", str(odd / "tables")]) == 2
+    captured = capsys.readouterr()
+    assert "a [2Jb/tables/runs.csv" in captured.out
+    assert "a [2Jb/plain.log: not a training log" in captured.err
+    assert "a [2Jb/none: no such file or folder" in captured.err
+    assert "\x1b" not in captured.out + captured.err

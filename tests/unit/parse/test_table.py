@@ -4,6 +4,7 @@ import json
 import pytest
 
 from parse.__main__ import main
+from parse.report.__main__ import main as report
 
 REQUIRED = [
     *("path", "model", "tp", "dp", "global_batch_size", "micro_batch_size", "offload_ratio"),
@@ -189,3 +190,112 @@ def test_evaluations_have_columns_of_their_own(write_log, tmp_path):
     assert table[1]["validation_perplexity"] == "6310.5"
     (run,) = rows(tmp_path / "out" / "runs.csv")
     assert (run["validation_loss"], run["validation_perplexity"]) == ("8.25", "3827.5")
+
+
+FAILING = {
+    "diverged": (9.0, 9.5, 10.0, 10.5, 11.0),
+    "frozen": (9.0, 8.0, 8.0, 8.0, 8.0),
+    "nan": (9.0, 8.5, float("nan"), 8.0, 7.5),
+}
+
+
+@pytest.mark.parametrize("word", FAILING)
+def test_a_loss_that_fails_is_the_runs_status_and_an_exit_code(
+    sweep_writer, tmp_path, capsys, word
+):
+    folder = sweep_writer.write(
+        **{name: {"losses": FAILING[word]} for name in ("vanilla", "hybrid")}
+    )
+    assert main([str(folder), "--out", str(tmp_path / "out"), "--report"]) == 1
+    assert capsys.readouterr().err.count(f"the loss is {word}") == 2
+    table = {row["engine"]: row for row in rows(tmp_path / "out" / "runs.csv")}
+    assert [table[name]["status"] for name in ("vanilla", "async-gradients", "hybrid")] == [
+        word, "ok", word,
+    ]  # fmt: skip
+    # Its times were measured all the same, and stand in the tables.
+    assert table["hybrid"]["timed_iterations"] == "4"
+    (pair,) = (r for r in rows(tmp_path / "out" / "comparisons.csv")
+               if (r["engine"], r["phase"]) == ("hybrid", "iteration"))  # fmt: skip
+    assert float(pair["ratio"]) == pytest.approx(1.0)
+    assert pair["speedup"] == ""
+    assert f"the loss of hybrid is {word}" in pair["withheld"]
+    findings = json.loads((tmp_path / "out" / "findings.json").read_text())
+    causes = [run["cause"] for run in findings["context"]["failed"]]
+    assert len(causes) == 2
+    assert all(cause.startswith(f"the loss is {word}") for cause in causes)
+    assert not findings["all_hold"]
+    assert any(f"loss: {word}" in line for line in findings["lines"])
+
+
+def test_a_status_that_launch_gave_a_failed_loss_keeps_its_times(sweep_writer, tmp_path):
+    folder = sweep_writer.write(hybrid={"losses": FAILING["nan"], "status": "nan"})
+    assert main([str(folder), "--out", str(tmp_path / "out")]) == 1
+    (pair,) = (r for r in rows(tmp_path / "out" / "comparisons.csv")
+               if (r["engine"], r["phase"]) == ("hybrid", "iteration"))  # fmt: skip
+    assert float(pair["ratio"]) == pytest.approx(1.0)
+
+
+def test_a_loss_that_says_too_little_is_no_failure(write_log, tmp_path):
+    log = write_log(losses=(9.0, 9.1, 9.05, 9.0, 9.1))
+    assert main([str(log), "--out", str(tmp_path / "out")]) == 0
+    (row,) = rows(tmp_path / "out" / "runs.csv")
+    assert row["verdict"] == "undecided"
+    assert row["verdict_detail"].startswith("undecided (from 9")
+
+
+def test_every_line_that_is_left_out_can_be_read(write_log, recipe, tmp_path, capsys):
+    text = recipe().text()
+    for loss in ("8.5", "8.25", "8.125"):
+        text = text.replace(f"lm loss: {loss}", f"lm loss: ={loss}\a", 1)
+    path, out = write_log(text=text), tmp_path / "out"
+    assert main([str(path), "--out", str(out), "--show-rejects"]) == 0
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith(str(path))]
+    table = rows(out / "rejects.csv")
+    assert [row["line"] for row in table] == ["11", "16", "21"]
+    assert {row["path"] for row in table} == {str(path)}
+    assert {row["reason"] for row in table} == {"an iteration line whose 'lm loss' cannot be read"}
+    assert all("consumed samples" in row["text"] and "\a" not in row["text"] for row in table)
+    assert shown == [f"{path}:{row['line']}: {row['reason']}: {row['text']}" for row in table]
+    assert main([str(write_log()), "--out", str(out), "--show-rejects"]) == 0
+    assert not list(out.glob("rejects.*"))
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_rates_go_by_the_median_so_that_one_stall_does_not_count(write_log, tmp_path):
+    name = "log-7B-tp1-dp1-l2-h4-a2-sl64-gbs2-mbs1-ratio1-subg100-prefetch0-flush_async0.log"
+    log = write_log(name, seconds=(0.1, 0.2, 0.2, 0.2, 9.0))
+    text = log.read_text().replace("step: 33.75", "step: 933.75")
+    head = "number of parameters on (tensor, pipeline) model parallel rank (0, 0): 1000\n"
+    log.write_text(head + text)
+    main([str(log), "--out", str(tmp_path / "out")])
+    (row,) = rows(tmp_path / "out" / "runs.csv")
+    assert float(row["iteration_median_ms"]) == 200
+    assert float(row["iteration_ms"]) == pytest.approx(2400)
+    assert float(row["samples_per_s"]) == pytest.approx(2 / 0.2)
+    assert float(row["update_median_ms"]) == pytest.approx(33.75)
+    assert float(row["update_rate"]) == pytest.approx(1000 / 0.03375)
+
+
+def test_runs_name_their_point_and_what_models_of_one_name_differ_in(write_log, tmp_path):
+    name = "log-7B-tp1-dp1-l{}-h4-a2-sl64-gbs2-mbs1-ratio1-subg100-prefetch0-flush_async0.log"
+    logs = [str(write_log(f"{at}/{name.format(layers)}")) for at, layers in
+            (("a", 2), ("b", 2), ("c", 3))]  # fmt: skip
+    main([*logs, "--out", str(tmp_path / "out")])
+    table = rows(tmp_path / "out" / "runs.csv")
+    assert [row["model.layers"] for row in table] == ["2", "2", "3"]
+    points = [row["point"] for row in table]
+    assert points[0] == points[1] != points[2]
+
+
+def test_a_reference_alone_that_fails_fails_the_report(sweep_writer, tmp_path, capsys):
+    vanilla = ("vanilla", 0, {"losses": FAILING["diverged"]})
+    folder = sweep_writer.write_runs([vanilla])
+    assert report([str(folder)]) == 1
+    assert "tiny vanilla: the loss is diverged (from 9 to 11" in capsys.readouterr().out
+
+
+def test_a_field_that_no_run_says_anything_of_stays_empty(sweep_writer, tmp_path):
+    main([str(sweep_writer.write()), "--out", str(tmp_path / "out")])
+    table = rows(tmp_path / "out" / "runs.csv")
+    assert {row["hog_share"] for row in table} == {row["just_in_time"] for row in table} == {""}
+    assert {row["model.layers"] for row in table if "model.layers" in row} == set()

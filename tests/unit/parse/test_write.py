@@ -3,18 +3,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from parse.errors import LogError
-from parse.write import check_ours, remove_table, write_table
+from parse.write import check_ours, remove_table, unguard, write_table
 
 TYPES = {"path": "string", "n": "Int64", "x": "Float64"}
 
 
 def test_a_table_is_a_csv_and_a_parquet_file_of_stated_types(tmp_path):
-    table = {
-        "path": ["a", 'b,"\n', None, ""],
-        "n": [1, None, 2**63, -3],
-        "x": [1, 0.1, None, float("nan")],
-    }
-    write_table(tmp_path / "t.csv", table, TYPES)
+    table = [("a", 1, 1), ('b,"\n', None, 0.1), (None, 2**63, None), ("", -3, float("nan"))]
+    rows = [dict(zip(TYPES, row, strict=True)) for row in table]
+    write_table(tmp_path / "t.csv", rows, TYPES)
     text = (tmp_path / "t.csv").read_bytes().decode()
     assert text == 'path,n,x\na,1,1.0\n"b,""\n",,0.1\n,,\n,-3,\n'
     found = pq.read_table(tmp_path / "t.parquet")
@@ -25,7 +22,7 @@ def test_a_table_is_a_csv_and_a_parquet_file_of_stated_types(tmp_path):
 
 
 def test_an_empty_table_keeps_its_columns(tmp_path):
-    write_table(tmp_path / "t.csv", {name: [] for name in TYPES}, TYPES)
+    write_table(tmp_path / "t.csv", [], TYPES)
     assert (tmp_path / "t.csv").read_text() == "path,n,x\n"
     assert pq.read_schema(tmp_path / "t.parquet").names == list(TYPES)
 
@@ -44,7 +41,17 @@ def test_a_users_parquet_file_is_told_by_its_first_column(tmp_path):
     pq.write_table(pa.table({"mine": [1]}), tmp_path / "t.parquet")
     with pytest.raises(LogError):
         check_ours(tmp_path / "t.csv")
-    write_table(tmp_path / "u.csv", {"path": [], "n": [], "x": []}, TYPES)
+    write_table(tmp_path / "u.csv", [], TYPES)
     check_ours(tmp_path / "u.csv")
     remove_table(tmp_path / "u.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
+
+
+def test_no_spreadsheet_runs_what_a_cell_says(tmp_path):
+    texts = ["=HYPERLINK(0)", "+x", "-x", "@x", "'=x", "-0.5", "-inf", "a=b", "+3e5"]
+    shown = ["'=HYPERLINK(0)", "'+x", "'-x", "'@x", "''=x", "-0.5", "-inf", "a=b", "+3e5"]
+    write_table(tmp_path / "t.csv", [{"path": text, "n": -1, "x": -0.5} for text in texts], TYPES)
+    lines = (tmp_path / "t.csv").read_text().splitlines()[1:]
+    assert lines == [f"{text},-1,-0.5" for text in shown]
+    assert [unguard(text) for text in shown] == texts
+    assert pq.read_table(tmp_path / "t.parquet")["path"].to_pylist() == texts

@@ -6,6 +6,10 @@ from itertools import product
 
 import pytest
 
+from configs.study import default_study
+from plots.registry import figures
+from plots.tables import read_tables
+
 ENGINES = (("vanilla", 0), ("async-gradients", 0), ("hybrid", 2))
 FORM = {
     "model": "tiny", "tp": 1, "dp": 1, "micro_batch_size": 1, "accumulation": 1,
@@ -32,7 +36,7 @@ class Sweep:
             "path": f"run-{number}.log", "case": case, "engine": engine, "stride": stride,
             "label": f"{case}, {engine}" + (f" (stride {stride})" if stride else ""),
             "device": "cuda", "hardware": "NVIDIA H100", "status": "ok", "verdict": "trains",
-            "source": "measured", "point_key": "", "warmup_iterations": 1, **form,
+            "source": "measured", "warmup_iterations": 1, **form,
             "global_batch_size": form["micro_batch_size"] * form["dp"] * form["accumulation"],
             "parameters": PARAMETERS.get(form["model"], 1e9), **changes,
         }  # fmt: skip
@@ -50,6 +54,7 @@ class Sweep:
             }
             self.iterations.append({**same, **record, **phases})
         kept = own[1:]
+        run.setdefault("point", run["label"])
         for name in ("iteration_ms", "forward_ms", "backward_ms", "update_ms"):
             known = [row[name] for row in kept if row.get(name) not in (None, "")]
             run.setdefault(name, sum(known) / len(known) if known else "")
@@ -95,3 +100,15 @@ class Sweep:
 @pytest.fixture
 def sweep():
     return Sweep()
+
+
+@pytest.fixture
+def draw(tmp_path):
+    """Draws the one page of a figure of the default study from a sweep's rows."""
+    known = figures(default_study())
+
+    def draw(name, sweep):
+        (figure,) = known[name].draw(read_tables(sweep.write(tmp_path / "tables")))
+        return figure
+
+    return draw

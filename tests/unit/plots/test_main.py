@@ -2,10 +2,12 @@ import struct
 import xml.etree.ElementTree as ET
 
 import pytest
+from full_disk import files_of_at_most
 
 from configs.study import default_study
 from plots.__main__ import main
 from plots.registry import figures
+from plots.tables import read_tables
 
 FIGURES = figures(default_study())
 
@@ -62,6 +64,71 @@ def test_figures_have_three_formats_and_equal_tables_give_equal_files(sweep, tmp
         assert path.suffix != ".pdf" or content.startswith(b"%PDF")
 
 
+def test_a_full_disk_is_one_line_that_names_the_file(sweep, tmp_path, capsys):
+    tables = sweep.grid(model=["7B"]).write(tmp_path / "tables")
+    out = tmp_path / "f"
+    out.mkdir()
+    (out / "loss.png").write_bytes(b"an older figure")
+    with files_of_at_most(1000):
+        assert main([str(tables), "--out", str(out), "--figure", "loss"]) == 1
+    error = capsys.readouterr().err
+    assert error == f"plots: error: {out / 'loss.png'}: cannot be written: File too large\n"
+    assert [path.name for path in out.iterdir()] == ["loss.png"]
+    assert (out / "loss.png").read_bytes() == b"an older figure"
+
+
+def test_many_figures_say_how_far_they_are(sweep, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("plots.canvas.FORMATS", ("svg",))
+    tables = sweep.grid(model=["7B"]).write(tmp_path / "tables")
+    for seconds, told in ((1e9, 0), (0.0, 4)):
+        monkeypatch.setattr("plots.__main__._PROGRESS_S", seconds)
+        names = ["loss", "iteration-breakdown"]
+        assert main([str(tables), "--out", str(tmp_path / "f"), "--figure", *names]) == 0
+        said = [line for line in capsys.readouterr().out.splitlines() if "figure " in line]
+        assert len(said) == told
+    assert said[0] == "figure 1 of 2: loss"
+    assert said[3] == "figure 2 of 2: iteration-breakdown, page 1 of 1"
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("iteration-breakdown", {"subgroup_numel": list(range(1, 61))}),
+        ("loss", {"subgroup_numel": list(range(1, 21))}),
+        ("models", {"model": [f"m{n}" for n in range(60)]}),
+        ("data-parallel", {"dp": [1, 2], "subgroup_numel": list(range(1, 16))}),
+    ],
+)
+def test_a_figure_of_many_runs_has_pages_that_show_all_of_them(sweep, tmp_path, name, fields):
+    tables = read_tables(sweep.grid(engines=[("vanilla", 0)], **fields).write(tmp_path / "t"))
+    pages = FIGURES[name].draw(tables)
+    assert len(pages) > 1
+    assert all(page.get_figheight() < 13 for page in pages)
+    titles = [ax.get_title(loc="left") for page in pages for ax in page.axes]
+    notes = [text.get_text() for page in pages for ax in page.axes for text in ax.texts]
+    for case in (
+        {run["case"] for run in sweep.runs} if name in ("loss", "iteration-breakdown") else ()
+    ):
+        assert titles.count(case) == 1
+    if name == "models":
+        assert set(fields["model"]) <= set(notes)
+
+
+def test_pages_have_files_of_their_own_and_older_ones_go(sweep, tmp_path, monkeypatch):
+    monkeypatch.setattr("plots.canvas.FORMATS", ("svg",))
+    out = tmp_path / "f"
+    out.mkdir()
+    for name in ("loss-page-2.svg", "loss-page-9.svg", "loss-page-of-mine.svg", "loss-page-2.txt"):
+        (out / name).write_text("older")
+    tables = sweep.grid(engines=[("vanilla", 0)], subgroup_numel=list(range(20)))
+    arguments = [str(tables.write(tmp_path / "t")), "--out", str(out), "--figure", "loss"]
+    assert main(arguments) == 0
+    names = {path.name for path in out.iterdir()}
+    kept = {"loss-page-of-mine.svg", "loss-page-2.txt"}
+    assert names == {"loss.svg", "loss-page-2.svg", "loss-page-3.svg", *kept}
+    assert "older" not in (out / "loss-page-2.svg").read_text()
+
+
 def described(path):
     root = ET.parse(path).getroot()
     assert root.get("role") == "img"
@@ -71,18 +138,13 @@ def described(path):
     assert any("measured" in (word or "") for word in words), "text is text, not outlines"
 
 
-def test_what_the_tables_do_not_vary_is_skipped_and_said(sweep, tmp_path, capsys):
+def test_what_the_tables_do_not_vary_is_skipped_and_said(sweep, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("plots.canvas.FORMATS", ("svg",))
     tables = sweep.grid(model=["7B"]).write(tmp_path / "tables")
-    assert main([str(tables), "--out", str(tmp_path / "f"), "--figure", "loss"]) == 0
-    capsys.readouterr()
-    unasked = [name for name, figure in FIGURES.items() if _why(figure, tables)]
+    assert main([str(tables), "--out", str(tmp_path / "f")]) == 0
+    said = capsys.readouterr().out.splitlines()
+    unasked = [line.split(":")[0] for line in said if ": not drawn: " in line]
     assert unasked == ["stride", "models", *SWEEPS, "update-rates", "memory", "utilisation"]
-
-
-def _why(figure, folder):
-    from plots.tables import read_tables
-
-    return figure.unsupported(read_tables(folder))
 
 
 def test_a_figure_of_one_value_is_drawn_when_asked_for(sweep, tmp_path):

@@ -4,7 +4,6 @@ from configs.study import Figure, default_study
 from plots.observations import observe
 from plots.series import describe, remarks, series, split as split_of, summarise
 from plots.tables import read_tables
-from plots.units import ITERATION, SAMPLES, UPDATE_RATE
 
 
 @pytest.fixture
@@ -28,10 +27,9 @@ def timed(*iterations_ms):
 def test_medians_and_quartiles_are_over_all_repeats_without_their_warm_up(sweep, look):
     for times in ((10, 20, 30), (40, 50)):
         sweep.add("vanilla", times=timed(*times))
-    (value,) = summarise(look(sweep).values, "dp", "iteration_ms")
+    (value,) = summarise(look(sweep).values, "iteration_ms", "dp")
     assert (value.x, value.median, value.low, value.high) == (1, 30, 20, 40)
     assert (value.iterations, value.repeats) == (5, 2)
-    assert value.mean == 30
 
 
 def test_the_warm_up_of_a_table_that_does_not_mark_it_is_left_out_too(sweep, look):
@@ -53,7 +51,7 @@ def test_a_run_without_iterations_is_its_summary_and_has_no_spread(sweep, look):
         "hybrid", 2, times=(), source="published", iteration_ms=80, update_rate=14e9, parameters=""
     )
     data = look(sweep)
-    (value,) = summarise(data.values, "", "update_rate")
+    (value,) = summarise(data.values, "update_rate")
     assert (value.median, value.low, value.high, value.iterations) == (14e9, 14e9, 14e9, 0)
     assert data.failed.empty
 
@@ -68,8 +66,8 @@ def test_engines_come_in_their_order_and_strides_keep_their_place(sweep, look):
     for engine, stride in (("hybrid", 2), ("other", 0), ("async-gradients", 0), ("vanilla", 0)):
         sweep.add(engine, stride)
     data = look(sweep, x="model")
-    one, two = (series(panel, ITERATION) for panel in split(data, "model")[::-1])
-    assert [s.look.engine for s in one] == ["vanilla", "async-gradients", "hybrid", "other"]
+    one, two = (series(panel, "iteration_ms") for panel in split(data, "model")[::-1])
+    assert [s.look.key[1] for s in one] == ["vanilla", "async-gradients", "hybrid", "other"]
     assert (one[2].look.variant, two[0].look.variant) == (0, 1)
     assert one[2].look.alone.marker != two[0].look.alone.marker
     assert one[2].look.alone.colour == two[0].look.alone.colour
@@ -99,7 +97,7 @@ def test_a_failed_run_is_no_value_but_known(sweep, look):
     sweep.add("vanilla", dp=4, times=timed(float("nan")), status="timeout")
     data = look(sweep, x="dp")
     (panel,) = split(data, "dp")
-    (one,) = series(panel, SAMPLES)
+    (one,) = series(panel, "samples_per_s")
     assert [v.x for v in one.values] == [1]
     assert one.failed == (2, 4)
     assert remarks(data.runs, data.failed) == ["runs without times: oom-host 1, timeout 1"]
@@ -108,7 +106,7 @@ def test_a_failed_run_is_no_value_but_known(sweep, look):
 def test_strides_are_one_series_where_the_stride_is_the_x(sweep, look):
     sweep.grid(engines=[("vanilla", 0), ("hybrid", 2), ("hybrid", 5)], model=["7B"])
     (panel,) = split(look(sweep, x="stride"), "stride")
-    stock, hybrid = series(panel, UPDATE_RATE)
+    stock, hybrid = series(panel, "update_rate")
     assert [v.x for v in stock.values] == [0]
     assert [v.x for v in hybrid.values] == [2, 5]
     assert hybrid.title == "hybrid"
@@ -119,7 +117,7 @@ def test_the_footnote_says_what_how_many_and_what_is_odd(sweep, look):
     sweep.add("vanilla", dp=2, times=timed(1, 2))
     sweep.add("vanilla", dp=2, times=timed(1, 2), verdict="frozen")
     data = look(sweep)
-    assert describe(summarise(data.values, "dp", "iteration_ms")) == (
+    assert describe(summarise(data.values, "iteration_ms", "dp")) == (
         "median of n=3-4 iterations after the warm-up from 1-2 runs; "
         "error bars: interquartile range"
     )

@@ -5,20 +5,11 @@ import pytest
 from configs.study import default_study
 from plots.canvas import save
 from plots.registry import figures
-from plots.tables import read_tables
 
 FIGURES = figures(default_study())
 ENGINES = {name: row.style for name, row in default_study().engines.items()}
 
 PHASES = {"forward_ms": 100.0, "backward_ms": 200.0, "update_ms": 300.0}
-
-
-@pytest.fixture
-def draw(tmp_path):
-    def draw(name, sweep):
-        return FIGURES[name].draw(read_tables(sweep.write(tmp_path / "tables")))
-
-    return draw
 
 
 def add(sweep, source, engine="vanilla", stride=0, iteration=650.0, phases=PHASES, **fields):
@@ -77,7 +68,7 @@ def test_no_statistics_are_told_of_what_was_not_measured(draw, sweep):
 def test_measured_values_beside_them_keep_theirs(draw, sweep):
     sweep.add("vanilla", model="7B")
     note = " ".join(draw("iteration-breakdown", strides(sweep)).get_supxlabel().split())
-    assert note.startswith("mean of n=5 iterations after the warm-up · the first 1 left out")
+    assert note.startswith("median of n=5 iterations after the warm-up · the first 1 left out")
 
 
 @pytest.mark.parametrize("name", ["iteration-breakdown", "models"])
@@ -94,7 +85,7 @@ def test_phases_without_a_whole_are_an_iteration_all_the_same(draw, sweep):
     add(sweep, "published", "hybrid", 2, iteration=None)
     (ax,) = draw("iteration-breakdown", sweep).axes
     assert [text.get_text() for text in ax.get_yticklabels()] == [
-        "vanilla, simulated", "hybrid (stride 2), published",
+        "vanilla, simulated", "hybrid stride 2, published",
     ]  # fmt: skip
     assert {text.get_text() for text in ax.texts} >= {"650", "600"}
 
@@ -111,8 +102,8 @@ def test_accumulation_shows_ratios_of_predictions_as_such(draw, sweep, source, l
         for engine in ("vanilla", "async-gradients"):
             run = add(sweep, source, engine, accumulation=accumulation)
         sweep.comparisons.append(
-            {"case": run["case"], "engine": "async-gradients", "stride": 0, "phase": "iteration",
-             "ratio": 1.5, "ratio_low": "", "ratio_high": "", "speedup": "", "source": source,
+            {"label": run["label"], "phase": "iteration", "ratio": 1.5,
+             "ratio_low": "", "ratio_high": "", "speedup": "", "source": source,
              "withheld": "a reason"}
         )  # fmt: skip
     figure = draw("accumulation", sweep)
@@ -129,7 +120,7 @@ def test_names_of_axes_stay_where_the_layout_put_them(draw, sweep, tmp_path):
     for kept in (False, True):
         figure = draw("stride", strides(type(sweep)()))
         if kept:
-            save(figure, tmp_path, "f")
+            save([figure], tmp_path, "f")
         figure.draw_without_rendering()
         label = figure.axes[0].yaxis.label
         where = label.get_transform().transform(label.get_position())

@@ -10,6 +10,12 @@ ENGINES = {name: row.style for name, row in default_study().engines.items()}
 TITLES = ("before forward", "after forward", "before forward", "after forward", "after step")
 
 
+def page(module, tables):
+    """The only page of a figure."""
+    (figure,) = module.draw(tables, None)
+    return figure
+
+
 def keys(run):
     return {key: run[key] for key in ("path", "label", "case", "engine")}
 
@@ -29,25 +35,24 @@ def phases(sweep):
 
 
 def test_memory_is_the_median_over_iterations_at_each_title_in_order(phases, tmp_path):
-    device, host = memory.draw(read_tables(phases.write(tmp_path))).axes
+    device, machine = page(memory, read_tables(phases.write(tmp_path))).axes
     allocated = {line.get_color(): line for line in device.lines if line.get_linestyle() == "-"}
     assert list(allocated) == [ENGINES["vanilla"].colour, ENGINES["hybrid"].colour]
     for line in allocated.values():
         assert list(line.get_ydata()) == [25, 26, 27, 28, 29]
-    assert [label.get_text() for label in host.get_xticklabels()] == list(TITLES)
-    assert list(host.lines[0].get_ydata()) == [100, 101, 102, 103, 104]
-    assert (device.get_ylabel(), host.get_ylabel()) == ("device memory (GiB)", "host memory (GiB)")
+    assert [label.get_text() for label in machine.get_xticklabels()] == list(TITLES)
+    assert list(machine.lines[0].get_ydata()) == [100, 101, 102, 103, 104]
+    labels = device.get_ylabel(), machine.get_ylabel()
+    assert labels == ("device memory (GiB)", "machine memory (GiB)")
 
 
 def test_without_a_device_its_memory_is_that_of_the_process(phases, tmp_path):
     for run in phases.runs:
         run["device"] = "cpu"
-    figure = memory.draw(read_tables(phases.write(tmp_path)))
-    process, host = figure.axes
-    assert (process.get_ylabel(), host.get_ylabel()) == (
-        "process memory (GiB)",
-        "host memory (GiB)",
-    )
+    figure = page(memory, read_tables(phases.write(tmp_path)))
+    process, machine = figure.axes
+    labels = process.get_ylabel(), machine.get_ylabel()
+    assert labels == ("process memory (GiB)", "machine memory (GiB)")
     assert len(process.lines) == 2, "DeepSpeed has no allocator there that would cache"
     assert "where there is no device" in " ".join(figure.get_supxlabel().split())
 
@@ -55,15 +60,15 @@ def test_without_a_device_its_memory_is_that_of_the_process(phases, tmp_path):
 def test_memory_that_is_nowhere_more_than_zero_takes_no_panel(phases, tmp_path):
     for row in phases.memory:
         row["allocated_gib"] = row["cached_gib"] = 0
-    (ax,) = memory.draw(read_tables(phases.write(tmp_path))).axes
-    assert ax.get_ylabel().startswith("host")
+    (ax,) = page(memory, read_tables(phases.write(tmp_path))).axes
+    assert ax.get_ylabel().startswith("machine")
 
 
 @pytest.mark.parametrize("figure", [memory, utilisation])
 def test_what_was_simulated_is_watermarked(phases, samples, tmp_path, figure):
     for run in phases.runs:
         run["source"] = "simulated"
-    axes = figure.draw(read_tables(phases.write(tmp_path))).axes
+    axes = page(figure, read_tables(phases.write(tmp_path))).axes
     assert all([t.get_text() for t in ax.texts] == ["simulated"] for ax in axes)
 
 
@@ -72,7 +77,7 @@ def test_a_title_that_one_engine_lacks_is_a_gap(phases, tmp_path):
         row for row in phases.memory
         if not (row["engine"] == "vanilla" and row["title"] == "after step")
     ]  # fmt: skip
-    device, _ = memory.draw(read_tables(phases.write(tmp_path))).axes
+    device, _ = page(memory, read_tables(phases.write(tmp_path))).axes
     assert np.isnan(device.lines[0].get_ydata()[-1])
 
 
@@ -82,8 +87,7 @@ def test_memory_of_no_iteration_is_refused(phases, tmp_path, change):
         row.update(change)
     tables = read_tables(phases.write(tmp_path))
     with pytest.raises(PlotError, match=r"memory\.csv holds no"):
-        memory.draw(tables)
-    assert memory.unsupported(tables)
+        page(memory, tables)
 
 
 @pytest.fixture
@@ -102,25 +106,74 @@ def samples(sweep):
 
 
 def test_a_row_a_resource_that_is_known(samples, tmp_path):
-    axes = utilisation.draw(read_tables(samples.write(tmp_path))).axes
+    axes = page(utilisation, read_tables(samples.write(tmp_path))).axes
     assert [ax.get_ylabel().replace("\n", " ") for ax in axes] == [
-        "CPU (%)", "host memory (GiB)", "GPU (%)", "GPU memory (GiB)", "PCIe from GPU (GB/s)",
+        "CPU (%)", "host memory (GiB)", "GPU (%)", "whole GPU's memory (GiB)",
+        "PCIe from GPU (GB/s)",
     ]  # fmt: skip
     assert axes[-1].get_xlabel().endswith("(s)")
 
 
 def test_devices_are_summed_or_averaged_and_the_host_counts_once(samples, tmp_path):
-    axes = utilisation.draw(read_tables(samples.write(tmp_path))).axes
+    axes = page(utilisation, read_tables(samples.write(tmp_path))).axes
     values = [list(ax.lines[0].get_ydata()) for ax in axes]
     assert values == [[0, 10, 20], [1, 1, 1], [40, 40, 40], [4, 4, 4], [1, 1, 1]]
-    assert all(len(ax.lines) == 2 for ax in axes), "one line an engine, repeats left out"
+    found = [[line for line in ax.lines if line.get_gid() != "end"] for ax in axes]
+    assert all(len(lines) == 2 for lines in found), "one line an engine, repeats left out"
     assert axes[0].lines[0].get_color() == ENGINES["vanilla"].colour
+
+
+def test_the_runs_own_memory_is_in_front_of_the_machines(samples, tmp_path):
+    for row in samples.monitor:
+        row |= {"machine_used_bytes": 5 * 2**30, "gpu_memory_run_bytes": 2**30}
+    figure = page(utilisation, read_tables(samples.write(tmp_path)))
+    rows = {ax.get_ylabel().replace("\n", " "): ax for ax in figure.axes}
+    for label, own, whole in (("host memory (GiB)", 1, 5), ("GPU memory (GiB)", 2, 4)):
+        lines = [line for line in rows[label].lines if line.get_gid() != "end"]
+        found = {(line.get_color(), line.get_ydata()[0]) for line in lines}
+        assert found == {
+            *((ENGINES[name].colour, own) for name in ("vanilla", "hybrid")), ("0.6", whole),
+        }  # fmt: skip
+        orders = {line.get_color(): line.get_zorder() for line in lines}
+        assert min(orders, key=orders.get) == "0.6", "behind"
+    assert "whole machine or device" in [t.get_text() for t in figure.legends[0].get_texts()]
+
+
+def test_memory_of_the_runs_processes_is_drawn_where_it_was_sampled(phases, tmp_path):
+    for run in phases.runs:
+        for used in (2, 3, 1):
+            phases.monitor.append({
+                **keys(run), "time_s": used, "host_used_bytes": 9 * 2**30,
+                "host_pss_bytes": used * 2**30 if used != 1 else "",
+                "gpu_memory_run_bytes": 20 * 2**30, "gpu_memory_used_bytes": 60 * 2**30,
+            })  # fmt: skip
+    figure = page(memory, read_tables(phases.write(tmp_path)))
+    device, host = figure.axes
+    assert host.get_ylabel() == "host memory (GiB)"
+    found = {(line.get_color(), line.get_ydata()[0]) for line in host.lines}
+    colours = [ENGINES[name].colour for name in ("vanilla", "hybrid")]
+    assert found == {("0.6", 100), *((colour, 3) for colour in colours)}
+    assert {line.get_ydata()[0] for line in device.lines if line.get_color() == "0.6"} == {60}
+    assert 20 in {line.get_ydata()[0] for line in device.lines if line.get_color() in colours}
+    assert "grey: the whole machine" in " ".join(figure.get_supxlabel().split())
+
+
+def test_each_line_ends_where_its_run_does(sweep, tmp_path):
+    for engine, stride, end in (("vanilla", 0, 5000), ("hybrid", 2, 3001)):
+        run = sweep.add(engine, stride)
+        sweep.monitor += [{**keys(run), "time_s": t, "cpu_percent": 50} for t in range(end + 1)]
+    (ax,) = page(utilisation, read_tables(sweep.write(tmp_path))).axes
+    ends = {line.get_color(): line.get_xdata()[-1] for line in ax.lines}
+    assert ends == {ENGINES["vanilla"].colour: 5000, ENGINES["hybrid"].colour: 3001}
+    lines = [line.get_xdata()[-1] for line in ax.lines if line.get_gid() != "end"]
+    assert lines == [5000, 3001]
+    assert ax.get_xlim() == (0, 5000)
 
 
 def test_long_runs_are_thinned_to_means(sweep, tmp_path):
     run = sweep.add("vanilla")
     sweep.monitor = [{**keys(run), "time_s": t, "cpu_percent": t % 2} for t in range(12_000)]
-    (ax,) = utilisation.draw(read_tables(sweep.write(tmp_path))).axes
+    (ax,) = page(utilisation, read_tables(sweep.write(tmp_path))).axes
     assert len(ax.lines[0].get_xdata()) == 600
     assert set(ax.lines[0].get_ydata()) == {0.5}
 
@@ -129,4 +182,4 @@ def test_samples_of_nothing_are_refused(samples, tmp_path):
     for row in samples.monitor:
         row.update(dict.fromkeys([k for k in row if k not in (*keys(row), "time_s")], ""))
     with pytest.raises(PlotError, match="no sample of a processor"):
-        utilisation.draw(read_tables(samples.write(tmp_path)))
+        page(utilisation, read_tables(samples.write(tmp_path)))

@@ -54,7 +54,7 @@ def test_a_lock_limit_of_an_older_profile_is_passed_over():
     assert machine_from_table(SMALL | {"lock_limit_bytes": 65536}) == machine_from_table(SMALL)
 
 
-@pytest.mark.parametrize("value", [0, 0.0, -1e9, math.nan, math.inf, True, "fast", None])
+@pytest.mark.parametrize("value", [0, 0.0, -1e9, math.nan, math.inf, True, "fast"])
 def test_an_impossible_rate_is_refused_with_its_name(value):
     table = SMALL | {"rates": {"h2d_bytes_per_s": value}}
     with pytest.raises(MachineError, match=r"FILE: rates\.h2d_bytes_per_s"):
@@ -76,8 +76,10 @@ def test_an_impossible_curve_is_refused(curve):
         ({"gpus": -1}, "gpus = -1"),
         ({"gpus": 1}, "device_memory_bytes is missing"),
         ({"cores": 0}, "cores = 0"),
-        ({"name": ""}, "name = ''"),
-        ({"kinds": {"h2d_bytes_per_s": "guessed"}}, "measured, fitted, assumed"),
+        ({"name": " "}, "name = ' ': give text"),
+        ({"rates": 3}, "rates = 3: give a table"),
+        ({"kinds": {"h2d_bytes": "fitted"}}, "kinds.h2d_bytes: there is no such rate"),
+        ({"kinds": {"h2d_bytes_per_s": "guessed"}}, "'measured', 'fitted' or 'assumed'"),
         ({"costs": {"layer_s": -1.0}}, r"costs\.layer_s"),
         ({"host_memory_bytes": 0}, "host_memory_bytes = 0"),
     ],

@@ -7,7 +7,6 @@ import pytest
 from predicted_software import SOFTWARE
 
 from deep_optimizer_states.predict import policy as module
-from deep_optimizer_states.predict.closed_form import bound_update_s
 from deep_optimizer_states.predict.lanes import Lanes
 from deep_optimizer_states.predict.machine import MachineError, load_machine
 from deep_optimizer_states.predict.memory_need import (
@@ -20,7 +19,7 @@ from deep_optimizer_states.predict.memory_need import (
 from deep_optimizer_states.predict.model import load_model
 from deep_optimizer_states.predict.phases import phases_of
 from deep_optimizer_states.predict.policy import WORTH, choose_policy
-from deep_optimizer_states.predict.predict import all_resident, predict
+from deep_optimizer_states.predict.predict import all_resident, bound_update_s, predict
 from deep_optimizer_states.predict.update_sim import UpdateSimulator, simulate_update
 from deep_optimizer_states.predict.workload import Workload, WorkloadError, schedule_of
 
@@ -87,13 +86,31 @@ def test_accumulation_repeats_forward_and_backward_but_flushes_once():
     assert four.update_s == one.update_s
 
 
+@pytest.mark.parametrize(("dp", "passes"), [(4, 3 + 7), (1, 7)])
+def test_a_larger_micro_batch_repeats_no_work_that_is_done_for_each_parameter(dp, passes):
+    """Eight micro-batches of a sample repeat what gradients and gathers cost, one of eight not."""
+    workload = of("7B", "paper", dp=dp)
+    samples, batch = (
+        phases_of(dataclasses.replace(workload, **{name: 8}), H100)
+        for name in ("accumulation", "micro_batch_size")
+    )
+    layers = workload.model.layers
+    once_s = 2 * sum(workload.model.tensors()) / H100.rates.device_stream_bytes_per_s
+    back_s = 3 * layers * H100.costs.launch_s + passes * once_s
+    shown_s = samples.backward_s - samples.flush_s - (batch.backward_s - batch.flush_s)
+    assert shown_s == pytest.approx(7 * back_s)
+    forward_s = layers * (H100.costs.launch_s + H100.costs.layer_s) + (passes - 7) * once_s
+    assert samples.forward_s - batch.forward_s == pytest.approx(7 * forward_s)
+
+
 def test_settings_change_the_phases_they_should():
     base = phases_of(of(), H100)
     fixed = H100.costs.launch_s
     more = phases_of(of(micro_batch_size=8), H100).layer_s
     assert more - fixed == pytest.approx(8 * (base.layer_s - fixed))
     kept = phases_of(of(activation_checkpointing=False), H100)
-    assert kept.backward_s == pytest.approx(base.backward_s * 2 / 3, rel=0.05)
+    recomputed_s = base.layer_s * of().model.layers
+    assert base.backward_s - kept.backward_s == pytest.approx(recomputed_s, rel=1e-6)
     assert phases_of(of(materialized_attention=False), H100).layer_s < base.layer_s
     hogged = phases_of(of(hog_share=0.5), H100).layer_s
     assert hogged - fixed == pytest.approx(2 * (base.layer_s - fixed))

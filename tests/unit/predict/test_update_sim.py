@@ -3,14 +3,15 @@
 import dataclasses
 
 import pytest
+from closed_form import estimate_update
 from predicted_software import SOFTWARE
 
 from deep_optimizer_states import split
 from deep_optimizer_states.plan import Kind
 from deep_optimizer_states.predict import lanes, update_sim
-from deep_optimizer_states.predict.closed_form import bound_update_s, estimate_update
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.model import load_model
+from deep_optimizer_states.predict.predict import bound_update_s
 from deep_optimizer_states.predict.rank import rank_of
 from deep_optimizer_states.predict.update_sim import simulate_update
 from deep_optimizer_states.predict.workload import Workload

@@ -104,7 +104,7 @@ def test_a_model_is_read_from_any_file(tmp_path):
     [
         ({"hidden": 0}, "hidden = 0"),
         ({"hidden": 65}, "multiple of heads"),
-        ({"width": 1}, "unknown field 'width'"),
+        ({"width": 1}, "unknown key 'width'"),
     ],
 )
 def test_a_wrong_shape_is_refused(change, words):

@@ -7,13 +7,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from full_disk import files_of_at_most
 
 from dataset.clean import run as module
 from dataset.clean.contamination import Contamination
 from dataset.clean.duplicates import Seen, signature
 from dataset.clean.run import clean, report_path
-from dataset.clean.settings import LIBRARIES, CleanSettings
-from dataset.clean.steps import Cleaner
+from dataset.clean.steps import LIBRARIES, Cleaner, CleanSettings
 from dataset.errors import DatasetError
 from dataset.readers import inputs
 from dataset.readers.blocks import Reading
@@ -28,16 +28,12 @@ QUESTION = "which of these seven animals would jump over a lazy dog in the old v
 
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch):
-    def ordered(work, items, workers, initializer, initargs):
-        initializer(*initargs)
-        yield from map(work, items)
-
-    monkeypatch.setattr(module, "ordered", ordered)
+    monkeypatch.setattr(module, "ordered", lambda work, items, workers: (work(i) for i in items))
 
 
 def cleaned(text, **steps):
     counts = Counter()
-    return Cleaner(CleanSettings(**steps), "text").clean(text, counts), +counts
+    return Cleaner(CleanSettings(**steps)).clean(text, counts), +counts
 
 
 def test_nothing_is_changed_unless_asked_for():
@@ -126,6 +122,14 @@ def test_of_texts_much_alike_the_first_is_kept():
     assert all(seen.is_new(signature(changed(t, 0.045, 2))) for t in texts)
 
 
+@pytest.mark.parametrize("threshold", [0.0001, 0.99, 0.995, 1.0])
+def test_every_share_finds_equal_texts_and_the_highest_no_others(threshold):
+    seen, text = Seen(threshold), filler(1)
+    assert seen.is_new(signature(text))
+    assert not seen.is_new(signature(text))
+    assert seen.is_new(signature(changed(text, 0.2, 1))) is (threshold > 0.5)
+
+
 def test_short_texts_have_a_signature():
     seen = Seen(0.8)
     assert [seen.is_new(signature(t)) for t in ("", "one", "one two", "one")] == [
@@ -160,18 +164,19 @@ def test_a_file_is_cleaned_in_order_with_all_fields_and_counts(tmp_path):
         decontaminate=(tmp_path / "eval.txt",),
     )
     output = tmp_path / "new" / "out.jsonl.xz"
-    report = clean(reading, settings, output, 1, stop_at_bad=False)
+    counts = clean(reading, settings, output, 1, stop_at_bad=False)
     with lzma.open(output, "rt") as file:
         kept = [json.loads(line) for line in file]
     assert kept == [{"id": 0, "text": ENGLISH}, {"id": 6, "text": ENGLISH * 2}]
-    assert report.counts == {
+    assert counts == {
         "read": 7, "written": 2, "bad lines": 1, "contaminated": 1, "dropped: contaminated": 1,
         "dropped: language": 1, "dropped: empty": 1, "dropped: too short": 1,
         "dropped: near-duplicate": 1,
     }  # fmt: skip
-    module.write_report(reading, report, output)
     written = json.loads(report_path(output).read_text())
-    assert written["bad_lines"] == [f"{tmp_path / 'in.jsonl'}:8: {report.bad[0][2]}"]
+    assert written["counts"] == counts
+    reason = "not JSON: Expecting value: line 1 column 1 (char 0)"
+    assert written["bad_lines"] == [f"{tmp_path / 'in.jsonl'}:8: {reason}"]
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz", ".zst"])
@@ -184,6 +189,18 @@ def test_the_output_is_packed_by_its_name_and_can_be_read_again(tmp_path, ending
     assert [json.loads(line)["text"] for line in again.read_text().splitlines()] == texts
 
 
+@pytest.mark.parametrize("ending", ["", ".gz", ".xz", ".zst"])
+def test_a_full_disk_names_the_output_and_leaves_nothing(tmp_path, ending):
+    texts = [filler(seed) for seed in range(40)]
+    reading, output = write(tmp_path / "in.jsonl", texts), tmp_path / f"out.jsonl{ending}"
+    with (
+        files_of_at_most(2000),
+        pytest.raises(DatasetError, match=f"{output}: .*: make room and run the same command"),
+    ):
+        clean(reading, CleanSettings(), output, 1, stop_at_bad=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
 def test_a_bad_line_can_stop_it_and_leaves_nothing(tmp_path):
     reading = write(tmp_path / "in.jsonl", [ENGLISH])
     (tmp_path / "in.jsonl").write_text("broken")
@@ -194,17 +211,17 @@ def test_a_bad_line_can_stop_it_and_leaves_nothing(tmp_path):
 
 def test_input_without_the_key_is_refused_and_leaves_nothing(tmp_path):
     reading = write(tmp_path / "in.jsonl", [ENGLISH])
-    reading = Reading(reading.files, ("txt",))
+    reading, settings = Reading(reading.files, ("txt",)), CleanSettings(key="txt")
     with pytest.raises(DatasetError, match=r"no text under 'txt' \(.*in.jsonl:1: no key 'txt'\)"):
-        clean(reading, CleanSettings(), tmp_path / "out.jsonl", 1, stop_at_bad=False)
+        clean(reading, settings, tmp_path / "out.jsonl", 1, stop_at_bad=False)
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 def test_what_did_not_happen_is_counted_as_0(tmp_path):
     reading = write(tmp_path / "in.jsonl", [ENGLISH])
     settings = CleanSettings(min_words=2, near_duplicates=0.9)
-    report = clean(reading, settings, tmp_path / "out.jsonl", 1, stop_at_bad=False)
-    assert report.counts == {
+    counts = clean(reading, settings, tmp_path / "out.jsonl", 1, stop_at_bad=False)
+    assert counts == {
         "read": 1, "written": 1, "bad lines": 0, "dropped: empty": 0, "dropped: too short": 0,
         "dropped: near-duplicate": 0,
     }  # fmt: skip
@@ -228,11 +245,11 @@ def test_an_output_that_exists_or_has_another_ending_is_refused(tmp_path):
 )
 def test_a_missing_library_is_named_with_what_to_install(monkeypatch, name, steps):
     monkeypatch.setattr(
-        "dataset.clean.settings.find_spec", lambda asked: None if asked == name else sys
+        "dataset.clean.steps.find_spec", lambda asked: None if asked == name else sys
     )
     with pytest.raises(DatasetError, match=f"needs the package {name}: pip install {name}=="):
-        CleanSettings(**steps).require_libraries()
-    CleanSettings().require_libraries()
+        CleanSettings(**steps).require_usable()
+    CleanSettings().require_usable()
 
 
 def test_the_versions_named_are_those_tested():

@@ -4,11 +4,9 @@ import pytest
 
 from dataset import indexed
 from dataset.default import build as module, cache
-from dataset.default.build import Settings, prepare
+from dataset.default.build import prepare
 from dataset.errors import DatasetError
 from dataset.tokenizer.choose import load
-
-SETTINGS = Settings(vocab_size=300)
 
 
 @pytest.fixture
@@ -18,7 +16,7 @@ def lines():
 
 @pytest.fixture
 def run(source, tmp_path, lines):
-    return lambda settings=SETTINGS: prepare(source, settings, tmp_path, lines.append)
+    return lambda vocab_size=300: prepare(source, tmp_path, lines.append, vocab_size)
 
 
 def contents(prepared):
@@ -56,7 +54,7 @@ def test_the_second_call_reads_no_text_and_writes_nothing(run, source, lines):
 
 
 def test_two_builds_give_the_same_bytes(run, source, tmp_path, lines):
-    elsewhere = prepare(source, SETTINGS, tmp_path / "elsewhere", lines.append)
+    elsewhere = prepare(source, tmp_path / "elsewhere", lines.append, 300)
     assert contents(run()) == contents(elsewhere)
 
 
@@ -69,8 +67,8 @@ def test_changed_text_is_built_beside_the_old(run, source):
     assert old.prefix.parent.exists()
 
 
-def test_changed_settings_are_built_anew(run):
-    assert run().prefix != run(Settings(vocab_size=310)).prefix
+def test_another_vocabulary_is_built_anew(run):
+    assert run().prefix != run(310).prefix
 
 
 @pytest.mark.parametrize("what", ["version", "FORMAT_VERSION"])

@@ -2,13 +2,10 @@ import numpy as np
 import pytest
 
 from dataset.pipeline import parts
-from dataset.pipeline.parts import Encoded, Facts, Part
-from dataset.readers.blocks import Position
-from dataset.readers.parse import Place
+from dataset.pipeline.parts import NAMES, Facts
 
 FACTS = Facts(
     number=3,
-    end=Position(1, Place(40, 7)),
     consumed_bytes=99,
     text_bytes=[30, 10],
     tokens=7,
@@ -21,7 +18,7 @@ FACTS = Facts(
 
 def encoded(*ids, dtype=np.uint16):
     lengths = np.array([len(ids) - 1, 1], np.int32)
-    return Encoded(lengths, np.array([2], np.int32), np.array(ids, dtype))
+    return lengths, np.array([2], np.int32), np.array(ids, dtype)
 
 
 KEYS = [encoded(1, 2, 300), encoded(4, 5, 6, 70_000, dtype=np.int32)]
@@ -34,14 +31,12 @@ def path(tmp_path):
 
 
 def arrays(path):
-    read = [(p.sequence_lengths(), p.sequences_per_document(), p.ids())
-            for p in (Part(path, key) for key in range(2))]  # fmt: skip
-    return [array for key in read for array in key]
+    return [parts.read(path, name, key) for key in range(2) for name in NAMES]
 
 
 def test_a_part_comes_back_as_it_was_written(path):
-    assert list(parts.finished(path.parent)) == [FACTS]
-    expected = [array for key in KEYS for array in (key.lengths, key.counts, key.ids)]
+    assert parts.finished(path.parent) == {3: FACTS}
+    expected = [array for key in KEYS for array in key]
     for found, wanted in zip(arrays(path), expected, strict=True):
         assert found.dtype == wanted.dtype
         assert found.tolist() == wanted.tolist()
@@ -51,7 +46,7 @@ def test_a_part_comes_back_as_it_was_written(path):
 @pytest.mark.parametrize("kept", [0, 1, 100, -1])
 def test_a_part_that_was_cut_off_is_as_good_as_not_there(path, kept):
     path.write_bytes(path.read_bytes()[:kept])
-    assert list(parts.finished(path.parent)) == []
+    assert parts.finished(path.parent) == {}
 
 
 def test_no_flipped_bit_is_ever_read_as_contents(path):
@@ -64,19 +59,19 @@ def test_no_flipped_bit_is_ever_read_as_contents(path):
         damaged = bytearray(raw)
         damaged[position] ^= 1 << position % 8
         path.write_bytes(damaged)
-        found = list(parts.finished(path.parent))
+        found = parts.finished(path.parent)
         num_dropped += not found
         if found:
-            assert found == [FACTS]
+            assert found == {3: FACTS}
             assert all(a.tolist() == b.tolist() for a, b in zip(arrays(path), before, strict=True))
     assert num_dropped > len(positions) // 2
 
 
 def test_a_part_under_another_number_is_none(path):
     path.rename(parts.path_of(path.parent, 4))
-    assert list(parts.finished(path.parent)) == []
+    assert parts.finished(path.parent) == {}
 
 
 def test_a_file_of_another_kind_is_none(path):
     path.write_bytes(b'{"number": 3}\n' + bytes(100))
-    assert list(parts.finished(path.parent)) == []
+    assert parts.finished(path.parent) == {}

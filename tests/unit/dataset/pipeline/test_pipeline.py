@@ -3,13 +3,16 @@
 import json
 
 import pytest
+from full_disk import files_of_at_most
+from processes import wait_for
 
-from dataset import indexed, manifest
+from dataset import alive, indexed, manifest
 from dataset.errors import DatasetError
 from dataset.inspection import inspect_prefix
 from dataset.merging import merge
-from dataset.pipeline import run as module
+from dataset.pipeline import parts, run as module
 from dataset.pipeline.job import Job
+from dataset.pipeline.worker import Task
 from dataset.readers import inputs
 from dataset.readers.blocks import Reading
 from dataset.tokenizer.choose import Choice, load
@@ -19,11 +22,7 @@ TEXTS = [f"the cat number {n} sat on the mat" for n in range(40)]
 
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch):
-    def ordered(work, items, workers, initializer, initargs):
-        initializer(*initargs)
-        yield from map(work, items)
-
-    monkeypatch.setattr(module, "ordered", ordered)
+    monkeypatch.setattr(module, "ordered", lambda work, items, workers: (work(i) for i in items))
 
 
 @pytest.fixture
@@ -117,18 +116,16 @@ def test_sequences_of_a_document_are_kept_apart_and_the_last_one_is_closed(tmp_p
 
 def stop_after(monkeypatch, number):
     """Let the worker die after some parts."""
-    from dataset.pipeline import worker
+    real, count = Task.encode, 0
 
-    real, count = worker.work, 0
-
-    def work(block):
+    def encode(task, block):
         nonlocal count
         count += 1
         if count > number:
             raise KeyboardInterrupt
-        return real(block)
+        return real(task, block)
 
-    monkeypatch.setattr(worker, "work", work)
+    monkeypatch.setattr(Task, "encode", encode)
 
 
 def test_finished_parts_are_not_redone_and_damaged_ones_are(text, tmp_path, monkeypatch):
@@ -149,6 +146,21 @@ def test_finished_parts_are_not_redone_and_damaged_ones_are(text, tmp_path, monk
     assert contents(tmp_path / "a_text_document") == contents(tmp_path / "whole_text_document")
 
 
+@pytest.mark.parametrize("num_bytes", [100, 1000, 2000, 4000, 10_000, 20_000])
+def test_a_full_disk_names_the_file_and_the_same_command_goes_on(text, tmp_path, num_bytes):
+    text.write_text(text.read_text() * 30)
+    given = job(text, tmp_path / "a", size=2000)
+    run(job(text, tmp_path / "whole", size=2000))
+    with (
+        files_of_at_most(num_bytes),
+        pytest.raises(DatasetError, match=rf"{tmp_path}/a.*: File too large: make room"),
+    ):
+        run(given)
+    assert not manifest.path_of(tmp_path / "a_text_document").exists()
+    run(given)
+    assert contents(tmp_path / "a_text_document") == contents(tmp_path / "whole_text_document")
+
+
 def test_a_stop_while_joining_is_gone_on_from(text, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(module, "_list_bad_lines", lambda *_: 1 / 0)
@@ -162,6 +174,31 @@ def test_a_stop_while_joining_is_gone_on_from(text, tmp_path, monkeypatch):
     assert inspect_prefix(tmp_path / "a_text_document").problems == ()
 
 
+@pytest.mark.parametrize(
+    ("label", "step"),
+    [
+        ("making the tokenizer", (Choice, "make")),
+        ("checking finished parts", (parts, "finished")),
+        ("joining", (module, "join")),
+        ("checking the finished pair", (module, "_finished_before")),
+    ],
+)
+def test_a_step_that_takes_long_is_heard_of(text, tmp_path, monkeypatch, capsys, label, step):
+    with monkeypatch.context() as patch:  # something to go on from
+        patch.setattr(module, "join", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(job(text, tmp_path / "a"))
+    real = getattr(*step)
+
+    def slow(*arguments):
+        wait_for(lambda: f"{label}: 0 s so far" in capsys.readouterr().err)
+        return real(*arguments)
+
+    monkeypatch.setattr(alive, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(*step, slow)
+    run(job(text, tmp_path / "a"))
+
+
 def test_a_finished_job_is_found_and_other_text_is_not_written_over(text, tmp_path):
     run(job(text, tmp_path / "a"))
     before = contents(tmp_path / "a_text_document")
@@ -170,6 +207,54 @@ def test_a_finished_job_is_found_and_other_text_is_not_written_over(text, tmp_pa
     with pytest.raises(DatasetError, match=r"a_text_document.bin is there already"):
         run(job(text, tmp_path / "a"))
     assert contents(tmp_path / "a_text_document") == before
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx", ".tokenizer.json"])
+def test_a_finished_job_whose_files_were_damaged_since_is_not_called_finished(
+    text, tmp_path, suffix
+):
+    run(job(text, tmp_path / "a"))
+    path = tmp_path / f"a_text_document{suffix}"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:40] + bytes(9) + whole[49:])
+    with pytest.raises(DatasetError, match=f"is damaged: the checksum of {path.name} .* move the"):
+        run(job(text, tmp_path / "a"))
+    for one in tmp_path.glob("a_text_document.*"):
+        one.unlink()
+    run(job(text, tmp_path / "a"))
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "change", [lambda path: path.write_text(path.read_text() + "\n"), lambda path: path.unlink()]
+)
+def test_input_that_changes_while_it_is_read_is_not_published(text, tmp_path, monkeypatch, change):
+    content = text.read_text()
+    with monkeypatch.context() as patch:
+        real = Task.encode
+
+        def encode(task, block):
+            if block.number == 3:
+                change(text)
+            return real(task, block)
+
+        patch.setattr(Task, "encode", encode)
+        with pytest.raises(DatasetError, match=r"x.jsonl changed while it was read: .* --restart"):
+            run(job(text, tmp_path / "a"))
+    assert not list(tmp_path.glob("a_text_document*"))
+    text.write_text(content)
+    run(job(text, tmp_path / "a"), restart=True)
+    assert len(documents(tmp_path / "a_text_document")) == 40
+
+
+def test_a_plan_that_cannot_be_read_is_said(text, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            run(job(text, tmp_path / "a"))
+    (tmp_path / "a.parts" / "plan.json").write_text("{")
+    with pytest.raises(DatasetError, match=r"\(its plan cannot be read\): .*--restart to drop it"):
+        run(job(text, tmp_path / "a"))
 
 
 def test_unfinished_work_of_other_options_is_kept_unless_dropped(text, tmp_path, monkeypatch):
@@ -250,6 +335,13 @@ def test_a_folder_has_one_vocabulary(text, tmp_path):
     run(job(text, tmp_path / "a"))
     with pytest.raises(DatasetError, match=r"data of another vocabulary \(290 entries"):
         run(job(text, tmp_path / "b", tokenizer=Choice("train-bpe", vocab_size=280)))
+
+
+def test_a_manifest_of_something_else_is_left_alone(text, tmp_path):
+    (tmp_path / "manifest.json").write_text('{"name": "my web page"}')
+    with pytest.raises(DatasetError, match=r"manifest.json does not have .*a folder of its own"):
+        run(job(text, tmp_path / "a"))
+    assert (tmp_path / "manifest.json").read_text() == '{"name": "my web page"}'
 
 
 def test_a_learnt_sentencepiece_model_is_used_again(text, tmp_path):

@@ -8,8 +8,8 @@ from pyarrow import parquet
 
 from dataset.errors import DatasetError
 from dataset.readers import inputs
-from dataset.readers.blocks import Reading, blocks
-from dataset.readers.parse import MAX_DOCUMENT_BYTES, BadRecord, Record, parse
+from dataset.readers.blocks import BadRecord, Reading, Record, blocks, parse
+from dataset.readers.records import MAX_DOCUMENT_BYTES
 
 TEXTS = [f"text number {n}, é東\nsecond line {'x' * n}" for n in range(30)]
 
@@ -17,9 +17,8 @@ TEXTS = [f"text number {n}, é東\nsecond line {'x' * n}" for n in range(30)]
 def read(*paths, size=100, keys=("text",), **options):
     reading = Reading(inputs.find([str(path) for path in paths]), keys, block_bytes=size, **options)
     whole = list(blocks(reading))
-    for kept, block in enumerate(whole):  # from every place the rest is the same
-        assert list(blocks(reading, kept + 1, block.end)) == whole[kept + 1 :]
-    return [found for block in whole for _, piece in block.pieces for found in parse(piece, keys)]
+    assert list(blocks(reading)) == whole  # parts of an earlier run are known by their number
+    return [parse(*raw[1:], keys) for block in whole for raw in block.raw]
 
 
 def texts(found, key="text"):
@@ -94,7 +93,7 @@ def test_bad_lines_are_counted_where_they_are(tmp_path):
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("read_bytes", [7, 1 << 20])
 def test_a_json_array_is_read_element_by_element(tmp_path, monkeypatch, indent, read_bytes):
-    monkeypatch.setattr("dataset.readers.json_array.READ_BYTES", read_bytes)
+    monkeypatch.setattr("dataset.readers.records.READ_BYTES", read_bytes)
     path = tmp_path / "x.json"
     content = [{"text": text} for text in TEXTS] + [12, {"no": 1}]
     path.write_text(json.dumps(content, indent=indent), encoding="utf-8")
@@ -111,12 +110,30 @@ def test_a_json_array_is_read_element_by_element(tmp_path, monkeypatch, indent, 
         ("[{}", "after element 1: the file ends"),
         ("[] x", "after element 0: something follows"),
         ('[{}, "\xff"', "after element"),
+        ("[{}, " + 100_000 * "[", "after element 1: maximum recursion depth"),
     ],
 )
 def test_a_broken_array_is_named(tmp_path, content, message):
     (tmp_path / "x.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(DatasetError, match=f"x.json: not a JSON array {message}"):
         read(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.txt"])
+@pytest.mark.parametrize(
+    ("pack", "message"),
+    [
+        (gzip.compress, "is packed, .* rename it to end in .gz"),
+        (lzma.compress, "is packed, .* rename it to end in .xz"),
+        (zstandard, "is packed, .* rename it to end in .zst"),
+        (lambda data: data.decode().encode("utf-16"), "is UTF-16, .*iconv -f UTF-16 -t UTF-8"),
+        (lambda data: b"\xfe\xff" + data.decode().encode("utf-16-be"), "is UTF-16"),
+    ],
+)
+def test_a_file_of_which_no_line_could_be_used_is_not_left_out(tmp_path, name, pack, message):
+    (tmp_path / name).write_bytes(pack(lines()))
+    with pytest.raises(DatasetError, match=f"{name}: {message}"):
+        read(tmp_path / name)
 
 
 def test_an_empty_array_and_an_empty_file_hold_nothing(tmp_path):
@@ -148,12 +165,15 @@ def test_text_is_cut_into_documents_as_asked(tmp_path, sample_by, expected):
 
 
 def test_a_document_too_large_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("dataset.readers.pieces.MAX_DOCUMENT_BYTES", 20)
+    monkeypatch.setattr("dataset.readers.records.MAX_DOCUMENT_BYTES", 20)
     (tmp_path / "x.txt").write_text("x" * 21)
     with pytest.raises(DatasetError, match="give --sample-by paragraph or line"):
         read(tmp_path / "x.txt")
-    with pytest.raises(DatasetError, match="a line of over"):
+    with pytest.raises(DatasetError, match=r"x.txt:1: a line of over"):
         read(tmp_path / "x.txt", size=1, sample_by="line")
+    (tmp_path / "x.txt").write_text("\n\nfirst of two\nsecond of two\n")
+    with pytest.raises(DatasetError, match=r"x.txt:3: a paragraph of over"):
+        read(tmp_path / "x.txt", sample_by="paragraph")
     assert MAX_DOCUMENT_BYTES == 256 << 20
 
 

@@ -3,19 +3,29 @@
 ``FAKE_TRAINER`` says how: ``ok``, ``fail``, ``silent``, ``killed``, ``hang``, ``stubborn``,
 ``stuck`` (in a Python function, after two iterations), ``stopped`` (rank 0 by SIGSTOP, after two),
 ``host-memory`` (a limit of its address space), ``allocator`` (torch's words), ``greedy`` (2 GiB of
-pages), ``full`` (the disk of its folder); or ``ENGINE=HOW`` pairs with commas between, ``ok`` for
-the engines it does not name.
+pages), ``full`` (the disk of its folder), ``nan``, ``frozen`` and ``falls`` (to the end, with such
+a loss in the log); or ``ENGINE=HOW`` pairs with commas between, ``ok`` for the engines it does not
+name.
 """
 
 import faulthandler
 import json
+import math
 import os
 import resource
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+LOSSES = {
+    "nan": (9.0, 8.0, math.nan, math.nan),
+    "frozen": (9.0, 7.0, 7.0, 7.0),
+    "falls": (9.0, 8.0, 7.0, 6.0),
+}
+"""Of the iterations that the log tells of."""
 
 
 def main() -> None:
@@ -47,9 +57,22 @@ def _end(how: str, folder: Path, run: dict, rank: str) -> None:
     metrics = folder / run["metrics"]
     if how in ("stuck", "stopped"):
         _get_stuck(how, metrics, rank)
-    if how == "ok" and rank == "0":
+    if how in LOSSES and rank == "0":
+        print("".join(_lines(LOSSES[how])))
+    if how in ("ok", *LOSSES) and rank == "0":
         metrics.write_text(_iterations() + json.dumps({"event": "end", "iterations": 2}) + "\n")
     _exhaust(how, metrics)
+
+
+def _lines(losses: tuple[float, ...]) -> Iterator[str]:
+    """As the trainer prints them."""
+    for number, loss in enumerate(losses, start=1):
+        yield (
+            f" elapsed_time 0.005000 | consumed samples: {4 * number:12d} | elapsed time per "
+            f"iteration (ms): 5.0 | learning rate: 3.000E-04 | global batch size:     4 | lm loss: "
+            f"{loss:.6E} | number of skipped iterations:   0 | number of nan iterations: "
+            f"{int(loss != loss):3d} |\n"
+        )
 
 
 def _iterations() -> str:

@@ -1,6 +1,6 @@
 """What still fits into the time."""
 
-from launch.fit.time_limit import TimeLimit
+from launch.fit.estimate import TimeLimit
 
 
 class Clock:

@@ -16,6 +16,13 @@ def test_a_hostfile_is_deepspeeds(tmp_path):
     assert read_hostfile(path)[1].address == "10.0.0.2"
 
 
+@pytest.mark.parametrize("text", ["node-1 slots=4\n", "# nodes\nnode-1 slots=4\n"])
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path, text):
+    path = tmp_path / "hosts"
+    path.write_text(text, encoding="utf-8-sig")
+    assert read_hostfile(path) == (Host("node-1", 4),)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -24,7 +24,7 @@ def launcher(*words):
 @pytest.fixture
 def hostfile(tmp_path):
     path = tmp_path / "host's file"
-    path.write_text("node-1 slots=2\nme@node-2 slots=2\n")
+    path.write_text("# nodes\nnode-1 slots=2\nme@node-2 slots=2\n", encoding="utf-8-sig")
     return path
 
 
@@ -87,18 +87,21 @@ def test_torchrun_over_a_hostfile(hostfile):
     ]
 
 
-def test_deepspeeds_launcher_over_a_hostfile(hostfile):
+def test_deepspeeds_launcher_over_a_hostfile(hostfile, tmp_path):
     options = ["--launcher", "deepspeed", "--hostfile", str(hostfile), "--nnodes", "2"]
     commands = launcher(*options).commands(PROGRAM, 4, 5000)
     assert nodes(commands) == [
         [
-            *("-m", "deepspeed.launcher.runner", "--hostfile", str(hostfile)),
+            *("-m", "deepspeed.launcher.runner", "--hostfile", "/r/hostfile"),
             *("--num_nodes", "2", "--num_gpus", "2", "--no_ssh", "--node_rank", str(node)),
             *("--master_addr", "node-1", "--master_port", "5000", "--no_local_rank"),
             *("--module", "a.b", "/r/run.json"),
         ]
         for node in range(2)
     ]
+    commands.started_by(tmp_path)
+    # Not the user's own file, which may begin with a byte-order mark.
+    assert (tmp_path / "hostfile").read_text() == "node-1 slots=2\nme@node-2 slots=2\n"
 
 
 def test_several_nodes_are_started_by_one_command_whose_file_says_all(tmp_path, hostfile):

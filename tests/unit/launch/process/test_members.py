@@ -71,9 +71,24 @@ def test_a_sample_sees_processes_come_and_go(leftover):
     members = Members(token)
     assert [member.pid for member in members.sample()] == [process.pid]
     other = subprocess.Popen(SLEEP, env=mark(os.environ, token))
-    assert {member.pid for member in members.sample()} == {process.pid, other.pid}
-    other.kill()
-    other.wait()
+    try:
+        both = {process.pid, other.pid}
+        assert wait_for(lambda: {member.pid for member in members.sample()} == both)
+    finally:
+        other.kill()
+        other.wait()
+    assert [member.pid for member in members.sample()] == [process.pid]
+
+
+def test_a_process_that_has_not_loaded_its_program_yet_is_looked_at_again(leftover, monkeypatch):
+    process, token = leftover
+    members = Members(token)
+    answers = iter([False, True])
+    monkeypatch.setattr(Members, "_has", lambda self, one: next(answers))
+    monkeypatch.setattr(os, "listdir", lambda _: [str(process.pid)])
+    born = psutil.Process(process.pid).create_time()
+    monkeypatch.setattr(module.time, "time", lambda: born + 0.5)
+    assert members.sample() == []
     assert [member.pid for member in members.sample()] == [process.pid]
 
 

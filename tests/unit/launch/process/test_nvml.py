@@ -54,6 +54,9 @@ def pynvml(monkeypatch):
         lambda handle: types.SimpleNamespace(used=2**30 * handle)
     )
     module.nvmlDeviceGetPcieThroughput = throughput
+    module.nvmlDeviceGetComputeRunningProcesses = checked(
+        lambda handle: [types.SimpleNamespace(pid=handle + 70, usedGpuMemory=2**20 * handle)]
+    )
     monkeypatch.setitem(sys.modules, "pynvml", module)
     return module
 
@@ -90,6 +93,13 @@ def test_the_ranks_gpus_in_cudas_order(pynvml, visible, count, utilisation):
     rows = Gpus(visible, count).sample()
     assert [row["gpu_util_percent"] for row in rows] == utilisation
     assert [row["device_id"] for row in rows] == list(range(len(rows)))
+
+
+def test_processes_of_each_gpu_with_what_they_hold(pynvml):
+    gpus = Gpus("2,GPU-zzz,1", 3)
+    assert gpus.processes() == [{72: 2**21}, None, {71: 2**20}]
+    del pynvml.nvmlDeviceGetComputeRunningProcesses  # an old library
+    assert gpus.processes() == [None, None, None]
 
 
 def test_what_a_gpu_does_not_say_is_null(pynvml):

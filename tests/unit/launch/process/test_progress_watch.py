@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from launch.process import progress_watch
+from launch.process import growing
 from launch.process.progress_watch import ProgressWatch
 
 
@@ -127,7 +127,7 @@ def test_what_a_log_held_before_is_not_this_runs(files, clock):
 
 
 def test_of_a_huge_growth_the_end_is_read(files, clock, monkeypatch):
-    monkeypatch.setattr(progress_watch, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(growing, "MOST_BYTES", 1000)
     watch = ProgressWatch(*files, None, clock)
     append(files[0], "elapsed time per iteration (ms): 1.0\n" + "x" * 5000 + "\n")
     append(files[0], "elapsed time per iteration (ms): 50000.0\n")

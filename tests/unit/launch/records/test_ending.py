@@ -3,8 +3,7 @@ import subprocess
 
 import pytest
 
-from launch.records.ending import disk_is_full, record_status
-from launch.records.run_folder import RunFolder, Status
+from launch.records.run_folder import RunFolder, Status, disk_is_full
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def test_a_full_disk_still_gets_the_status(small_disk, capsys):
     assert not disk_is_full(small_disk)
     fill(small_disk)
     assert disk_is_full(small_disk)
-    got = record_status(folder, Status("failed", 1, 2.5, "the words"))
+    got = folder.record_end(Status("failed", 1, 2.5, "the words"))
     record = status(small_disk)
     assert (record["status"], record["exit_code"], record["seconds"]) == ("failed", 1, 2.5)
     assert record["cause"].startswith("the words; status.json could not be written: No space left")
@@ -51,21 +50,21 @@ def test_a_disk_that_became_read_only_is_said_and_survived(small_disk, capsys):
     folder = RunFolder(small_disk, "a.log")
     folder.write_status(Status("running"))
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    got = record_status(folder, Status("ok", 0, 1.0))
+    got = folder.record_end(Status("ok", 0, 1.0))
     assert "Read-only file system" in got.cause
     assert status(small_disk)["status"] == "running"
     assert "Read-only file system" in capsys.readouterr().err
 
 
 def test_a_folder_that_was_removed_is_said_and_survived(tmp_path, capsys):
-    got = record_status(RunFolder(tmp_path / "gone", "a.log"), Status("ok", 0, 1.0))
+    got = RunFolder(tmp_path / "gone", "a.log").record_end(Status("ok", 0, 1.0))
     assert got.status == "ok"
     assert "No such file" in capsys.readouterr().err
 
 
 def test_nothing_is_said_when_all_is_well(tmp_path, capsys):
     given = Status("ok", 0, 1.0)
-    assert record_status(RunFolder(tmp_path, "a.log"), given) == given
+    assert RunFolder(tmp_path, "a.log").record_end(given) == given
     assert status(tmp_path)["status"] == "ok"
     assert capsys.readouterr().err == ""
     assert not disk_is_full(tmp_path / "gone")

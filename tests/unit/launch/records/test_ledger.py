@@ -8,7 +8,8 @@ import time
 import pytest
 
 from launch.records.driver import Driver
-from launch.records.ledger import Choice, decide, read_records
+from launch.records.identity import changes, code_facts
+from launch.records.ledger import Choice, decide, older as is_older, read_records
 
 KEYS = ("point", "setup", 1)
 
@@ -18,7 +19,7 @@ def folder(tmp_path):
     """Makes run folders; each call is a run, the newest last."""
     made = []
 
-    def make(status, repeat=1, setup="setup", point="point", driver=None):
+    def make(status, repeat=1, setup="setup", point="point", driver=None, provenance=None):
         path = tmp_path / "stem" / f"run-{len(made) + 1:03d}"
         path.mkdir(parents=True)
         made.append(path)
@@ -27,6 +28,7 @@ def folder(tmp_path):
             "point_key": point,
             "setup_key": setup,
             "repeat": repeat,
+            "provenance": provenance,
             "log": "log-x.log",
             "started": f"2026-01-01T00:00:{len(made):02d}+00:00",
         }
@@ -87,6 +89,64 @@ def test_other_code_or_processors_make_it_another_run(folder):
     decision = ran(folder, Choice.RESUME)
     assert not decision.run
     assert "other code, versions or processors" in decision.why
+
+
+def facts(code="1", torch="2.13", cores=2):
+    files = {"launch/trainer/loop.py": code, "launch/trainer/log.py": "1"}
+    versions = {"torch": torch, "numpy": "2"}
+    return {
+        "code": code_facts(files, "settings"),
+        "versions": versions,
+        "gpus": [],
+        "cpu": {"model": "x", "cores_usable": cores},
+        "git": {"commit": code},
+    }
+
+
+@pytest.mark.parametrize(
+    ("older", "why"),
+    [
+        (facts(code="0"), "code changed: launch/trainer/loop.py"),
+        (facts(torch="2.12"), "torch was 2.12, is 2.13"),
+        (facts(cores=4), "processor changed"),
+        (facts(code="0", cores=4), "code changed: launch/trainer/loop.py; processor changed"),
+        (facts() | {"code": code_facts(facts()["code"]["files"], "other")},
+         "DeepSpeed's JSON, arguments or variables changed"),
+        ({"git": {"commit": "0"}, **{k: facts()[k] for k in ("versions", "gpus", "cpu")}},
+         "made before the code of a run was noted file by file"),
+    ],
+)  # fmt: skip
+def test_a_point_that_is_run_again_says_what_changed(folder, older, why):
+    folder("ok", setup="older", provenance=older)
+    records = read_records(folder.root)
+    decision = decide(KEYS, records, Choice.MISSING, facts())
+    assert decision.run
+    assert decision.why == f"{why} (since stem/run-001; --keep accepts it)"
+    kept = decide(KEYS, records, Choice.KEEP, facts())
+    assert not kept.run
+    assert kept.why.endswith(f"(stem/run-001): {why}")
+    assert is_older(records[0], "setup", facts()) == why
+    assert is_older(records[0], "older", facts()) == ""
+
+
+def test_keeping_older_results_runs_what_has_none(folder):
+    assert ran(folder, Choice.KEEP).run
+    folder("failed", setup="older")
+    assert ran(folder, Choice.KEEP).run
+    assert ran(folder, Choice.KEEP).why == "failed before (stem/run-001)"
+
+
+def test_many_changed_files_are_counted():
+    many = [code_facts({f"{n}.py": text for n in range(5)}, "") for text in ("1", "2")]
+    text = changes({"code": many[0]}, {"code": many[1]})
+    assert text == "code changed: 0.py, 1.py, 2.py and 2 more"
+
+
+def test_other_data_are_the_reason_of_a_new_run(folder):
+    folder("ok", point="settings-old")
+    decision = ran(folder, keys=("settings-new", "setup", 1))
+    assert (decision.run, decision.why) == (True, "data changed (since stem/run-001)")
+    assert ran(folder, keys=("other-old", "setup", 1)).why == ""
 
 
 def test_repeats_and_points_are_told_apart(folder):

@@ -7,7 +7,7 @@ from configs.errors import ConfigError
 from configs.study import make_point
 from launch.ds_json import deepspeed_config
 from launch.records.files import json_lines, last_lines, write_json
-from launch.records.run_folder import Inputs, Status, create_run_folder, sweep_dir
+from launch.records.run_folder import Status, create_run_folder, sweep_dir
 
 TINY = make_point({"model": "tiny"})
 
@@ -58,9 +58,9 @@ def test_a_results_folder_that_cannot_be_made_is_named(tmp_path):
 
 def test_inputs_and_status_follow_the_contract(odd_dir):
     folder = create_run_folder(odd_dir, "basic", TINY)
-    folder.write_inputs(
-        Inputs(TINY, "p", "s", 2, "/data/x", ["python"], {"git": None}), deepspeed_config(TINY)
-    )
+    keys = {"point_key": "p", "setup_key": "s", "repeat": 2}
+    facts = {"data_prefix": "/data/x", "command": ["python"], "provenance": {"git": None}}
+    folder.write_inputs(TINY, keys | facts, deepspeed_config(TINY))
     run = json.loads(folder.run_json.read_text())
     assert set(run) == {
         "schema_version",

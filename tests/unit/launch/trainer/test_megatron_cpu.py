@@ -1,12 +1,16 @@
+import importlib
 import importlib.metadata
+import inspect
+import operator
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from launch.trainer import megatron_cpu
-from launch.trainer.megatron_cpu import CpuRngStatesTracker, verify
+from launch.trainer.megatron_cpu import verify
 
 
 @pytest.fixture(autouse=True)
@@ -28,37 +32,35 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_patched_name_that_is_gone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = (*megatron_cpu.PATCHED, ("megatron.core.tensor_parallel.random", "no_such_name"))
+    gone = (*megatron_cpu.PATCHED, ("megatron.core.tensor_parallel.random", "no_such_name", None))
     monkeypatch.setattr(megatron_cpu, "PATCHED", gone)
     with pytest.raises(RuntimeError, match="no_such_name is gone"):
         verify()
 
 
 def test_the_shims_have_the_signatures_they_replace() -> None:
-    import inspect
-
-    from megatron.core.tensor_parallel import random
-
-    pairs = (
-        (random._get_cuda_rng_state, megatron_cpu._get_rng_state),
-        (random._set_cuda_rng_state, megatron_cpu._set_rng_state),
-        (random.CudaRNGStatesTracker.__init__, CpuRngStatesTracker.__init__),
-        (random.CudaRNGStatesTracker.add, CpuRngStatesTracker.add),
-        (random.CudaRNGStatesTracker.fork, CpuRngStatesTracker.fork),
-        (random.CudaRNGStatesTracker.set_states, CpuRngStatesTracker.set_states),
-    )
-    for theirs, ours in pairs:
-        assert list(inspect.signature(theirs).parameters) == list(
-            inspect.signature(ours).parameters
-        )
-    public = {name for name in vars(random.CudaRNGStatesTracker) if not name.startswith("_")}
-    assert public <= set(dir(CpuRngStatesTracker))
+    for module, name, ours in megatron_cpu.PATCHED:
+        theirs = operator.attrgetter(name)(importlib.import_module(module))
+        names = [list(inspect.signature(function).parameters) for function in (theirs, ours)]
+        assert names[0] == names[1], name
 
 
-def test_a_named_state_goes_on_by_itself() -> None:
-    tracker = CpuRngStatesTracker()
+@pytest.fixture
+def tracker(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """megatron-core's own, on the CPU; what is patched is put back afterwards."""
+    random: Any = importlib.import_module("megatron.core.tensor_parallel.random")
+    monkeypatch.setattr(torch.cuda, "current_device", torch.cuda.current_device)
+    monkeypatch.setattr(random.CudaRNGStatesTracker, "add", random.CudaRNGStatesTracker.add)
+    for name in ("_get_cuda_rng_state", "_set_cuda_rng_state"):
+        monkeypatch.setattr(random, name, getattr(random, name))
+    megatron_cpu.apply()
+    return random.CudaRNGStatesTracker()
+
+
+def test_a_named_state_goes_on_by_itself(tracker: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert not tracker.is_initialized()
     tracker.add("model-parallel-rng", 7)
+    assert tracker.is_initialized()
     torch.manual_seed(1)
     outside = torch.rand(3)
     torch.manual_seed(1)
@@ -69,10 +71,10 @@ def test_a_named_state_goes_on_by_itself() -> None:
         second = torch.rand(3)
     torch.manual_seed(7)
     assert torch.equal(torch.rand(6), torch.cat([first, second]))
+    assert caplog.text == ""
 
 
-def test_saved_states_can_be_set_again() -> None:
-    tracker = CpuRngStatesTracker()
+def test_saved_states_can_be_set_again(tracker: Any) -> None:
     tracker.add("model-parallel-rng", 7)
     saved = tracker.get_states()
     with tracker.fork():

@@ -6,8 +6,8 @@ import pytest
 
 import deep_optimizer_states
 from configs.study import make_point
-from launch.trainer.plugin import plugin_installed
 from launch.trainer.runfile import RunFile
+from launch.trainer.runtime import plugin_installed
 
 
 @pytest.mark.parametrize("given", ["timeline", "/elsewhere/lanes", ""])

@@ -8,7 +8,7 @@ from parse.__main__ import main as parse
 from parse.compare.comparisons import compare_points, comparison_columns
 from parse.compare.provenance import differences
 from parse.labels import label_runs
-from parse.run_folder import read_sweep_run, sweep_entries
+from parse.run_folder import read_run, read_sweep_run, sweep_entries
 
 SLOW, FAST = (9.0, 0.4, 0.41, 0.42, 0.43), (9.0, 0.2, 0.205, 0.21, 0.215)
 GPUS = {"gpus": [{"name": "Test GPU", "driver": "1", "memory": "80 GB"}]}
@@ -44,21 +44,21 @@ def test_a_speed_up_over_paired_repeats(gpu_sweep):
     assert ratio.paired
     assert ratio.ratio == item.speedup("iteration") == pytest.approx(2.0)
     assert ratio.low < 2.0 < ratio.high
-    assert item.ours_spread("iteration").repeats == 3
+    assert len(item.ours.finished) == 3
 
 
 def test_repeats_that_are_not_the_same_are_not_paired(gpu_sweep):
     (item,) = compared(gpu_sweep(vanilla2={"status": "failed"}))
     assert not item.ratio("iteration").paired
     assert (item.equality, item.withheld) == ("equal", "")
-    assert item.reference_spread("iteration").repeats == 2
+    assert len(item.reference.finished) == 2
 
 
 def test_as_many_repeats_that_are_others_are_not_paired(gpu_sweep):
     failed = {"status": "failed"}
     (item,) = compared(gpu_sweep(vanilla2=failed, hybrid3=failed))
     assert not item.ratio("iteration").paired
-    assert item.ours_spread("iteration").repeats == item.reference_spread("iteration").repeats == 2
+    assert len(item.ours.finished) == len(item.reference.finished) == 2
 
 
 @pytest.mark.parametrize(
@@ -146,3 +146,77 @@ def test_somebody_elses_table_stays(gpu_sweep, tmp_path, capsys):
     assert parse([str(gpu_sweep()), "--out", str(tmp_path)]) == 2
     assert "not a table of this parser" in capsys.readouterr().err
     assert path.read_text() == "mine\n"
+
+
+NAME = "log-7B-tp1-dp1-l2-h4-a2-sl64-gbs2-mbs1-ratio1-subg100-prefetch{}-flush_async{}-opt_gaps{}"
+LONE = {"vanilla": NAME.format(0, 0, 0), "hybrid": NAME.format(1, 1, 2)}
+SHORT, LONG = (9.0, 8.5, 8.25, 8.125, 8.0), tuple(9.5 - 0.1 * i for i in range(10))
+
+
+@pytest.fixture
+def lone_logs(write_log):
+    """Compares lone logs, each given as its folder, its engine and its losses."""
+
+    def write(*logs):
+        paths = [write_log(f"{at}/{LONE[name]}.log", losses=losses) for at, name, losses in logs]
+        runs = [read_run(path) for path in paths]
+        label_runs(runs)
+        return compare_points(runs, 1), runs
+
+    return write
+
+
+def test_a_log_is_paired_with_one_of_as_many_iterations(lone_logs):
+    logs = ("a", "vanilla", SHORT), ("b", "vanilla", LONG), ("b", "hybrid", LONG)
+    (item,), runs = lone_logs(*logs)
+    assert (item.equality, item.withheld) == ("equal", "")
+    assert item.pairs[0].reference is runs[1]
+    assert [len(point.runs) for point in (item.reference, item.ours)] == [1, 1]
+    assert [run.label for run in runs] == [
+        "7B vanilla 5 iterations", "7B vanilla 10 iterations", "7B hybrid stride 2 10 iterations",
+    ]  # fmt: skip
+    assert [run.case for run in runs] == ["7B, 5 iterations", *["7B, 10 iterations"] * 2]
+
+
+def test_a_pair_of_other_lengths_is_told_and_has_no_speed_up(lone_logs):
+    (item,), _ = lone_logs(("a", "vanilla", LONG), ("b", "hybrid", LONG[:7]))
+    assert item.equality == "equal"
+    assert "vanilla has another iterations (10 for 7)" in item.withheld
+
+
+def test_a_campaigns_own_reference_goes_before_those_of_others(lone_logs):
+    other = tuple(loss + 0.25 for loss in LONG)
+    logs = [("a", "vanilla", other), ("b", "vanilla", LONG), ("b", "hybrid", LONG)]
+    (item,), runs = lone_logs(*logs)
+    assert (item.equality, item.withheld) == ("equal", "")
+    assert item.reference.runs == [runs[1]]
+    (item,), runs = lone_logs(*logs[:1], logs[2])
+    assert item.equality == "differs"
+    assert item.reference.runs == [runs[0]]
+
+
+def test_repeats_of_two_campaigns_are_paired_each_in_its_own(gpu_sweep, sweep_writer, tmp_path):
+    folders, lower = [], tuple(loss - 0.5 for loss in SHORT)
+    for name, losses in (("b", lower), ("a", SHORT)):
+        sweep_writer.folder = tmp_path / name
+        folders.append(gpu_sweep((1, 2), vanilla={"losses": losses}, hybrid={"losses": losses}))
+    entries = [entry for folder in folders for entry in sweep_entries(folder)]
+    engines = [[e for e in entries if e.engine == name] for name in ("vanilla", "hybrid")]
+    runs = [read_sweep_run(entry) for entry in (*engines[0], *reversed(engines[1]))]
+    label_runs(runs)
+    (item,) = compare_points(runs, 1)
+    assert (item.equality, item.withheld) == ("equal", "")
+    assert item.ratio("iteration").paired
+    assert {(p.run.campaign, p.run.repeat) for p in item.pairs} == {
+        (p.reference.campaign, p.reference.repeat) for p in item.pairs
+    }
+    assert len(item.pairs) == 4
+
+
+def test_equal_runs_that_diverged_alike_do_not_hold(gpu_sweep):
+    losses = {"losses": (9.0, 9.5, 10.0, 10.5, 11.0)}
+    (item,) = compared(gpu_sweep((1,), vanilla=losses, hybrid=losses))
+    (finding,) = item.findings
+    assert (item.equality, finding.holds) == ("equal", False)
+    assert "loss: diverged" in finding.verdict
+    assert item.speedup("iteration") is None

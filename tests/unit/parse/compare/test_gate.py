@@ -205,3 +205,21 @@ def test_the_interval_is_welchs():
     found = judge_seeds(gate, "r", {1: [2.99], 2: [3.0], 3: [3.01]}, {1: [2.9], 2: [3.0], 3: [3.1]})
     assert "95% interval -0.245 to +0.245" in found.text
     assert found.word == "undecided"
+
+
+def test_good_metrics_do_not_excuse_a_loss_that_diverged(gated):
+    values = (2.0, 2.01, 1.99)
+    ours = seeds(values)
+    (sound,) = gated(QUALITY, ours, seeds(values))[0].findings
+    assert sound.holds
+
+
+def test_one_diverged_seed_fails_the_point(gated):
+    values = (2.0, 2.01, 1.99)
+    ours = seeds(values)
+    ours[1]["losses"] = (9.0, 9.5, 10.0, 10.5, 11.0)
+    item, _ = gated(QUALITY, ours, seeds(values))
+    (finding,) = item.findings
+    assert not finding.holds
+    assert "loss: diverged" in finding.verdict
+    assert "the loss of hybrid is diverged" in item.withheld

@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,45 @@ def test_the_tolerance_and_the_phase_decide(sides, capsys):
     assert compare(capsys, *reversed(folders))[0] == 0
 
 
+@pytest.mark.parametrize("as_tables", [False, True])
+def test_lost_iterations_are_a_regression_whatever_the_times(sides, tmp_path, capsys, as_tables):
+    folders = sides()
+    (log,) = Path(folders[1]).rglob("*gaps2.log")
+    text = log.read_text()
+    for number in (4, 6, 8):
+        text = text.replace(f"lm loss: {LOSSES[number]:.6E}", "lm loss: x")
+    log.write_text(text)
+    if as_tables:
+        for number, folder in enumerate(folders):
+            assert main([folder, "--out", str(tmp_path / f"t{number}")]) == 0
+            folders[number] = str(tmp_path / f"t{number}")
+        capsys.readouterr()
+    code, out, _ = compare(capsys, *folders)
+    assert code == 1
+    assert "fewer iterations: 9 before, 6 now; 4 lines rejected" in out
+    assert compare(capsys, *reversed(folders))[0] == 0
+
+
+def test_strict_fails_what_may_be_too_slow(sides, capsys):
+    noisy = {"seconds": (9.0, *(0.3 + 0.08 * (i % 4) for i in range(9)))}
+    folders = sides(hybrid=noisy)
+    assert compare(capsys, *folders)[0] == 0
+    code, out, _ = compare(capsys, *folders, "--strict", "--json")
+    assert code == 1
+    assert words(out) == {"tiny vanilla": "same", "tiny hybrid stride 2": "too wide"}
+    assert "the tolerance is 5.0%" in json.loads(out)["points"][1]["detail"]
+    assert compare(capsys, *folders, "--strict", "--tolerance", "0.9")[0] == 0
+
+
+def test_strict_fails_what_has_no_interval(sides, capsys):
+    short = {"losses": LOSSES[:4], "seconds": STEADY[:4]}
+    folders = sides(vanilla=short, hybrid=short)
+    shutil.copytree(folders[1], folders[0], dirs_exist_ok=True)
+    assert compare(capsys, *folders)[0] == 2
+    code, out, _ = compare(capsys, *folders, "--strict")
+    assert (code, out.count("too wide: no interval")) == (1, 2)
+
+
 def test_tables_say_the_same_as_the_runs_they_are_of(sides, tmp_path, capsys):
     folders = sides(hybrid={"seconds": slower(1.2), "digest": "bb"})
     tables = []
@@ -128,7 +168,9 @@ def test_another_machine_is_not_judged_unasked(sides, capsys):
 
 def test_too_few_iterations_decide_nothing(sides, capsys):
     short = {"losses": LOSSES[:4], "seconds": slower(2)[:4]}
-    code, out, _ = compare(capsys, *sides(vanilla=short, hybrid=short))
+    old, new = sides(vanilla=short, hybrid=short)
+    shutil.copytree(new, old, dirs_exist_ok=True)
+    code, out, _ = compare(capsys, old, new)
     assert code == 2
     assert out.count("too few iterations: no interval") == 2
 
@@ -180,3 +222,78 @@ def test_a_damaged_table_is_one_line(sides, tmp_path, capsys):
     assert code == 2
     assert err.count("\n") == 1
     assert "is not a time" in err
+
+
+@pytest.fixture
+def kept(sides, tmp_path, capsys):
+    """Keeps the old sweep's values, and returns both sweeps and the file."""
+    folders = sides(hybrid={"seconds": slower(1.2)})
+    file = tmp_path / "references" / "basic.json"
+    assert main(["keep", folders[0], str(file)]) == 0
+    assert "2 points kept" in capsys.readouterr().out
+    return *folders, str(file)
+
+
+def rename_machine(folder, name):
+    for path in Path(folder).rglob("metrics.jsonl"):
+        path.write_text(path.read_text().replace("Test GPU", name))
+
+
+def test_results_are_compared_with_the_values_kept_of_their_machine(kept, capsys):
+    old, new, file = kept
+    with_values, with_results = compare(capsys, file, new), compare(capsys, old, new)
+    assert with_values == with_results
+    assert with_values[0] == 1
+    assert "slower" in with_values[1]
+    assert compare(capsys, file, old)[0] == 0
+
+
+def test_each_machine_has_values_of_its_own(kept, capsys):
+    old, new, file = kept
+    rename_machine(new, "Slow GPU")
+    code, _, err = compare(capsys, file, new)
+    assert code == 2
+    assert "has no values of cuda Slow GPU" in err
+    assert "parse keep" in err
+    assert main(["keep", new, file]) == 0
+    capsys.readouterr()
+    for folder in (old, new):
+        code, out, _ = compare(capsys, file, folder)
+        assert (code, "0 regressions in 2 points" in out) == (0, True)
+
+
+def test_values_are_replaced_only_when_asked(kept, capsys):
+    _, new, file = kept
+    before = Path(file).read_text()
+    assert main(["keep", new, file]) == 2
+    assert "has values of tiny vanilla on this machine already" in capsys.readouterr().err
+    assert Path(file).read_text() == before
+    assert main(["keep", new, file, "--replace"]) == 0
+    assert "2 replaced" in capsys.readouterr().out
+    assert compare(capsys, file, new)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"status": "failed"}, "tiny hybrid stride 2: failed"),
+        ({"losses": (9.0, 8.5, *[float("nan")] * 8)}, "tiny hybrid stride 2: nan"),
+    ],
+)
+def test_what_failed_is_not_kept(sides, tmp_path, capsys, change, why):
+    _, new = sides(hybrid=change)
+    assert main(["keep", new, str(tmp_path / "r.json")]) == 2
+    assert why in capsys.readouterr().err
+    assert not (tmp_path / "r.json").exists()
+
+
+def test_a_file_that_is_not_ours_is_neither_read_nor_replaced(sides, tmp_path, capsys):
+    old, new = sides()
+    mine = tmp_path / "mine.json"
+    mine.write_text('{"reference_values": [{"label": 1}]}')
+    code, _, err = compare(capsys, str(mine), new)
+    assert (code, "holds no reference values" in err) == (2, True)
+    mine.write_text('{"mine": 1}')
+    assert main(["keep", old, str(mine)]) == 2
+    assert mine.read_text() == '{"mine": 1}'
+    assert compare(capsys, str(tmp_path / "none.json"), new)[0] == 2

@@ -1,9 +1,17 @@
+import json
 import math
+import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from parse.compare.verdict import judge_loss, judge_pair
 from parse.log.read import read_log
+from parse.verdict import main as verdict_of
+
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def numbered(*losses):
@@ -24,11 +32,64 @@ def numbered(*losses):
         ((), "", None),
         ((None, None), "", None),
         ((9.0, None, 7.0), "trains", None),
+        # Losses of published runs: a spike that ends above the start, and one that comes back.
+        ((11.6, 11.6, 24.2, 18.1, 12.5, 12.8, 13.7, 14.0, 12.9, 12.9), "diverged", None),
+        ((11.62, 11.63, 21.97, 34.86, 15.13), "diverged", None),
+        ((11.64, 11.62, 25.17, 17.36, 14.05, 19.01, 11.3, 11.33, 11.02, 11.01), "undecided", None),
+        # No more than noise, whichever way the last one points.
+        ((11.44, 11.45, 11.5, 11.53, 11.4, 11.45, 11.4, 11.49, 11.45, 11.49), "undecided", None),
+        ((11.43, 11.4, 11.42, 11.34, 11.45, 11.37, 11.47, 11.52, 11.36, 11.35), "undecided", None),
+        ((9.0,), "undecided", None),
+        ((8.0, 8.5, 8.9), "undecided", None),
+        ((8.0, 8.5, 9.1), "diverged", None),
     ],
 )
 def test_words_for_a_loss(losses, word, from_iteration):
     verdict = judge_loss(numbered(*losses))
     assert (verdict.word, verdict.from_iteration) == (word, from_iteration)
+
+
+def test_pure_noise_seldom_passes_for_training_and_never_for_divergence():
+    rng = random.Random(7)
+    words = [
+        judge_loss(numbered(*(5 + rng.gauss(0, 0.1) for _ in range(length)))).word
+        for length in (6, 10, 30)
+        for _ in range(300)
+    ]
+    assert "diverged" not in words
+    assert words.count("trains") < 0.12 * len(words)
+    falling = [
+        judge_loss(numbered(*(9 - 0.2 * i + rng.gauss(0, 0.1) for i in range(10)))).word
+        for _ in range(100)
+    ]
+    assert falling.count("trains") > 95
+
+
+@pytest.mark.parametrize(
+    ("losses", "word", "code"),
+    [((9.0, 8.5, 8.0), "trains", 0), ((9.0,), "undecided", 0), ((9.0, 9.5, 11.0), "diverged", 1),
+     ((9.0, math.nan), "nan", 1), ((9.0, 8.0, 8.0, 8.0), "frozen", 1)],
+)  # fmt: skip
+def test_the_command_says_whether_a_loss_failed(write_log, capsys, losses, word, code):
+    assert verdict_of([str(write_log(losses=losses))]) == code
+    said = json.loads(capsys.readouterr().out)
+    assert (said["word"], said["failed"]) == (word, bool(code))
+    assert said["text"].startswith(word)
+
+
+def test_the_command_needs_no_package_at_all(write_log):
+    command = [sys.executable, "-S", "-E", "-W", "error", "-m", "parse.verdict"]
+    log = write_log(losses=(9.0, math.nan))
+    done = subprocess.run(
+        [*command, str(log)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert json.loads(done.stdout)["word"] == "nan"
+
+
+def test_a_log_that_is_not_there_has_no_verdict(tmp_path, capsys):
+    assert verdict_of([str(tmp_path / "no.log")]) == verdict_of([]) == 2
+    assert "no.log: no such file" in capsys.readouterr().err
 
 
 def test_a_uniform_softmax_is_named():

@@ -185,3 +185,37 @@ def test_an_image_that_is_not_small_is_taken_as_png(sweep_writer, page):
     (folder / "figures" / "loss.svg").write_text(SVG + " " * 1_600_000)
     (folder / "figures" / "loss.png").write_bytes(PNG)
     assert page(folder).all("img")[0]["src"].startswith("data:image/png")
+
+
+def test_pages_of_a_figure_follow_its_first_in_their_order(sweep_writer, page):
+    folder = sweep_writer.write_runs([("vanilla", 0, {})], figures=["memory", "loss"])
+    (folder / "figures").mkdir()
+    for stem in ("loss", "loss-page-10", "loss-page-2", "memory", "memory-page-2"):
+        (folder / "figures" / f"{stem}.png").write_bytes(PNG)
+    page(folder)
+    captions = (folder / "report.html").read_text().split("<figcaption>")[1:]
+    memory, loss = "Memory of device and host", "Loss of every iteration"
+    assert [caption.startswith(name) for caption, name in zip(
+        captions, (memory, memory, loss, loss, loss), strict=True
+    )] == [True] * 5  # fmt: skip
+    captions = [caption.split("</figcaption>")[0] for caption in captions]
+    numbers = [found[1] if (found := re.search(r"\(page (\d+)\)", c)) else "" for c in captions]
+    assert numbers == ["", "2", "", "2", "10"]
+    assert "Asked for and not drawn" not in (folder / "report.html").read_text()
+
+
+def test_a_wide_table_scrolls_by_itself_beside_its_first_column(sweep_writer, page):
+    folder = sweep_writer.write_runs([("vanilla", 0, {})])
+    page(folder)
+    text = (folder / "report.html").read_text()
+    style = text.split("<style>")[1].split("</style>")[0]
+    style = re.sub(r"/\*.*?\*/", "", style, flags=re.DOTALL)
+    found = re.findall(r"^([^\s{}@][^{}@\n]*?) \{ ([^{}]*?) \}", style, re.MULTILINE)
+    rules = {selector.strip(): rule for selector, rule in found}
+    assert "overflow-x: auto" in rules[".scroll"]
+    assert "position: sticky; left: 0;" in rules["th:first-child"]
+    assert "background" in rules["tbody th:first-child"], "what scrolls is not seen below it"
+    assert "width: 100%" in rules["figure img"]
+    assert "max-width" not in rules["figure"]
+    for row in re.findall(r"<tr>.*?</tr>", text, re.DOTALL):
+        assert re.match(r"<tr><th ", row), "the first cell of a row is its head"

@@ -1,0 +1,1 @@
+"""What a user copies: one file a framework, each with the plugin switched on in one line."""

@@ -1,0 +1,1 @@
+"""Training programs for other frameworks, written as their users write them."""

@@ -1,0 +1,170 @@
+"""Tokenized reviews on disk: made once, read by every run, told apart by their checksums.
+
+``PREFIX.bin`` and ``PREFIX.idx`` have the layout of Megatron's indexed data sets, so that the
+harness counts and fingerprints them like any other data. A document is one review: its split, its
+label, then its tokens. Split and label lie in the file itself because they decide the result as
+much as the tokens do. ``PREFIX.manifest.json`` says what a reader must know of the tokenizer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import struct
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from launch.frameworks.imdb.errors import ImdbError
+from launch.frameworks.imdb.reviews import SPLITS, Reviews, hub_reviews, synthetic_reviews
+from launch.frameworks.imdb.tokenizer import pad_id, roberta_tokenizer, trained_tokenizer
+from launch.records.files import ROOT
+
+SYNTHETIC, IMDB = "synthetic-reviews", "imdb-reviews"
+CACHE = ROOT / "dataset" / "cache"
+_HEAD = struct.Struct("<9sQBQQ")
+_MAGIC, _VERSION, _INT32 = b"MMIDIDX\x00\x00", 1, 4
+_NUM_MARKS = 2
+"""Numbers of a document before its tokens: split and label."""
+_MAKERS = ("grammar.py", "reviews.py", "tokenizer.py", "files.py")
+"""Whoever changes one of these makes other files, in another folder."""
+
+Split = list[tuple[NDArray[np.int32], int]]
+"""Tokens, without truncation or padding, and label of each review."""
+
+
+@dataclass(frozen=True)
+class TokenizedReviews:
+    """What the data module reads."""
+
+    splits: dict[str, Split]
+    pad_id: int
+    end_id: int
+    """Token that ends a review, be it truncated."""
+    vocab_size: int
+    source: str
+    """Where the reviews come from, in words."""
+
+    def __getitem__(self, split: str) -> Split:
+        """Reviews of ``train``, ``validation`` or ``test``."""
+        return self.splits[split]
+
+
+def prepared(name: str) -> str:
+    """Absolute prefix of tokenized reviews, which are made if they are not there yet.
+
+    Args:
+        name: ``synthetic-reviews``, or ``imdb-reviews`` which come from the hub.
+
+    Raises:
+        ImdbError: the hub's files cannot be had.
+    """
+    folder = CACHE / f"{name}-{_recipe()}"
+    prefix = folder / name
+    if not (folder / f"{name}.manifest.json").is_file():
+        reviews, tokenizer = _SOURCES[name]()
+        _make_folder(folder, lambda path: write(path / name, reviews, tokenizer))
+    return str(prefix)
+
+
+def _synthetic() -> tuple[Reviews, Tokenizer]:
+    reviews = synthetic_reviews()
+    return reviews, trained_tokenizer(review.text for review in reviews.train)
+
+
+_SOURCES: dict[str, Callable[[], tuple[Reviews, Tokenizer]]] = {
+    SYNTHETIC: _synthetic,
+    IMDB: lambda: (hub_reviews(), roberta_tokenizer()),
+}
+
+
+def _recipe() -> str:
+    """A short digest of the code and the package that the files are made by."""
+    found = hashlib.sha256(metadata.version("tokenizers").encode())
+    for name in _MAKERS:
+        found.update(Path(__file__).with_name(name).read_bytes())
+    return found.hexdigest()[:8]
+
+
+def _make_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Let a folder appear with all of its files at once, whoever else is making it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        fill(made)
+        if not folder.exists():
+            made.replace(folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def write(prefix: Path, reviews: Reviews, tokenizer: Tokenizer) -> None:
+    """Tokenize three splits into ``PREFIX.bin``, ``PREFIX.idx`` and a manifest."""
+    lengths: list[int] = []
+    with prefix.with_suffix(".bin").open("wb") as file:
+        for number, split in enumerate(SPLITS):
+            found = getattr(reviews, split)
+            encoded = tokenizer.encode_batch([review.text for review in found])
+            for review, encoding in zip(found, encoded, strict=True):
+                document = np.array([number, review.label, *encoding.ids], dtype=np.int32)
+                file.write(document.tobytes())
+                lengths.append(len(document))
+    _write_index(prefix.with_suffix(".idx"), lengths)
+    manifest = {
+        "prefix": prefix.name,
+        "source": reviews.source,
+        "vocab_size": tokenizer.get_vocab_size(),
+        "pad_id": pad_id(tokenizer),
+        "end_id": tokenizer.token_to_id("</s>"),
+        "reviews": {split: len(getattr(reviews, split)) for split in SPLITS},
+    }
+    tokenizer.save(f"{prefix}.tokenizer.json")
+    text = json.dumps(manifest, indent=2) + "\n"
+    prefix.with_suffix(".manifest.json").write_text(text, encoding="utf-8")
+
+
+def _write_index(path: Path, lengths: Sequence[int]) -> None:
+    sizes = np.array(lengths, dtype=np.int32)
+    offsets = np.concatenate([[0], np.cumsum(sizes[:-1], dtype=np.int64) * 4]).astype(np.int64)
+    head = _HEAD.pack(_MAGIC, _VERSION, _INT32, len(sizes), len(sizes) + 1)
+    documents = np.arange(len(sizes) + 1, dtype=np.int64)
+    path.write_bytes(head + sizes.tobytes() + offsets.tobytes() + documents.tobytes())
+
+
+def read(prefix: str) -> TokenizedReviews:
+    """Read what :func:`write` wrote.
+
+    Raises:
+        ImdbError: a file is missing or is of another form.
+    """
+    try:
+        manifest: dict[str, Any] = json.loads(Path(f"{prefix}.manifest.json").read_bytes())
+        index = Path(f"{prefix}.idx").read_bytes()
+        tokens = np.fromfile(f"{prefix}.bin", dtype=np.int32)
+        magic, _, kind, count, _ = _HEAD.unpack_from(index)
+        if (magic, kind) != (_MAGIC, _INT32):
+            raise ValueError("not an index of 32-bit tokens")
+        if len(index) != _HEAD.size + count * 4 + count * 8 + (count + 1) * 8:
+            raise ValueError("the index is cut off")
+        sizes = np.frombuffer(index, np.int32, count, _HEAD.size)
+        if sizes.sum() != len(tokens):
+            raise ValueError(f"{sizes.sum()} tokens in the index, {len(tokens)} in the file")
+        known = {key: manifest[key] for key in ("pad_id", "end_id", "vocab_size", "source")}
+    except (OSError, ValueError, KeyError, struct.error) as error:
+        raise ImdbError(
+            f"data_prefix: {prefix} holds no tokenized reviews ({error}); give data_prefix = "
+            f"{SYNTHETIC!r} or {IMDB!r}"
+        ) from None
+    splits: dict[str, Split] = {split: [] for split in SPLITS}
+    for document in np.split(tokens, np.cumsum(sizes)[:-1]):
+        number, label = (int(mark) for mark in document[:_NUM_MARKS])
+        splits[SPLITS[number]].append((document[_NUM_MARKS:], label))
+    return TokenizedReviews(splits, **known)

@@ -1,0 +1,104 @@
+"""One measurement at a time: runs of several drivers on one machine take turns.
+
+The turn is the kernel's lock on one file of the machine. The kernel gives it back when its holder
+ends in whatever way, so that no stale lock is ever left; what the file says serves the wait line
+alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import getpass
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+LOCK_VARIABLE = "DOS_LOCK_FILE"
+"""Environment variable with another path of the lock, such as one that containers share."""
+LOOK_S = 0.5
+"""Seconds between two tries; the kernel's own wait would keep signals from us."""
+
+
+def lock_path() -> Path:
+    """Where the lock lies, the same for every user of this machine."""
+    given = os.environ.get(LOCK_VARIABLE)
+    return Path(given) if given else Path(tempfile.gettempdir()) / "deep-optimizer-states.lock"
+
+
+@contextlib.contextmanager
+def turn(what: str, say: Callable[[str], object], share: bool = False) -> Iterator[None]:
+    """Wait until nobody else measures on this machine; the block is our turn.
+
+    Args:
+        what: what is measured, for those who wait for us.
+        say: gets one line when we have to wait.
+        share: measure beside others, without waiting and without making others wait.
+    """
+    file = None if share else _open(lock_path(), say)
+    if file is None:
+        yield
+        return
+    with file:
+        _wait(file, say)
+        _describe(file, what)
+        try:
+            yield
+        finally:
+            _describe(file, "")
+
+
+def _open(path: Path, say: Callable[[str], object]) -> IO[str] | None:
+    """The lock's file, made for all users; None, with a line of why, where it cannot be had."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            # In /tmp the kernel may refuse to open for creation what another user has made.
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW))
+            path.chmod(0o666)
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+", encoding="utf-8")
+    except OSError as error:
+        say(f"{path}: {error.strerror}; runs of others at the same time would not be noticed")
+        return None
+
+
+def _wait(file: IO[str], say: Callable[[str], object]) -> None:
+    waits = False
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if not waits:
+                say(f"waits for its turn: {_holder(file)}; --share measures beside it")
+            waits = True
+            time.sleep(LOOK_S)
+
+
+def _describe(file: IO[str], what: str) -> None:
+    """Leave word of our turn; a full disk loses it and nothing else."""
+    with contextlib.suppress(OSError):
+        file.seek(0)
+        file.truncate()
+        json.dump({"pid": os.getpid(), "user": _user(), "what": what} if what else {}, file)
+        file.flush()
+
+
+def _holder(file: IO[str]) -> str:
+    """Who has the turn, as its file says; anybody may have written there."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        file.seek(0)
+        table = json.loads(file.read(4096))
+        text = f"process {int(table['pid'])} of {table['user']} measures {table['what']}"
+        return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return "another process measures on this machine"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

@@ -1,0 +1,78 @@
+"""Lightning's program for film reviews, each of its strategies an engine of a study."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from configs.schema import Point
+from launch.ds_json import deepspeed_config
+from launch.hosts.ranks import Program
+from launch.records.run_folder import RunFolder
+from launch.trainers.protocol import Trainer
+
+MODULE = "launch.frameworks.imdb.train"
+WITHOUT_DEEPSPEED = "without_deepspeed"
+"""Key of an engine's ``ds_config`` that leaves DeepSpeed out altogether."""
+_LIGHTNINGS_OWN = ("optimizer", "gradient_accumulation_steps", "gradient_clipping")
+"""What Lightning itself puts into DeepSpeed's config, and refuses to find there."""
+_DATA = ("synthetic-reviews", "imdb-reviews")
+
+
+def _prepared(name: str) -> str:
+    # Tokenizing needs packages that no other trainer loads.
+    from launch.frameworks.imdb.files import prepared
+
+    return prepared(name)
+
+
+@dataclass(frozen=True)
+class LightningTrainer(Trainer):
+    """The program of film reviews, by :mod:`launch.frameworks.imdb.train`."""
+
+    name: ClassVar[str] = "lightning"
+    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    own_data: ClassVar[Mapping[str, Callable[[str], str]]] = dict.fromkeys(_DATA, _prepared)
+    writes_metrics: ClassVar[bool] = True
+    end_mark: ClassVar[str] = "'end' line in metrics.jsonl"
+
+    @classmethod
+    def of(cls, given: Namespace) -> Self:
+        """It has no options."""
+        return cls()
+
+    def refuse(self, point: Point) -> list[str]:
+        """Why this trainer cannot run a point."""
+        reasons = super().refuse(point)
+        if point.tp > 1:
+            reasons.append(f"tp = {point.tp}: --trainer {self.name} splits no layer; give tp = 1")
+        if point.data_prefix not in _DATA:
+            reasons.append(
+                f"data_prefix = {point.data_prefix!r}: --trainer {self.name} reads reviews; give "
+                f"{' or '.join(map(repr, _DATA))}"
+            )
+        missing = [name for name in ("dropout", "loader_workers") if name not in point.values]
+        if missing:
+            reasons.append(
+                f"the study has no field {missing[0]!r}, which --trainer {self.name} needs"
+            )
+        return reasons
+
+    def ds_config(self, point: Point) -> dict[str, Any]:
+        """DeepSpeed's config of a run; empty for an engine that goes without DeepSpeed."""
+        config = deepspeed_config(point)
+        if config.pop(WITHOUT_DEEPSPEED, False):
+            return {}
+        return {key: value for key, value in config.items() if key not in _LIGHTNINGS_OWN}
+
+    def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
+        """What every rank runs; point and data stand in the folder."""
+        run_json = folder / "run.json"
+        return Program(MODULE, (str(run_json),), run_json)
+
+    def has_ended(self, folder: RunFolder, point: Point) -> bool:
+        """Whether the program wrote its last line."""
+        return folder.has_ended()

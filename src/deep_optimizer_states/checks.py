@@ -1,0 +1,56 @@
+"""Tables that users write, checked by their classes: one sentence for each field that is wrong."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Collection
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+
+def explain(
+    error: ValidationError, known: Collection[str], prefix: str = "", quote: str = "'"
+) -> str:
+    """What is wrong with a table, field by field.
+
+    Args:
+        error: Of pydantic.
+        known: Names that a misspelt key is compared with.
+        prefix: Stands before every key.
+        quote: Stands around names; around those of wrong values only if it is a double quote, as in
+            the JSON that the table comes from.
+    """
+    return "; ".join(_sentence(item, known, prefix, quote) for item in error.errors())
+
+
+def _sentence(item: Any, known: Collection[str], prefix: str, quote: str) -> str:  # noqa: ANN401
+    key = prefix + ".".join(str(part) for part in item["loc"])
+    if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        near = get_close_matches(str(item["loc"][-1]), known, n=1, cutoff=0.3)
+        hint = f"did you mean {quote}{near[0]}{quote}? " if near else ""
+        return f"unknown key {quote}{key}{quote}: {hint}known: {', '.join(known)}"
+    if item["type"] == "missing":
+        return f"{key} is missing"
+    own = {"dataclass_type": "give a table", "string_pattern_mismatch": "give text"}
+    message = own.get(item["type"], item["msg"].removeprefix("Value error, "))
+    mark = quote if quote == '"' else ""
+    where = f"{mark}{key.rstrip('.')}{mark}"
+    return f"{where} = {item['input']!r}: {message}" if item["loc"] else f"{where}: {message}"
+
+
+def read_toml(path: Path, wrong: type[Exception]) -> dict[str, Any]:
+    """A TOML file's content.
+
+    Args:
+        path: The file.
+        wrong: Raised, with a sentence, when it cannot be read or is not valid.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise wrong(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise wrong(f"{path}: not valid TOML: {error}") from None

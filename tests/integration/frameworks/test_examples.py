@@ -1,0 +1,107 @@
+"""The examples run as they stand: what a user copies trains, under the plugin."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from launch.records.files import ROOT
+
+EXAMPLES = ROOT / "examples"
+STEPS = 4
+OURS = "optimizer: InterleavedZeroOptimizer"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def run(*words):
+    """Output of a program that the repository's root is the current folder of."""
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": ""}
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    return done.stdout
+
+
+def torchrun(num_ranks, *words):
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+    return run(*launcher, "-m", *words)
+
+
+def value(output, name):
+    [line] = [line for line in output.splitlines() if line.startswith(f"{name}: ")]
+    return float(line.partition(": ")[2])
+
+
+def check_lightning(output):
+    assert OURS in output
+    assert "synthetic reviews" in output
+    assert 0.0 <= value(output, "test_accuracy") <= 1.0
+    assert value(output, "seconds per batch") > 0
+
+
+def test_lightning_alone():
+    words = ("-m", "examples.imdb_lightning", "--tiny", "--max-steps", str(STEPS))
+    check_lightning(run(*words))
+
+
+def test_lightning_with_two_ranks():
+    check_lightning(torchrun(2, "examples.imdb_lightning", "--tiny", "--max-steps", str(STEPS)))
+
+
+def test_hugging_faces_trainer_shows_its_auto_values():
+    output = torchrun(2, "examples.hf_trainer", "--tiny", "--max-steps", str(STEPS))
+    assert OURS in output
+    lines = [line for line in output.splitlines() if line.startswith("auto ")]
+    found = dict(line.removeprefix("auto ").split(" = ") for line in lines)
+    assert found["train_micro_batch_size_per_gpu"] == "16"
+    assert found["gradient_accumulation_steps"] == "2"
+    assert found["train_batch_size"] == str(16 * 2 * 2)
+    assert found["gradient_clipping"] == "1.0"
+    # Hidden size squared, and nine tenths of it.
+    assert found["zero_optimization.reduce_bucket_size"] == str(64 * 64)
+    assert found["zero_optimization.stage3_prefetch_bucket_size"] == str(int(0.9 * 64 * 64))
+    assert len(found) == 8
+    assert "auto" not in found.values()
+
+
+def code_of(notebook):
+    """The notebook as a program: its cells of code, one after the other."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    return "\n\n".join(code) + "\n"
+
+
+def test_the_notebook_runs(tmp_path):
+    program = tmp_path / "imdb_lightning_notebook.py"
+    program.write_text(code_of(EXAMPLES / "imdb_lightning.ipynb"), encoding="utf-8")
+    # As a notebook's kernel does: with the repository's root on the path.
+    start = "import runpy, sys; sys.path.insert(0, '.'); runpy.run_path(sys.argv[1])"
+    output = run("-c", start, str(program))
+    assert OURS in output
+    assert "padding has id 1" in output
+    assert "test_accuracy" in output
+
+
+@pytest.mark.parametrize("name", ["imdb_lightning.py", "hf_trainer.py", "imdb_lightning.ipynb"])
+def test_the_plugin_is_one_line_before_the_trainer_is_made(name):
+    path = EXAMPLES / name
+    code = code_of(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
+    assert code.count("deep_optimizer_states.install()") == 1
+    trainer = "TrainingArguments(\n" if name.startswith("hf") else "pl.Trainer(\n"
+    assert code.index("deep_optimizer_states.install()") < code.index(f"{trainer}")
+
+
+def test_notebooks_are_kept_without_output():
+    cells = json.loads((EXAMPLES / "imdb_lightning.ipynb").read_text())["cells"]
+    assert all(not cell.get("outputs") for cell in cells)

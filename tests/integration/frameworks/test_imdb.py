@@ -1,0 +1,126 @@
+"""The study of film reviews from the command line to its report, with a few iterations a run."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from launch.records.files import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+SWEEP = """
+name = "few"
+description = "an epoch of a few strategies"
+model = "tiny"
+figures = ["strategies"]
+point = { device = "cpu", dropout = 0.1, iterations = 40 }
+engines = [
+  { engine = ["no-deepspeed", "deepspeed-stage-3-offload-optimizer", "deep-optimizer-states"] },
+  { engine = ["deepspeed-stage-3-offload-optimizer", "deep-optimizer-states"], dp = 2, \
+global_batch_size = 64, iterations = 20 },
+]
+"""
+OURS, TWIN = "deep-optimizer-states", "deepspeed-stage-3-offload-optimizer"
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """The sweep, run and told; what was said, and its folder."""
+    folder = tmp_path_factory.mktemp("imdb")
+    (folder / "few.toml").write_text(SWEEP)
+    command = [sys.executable, "-m", "launch.sweep", "--study", "imdb"]
+    command += ["--sweep", str(folder / "few.toml"), "--results-dir", str(folder / "results")]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    sweep = folder / "results" / "imdb" / "few"
+    assert (sweep / "tables" / "runs.csv").is_file(), done.stdout[-3000:] + done.stderr[-3000:]
+    return done, sweep
+
+
+def rows_of(sweep, table):
+    with (sweep / "tables" / f"{table}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def metrics_of(sweep, row):
+    lines = (sweep / row["path"]).with_name("metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_every_strategy_runs_on_one_device_and_on_two(ran):
+    done, sweep = ran
+    index = json.loads((sweep / "sweep.json").read_text())
+    assert [run["status"] for run in index["runs"]] == ["ok"] * 5, done.stdout[-3000:]
+
+
+def test_ours_equals_what_it_is_built_on_in_every_bit(ran):
+    done, sweep = ran
+    said = [line for line in done.stdout.splitlines() if f"equal to {TWIN} (" in line]
+    assert len(said) == 2, done.stdout[-3000:]
+    for line, losses in zip(said, ("40 losses, 40", "20 losses, 20"), strict=True):
+        assert f"{losses} gradient norms, weights and optimizer state" in line
+    ends = {(r["engine"], r["dp"]): metrics_of(sweep, r)[-1] for r in rows_of(sweep, "runs")}
+    for ranks in "12":
+        for key in ("weights_sha256", "optimizer_sha256", "test_loss"):
+            assert ends[OURS, ranks][key] == ends[TWIN, ranks][key]
+    # Else the digests would be of something that training does not change.
+    assert ends[OURS, "1"]["weights_sha256"] != ends[OURS, "2"]["weights_sha256"]
+
+
+def test_one_seed_is_too_few_for_the_gate(ran):
+    done, sweep = ran
+    assert done.returncode == 1
+    for row in rows_of(sweep, "comparisons"):
+        assert row["gate"] == "quality"
+        assert not row["speedup"]
+        assert "1 seeds of" in row["withheld"] or "no no-deepspeed run" in row["withheld"]
+
+
+def test_the_table_has_time_memory_and_accuracy(ran):
+    _, sweep = ran
+    for row in rows_of(sweep, "runs"):
+        for name in ("epoch_s", "batch_s", "rank_peak_gib", "test_loss", "validation_loss"):
+            assert float(row[name]) > 0, name
+        for name in ("train_accuracy", "validation_accuracy", "test_accuracy"):
+            assert 0.3 < float(row[name]) < 1
+        assert float(row["test_error"]) == pytest.approx(1 - float(row["test_accuracy"]))
+        assert row["device_peak_gib"] == ""
+        assert float(row["forward_ms"]) > 0
+        assert float(row["update_ms"]) > 0
+
+
+def test_metrics_tell_the_data_and_that_an_epoch_was_evaluated(ran):
+    _, sweep = ran
+    for row in rows_of(sweep, "runs"):
+        start, *_, evaluation, end = metrics_of(sweep, row)
+        assert "synthetic" in start["reviews"]
+        assert start["pad_id"] == 1
+        assert evaluation["event"] == "evaluation"
+        assert evaluation["iteration"] == end["iterations"] == int(row["iterations"])
+        norms = [line["grad_norm"] for line in metrics_of(sweep, row) if "grad_norm" in line]
+        assert len(set(norms)) > 10
+
+
+def test_without_deepspeed_and_with_zero_3_the_first_loss_is_the_same(ran):
+    """The same weights, reviews and dropout: else strategies would not be compared."""
+    _, sweep = ran
+    first = {
+        row["engine"]: float(row["loss_first"])
+        for row in rows_of(sweep, "runs")
+        if row["dp"] == "1"
+    }
+    assert first["no-deepspeed"] == pytest.approx(first[TWIN], abs=1e-5)
+
+
+def test_its_figure_and_report_are_made(ran):
+    _, sweep = ran
+    for ending in ("png", "pdf", "svg"):
+        assert (sweep / "figures" / f"strategies.{ending}").stat().st_size > 1000
+    report = (sweep / "report.html").read_text()
+    assert "Sentiment of film reviews" in report

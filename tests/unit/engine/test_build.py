@@ -1,0 +1,30 @@
+"""Building the compiled ops ahead."""
+
+import deepspeed.ops.adam
+import pytest
+
+from deep_optimizer_states import build
+from deep_optimizer_states.kernels import host
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            PermissionError(13, "Permission denied", "/shared/cpu_adam/lock"),
+            "cannot be loaded from /shared/cpu_adam/lock: Permission denied; name a folder",
+        ),
+        (RuntimeError("no ninja"), "did not build (no ninja); it needs a C++ compiler"),
+    ],
+)
+def test_the_cause_is_named_when_deepspeeds_op_cannot_be_had(monkeypatch, capsys, error, words):
+    def fail(_parameters):
+        raise error
+
+    monkeypatch.setattr(build, "check_deepspeed", lambda: None)
+    monkeypatch.setattr(host, "build", lambda: None)
+    monkeypatch.setattr(deepspeed.ops.adam, "DeepSpeedCPUAdam", fail)
+    assert build.main() == 1
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in said[:2]] == ["op 1 of 2", "op 2 of 2"]
+    assert words in said[2]

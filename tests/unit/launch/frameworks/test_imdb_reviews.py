@@ -1,0 +1,236 @@
+"""Reviews and their tokens: three splits that share nothing, from a grammar or from the hub."""
+
+import collections
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from launch.frameworks.imdb import files, grammar, reviews as reviews_module
+from launch.frameworks.imdb.errors import ImdbError
+from launch.frameworks.imdb.reviews import (
+    SPLITS,
+    Review,
+    Reviews,
+    hub_reviews,
+    read_parquet,
+    synthetic_reviews,
+)
+from launch.frameworks.imdb.tokenizer import (
+    SPECIAL_TOKENS,
+    pad_id,
+    roberta_tokenizer,
+    trained_tokenizer,
+)
+from launch.records.files import ROOT
+
+
+@pytest.fixture(scope="module")
+def synthetic():
+    return synthetic_reviews()
+
+
+def texts_of(reviews, split):
+    return {review.text for review in getattr(reviews, split)}
+
+
+def test_no_split_holds_a_review_of_another(synthetic):
+    texts = [texts_of(synthetic, split) for split in SPLITS]
+    assert not texts[0] & texts[1] | texts[0] & texts[2] | texts[1] & texts[2]
+    assert [len(text) for text in texts] == list(reviews_module.SYNTHETIC_SIZES.values())
+
+
+def test_classes_are_balanced_in_every_split(synthetic):
+    for split in SPLITS:
+        labels = collections.Counter(review.label for review in getattr(synthetic, split))
+        assert labels[0] == labels[1]
+
+
+def test_synthetic_reviews_say_that_they_are_and_are_the_same_every_time(synthetic):
+    assert "synthetic" in synthetic.source
+    assert "not IMDB" in synthetic.source
+    assert synthetic_reviews() == synthetic
+    assert synthetic_reviews(seed=8).train != synthetic.train
+
+
+def test_counting_good_and_bad_words_does_not_solve_them(synthetic):
+    """Else accuracy would say nothing of what the encoder has learned."""
+    good, bad = (re.compile("|".join(words)) for words in (grammar._GOOD, grammar._BAD))
+    balances = [len(good.findall(r.text)) - len(bad.findall(r.text)) for r in synthetic.test]
+    guesses = [balance > 0 for balance in balances]
+    hits = np.mean([g == r.label for g, r in zip(guesses, synthetic.test, strict=True)])
+    assert 0.55 < hits < 0.85
+
+
+def table(path, count, start=0, **changed):
+    labels = [number % 2 for number in range(count)]
+    columns = {"text": [f"review {start + number}" for number in range(count)], "label": labels}
+    parquet.write_table(pa.table({**columns, **changed}), path)
+    return path.read_bytes()
+
+
+@pytest.fixture
+def imdb(hub, tmp_path, monkeypatch):
+    """A hub with a small IMDB in the form of the real one, and its tokenizer."""
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    base = "datasets/stanfordnlp/imdb/resolve/main/plain_text"
+    for number, split in enumerate(("train", "test")):
+        content = table(tmp_path / "x.parquet", 40, 1000 * number)
+        hub.files[f"{base}/{split}-00000-of-00001.parquet"] = content
+    tokenizer = trained_tokenizer(["a review of a film"], 300)
+    name = "FacebookAI/roberta-base/resolve/main/tokenizer.json"
+    hub.files[name] = tokenizer.to_str().encode()
+    return hub
+
+
+def test_imdb_is_read_from_the_hub_with_validation_held_out_of_training(imdb):
+    found = hub_reviews(imdb.url)
+    assert [len(getattr(found, split)) for split in SPLITS] == [36, 4, 40]
+    train, validation, test = (texts_of(found, split) for split in SPLITS)
+    assert train | validation == {f"review {number}" for number in range(40)}
+    assert test == {f"review {number}" for number in range(1000, 1040)}
+    assert hub_reviews(imdb.url).validation == found.validation
+    assert "stanfordnlp/imdb" in found.source
+
+
+def test_robertas_tokenizer_is_read_from_the_hub(imdb):
+    assert pad_id(roberta_tokenizer(imdb.url)) == 1
+
+
+def test_a_hub_that_does_not_answer_is_told_in_a_sentence(imdb):
+    imdb.files.clear()
+    with pytest.raises(ImdbError, match=r"stanfordnlp/imdb/.* cannot be downloaded .* take the"):
+        hub_reviews(imdb.url)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"label": [2] * 40}, "label = 2: only 0 and 1"),
+        ({"label": [-1] * 40}, "label = -1: only 0 and 1"),
+    ],
+)
+def test_a_label_that_is_no_sentiment_is_refused(tmp_path, changed, message):
+    table(tmp_path / "x.parquet", 40, **changed)
+    with pytest.raises(ImdbError, match=message):
+        read_parquet(tmp_path / "x.parquet")
+
+
+def test_a_file_without_reviews_is_refused(tmp_path):
+    parquet.write_table(pa.table({"line": [1]}), tmp_path / "x.parquet")
+    with pytest.raises(ImdbError, match="columns text and label"):
+        read_parquet(tmp_path / "x.parquet")
+    (tmp_path / "x.parquet").write_text("no parquet")
+    with pytest.raises(ImdbError, match="columns text and label"):
+        read_parquet(tmp_path / "x.parquet")
+
+
+def test_the_trained_tokenizer_has_robertas_special_tokens_and_gives_texts_back():
+    tokenizer = trained_tokenizer(["a moving film", "a dull film"] * 5, 400)
+    assert [tokenizer.token_to_id(word) for word in SPECIAL_TOKENS] == list(range(5))
+    assert pad_id(tokenizer) == 1
+    encoded = tokenizer.encode("a dull film, naïve 🎬")
+    assert (encoded.tokens[0], encoded.tokens[-1]) == ("<s>", "</s>")
+    assert tokenizer.decode(encoded.ids) == "a dull film, naïve 🎬"
+
+
+def test_a_tokenizer_without_padding_is_refused():
+    from tokenizers import Tokenizer, models
+
+    with pytest.raises(ImdbError, match="no token '<pad>'"):
+        pad_id(Tokenizer(models.BPE()))
+
+
+REVIEWS = Reviews(
+    train=(Review("a moving film", 1), Review("a dull, dull film", 0)),
+    validation=(Review("a film", 0),),
+    test=(Review("moving", 1),),
+    source="a test",
+)
+
+
+@pytest.fixture
+def written(tmp_path):
+    tokenizer = trained_tokenizer([review.text for review in REVIEWS.train], 300)
+    files.write(tmp_path / "x", REVIEWS, tokenizer)
+    return tokenizer, str(tmp_path / "x")
+
+
+def test_what_was_written_is_read_back(written):
+    tokenizer, prefix = written
+    found = files.read(prefix)
+    for split in SPLITS:
+        expected = [(tokenizer.encode(r.text).ids, r.label) for r in getattr(REVIEWS, split)]
+        assert [(tokens.tolist(), label) for tokens, label in found[split]] == expected
+    assert (found.pad_id, found.end_id, found.source) == (1, 2, "a test")
+
+
+def test_megatron_core_reads_the_same_documents(written):
+    """In a process of its own: megatron-core warns while it is imported."""
+    _, prefix = written
+    code = (
+        "from megatron.core.datasets.indexed_dataset import IndexedDataset as D;"
+        f"print([d.tolist() for d in D({prefix!r})])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+    )
+    found = files.read(prefix)
+    documents = [
+        [number, label, *tokens.tolist()]
+        for number, split in enumerate(SPLITS)
+        for tokens, label in found[split]
+    ]
+    assert done.stdout.splitlines()[-1] == str(documents)
+
+
+@pytest.mark.parametrize("ending", [".bin", ".idx", ".manifest.json"])
+def test_a_damaged_file_is_refused(written, ending):
+    _, prefix = written
+    path = files.Path(prefix + ending)
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(ImdbError, match="holds no tokenized reviews"):
+        files.read(prefix)
+
+
+def test_prepared_reviews_are_made_once_and_anew_when_the_recipe_changes(tmp_path, monkeypatch):
+    made = []
+
+    def source():
+        made.append(1)
+        return REVIEWS, trained_tokenizer(["a film"], 300)
+
+    monkeypatch.setattr(files, "CACHE", tmp_path)
+    monkeypatch.setitem(files._SOURCES, files.SYNTHETIC, source)
+    first = files.prepared(files.SYNTHETIC)
+    assert files.prepared(files.SYNTHETIC) == first
+    assert len(made) == 1
+    monkeypatch.setattr(files, "_recipe", lambda: "another")
+    assert files.prepared(files.SYNTHETIC) != first
+    assert len(made) == 2
+    assert files.read(first).splits.keys() == set(SPLITS)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_failure_leaves_no_half_made_reviews(tmp_path, monkeypatch):
+    class BreaksOff:
+        def encode_batch(self, _texts):
+            raise OSError("the disk is full")
+
+    monkeypatch.setattr(files, "CACHE", tmp_path)
+    monkeypatch.setitem(files._SOURCES, files.SYNTHETIC, lambda: (REVIEWS, BreaksOff()))
+    with pytest.raises(OSError, match="full"):
+        files.prepared(files.SYNTHETIC)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_recipe_is_of_the_code_that_makes_the_files():
+    folder = ROOT / "launch" / "frameworks" / "imdb"
+    assert all((folder / name).is_file() for name in files._MAKERS)

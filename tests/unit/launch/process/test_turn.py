@@ -1,0 +1,118 @@
+"""Runs of several drivers on one machine take turns."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from processes import wait_for
+
+from launch.process import turn as module
+from launch.process.turn import LOCK_VARIABLE, lock_path, turn
+from launch.records.files import ROOT
+
+HOLDER = """
+import sys
+from launch.process.turn import turn
+with turn("model\\x1b[31m a", print):
+    print("mine", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_lock(monkeypatch, tmp_path):
+    monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path / "lock"))
+    monkeypatch.setattr(module, "LOOK_S", 0.02)
+
+
+@pytest.fixture
+def holder():
+    """Another driver in its turn; it gives it back when its input ends."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "mine\n"
+        yield process
+        process.kill()
+
+
+def test_the_second_waits_for_the_first_with_one_clear_line(holder):
+    said, entered = [], threading.Event()
+
+    def second():
+        with turn("model b", said.append):
+            entered.set()
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    wait_for(lambda: said)
+    assert not entered.is_set()
+    holder.stdin.close()
+    thread.join()
+    assert entered.is_set()
+    (line,) = said
+    assert line.startswith(f"waits for its turn: process {holder.pid} of ")
+    # What another user wrote cannot colour this terminal.
+    assert line.endswith("measures model?[31m a; --share measures beside it")
+
+
+def test_a_driver_that_is_killed_gives_its_turn_back(holder):
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    said = []
+    with turn("model b", said.append):
+        assert json.loads(lock_path().read_text())["what"] == "model b"
+    assert said == []
+    assert lock_path().read_text() == "{}"
+
+
+def test_share_waits_for_nobody_and_lets_nobody_wait(holder):
+    said = []
+    with turn("model b", said.append, share=True):
+        assert json.loads(lock_path().read_text())["pid"] == holder.pid
+    assert said == []
+
+
+def test_a_signal_ends_the_wait(holder):
+    def interrupt(_line):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), turn("model b", interrupt):
+        pytest.fail("it was not its turn")
+
+
+def test_the_lock_is_for_every_user():
+    before = os.umask(0o077)
+    try:
+        with turn("model a", print):
+            assert lock_path().stat().st_mode & 0o777 == 0o666
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"pid": "x"}', "\x00\xff", '{"pid": 1}'])
+def test_whatever_stands_in_the_file_is_no_error(text):
+    lock_path().write_text(text)
+    with lock_path().open("r+") as file:
+        assert module._holder(file) == "another process measures on this machine"
+    with turn("model a", print):
+        pass
+
+
+def test_a_lock_that_cannot_be_had_is_said_and_does_not_stop_the_run(monkeypatch, tmp_path):
+    (tmp_path / "elsewhere").symlink_to(tmp_path / "victim")
+    monkeypatch.setenv(LOCK_VARIABLE, str(tmp_path / "elsewhere"))
+    said = []
+    with turn("model a", said.append):
+        said.append("ran")
+    assert len(said) == 2
+    assert "would not be noticed" in said[0]
+    assert not (tmp_path / "victim").exists()

@@ -1,0 +1,78 @@
+import pytest
+
+from launch.hosts.ranks import TRAINER_MODULE
+from launch.records import code
+from launch.records.code import code_of
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A checkout with a trainer, what it imports, and what it does not."""
+    root, plugin = tmp_path / "root", tmp_path / "root" / "src" / "plugin"
+    files = {
+        "launch/__init__.py": "",
+        "launch/train.py": "import os\n\ndef main():\n    from launch.deep import loop\n",
+        "launch/deep/__init__.py": "",
+        "launch/deep/loop.py": "import plugin.zero\nimport torch\n",
+        "launch/deep/unused.py": "",
+        "launch/sweep.py": "import launch.train\n",
+        "src/plugin/__init__.py": "",
+        "src/plugin/zero.py": "",
+        "src/plugin/other.py": "",
+        "src/plugin/kernels/adam.cpp": "int x;",
+        "notes.toml": "mine",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    monkeypatch.setattr(code, "ROOT", root)
+    monkeypatch.setattr(code, "PLUGIN", plugin)
+    forget()
+    yield root
+    forget()
+
+
+def forget():
+    """Look at the files anew, as another process does."""
+    for function in (code._imported, code._files_of, code._hash):
+        function.cache_clear()
+
+
+USED = [
+    *("launch/__init__.py", "launch/deep/__init__.py", "launch/deep/loop.py", "launch/train.py"),
+    *("src/plugin/__init__.py", "src/plugin/kernels/adam.cpp", "src/plugin/zero.py"),
+]
+
+
+def test_files_are_those_that_a_program_imports_and_no_others(checkout):
+    assert list(code_of(["launch.train"])) == USED
+    assert list(code_of(["no.module.of.ours"])) == []
+    assert list(code_of([str(checkout / "launch" / "sweep.py")])) == sorted(
+        [*USED, "launch/sweep.py"]
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in USED if not name.endswith("__init__.py")])
+def test_a_change_of_a_file_that_runs_shows_under_its_name(checkout, name):
+    before = code_of(["launch.train"])
+    with (checkout / name).open("a") as file:
+        file.write("\n# changed\n")
+    forget()
+    after = code_of(["launch.train"])
+    assert [path for path in USED if before[path] != after[path]] == [name]
+
+
+@pytest.mark.parametrize("name", ["notes.toml", "launch/sweep.py", "launch/deep/unused.py", "new"])
+def test_other_files_may_come_and_change(checkout, name):
+    before = code_of(["launch.train"])
+    (checkout / name).write_text("other")
+    forget()
+    assert code_of(["launch.train"]) == before
+
+
+def test_the_real_trainer_is_known_with_the_plugin_and_without_the_sweeps():
+    files = code_of([TRAINER_MODULE])
+    assert {"launch/pretrain_gpt.py", "launch/trainer/loop.py", "configs/schema.py"} <= set(files)
+    assert any(name.endswith("zero3/optimizer.py") for name in files)
+    assert any(name.endswith("host_adam.cpp") for name in files)
+    assert not any(name.startswith(("parse/", "plots/", "launch/sweep")) for name in files)

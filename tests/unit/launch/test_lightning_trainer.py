@@ -1,0 +1,200 @@
+"""Lightning's program behind the harness: what it is given, and what it refuses."""
+
+import re
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.study import default_study, load_study
+from configs.sweep import load_sweep, sweep_names
+from deep_optimizer_states.config import read_settings
+from launch import cli
+from launch.data import look_at
+from launch.describe import describe
+from launch.fit.machine import Machine
+from launch.frameworks.imdb import files
+from launch.frameworks.imdb.train import Run, loggers_of, read_run
+from launch.records.files import write_json
+from launch.records.run_folder import RunFolder
+from launch.task import RunOptions, Task
+from launch.trainers import lightning, trainer_of
+from launch.trainers.lightning import LightningTrainer
+
+STUDY = load_study("imdb")
+TRAINER = LightningTrainer()
+
+
+def point(**fields):
+    return STUDY.make_point({"model": "tiny", "device": "cpu", **fields})
+
+
+def given(*words):
+    parser = cli.Parser("x", "y")
+    cli.add_run_options(parser, echo=False)
+    return parser.read(words)
+
+
+def test_a_study_whose_engines_need_one_trainer_gets_it_unasked():
+    assert trainer_of(given(), STUDY).name == "lightning"
+    assert trainer_of(given(), default_study()).name == "megatron-core"
+    assert trainer_of(given()).name == "megatron-core"
+    assert trainer_of(given("--trainer", "megatron-core"), STUDY).name == "megatron-core"
+
+
+def test_an_option_of_another_trainer_is_refused_beside_the_studys_own():
+    with pytest.raises(ConfigError, match="--continue-from goes with --trainer megatron-core"):
+        trainer_of(given("--continue-from", "x"), STUDY)
+
+
+@pytest.mark.parametrize("name", sweep_names(STUDY))
+@pytest.mark.parametrize("form", ["full", "tiny"])
+def test_every_point_of_the_study_can_be_run(name, form):
+    sweep = load_sweep(name, STUDY)
+    for made in (sweep.small() if form == "tiny" else sweep).points(None):
+        assert TRAINER.refuse(made) == []
+        assert {made.row.trainer} == {"lightning"}
+
+
+def test_each_strategy_is_deepspeeds_config_of_its_own():
+    stages = {}
+    for engine in STUDY.engines:
+        config = TRAINER.ds_config(point(engine=engine))
+        zero = config.get("zero_optimization", {})
+        devices = [
+            zero.get(key, {}).get("device", "none")
+            for key in ("offload_optimizer", "offload_param")
+        ]
+        stages[engine] = (zero.get("stage"), *devices)
+    assert stages == {
+        "no-deepspeed": (None, "none", "none"),
+        "deepspeed-stage-1": (1, "none", "none"),
+        "deepspeed-stage-2": (2, "none", "none"),
+        "deepspeed-stage-3": (3, "none", "none"),
+        "deepspeed-stage-1-offload": (1, "cpu", "none"),
+        "deepspeed-stage-2-offload": (2, "cpu", "none"),
+        "deepspeed-stage-3-offload": (3, "cpu", "cpu"),
+        "deepspeed-stage-3-offload-optimizer": (3, "cpu", "none"),
+        "deepspeed-dictionary": (2, "none", "none"),
+        "deep-optimizer-states": (3, "cpu", "none"),
+    }
+
+
+def test_ours_differs_from_what_it_is_held_against_by_its_own_block_alone():
+    twin = TRAINER.ds_config(point(engine="deepspeed-stage-3-offload-optimizer"))
+    ours = TRAINER.ds_config(point(engine="deep-optimizer-states"))
+    assert read_settings(ours).enabled
+    ours.pop("deep_optimizer_states")
+    assert ours == twin
+    assert STUDY.engines["deep-optimizer-states"].equals == "deepspeed-stage-3-offload-optimizer"
+
+
+def test_lightnings_own_keys_are_left_to_it():
+    for engine in STUDY.engines:
+        config = TRAINER.ds_config(point(engine=engine, clip_grad=1.0))
+        assert not config.keys() & set(lightning._LIGHTNINGS_OWN)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"data_prefix": "/mine"}, "data_prefix = '/mine': .* give 'synthetic-reviews' or 'imdb"),
+        ({"tp": 2}, "tp = 2: .* give tp = 1"),
+        ({"pp": 2}, "pp = 2: .* give pp = 1"),
+        ({"zero_stage": 0}, "zero_stage = 0"),
+    ],
+)
+def test_what_it_cannot_run_is_refused_with_the_remedy(fields, message):
+    [reason, *_] = TRAINER.refuse(point(**fields))
+    assert re.match(message, reason)
+
+
+def test_another_studys_point_is_refused_for_its_fields():
+    other = default_study().make_point({"model": "tiny", "data_prefix": "synthetic-reviews"})
+    assert TRAINER.refuse(other) == [
+        "the study has no field 'dropout', which --trainer lightning needs"
+    ]
+
+
+def test_a_task_carries_the_reviews_that_were_made_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "CACHE", tmp_path)
+    options = RunOptions(tmp_path / "results", "x", trainer=TRAINER)
+    [task] = Task.each([point()], options)
+    assert task.data_prefix.endswith("/synthetic-reviews")
+    assert files.read(task.data_prefix)["train"]
+    found = look_at(task.data_prefix)
+    assert (found.name, found.vocab_size) == (
+        "synthetic-reviews",
+        files.read(task.data_prefix).vocab_size,
+    )
+
+
+def test_the_trainer_knows_all_reviews_that_can_be_made():
+    assert set(TRAINER.own_data) == set(files._SOURCES)
+
+
+def test_a_dry_run_makes_and_fetches_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "CACHE", tmp_path / "cache")
+    options = RunOptions(tmp_path / "results", "x", trainer=TRAINER)
+    for name in TRAINER.own_data:
+        text = describe(point(data_prefix=name), Machine(2**34), options)
+        assert f"{name}, made or fetched when they are first needed" in text
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_vocabulary_that_is_too_small_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "CACHE", tmp_path)
+    small = point()
+    small = small.model_copy(update={"model": small.model.model_copy(update={"vocab_size": 300})})
+    with pytest.raises(ConfigError, match=r"needs a vocabulary of .* model\.vocab_size = 300"):
+        Task.each([small], RunOptions(tmp_path / "results", "x", trainer=TRAINER))
+
+
+def test_it_has_ended_when_its_metrics_say_so(tmp_path):
+    folder = RunFolder(tmp_path, "log-x.log")
+    assert not TRAINER.has_ended(folder, point())
+    folder.metrics.write_text('{"event": "end"}\n')
+    assert TRAINER.has_ended(folder, point())
+
+
+def test_a_run_is_read_back_as_the_launcher_wrote_it(tmp_path):
+    made = point(engine="no-deepspeed", seed=5)
+    table = {
+        "point": made.model_dump(mode="json"),
+        "study": STUDY.as_table(),
+        "data_prefix": "/data",
+    }
+    write_json(tmp_path / "run.json", table)
+    write_json(tmp_path / "ds_config.json", TRAINER.ds_config(made))
+    run = read_run(tmp_path / "run.json")
+    assert (run.point, run.config, run.data_prefix) == (made, None, "/data")
+    assert read_run(tmp_path / "run.json").folder == tmp_path.resolve()
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{}"])
+def test_another_file_than_a_runs_is_told_in_a_sentence(tmp_path, content):
+    if content is not None:
+        (tmp_path / "run.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"not the run\.json of a run"):
+        read_run(tmp_path / "run.json")
+
+
+class TestLoggers:
+    def loggers(self, monkeypatch, tmp_path, environment):
+        made = []
+        for name in ("TensorBoardLogger", "WandbLogger"):
+            monkeypatch.setattr(
+                f"lightning.pytorch.loggers.{name}",
+                lambda *_, kind=name, **options: made.append((kind, options)) or kind,
+            )
+        run = Run(tmp_path / "stem" / "run-001", point(), None, "/data")
+        return loggers_of(run, environment), made
+
+    def test_none_unasked(self, monkeypatch, tmp_path):
+        assert self.loggers(monkeypatch, tmp_path, {}) == ([], [])
+
+    def test_those_that_the_launcher_asked_for(self, monkeypatch, tmp_path):
+        environment = {"DOS_TENSORBOARD": "1", "DOS_WANDB_PROJECT": "films"}
+        found, made = self.loggers(monkeypatch, tmp_path, environment)
+        assert found == ["TensorBoardLogger", "WandbLogger"]
+        assert made[1][1]["project"] == "films"
+        assert made[1][1]["name"] == "stem/run-001"

@@ -1,0 +1,284 @@
+"""Runs of a sweep, ended in every way by the fake trainer."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from configs.study import make_point
+from configs.sweep import make_sweep
+from deep_optimizer_states.predict.memory_need import GIB
+from launch import sweep_runner, task as task_module
+from launch.fit.estimate import TimeLimit
+from launch.fit.machine import Machine
+from launch.records.ledger import Choice
+from launch.records.run_folder import Status
+from launch.sweep import dry_run
+from launch.sweep_runner import Progress, Request, run_all, summary
+
+NAMES = ["tiny vanilla", "tiny async-gradients", "tiny hybrid stride 2"]
+TWO = {"name": "two", "model": "tiny", "engines": [{"engine": ["vanilla", "gpu-only"]}]}
+CPU = Machine(20 * GIB)
+
+
+def index_of(plan):
+    return json.loads((plan.folder / "sweep.json").read_text())
+
+
+def test_a_run_that_fails_does_not_stop_the_others(plan, fake_trainer, capsys):
+    the_plan = plan(fake_trainer("async-gradients=fail"))
+    progress = run_all(the_plan, Request())
+    assert (progress.ok, progress.failed, progress.stop_signal) == (2, 1, 0)
+    assert [run["status"] for run in index_of(the_plan)["runs"]] == ["ok", "failed", "ok"]
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "[1/3] tiny vanilla: started"
+    assert out[1].startswith("[1/3] tiny vanilla: ok in ")
+    assert out[1].endswith("last loss 7.0")
+    assert "ValueError: the trainer's own words" in out[3]
+
+
+def test_the_same_call_again_runs_what_is_missing_alone(plan, fake_trainer, capsys):
+    run_all(plan(fake_trainer("async-gradients=fail")), Request())
+    kept = run_all(plan(fake_trainer("ok")), Request(choice=Choice.RESUME))
+    assert (kept.ok, kept.skipped) == (0, 3)
+    the_plan = plan(fake_trainer("ok"))
+    progress = run_all(the_plan, Request())
+    assert (progress.ok, progress.skipped) == (1, 2)
+    assert "[1/3] tiny vanilla: done before" in capsys.readouterr().out
+    runs = index_of(the_plan)["runs"]
+    assert [run["status"] for run in runs] == ["ok", "ok", "ok"]
+    assert [run["run_dir"][-3:] for run in runs] == ["001", "002", "001"]
+
+
+def test_changed_data_make_it_another_point(plan, fake_trainer, tmp_path):
+    run_all(plan(fake_trainer("ok")), Request())
+    (tmp_path / "data.bin").write_bytes(b"other tokens")
+    progress = run_all(plan(fake_trainer("ok")), Request())
+    assert (progress.ok, progress.skipped) == (3, 0)
+
+
+def test_what_no_run_executes_makes_no_result_old(plan, fake_trainer, monkeypatch):
+    """A commit of documents, files of the user's in the checkout."""
+    facts = task_module.machine_and_checkout()
+    for commit in ("1", "2"):
+        git = {"git": {"commit": commit, "dirty": True, "changes_sha256": commit}}
+        monkeypatch.setattr(task_module, "machine_and_checkout", lambda git=git: facts | git)
+        progress = run_all(plan(fake_trainer("ok")), Request())
+    assert (progress.ok, progress.skipped) == (0, 3)
+
+
+def test_changed_code_is_named_when_a_point_is_run_again(plan, fake_trainer, monkeypatch, capsys):
+    code, why = {"launch/trainer/loop.py": "0"}, "code changed: launch/trainer/loop.py"
+    monkeypatch.setattr(task_module, "code_of", lambda _entries: code)
+    run_all(plan(fake_trainer("ok")), Request())
+    assert "[1/3] tiny vanilla: started\n" in capsys.readouterr().out
+    code["launch/trainer/loop.py"] = "1"
+    kept = run_all(plan(fake_trainer("ok")), Request(choice=Choice.KEEP))
+    assert (kept.ok, kept.skipped) == (0, 3)
+    assert "done before with other code, versions or processors (log-" in capsys.readouterr().out
+    runs = index_of(plan(fake_trainer("ok")))["runs"]
+    assert [run["older"] for run in runs] == [why] * 3
+    progress = run_all(plan(fake_trainer("ok")), Request())
+    assert (progress.ok, progress.skipped) == (3, 0)
+    assert f"[1/3] tiny vanilla: started: {why} (since log-" in capsys.readouterr().out
+    assert not any("older" in run for run in index_of(plan(fake_trainer("ok")))["runs"])
+
+
+def test_again_runs_everything_and_the_index_lists_the_newest(plan, fake_trainer, capsys):
+    the_plan = plan(fake_trainer("ok"))
+    for choice in (Choice.MISSING, Choice.AGAIN):
+        run_all(the_plan, Request(choice=choice))
+    index = index_of(the_plan)
+    assert (index["schema_version"], index["name"]) == (2, "basic")
+    assert [run["name"] for run in index["runs"]] == NAMES
+    assert [run["engine"] for run in index["runs"]] == ["vanilla", "async-gradients", "hybrid"]
+    assert [point["name"] for point in index["points"]] == NAMES
+    for run in index["runs"]:
+        assert run["run_dir"].endswith("/run-002")
+        assert (the_plan.folder / run["run_dir"] / run["log"]).is_file()
+        saved = json.loads((the_plan.folder / run["run_dir"] / "run.json").read_text())
+        assert make_point(saved["point"]).engine == run["engine"]
+
+
+def test_a_run_that_ends_without_having_trained_has_failed(plan, fake_trainer, capsys):
+    how = "vanilla=nan,async-gradients=frozen,hybrid=falls"
+    the_plan = plan(fake_trainer(how))
+    progress = run_all(the_plan, Request())
+    assert (progress.ok, progress.failed) == (1, 2)
+    assert [run["status"] for run in index_of(the_plan)["runs"]] == ["nan", "frozen", "ok"]
+    out = capsys.readouterr().out
+    assert "[1/3] tiny vanilla: nan in " in out
+    assert "; ended, but its loss is nan from iteration 3; see " in out
+    assert "; ended, but its loss is frozen at 7.0 from iteration 2; see " in out
+    status = next(the_plan.folder.glob("log-*async1-opt_gaps0/run-001/status.json"))
+    record = json.loads(status.read_text())
+    assert (record["status"], record["exit_code"]) == ("frozen", 1)
+    # As other failures they stay on --resume and are tried again otherwise.
+    assert run_all(plan(fake_trainer("falls")), Request(choice=Choice.RESUME)).skipped == 3
+    assert run_all(plan(fake_trainer("falls")), Request()).ok == 2
+
+
+def test_a_log_that_cannot_be_judged_says_nothing_against_a_run(plan, fake_trainer, monkeypatch):
+    monkeypatch.setattr("launch.verdict.JUDGE_S", 0.0)  # no judge answers in no time
+    assert run_all(plan(fake_trainer("vanilla=nan")), Request()).ok == 3
+
+
+def test_a_damaged_index_is_named_and_made_anew(plan, fake_trainer, capsys):
+    the_plan = plan(fake_trainer("ok"))
+    run_all(the_plan, Request())
+    capsys.readouterr()
+    (the_plan.folder / "sweep.json").write_text('{"points": ')
+    assert run_all(the_plan, Request()).skipped == 3
+    out = capsys.readouterr().out
+    assert out.startswith(f"{the_plan.folder / 'sweep.json'}: cannot be read (")
+    assert "makes it anew from the run folders" in out
+    assert len(index_of(the_plan)["runs"]) == 3
+
+
+def test_repeats_alternate(plan, fake_trainer, capsys):
+    sweep = make_sweep(
+        {"name": "r", "model": "tiny", "repeats": 2, "engines": [{"engine": "v"}, {"engine": "a"}]}
+    )
+    the_plan = plan(fake_trainer("ok"), sweep)
+    run_all(the_plan, Request())
+    runs = index_of(the_plan)["runs"]
+    assert [(run["engine"], run["repeat"]) for run in runs] == [
+        ("vanilla", 1),
+        ("async-gradients", 1),
+        ("vanilla", 2),
+        ("async-gradients", 2),
+    ]
+    assert "[3/4] tiny vanilla repeat 2: started" in capsys.readouterr().out
+
+
+def test_chosen_points_alone_are_run(plan, fake_trainer):
+    the_plan = plan(fake_trainer("ok"))
+    run_all(the_plan, Request(chosen=frozenset(NAMES[1:2])))
+    assert [run["name"] for run in index_of(the_plan)["runs"]] == NAMES[1:2]
+
+
+def test_a_point_that_does_not_fit_is_left_out_and_the_others_run(plan, fake_trainer, capsys):
+    grid = {"dp": [1, 64], "accumulation": 1}
+    big = make_sweep({"name": "big", "model": "tiny", "grid": grid, "engines": [{"engine": "v"}]})
+    progress = run_all(plan(fake_trainer("ok"), big, Machine(8 * GIB)), Request())
+    assert (progress.ok, progress.unfit, progress.failed) == (1, 1, 0)
+    assert "left out: about" in capsys.readouterr().out
+
+
+def test_with_too_little_time_left_a_point_is_left_out_and_says_so(plan, fake_trainer, capsys):
+    the_plan, now = plan(fake_trainer("ok")), [0.0]
+    limit = TimeLimit(10_000, lambda: now[0])
+    assert run_all(the_plan, Request(time_limit=limit)).ok == 3
+    # Their times are known now; so many seconds are left as no run takes.
+    now[0] = 10_000 - 1e-9
+    progress = run_all(the_plan, Request(choice=Choice.AGAIN, time_limit=limit))
+    assert (progress.ok, progress.unfit, progress.failed) == (0, 3, 0)
+    assert "left out: it takes about" in capsys.readouterr().out.splitlines()[-1]
+    assert [run["status"] for run in index_of(the_plan)["runs"]] == ["ok", "ok", "ok"]
+
+
+def test_a_run_is_ended_when_the_time_is_up(plan, fake_trainer):
+    the_plan = plan(fake_trainer("hang"))
+    given = []
+
+    def executed(task, options, watch):
+        given.append(options.timeout_s)
+        raise OSError("not started here")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep_runner, "execute", executed)
+        run_all(the_plan, Request(time_limit=TimeLimit(500, lambda: 0.0)))
+        timed = replace(the_plan, options=replace(the_plan.options, timeout_s=60.0))
+        run_all(timed, Request(time_limit=TimeLimit(500, lambda: 0.0)))
+    assert given == [500.0] * 3 + [60.0] * 3
+
+
+def test_a_point_that_the_trainer_refuses_is_left_out_by_name(plan, fake_trainer, capsys):
+    engines = [{"engine": "v", "zero_stage": 2}, {"engine": "hybrid", "stride": 2, "zero_stage": 2}]
+    own = make_sweep({"name": "own", "model": "tiny", "engines": engines})
+    progress = run_all(plan(fake_trainer("ok"), own), Request(memory_check=False))
+    assert (progress.ok, progress.unfit, progress.failed) == (1, 1, 0)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "left out: " in line]
+    assert "tiny hybrid stride 2: left out: zero_stage = 2: engine 'hybrid' needs" in line
+
+
+def test_equal_points_of_another_sweep_stand_for_this_ones(plan, fake_trainer):
+    first = plan(fake_trainer("ok"))
+    run_all(first, Request())
+    other = make_sweep(
+        {"name": "other", "model": "tiny", "point": {"dp": 1}, "engines": [{"engine": "v"}]}
+    )
+    the_plan = plan(fake_trainer("fail"), other)
+    progress = run_all(the_plan, Request(shared=(first.folder, the_plan.folder)))
+    assert progress.skipped == 1
+    (run,) = index_of(the_plan)["runs"]
+    assert run["run_dir"].startswith("../basic/")
+    assert (the_plan.folder / run["run_dir"] / run["log"]).is_file()
+
+
+def test_a_folder_that_cannot_be_written_costs_no_other_point(plan, fake_trainer, capsys):
+    the_plan = plan(fake_trainer("ok"))
+    stem = the_plan.points[0].log_name.removesuffix(".log")
+    the_plan.folder.mkdir(parents=True)
+    (the_plan.folder / stem).write_text("a file in the way")
+    progress = run_all(the_plan, Request())
+    assert (progress.ok, progress.failed) == (2, 1)
+    assert "not started: results folder" in capsys.readouterr().out
+
+
+def test_a_dry_run_says_which_points_would_run_and_why(plan, fake_trainer, capsys, monkeypatch):
+    the_plan = plan(fake_trainer("hybrid=fail"))
+    run_all(the_plan, Request(chosen=frozenset(NAMES[1:])))
+    capsys.readouterr()
+    dry_run(the_plan, NAMES, Request())
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line.startswith("runs ")] == [
+        "runs     yes: never run before",
+        f"runs     no: done before ({the_plan.points[1].log_name[:-4]}/run-001)",
+        f"runs     yes: failed before ({the_plan.points[2].log_name[:-4]}/run-001)",
+    ]
+    assert "sweep 'basic': 3 points, 2 of 3 runs left, about " in out
+    monkeypatch.setattr(task_module, "code_of", lambda _entries: {"x.py": "1"})
+    dry_run(the_plan, NAMES[1:2], Request())
+    assert "runs     yes: code changed: " in capsys.readouterr().out
+
+
+def test_the_total_of_a_dry_run_is_of_the_chosen_points(plan, fake_trainer, capsys):
+    the_plan = plan(fake_trainer("ok"))
+    run_all(the_plan, Request(chosen=frozenset(NAMES[:1])))
+    capsys.readouterr()
+    dry_run(the_plan, NAMES[1:], Request())
+    assert "sweep 'basic': 2 of 3 points, about " in capsys.readouterr().out
+    dry_run(the_plan, NAMES[:1], Request())
+    assert "sweep 'basic': 1 of 3 points, none is left to run" in capsys.readouterr().out
+
+
+def test_what_the_user_stopped_has_not_failed(plan, fake_trainer, monkeypatch, capsys):
+    real = sweep_runner.execute
+
+    def stopped(task, options, watch):
+        outcome = real(task, options, watch)
+        return replace(outcome, status=Status("interrupted", cause="SIGINT"), stop_signal=2)
+
+    monkeypatch.setattr(sweep_runner, "execute", stopped)
+    progress = run_all(plan(fake_trainer("ok")), Request())
+    assert (progress.ok, progress.failed, progress.interrupted) == (0, 0, 1)
+    assert summary(progress, 3) == "3 runs: 0 ok, 1 interrupted"
+    assert summary(Progress(ok=1), 1) == "1 runs: 1 ok"
+
+
+def test_an_engine_that_cannot_run_here_is_skipped_and_fails_nothing(
+    own, plan, fake_trainer, capsys
+):
+    the_plan = plan(fake_trainer("ok"), make_sweep(TWO, own))
+    progress = run_all(the_plan, Request())
+    assert (progress.ok, progress.unfit, progress.failed) == (1, 1, 0)
+    assert summary(progress, 2) == "2 runs: 1 ok, 1 left out"
+    reason = "needs a GPU, and this run has none"
+    assert f"[2/2] tiny gpu-only: left out: {reason}" in capsys.readouterr().out
+    assert [p.get("skipped") for p in index_of(the_plan)["points"]] == [None, reason]
+    assert index_of(the_plan)["study"]["name"] == "own"
+    assert list(the_plan.folder.glob("log-*gpu-only*")) == []
+    # A call that runs another point alone keeps what is known of this one.
+    run_all(the_plan, Request(chosen=frozenset({"tiny vanilla"})))
+    assert [p.get("skipped") for p in index_of(the_plan)["points"]] == [None, reason]

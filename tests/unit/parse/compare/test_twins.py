@@ -1,0 +1,112 @@
+"""Engines that must equal another engine bit for bit, whatever their study's gate asks for."""
+
+import csv
+import json
+
+import pytest
+
+from configs.errors import ConfigError
+from configs.study import study_from
+from parse.__main__ import main
+
+STUDY = {
+    "name": "twins",
+    "title": "Twins",
+    "reference": "far",
+    "gate": {"kind": "quality", "metric": "error", "margin": 0.5, "seeds": 2},
+    "results": {"error": "what went wrong", "epoch_s": "time of an epoch"},
+    "phases": {"forward": {"title": "forward", "colour": "#000000"}},
+    "engines": {
+        "far": {"title": "Far", "tag": "F"},
+        "one": {"title": "One", "tag": "1"},
+        "other": {"title": "Other", "tag": "2", "equals": "one"},
+    },
+}
+LOSSES = (9.0, 8.5, 8.25)
+
+
+@pytest.fixture
+def twins(sweep_writer, tmp_path):
+    """``twins(other={...})`` -> the findings of a sweep whose engines differ as is said."""
+
+    def write(**changed):
+        runs = []
+        for seed in (1, 2):
+            for engine in STUDY["engines"]:
+                same = {"losses": LOSSES, "norms": (1.0, 2.0, 3.0), "digest": "aa"}
+                fields = {**same, "point": {"seed": seed}, "repeat": 1}
+                # What engines are held against may train otherwise.
+                if engine == "far":
+                    fields |= {"losses": (9.0, 8.0, 7.0), "digest": "bb"}
+                fields |= changed.get(engine, {}) if seed == 2 else {}
+                runs.append((engine, 0, fields))
+        folder = sweep_writer.write_runs(runs, study=STUDY, figures=[])
+        for path in folder.rglob("metrics.jsonl"):
+            *lines, end = path.read_text().splitlines()
+            end = {**json.loads(end), "error": 0.25, "epoch_s": 3.5}
+            path.write_text("\n".join([*lines, json.dumps(end)]) + "\n")
+        main([str(folder), "--out", str(tmp_path / "t"), "--report"])
+        return json.loads((tmp_path / "t" / "findings.json").read_text())
+
+    return write
+
+
+def of_twins(findings):
+    return [line for line in findings["lines"] if "one" in line.partition(":")[2]]
+
+
+def test_equal_twins_hold_beside_a_gate_of_another_kind(twins, tmp_path):
+    found = twins()
+    assert found["all_hold"], found["lines"]
+    assert len(of_twins(found)) == 2
+    for line in of_twins(found):
+        assert "equal to one (3 losses, 3 gradient norms, weights and optimizer state)" in line
+    with (tmp_path / "t" / "comparisons.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["engine"] == "other"]
+    assert {row["gate"] for row in rows} == {"quality"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"losses": (9.0, 8.5, 8.2500001)}, "only close to one"),
+        ({"losses": (9.0, 8.5, 1.0)}, "differs from one"),
+        ({"norms": (1.0, 2.0, 3.0000001)}, "only close to one"),
+        ({"digest": "cc"}, "differs from one: the losses agree, the final weights"),
+    ],
+)
+def test_a_twin_that_differs_in_one_seed_fails_and_allows_no_speed_up(
+    twins, tmp_path, changed, words
+):
+    found = twins(other=changed)
+    assert not found["all_hold"]
+    assert [words in line for line in of_twins(found)] == [False, True]
+    with (tmp_path / "t" / "comparisons.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["engine"] == "other"]
+    assert all(words in row["withheld"] and not row["speedup"] for row in rows)
+
+
+def test_a_run_that_failed_or_has_no_twin_was_not_compared(twins):
+    found = twins(other={"status": "oom-host"})
+    assert "not compared with one: run oom-host" in of_twins(found)[1]
+    assert not found["all_hold"]
+
+
+def test_a_twin_that_did_not_finish_is_none(twins):
+    found = twins(one={"status": "failed"})
+    assert any("not compared with one: no finished run of it with seed 2" in line
+               for line in of_twins(found))  # fmt: skip
+    assert not found["all_hold"]
+
+
+def test_the_studys_results_are_columns_of_its_runs(twins, tmp_path):
+    twins()
+    with (tmp_path / "t" / "runs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["error"], row["epoch_s"]) for row in rows} == {("0.25", "3.5")}
+
+
+def test_an_engine_cannot_equal_one_that_is_not_there():
+    engines = {**STUDY["engines"], "other": {"title": "x", "tag": "x", "equals": "noone"}}
+    with pytest.raises(ConfigError, match="not a study"):
+        study_from({**STUDY, "engines": engines}, "it")

@@ -1,0 +1,124 @@
+"""No text of a figure lies over another, as the renderer places them."""
+
+import itertools
+import math
+
+import pytest
+from matplotlib.path import Path as Outline
+from matplotlib.text import Text
+
+from configs.study import default_study
+from plots.canvas import canvas, settle
+from plots.registry import figures
+from plots.tables import read_tables
+
+FIGURES = figures(default_study())
+SIZES = [10**7, 2 * 10**7, 5 * 10**7, 10**8, 2 * 10**8, 5 * 10**8, 10**9, 2 * 10**9]
+STRIDES = [("vanilla", 0), ("async-gradients", 0), *(("hybrid", k) for k in (2, 3, 4))]
+
+
+def outline(text):
+    """Corners of a text as it is drawn; a slanted one is turned around its anchor."""
+    degrees = text.get_rotation()
+    if text.get_rotation_mode() != "anchor":
+        return text.get_window_extent().corners()[[0, 1, 3, 2]]
+    x, y = text.get_transform().transform(text.get_position())
+    text.set_rotation(0)
+    flat = text.get_window_extent().corners()[[0, 1, 3, 2]] - (x, y)
+    text.set_rotation(degrees)
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    return flat @ [[cos, sin], [-sin, cos]] + (x, y)
+
+
+def overlapping(figure):
+    """Pairs of texts that overlap, and texts beyond the edge of the figure."""
+    settle(figure)
+    with canvas():  # as it is saved
+        figure.draw_without_rendering()
+    texts = [
+        text
+        for text in figure.findobj(Text)
+        if text.get_text().strip() and text.get_visible() and text.get_gid() != "watermark"
+        and in_view(text)
+    ]  # fmt: skip
+    shapes = [(text.get_text(), outline(text)) for text in texts]
+    width = figure.bbox.width
+    found = [
+        (a, "the edge") for a, at in shapes if at[:, 0].min() < -1 or at[:, 0].max() > width + 1
+    ]
+    for (a, one), (b, other) in itertools.combinations(shapes, 2):
+        if Outline(shrunk(one)).intersects_path(Outline(shrunk(other)), filled=True):
+            found.append((a, b))
+    return found
+
+
+def shrunk(corners):
+    """Boxes of texts hold some air: a pixel of them may be shared."""
+    middle = corners.mean(axis=0)
+    return [*(middle + 0.94 * (corners - middle)), middle + 0.94 * (corners[0] - middle)]
+
+
+def in_view(text):
+    """Ticks beyond the ends of an axis have names too, which are not drawn."""
+    for ax in text.figure.axes:
+        for axis, at in ((ax.xaxis, 0), (ax.yaxis, 1)):
+            if text in axis.get_ticklabels():
+                low, high = sorted(axis.get_view_interval())
+                return low <= text.get_position()[at] <= high
+    return True
+
+
+@pytest.fixture
+def pages(tmp_path):
+    def pages(name, sweep):
+        return FIGURES[name].draw(read_tables(sweep.write(tmp_path / "tables")))
+
+    return pages
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("subgroup-size", {"model": ["7B", "13B"], "subgroup_numel": SIZES}),
+        ("offload-ratio", {"offload_ratio": [1.0, 0.99, 0.98, 0.9, 0.5, 0.0]}),
+        ("models", {"model": ["7B", "13B", "20B"], "micro_batch_size": [1, 16], "dp": [1, 2]}),
+        ("update-rates", {"model": ["7B", "13B"], "offload_ratio": [0.0, 0.5, 1.0], "dp": [1, 2]}),
+        ("iteration-breakdown", {"model": ["7B", "13B"], "subgroup_numel": SIZES[:3]}),
+        ("loss", {"model": ["7B", "13B"], "subgroup_numel": SIZES[:2]}),
+    ],
+)
+def test_no_text_lies_over_another(pages, sweep, name, settings):
+    sweep.grid(engines=STRIDES, **settings)
+    for figure in pages(name, sweep):
+        assert overlapping(figure) == []
+
+
+def test_numbers_stand_in_segments_that_have_room_for_them(pages, sweep):
+    for model in ("7B", "8.3B", "10B", "13B", "20B"):
+        for engine, stride in STRIDES:
+            sweep.add(engine, stride, model=model, source="simulated", iterations=2)
+    for figure in pages("iteration-breakdown", sweep):
+        assert overlapping(figure) == []
+        shown = [text for text in figure.findobj(Text) if text.get_gid() == "inside"]
+        assert {text.get_visible() for text in shown} == {True, False}
+
+
+def test_titles_of_an_iteration_do_not_overlap_however_many_there_are(pages, sweep):
+    run = sweep.add("vanilla")
+    keys = {key: run[key] for key in ("path", "label", "case", "engine")}
+    for place in range(30):
+        title = f"Engine before micro-batch {place}"
+        sweep.memory.append({**keys, "iteration": 2, "title": title, "allocated_gib": place})
+    (figure,) = pages("memory", sweep)
+    assert overlapping(figure) == []
+    names = [name.get_text() for name in figure.axes[0].get_xticklabels()]
+    assert names[0] == "Engine before micro-batch 0"
+
+
+def test_names_of_ticks_that_have_room_stay_level(pages, sweep):
+    sweep.grid(model=["7B"], dp=[1, 2, 4])
+    (figure,) = pages("data-parallel", sweep)
+    assert overlapping(figure) == []
+    labels = figure.axes[0].get_xticklabels()
+    assert [label.get_text() for label in labels] == ["1", "2", "4"]
+    assert {label.get_rotation() for label in labels} == {0}
