@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from deep_optimizer_states.predict.machine import Machine
-from deep_optimizer_states.predict.memory_need import (
+from deep_optimizer_states.predict.memory.offload import (
     CONTEXT_BYTES,
     GIB,
     HEADROOM,
