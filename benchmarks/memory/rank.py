@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import re
 import sys
@@ -70,6 +71,9 @@ def main() -> int:
         engine.step()
     gc.collect()
     peaks.end("train")
+    norm = float(engine.get_global_grad_norm() or 0.0)
+    if not math.isfinite(norm):
+        raise FloatingPointError(f"the gradients' norm is {norm}: no step was taken")
     parameters = sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters())
     folder = [tempfile.mkdtemp(dir=out.parent) if torch.distributed.get_rank() == 0 else None]
     torch.distributed.broadcast_object_list(folder)
@@ -108,6 +112,9 @@ def _model_of(table: dict[str, Any], case: dict[str, Any]) -> Any:  # noqa: ANN4
 
     config = transformers.AutoConfig.for_model(**table)
     config._attn_implementation = case["attention"]
+    if table["model_type"] == "bert":
+        # transformers would zero a row of an embedding that zero.Init has already cut.
+        config.pad_token_id = None
     kind = {
         "t5": transformers.AutoModelForSeq2SeqLM,
         "bert": transformers.AutoModelForMaskedLM,
@@ -131,6 +138,9 @@ def _load(case: dict[str, Any]) -> Any:  # noqa: ANN401
     if zero["stage"] == 3:
         with deepspeed.zero.Init(config_dict_or_path=config, dtype=dtype):
             model = _model_of(case["model"], case)
+        for parameter in model.parameters():
+            # What transformers draws after a module is made never reaches weights that are cut.
+            parameter.ds_tensor.normal_(std=0.02)
     else:
         torch.set_default_dtype(dtype)
         model = _model_of(case["model"], case)

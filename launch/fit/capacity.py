@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from configs.errors import ConfigError
 from configs.schema import Point
 from deep_optimizer_states.predict.machine import load_machine
-from deep_optimizer_states.predict.memory.offload import CONTEXT_BYTES, GIB, memory_of
+from deep_optimizer_states.predict.memory.offload import memory_of
+from deep_optimizer_states.predict.memory.peaks import CONTEXT_BYTES, GIB
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.fit.machine import Machine
 from launch.simulate.workloads import AUTO_NEEDS, AsOf, workload_of

@@ -21,9 +21,6 @@ DEFAULT_SUBGROUP_NUMEL = 1_000_000_000
 """DeepSpeed's ``sub_group_size``."""
 DEFAULT_LIVE_NUMEL = 1_000_000_000
 """DeepSpeed's ``stage3_max_live_parameters``."""
-DEFAULT_POLICY = "stride"
-"""Of the plugin's policies the one that stands for ``auto`` and ``dynamic``: of those that pass
-state through slots it has the most of them."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +28,13 @@ class Plugin:
     """This package's engine in place of stock's update.
 
     Attributes:
-        policy: Who updates what.
+        policy: Who updates what; ``auto`` counts as the one that needs the most, ``dynamic``.
         stride: With policy ``stride``: one subgroup in this many goes to the device.
         ratio: Share of the optimizer state in host memory.
         tile_numel: Largest piece updated at once, in elements.
     """
 
-    policy: str = DEFAULT_POLICY
+    policy: str = "auto"
     stride: int = 2
     ratio: float = 1.0
     tile_numel: int = DEFAULT_TILE_NUMEL
@@ -149,8 +146,7 @@ class Setting:
     def schedule(self) -> Schedule:
         """The plugin's tiles."""
         assert self.plugin
-        auto = self.plugin.policy in ("auto", "dynamic")
-        policy = "dynamic" if auto else self.plugin.policy
+        policy = "dynamic" if self.plugin.policy == "auto" else self.plugin.policy
         numels = self.subgroups
         return Schedule.make(
             numels, policy, self.plugin.stride, self.plugin.ratio, self.plugin.tile_numel

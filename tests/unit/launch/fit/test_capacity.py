@@ -3,7 +3,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.study import default_study, make_point
 from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
-from deep_optimizer_states.predict.memory.offload import GIB
+from deep_optimizer_states.predict.memory.peaks import GIB
 from launch.ds_json import deepspeed_config
 from launch.fit.capacity import (
     MARGIN,
