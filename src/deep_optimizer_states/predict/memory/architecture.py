@@ -304,6 +304,7 @@ def _bert(of: _Fields) -> Architecture:
 
 
 def _t5(of: _Fields) -> Architecture:
+    """Its embeddings are tied whatever its configuration says, as transformers builds it."""
     hidden, ffn, heads = of.size("d_model"), of.size("d_ff"), of.size("num_heads")
     inner = heads * of.size("d_kv", default=hidden // heads)
     is_gated = of.text("feed_forward_proj", "relu").startswith("gated")
@@ -325,11 +326,10 @@ def _t5(of: _Fields) -> Architecture:
     encoder, decoder = of.size("num_layers"), of.size("num_decoder_layers", "num_layers")
     norm = Layer((hidden,), 1, 2.0 * hidden, hidden, 0, 0, 0, attentions=0, kept_twice=hidden)
     layers = (*stack(encoder, 1), norm, *stack(decoder, 2))
-    output = () if of.flag("tie_word_embeddings", True) else (vocab * hidden,)
     return Architecture(
-        of.name, (vocab * hidden,), layers, (hidden, *output), hidden, vocab, 512,
+        of.name, (vocab * hidden,), layers, (hidden,), hidden, vocab, 512,
         logits_fp32=False, head_kept=3.0 * hidden, head_kept_fp32=hidden,
-        is_tied=not output,
+        is_tied=True,
     )  # fmt: skip
 
 
