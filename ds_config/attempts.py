@@ -13,7 +13,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from configs.study import default_study
 from ds_config.ladder import Rung, Task
 
 OUT_OF_MEMORY = re.compile(
@@ -143,17 +145,30 @@ class Attempts:
         batches = [table["train_micro_batch_size_per_gpu"], table["gradient_accumulation_steps"]]
         dtype = next((n for n in ("bf16", "fp16") if n in table), "fp32")
         ranks = table["train_batch_size"] // (batches[0] * batches[1])
-        engine = "hybrid" if "deep_optimizer_states" in table else "vanilla"
         fields = {
-            "model": self._model, "engine": engine, "dp": ranks, "dtype": dtype,
+            "model": self._model, "engine": _engine_of(table), "dp": ranks, "dtype": dtype,
             "zero-stage": zero["stage"], "iterations": TRAINER_ITERATIONS,
-            "micro-batch-size": batches[0], "accumulation": batches[1],
+            "micro-batch-size": batches[0], "global-batch-size": table["train_batch_size"],
             "activation-checkpointing": on,
             "offload-optimizer": zero.get("offload_optimizer", {}).get("device", "none"),
             "offload-param": zero.get("offload_param", {}).get("device", "none"),
         }  # fmt: skip
         flags = [word for name, value in fields.items() for word in (f"--{name}", str(value))]
-        return [sys.executable, "-m", "launch.run", "tiny", *flags, "--no-memory-check"]
+        # Without --share it would wait for other runs of this machine, and its time go by.
+        return [sys.executable, "-m", "launch.run", "tiny", *flags, "--no-memory-check", "--share"]
+
+
+def _engine_of(config: dict[str, Any]) -> str:
+    """The engine of the default study that updates as a configuration says."""
+    study = default_study()
+    policy = config.get("deep_optimizer_states", {}).get("policy")
+    rows = study.engines.items()
+    found = (
+        name
+        for name, row in rows
+        if policy and row.ds_config.get("deep_optimizer_states", {}).get("policy") == policy
+    )
+    return next(found, study.reference)
 
 
 def _ran(ended: str) -> bool:

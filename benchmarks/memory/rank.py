@@ -99,6 +99,7 @@ def _work_once(case: dict[str, Any]) -> None:
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     small = {**case["model"], **case["tiny"]}
+    small |= {name: 2 for name in small if name in ("num_attention_heads", "num_key_value_heads")}
     model = _model_of(small, case).to(_dtype(case))
     model.train()
     model(**_batch({**case, "model": small, "micro_batch": 1, "sequence": 16})).loss.backward()

@@ -97,6 +97,7 @@ class Architecture:
         vocab_size: Width of its logits.
         sequence: Most tokens of a sample.
         logits_fp32: The loss is computed from fp32 logits, as transformers does for causal models.
+        has_experts: Its feed-forward is a mixture of experts.
         logit_bytes: Of a logit and its gradients where they are known together; else three arrays.
         head_kept: Elements a token kept in the type of the weights, outside layers and logits.
         head_kept_fp32: The same in fp32.
@@ -115,6 +116,7 @@ class Architecture:
     head_kept_fp32: float = 0.0
     is_tied: bool = False
     logit_bytes: float = 0.0
+    has_experts: bool = False
 
     @property
     def tied_numel(self) -> int:
@@ -250,6 +252,7 @@ def _llama(of: _Fields, biases: str = "", head_norms: bool = False) -> Architect
         of.name, (vocab * hidden,), (layer,), (hidden, *output), hidden, vocab,
         of.size("max_position_embeddings", default=2048), head_kept=2.0 * hidden,
         head_kept_fp32=hidden, is_tied=not output,
+        has_experts="num_local_experts" in of._table,
     )  # fmt: skip
 
 

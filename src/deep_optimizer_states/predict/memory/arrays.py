@@ -232,5 +232,5 @@ def _plugin(of: Setting, has_gpu: bool) -> Iterator[Array]:
     staging = staging if has_gpu else min(staging, of.size * of.part)
     yield Array("weights on their way to the device", staging, True, LATER)
     slots = float((state + of.size) * schedule.slot_numel * SLOTS)
-    yield Array("slots", slots, False, LATER)
+    yield Array("slots", slots, False, READY)
     yield Array("state that stays on the device", (state + FP32_BYTES) * resident, False, READY)

@@ -23,6 +23,8 @@ ZERO_BYTES = 45 * MIB
 """What ZeRO's optimizers import when they are made."""
 STEPPED_BYTES = 16 * MIB
 """Libraries' own memory once an iteration has run."""
+EXPERTS_BYTES = 160 * MIB
+"""What torch's products of experts leave behind on a CPU."""
 CONTEXT_BYTES = 1.5 * GIB
 """CUDA's context and what its allocator cannot use: beside what torch counts as allocated."""
 WORKSPACE_BYTES = 0.6 * GIB
@@ -75,9 +77,10 @@ def peaks_of(setting: Setting, has_gpu: bool) -> Peaks:
     arrays = arrays_of(setting, has_gpu)
     framework = ZERO_BYTES if setting.stage else 0.0
     load = _most(arrays, LOADING, has_gpu, framework)
-    train, save = (
-        _most(arrays, when, has_gpu, framework + STEPPED_BYTES) for when in (TRAINING, SAVING)
-    )
+    framework += STEPPED_BYTES
+    if setting.architecture.has_experts and not has_gpu:
+        framework += EXPERTS_BYTES
+    train, save = (_most(arrays, when, has_gpu, framework) for when in (TRAINING, SAVING))
     return Peaks(load, train, save)
 
 

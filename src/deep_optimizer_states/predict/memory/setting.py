@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
+from deep_optimizer_states.plan import Tile
 from deep_optimizer_states.predict.memory.architecture import Architecture
 from deep_optimizer_states.predict.workload import DTYPES, WorkloadError, cut_into_subgroups, one_of
 from deep_optimizer_states.schedule import Schedule
@@ -21,6 +22,10 @@ DEFAULT_SUBGROUP_NUMEL = 1_000_000_000
 """DeepSpeed's ``sub_group_size``."""
 DEFAULT_LIVE_NUMEL = 1_000_000_000
 """DeepSpeed's ``stage3_max_live_parameters``."""
+DEFAULT_PERSISTENCE_NUMEL = 100_000
+"""DeepSpeed's ``stage3_param_persistence_threshold``."""
+MOST_APART = 1 / 8
+"""Share of a rank's elements up to which the plugin gives persistent parameters their own tiles."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ class Setting:
         bucket_numel: DeepSpeed's ``reduce_bucket_size``.
         subgroup_numel: DeepSpeed's ``sub_group_size``.
         live_numel: DeepSpeed's ``stage3_max_live_parameters``.
+        persistence_numel: DeepSpeed's ``stage3_param_persistence_threshold``.
         overlaps: DeepSpeed's ``overlap_comm``; None for its default, which is stage 3 alone.
         plugin: This package's engine; None for stock.
         gathers_on_save: Stage 3 gathers the whole 16-bit model when it is saved.
@@ -78,6 +84,7 @@ class Setting:
     bucket_numel: int = DEFAULT_BUCKET_NUMEL
     subgroup_numel: int = DEFAULT_SUBGROUP_NUMEL
     live_numel: int = DEFAULT_LIVE_NUMEL
+    persistence_numel: int = DEFAULT_PERSISTENCE_NUMEL
     overlaps: bool | None = None
     plugin: Plugin | None = None
     gathers_on_save: bool = False
@@ -143,14 +150,28 @@ class Setting:
         return cut_into_subgroups(self.architecture.tensors, self.dp, self.subgroup_numel)
 
     @cached_property
+    def persistent(self) -> list[Tile]:
+        """Parameters that stay gathered on every rank, where a rank's subgroups have them."""
+        found, subgroup, held = [], 0, 0
+        for numel in self.architecture.tensors:
+            part = math.ceil(numel / self.dp)
+            if numel < self.persistence_numel:
+                found.append(Tile(subgroup, held, part))
+            held += part
+            if held >= self.subgroup_numel:
+                subgroup, held = subgroup + 1, 0
+        return found
+
+    @cached_property
     def schedule(self) -> Schedule:
-        """The plugin's tiles."""
+        """The plugin's tiles: those of persistent parameters are apart, where they are few."""
         assert self.plugin
         policy = "dynamic" if self.plugin.policy == "auto" else self.plugin.policy
-        numels = self.subgroups
-        return Schedule.make(
-            numels, policy, self.plugin.stride, self.plugin.ratio, self.plugin.tile_numel
-        )
+        plugin, apart = self.plugin, self.persistent
+        if sum(tile.numel for tile in apart) > MOST_APART * self.part:
+            apart = []
+        way = (policy, plugin.stride, plugin.ratio, plugin.tile_numel)
+        return Schedule.make(self.subgroups, *way, apart)
 
 
 def setting_of(
@@ -186,6 +207,7 @@ def setting_of(
         ("bucket_numel", "reduce_bucket_size"),
         ("subgroup_numel", "sub_group_size"),
         ("live_numel", "stage3_max_live_parameters"),
+        ("persistence_numel", "stage3_param_persistence_threshold"),
     ):
         if key in zero:
             fields[name] = int(zero[key])
