@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.memory.cases import load_cases
-from benchmarks.memory.measure import measure
+from benchmarks.memory.measure import ALLOCATOR, measure
 from benchmarks.memory.pairs import pairs_table
 from benchmarks.memory.table import MEASURED, as_markdown, rows_of, summary
 
@@ -29,10 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("command", choices=("measure", "table", "pairs"))
     parser.add_argument("file", type=Path, nargs="?", default=MEASURED)
+    text = "measure with the C library's allocator as it is by itself"
+    parser.add_argument("--own-allocator", action="store_true", help=text)
     given = parser.parse_args(argv)
     if given.command == "measure":
         cases = load_cases()
-        return int(bool(measure([*cases["fitted"], *cases["judged"]], given.file)))
+        allocator = {} if given.own_allocator else ALLOCATOR
+        return int(bool(measure([*cases["fitted"], *cases["judged"]], given.file, allocator)))
     if given.command == "table":
         parts = []
         for name in ("judged", "fitted"):

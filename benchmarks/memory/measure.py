@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,21 @@ def read_results(path: Path) -> dict[str, dict[str, Any]]:
     return {found["key"]: found for found in map(json.loads, lines)}
 
 
-def measure(cases: Iterable[dict[str, Any]], path: Path) -> int:
-    """Measure the cases that have no result yet; returns how many failed."""
+def measure(
+    cases: Iterable[dict[str, Any]], path: Path, allocator: Mapping[str, str] = ALLOCATOR
+) -> int:
+    """Measure the cases that have no result yet; returns how many failed.
+
+    Args:
+        cases: What to measure.
+        path: Where results are, one a line.
+        allocator: Environment variables of glibc's allocator; none for its own ways.
+    """
     failed = 0
     for case in cases:
         if key_of(case) in read_results(path):
             continue
-        result = _run(case)
+        result = _run(case, allocator)
         sys.stdout.write(f"{name_of(case)}: {result.get('error', 'ok')}\n")
         sys.stdout.flush()
         if "error" in result:
@@ -51,13 +59,13 @@ def measure(cases: Iterable[dict[str, Any]], path: Path) -> int:
     return failed
 
 
-def _run(case: dict[str, Any]) -> dict[str, Any]:
+def _run(case: dict[str, Any], allocator: Mapping[str, str]) -> dict[str, Any]:
     """Peaks of a case, of the rank that needed most; or ``error``, its last line."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         out = folder / "peaks"
         ranks, port = range(case["ranks"]), free_port()
-        processes = [_start(case, out, rank, port) for rank in ranks]
+        processes = [_start(case, out, rank, port, allocator) for rank in ranks]
         try:
             for process in processes:
                 process.wait(timeout=LIMIT_S)
@@ -74,10 +82,12 @@ def _run(case: dict[str, Any]) -> dict[str, Any]:
         return max((item for item in found if item), key=lambda item: item["train_bytes"])
 
 
-def _start(case: dict[str, Any], out: Path, rank: int, port: int) -> subprocess.Popen[bytes]:
+def _start(
+    case: dict[str, Any], out: Path, rank: int, port: int, allocator: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     environment = {
         "TORCH_EXTENSIONS_DIR": str(Path(sys.prefix) / "torch_extensions"),
-        **ALLOCATOR,
+        **allocator,
         **os.environ,
         "PATH": os.pathsep.join((str(Path(sys.prefix) / "bin"), os.environ["PATH"])),
         "PYTHONPATH": str(SOURCE_FOLDER),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from deep_optimizer_states.predict.memory.activations import head_bytes, layer_bytes, loss_bytes
 from deep_optimizer_states.predict.memory.architecture import FP32_BYTES
 from deep_optimizer_states.predict.memory.setting import Setting
+from deep_optimizer_states.predict.workload import power_of_two
 
 FP64_BYTES = 8
 """Norms are taken of an fp64 copy of each gradient."""
@@ -124,12 +125,18 @@ def _bucket(of: Setting, has_gpu: bool) -> float:
     return float(of.size * (of.bucket_numel if has_gpu else largest))
 
 
+def _locked(num_bytes: float, has_gpu: bool) -> float:
+    """Bytes of an array that is page-locked where there is a GPU: torch rounds it up."""
+    return power_of_two(num_bytes) if has_gpu else float(num_bytes)
+
+
 def _stage12(of: Setting, has_gpu: bool) -> Iterator[Array]:
     weights, part = float(of.size * of.numel), of.part
     offloaded = of.optimizer_at != "none"
     yield Array("weights", weights, False, ALWAYS)
     yield Array("weights before they are made one array", weights, False, frozenset({M.BUILT}))
-    yield Array("master weights", FP32_BYTES * part, offloaded, READY)
+    master = _locked(FP32_BYTES * part, has_gpu and offloaded)
+    yield Array("master weights", master, offloaded, READY)
     yield Array("moments", MOMENTS_BYTES * part, offloaded, LATER)
     overlaps = 2 if of.overlaps and has_gpu else 1
     yield Array("bucket of gradients", overlaps * _bucket(of, has_gpu), False,
@@ -137,9 +144,10 @@ def _stage12(of: Setting, has_gpu: bool) -> Iterator[Array]:
     norm = float(FP64_BYTES * min(of.largest, part))
     summed = of.accumulation > 1
     if offloaded:
-        yield Array("fp32 gradients", FP32_BYTES * part, True, READY)
-        yield Array("weights on their way to the device", of.size * part, True, READY)
-        yield Array("gradient on its way", of.size * of.largest, True, READY)
+        yield Array("fp32 gradients", _locked(FP32_BYTES * part, has_gpu), True, READY)
+        yield Array("weights on their way to the device", _locked(of.size * part, has_gpu), True,
+                    READY)  # fmt: skip
+        yield Array("gradient on its way", _locked(of.size * of.largest, has_gpu), True, READY)
         yield Array("gradient on its way, on the device", of.size * of.largest, False, READY)
         yield Array("fp64 gradient of a tensor", norm, False, frozenset({M.KEPT}))
         yield Array("sum of gradients", of.size * part * summed, True, TRAINING)
@@ -191,17 +199,19 @@ def _whole_stage3(of: Setting, has_gpu: bool) -> Iterator[Array]:
     elif of.optimizer_at == "nvme":
         yield from _nvme(of)
     else:
-        yield from _stock_update(of)
+        yield from _stock_update(of, has_gpu)
 
 
-def _stock_update(of: Setting) -> Iterator[Array]:
+def _stock_update(of: Setting, has_gpu: bool) -> Iterator[Array]:
     part, offloaded = of.part, of.optimizer_at == "cpu"
     largest = max(of.subgroups)
     yield Array("master weights", FP32_BYTES * part, offloaded, READY)
     yield Array("moments", MOMENTS_BYTES * part, offloaded, LATER)
-    yield Array("gradients", of.size * part, offloaded, LATER | {M.HOOKED})
+    gradients = _locked(of.size * part, has_gpu and offloaded)
+    yield Array("gradients", gradients, offloaded, LATER | {M.HOOKED})
     if offloaded:
-        yield Array("fp32 gradients", FP32_BYTES * part, True, READY)
+        each = (_locked(FP32_BYTES * numel, has_gpu) for numel in of.subgroups)
+        yield Array("fp32 gradients", sum(each), True, READY)
         yield Array("gradients of a subgroup, zeros", FP32_BYTES * largest, True,
                     frozenset({M.INITIALIZED}))  # fmt: skip
         return
