@@ -26,6 +26,8 @@ from ds_config.ladder import Room, Rung, Task, chosen, ladder
 from ds_config.notes import notes_of
 
 SCHEMA_VERSION = 1
+INTERRUPTED = 130
+"""The exit code of what Ctrl-C ended, as shells have it."""
 ORDERS = ("fastest", "leanest", "bisect")
 CHECKPOINTING = (
     "switch activation checkpointing on in the model itself "
@@ -80,6 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
             best, tried = attempts.climb(rungs, best, arguments.order)
         if best is not None and arguments.out:
             _write(arguments.out, rungs[best].config)
+    except KeyboardInterrupt:
+        sys.stderr.write("ds_config advise: interrupted\n")
+        return INTERRUPTED
     except (AdviceError, ConfigError, DeepOptimizerStatesError, UnrunnableError) as error:
         sys.stderr.write(f"ds_config advise: error: {error}\n")
         return 2

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.command == "table":
         parts = []
         for name in ("judged", "fitted"):
-            rows = rows_of(name, given.file, with_peers=True)
+            rows = rows_of(name, given.file, with_others=True)
             parts += [f"## {name}: {len(rows)} cases", summary(rows), as_markdown(rows)]
         text = "\n\n".join(parts)
     else:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.memory.cases import FILE
-from benchmarks.memory.peers import deepspeed_bytes
+from benchmarks.memory.estimators import deepspeed_bytes
 from deep_optimizer_states.predict.memory.architecture import architecture_of
 from deep_optimizer_states.predict.memory.peaks import GIB
 from deep_optimizer_states.predict.memory.setting import setting_of
@@ -44,8 +44,8 @@ def _line(model: dict[str, Any], name: str, gpus: int, device: int, host: int) -
     rung = rungs[best]
     setting = setting_of(rung.config, architecture, gpus, sequence=sequence, checkpointing=True)
     said = deepspeed_bytes(setting)
-    peers = f"{said[0] / GIB:.1f} | {gpus * said[1] / GIB:.0f}" if said else "none | none"
+    others = f"{said[0] / GIB:.1f} | {gpus * said[1] / GIB:.0f}" if said else "none | none"
     return (
         f"{start} {rung.name} | {rung.peaks.device_bytes / GIB:.1f} | "
-        f"{rung.peaks.host_bytes / GIB:.1f} | {gpus * rung.peaks.host_bytes / GIB:.0f} | {peers} |"
+        f"{rung.peaks.host_bytes / GIB:.1f} | {gpus * rung.peaks.host_bytes / GIB:.0f} | {others} |"
     )

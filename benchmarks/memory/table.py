@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.memory.cases import key_of, load_cases
+from benchmarks.memory.estimators import accelerate_bytes, deepspeed_bytes
 from benchmarks.memory.measure import read_results
-from benchmarks.memory.peers import accelerate_bytes, deepspeed_bytes
 from deep_optimizer_states.predict.memory.architecture import architecture_of
 from deep_optimizer_states.predict.memory.peaks import CPU_PROCESS_BYTES, MIB, Peaks, peaks_of
 from deep_optimizer_states.predict.memory.setting import Setting, setting_of
@@ -28,14 +28,14 @@ class Row:
         name: In words.
         measured: Bytes above the process's own, by phase.
         predicted: The same.
-        peers: Bytes while training by DeepSpeed's estimator and by accelerate's; None where it has
+        others: Bytes while training by DeepSpeed's estimator and by accelerate's; None where it has
             none.
     """
 
     name: str
     measured: Mapping[str, float]
     predicted: Mapping[str, float]
-    peers: Mapping[str, float | None]
+    others: Mapping[str, float | None]
 
     def error(self, phase: str) -> float:
         """Relative error of a prediction; below 0 where it was too little."""
@@ -54,7 +54,7 @@ def setting_of_case(case: Mapping[str, Any]) -> Setting:
     )
 
 
-def rows_of(name: str, path: Path, with_peers: bool = False) -> list[Row]:
+def rows_of(name: str, path: Path, with_others: bool = False) -> list[Row]:
     """Cases of a set (``fitted``, ``judged``) that have a result, in the order of the file."""
     results, found = read_results(path), []
     for case in load_cases()[name]:
@@ -63,8 +63,8 @@ def rows_of(name: str, path: Path, with_peers: bool = False) -> list[Row]:
             continue
         setting = setting_of_case(case)
         measured = {phase: float(result[f"{phase}_bytes"]) for phase in PHASES}
-        peers = _peers(setting) if with_peers else {}
-        found.append(Row(result["name"], measured, _above(peaks_of(setting, False)), peers))
+        others = _others(setting) if with_others else {}
+        found.append(Row(result["name"], measured, _above(peaks_of(setting, False)), others))
     return found
 
 
@@ -73,7 +73,7 @@ def _above(peaks: Peaks) -> dict[str, float]:
     return {phase: getattr(peaks, phase).host_bytes - CPU_PROCESS_BYTES for phase in PHASES}
 
 
-def _peers(setting: Setting) -> dict[str, float | None]:
+def _others(setting: Setting) -> dict[str, float | None]:
     pair = deepspeed_bytes(setting)
     return {"DeepSpeed": sum(pair) if pair else None, "accelerate": accelerate_bytes(setting)}
 
@@ -90,7 +90,7 @@ def as_markdown(rows: Iterable[Row]) -> str:
             f"({row.error(phase):+.1%})"
             for phase in PHASES
         ]
-        for num_bytes in row.peers.values():
+        for num_bytes in row.others.values():
             error = "" if num_bytes is None else f" ({num_bytes / row.measured['train'] - 1:+.0%})"
             cells.append("-" if num_bytes is None else f"{num_bytes / MIB:.0f}{error}")
         lines.append(f"| {row.name} | {' | '.join(cells)} |")
@@ -104,9 +104,9 @@ def summary(rows: list[Row]) -> str:
         "|---|---:|---:|---:|---:|",
     ]
     found = {f"this model, {phase}": [row.error(phase) for row in rows] for phase in PHASES}
-    for peer in ("DeepSpeed", "accelerate"):
-        pairs = ((row.peers.get(peer), row.measured["train"]) for row in rows)
-        found[f"{peer}, train"] = [said / seen - 1 for said, seen in pairs if said is not None]
+    for other in ("DeepSpeed", "accelerate"):
+        pairs = ((row.others.get(other), row.measured["train"]) for row in rows)
+        found[f"{other}, train"] = [said / seen - 1 for said, seen in pairs if said is not None]
     for name, errors in found.items():
         if errors:
             lines.append(

@@ -89,13 +89,13 @@ def test_every_phase_of_every_rank_has_to_fit():
     for host, fits in ((need * 1.01, True), (need * 0.99, False)):
         again = {rung.name: rung for rung in ladder(TASK, room(8, 80, host))}
         assert again[both.name].fits is fits
-    stage2 = rungs["stage 2"]
-    assert stage2.peaks.load.device_bytes < stage2.peaks.train.device_bytes
-    one = rungs["stage 2 + optimizer offload"].peaks
-    assert one.load.device_bytes > one.train.device_bytes  # two copies of all weights
-    tight = one.load.device_bytes / 0.97 / GIB * 0.99
-    found = {rung.name: rung for rung in ladder(TASK, room(8, tight, 10_000))}
-    assert not found["stage 2 + optimizer offload"].fits
+    # Each rank reads the whole model before stage 2 cuts its state: more than training takes there.
+    stage2 = rungs["stage 2"].peaks
+    assert stage2.load.host_bytes > 2 * stage2.train.host_bytes
+    need = 8 * stage2.load.host_bytes / 0.97 / GIB
+    for host, fits in ((need * 1.01, True), (need * 0.99, False)):
+        again = {rung.name: rung for rung in ladder(TASK, room(8, 80, host))}
+        assert again["stage 2"].fits is fits
 
 
 def with_fits(pattern):

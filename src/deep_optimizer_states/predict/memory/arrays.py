@@ -81,6 +81,10 @@ def arrays_of(setting: Setting, has_gpu: bool) -> list[Array]:
     found = [*make(setting, has_gpu), *_passes(setting)]
     tied = setting.size * setting.architecture.tied_numel
     found.append(Array("second embedding, until both are tied", tied, False, frozenset({M.BUILT})))
+    if has_gpu and setting.stage < 3:
+        # As from_pretrained does on every rank; only zero.Init of stage 3 cuts weights at once.
+        whole = setting.size * setting.numel
+        found.append(Array("model as it is read", whole, True, frozenset({M.BUILT})))
     return [array for array in found if array.num_bytes]
 
 
@@ -134,7 +138,9 @@ def _stage12(of: Setting, has_gpu: bool) -> Iterator[Array]:
     weights, part = float(of.size * of.numel), of.part
     offloaded = of.optimizer_at != "none"
     yield Array("weights", weights, False, ALWAYS)
-    yield Array("weights before they are made one array", weights, False, frozenset({M.BUILT}))
+    if not has_gpu:  # on a GPU without room for both DeepSpeed does this on the host
+        now = frozenset({M.BUILT})
+        yield Array("weights before they are made one array", weights, False, now)
     master = _locked(FP32_BYTES * part, has_gpu and offloaded)
     yield Array("master weights", master, offloaded, READY)
     yield Array("moments", MOMENTS_BYTES * part, offloaded, LATER)

@@ -1,4 +1,4 @@
-"""What others' estimators say of a case: DeepSpeed's two, and accelerate's."""
+"""What other estimators say of a case: DeepSpeed's two, and accelerate's."""
 
 from __future__ import annotations
 
