@@ -7,6 +7,7 @@ engine's row of the study names.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ from dataclasses import dataclass
 from configs.errors import ConfigError
 from configs.schema import Point
 from deep_optimizer_states.predict.machine import load_machine
-from deep_optimizer_states.predict.memory_need import CONTEXT_BYTES, GIB, memory_of
+from deep_optimizer_states.predict.memory.offload import memory_of
+from deep_optimizer_states.predict.memory.peaks import CONTEXT_BYTES, GIB, peaks_of
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.fit.machine import Machine
-from launch.simulate.workloads import AUTO_NEEDS, AsOf, workload_of
+from launch.simulate.workloads import AUTO_NEEDS, AsOf, setting_of_point, workload_of
 
 MARGIN = 1.1
 """A run takes up to this much more than the model's figure, which is that of a usual run."""
@@ -67,6 +69,10 @@ def _need(point: Point, on_gpu: bool) -> tuple[Need, str]:
         return predict(point, on_gpu), ""
     except WorkloadError as error:
         unknown = str(error)
+    with contextlib.suppress(WorkloadError):  # the performance model alone does not know it
+        peaks = peaks_of(setting_of_point(point), on_gpu)
+        host, device = MARGIN * peaks.host_bytes * point.num_ranks, MARGIN * peaks.device_bytes
+        return Need(int(host), int(device)), ""
     parameters = MARGIN * point.model.num_parameters(point.tp)
     device = WEIGHT_AND_GRADIENT_BYTES / point.tp + point.row.device_bytes / point.num_ranks
     host = point.row.host_bytes if on_gpu else point.row.host_bytes + device * point.num_ranks

@@ -15,6 +15,12 @@ from configs.schema import Point
 from configs.templates import filled
 from deep_optimizer_states.config import read_settings, translate_paper_keys
 from deep_optimizer_states.errors import ConfigError
+from deep_optimizer_states.predict.memory.architecture import (
+    Architecture,
+    architecture_of,
+    architecture_of_shape,
+)
+from deep_optimizer_states.predict.memory.setting import Setting, setting_of
 from deep_optimizer_states.predict.model import ModelShape, model_from_table
 from deep_optimizer_states.predict.stock import STOCK
 from deep_optimizer_states.predict.workload import Workload, WorkloadError
@@ -113,6 +119,58 @@ def workload_of(point: Point, when: AsOf) -> Workload:
     return workload if when is AsOf.TODAY else _with_paper_software(workload)
 
 
+def setting_of_point(point: Point) -> Setting:
+    """The run that a point would be, for its memory alone: any stage, with or without offload.
+
+    Args:
+        point: Gives the model, the ranks and the batch; the rest is in the JSON made of it.
+
+    Raises:
+        WorkloadError: The model of memory does not know such a run; names the setting.
+    """
+    config = deepspeed_config(point)
+    zero = config.get("zero_optimization") or {}
+    _only_known(zero, ZERO_KEYS | {"offload_param"}, "zero_optimization")
+    for name in ("offload_optimizer", "offload_param"):
+        _only_known(zero.get(name) or {}, OFFLOAD_KEYS, name)
+    _check_software(config)
+    return setting_of(
+        config,
+        _architecture_of(point),
+        point.dp,
+        sequence=point.model.seq_length,
+        checkpointing=point.activation_checkpointing,
+        is_flash=point.attention != "local",
+    )
+
+
+def _architecture_of(point: Point) -> Architecture:
+    """The model as the model of memory knows it, of one tensor-parallel rank.
+
+    Raises:
+        WorkloadError: It is split over ranks as that does not know, or has other parameters.
+    """
+    if point.model.architecture == "llama":
+        return architecture_of_shape(_shape_of(point), point.tp)
+    model = point.model
+    table = {
+        "model_type": "gpt2",
+        "n_embd": model.hidden,
+        "n_inner": model.ffn,
+        "n_layer": model.layers,
+        "n_head": model.heads,
+        "n_positions": model.seq_length,
+        "vocab_size": model.padded_vocab_size(),
+    }
+    found = architecture_of(table, model.name)
+    if found.numel != model.num_parameters(point.tp):
+        raise WorkloadError(
+            f"model = {model.name!r}: has {model.num_parameters(point.tp):,} parameters; the model "
+            f"of memory knows a gpt2 of these sizes with {found.numel:,}"
+        )
+    return found
+
+
 def _taken_share(point: Point) -> float:
     """Share of each device's time that companions take."""
     rows = point.study.companions.values() if point.study else ()
@@ -161,12 +219,17 @@ def _offload_ratio(config: Mapping[str, Any], zero: Mapping[str, Any]) -> float:
         what = "an optimizer that is offloaded to the CPU"
         raise _unknown("offload_optimizer.device", offload.get("device"), what)
     _only_known(offload, OFFLOAD_KEYS, "offload_optimizer")
+    _check_software(config)
+    return float(offload.get("ratio", 1.0))
+
+
+def _check_software(config: Mapping[str, Any]) -> None:
+    """Refuse what neither model knows: a compiler that moves state, other optimizers."""
     if (config.get("compile") or {}).get("deepcompile"):
         raise _unknown("compile.deepcompile", True, "runs without DeepCompile")
     optimizer = (config.get("optimizer") or {}).get("type")
     if optimizer not in ("Adam", "AdamW"):
         raise _unknown("optimizer.type", optimizer, "Adam and AdamW")
-    return float(offload.get("ratio", 1.0))
 
 
 def _only_known(table: Mapping[str, Any], known: set[str], where: str) -> None:

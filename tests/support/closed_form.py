@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from deep_optimizer_states.predict.lanes import QUEUE_ENTRIES
 from deep_optimizer_states.predict.machine import Machine
-from deep_optimizer_states.predict.memory_need import kept_subgroups
+from deep_optimizer_states.predict.memory.offload import kept_subgroups
 from deep_optimizer_states.predict.rank import Rank, rank_of
 from deep_optimizer_states.predict.update_sim import STATE_COPIES, WAIT_AND_RECORD
 from deep_optimizer_states.predict.workload import (

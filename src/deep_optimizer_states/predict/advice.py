@@ -7,12 +7,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from deep_optimizer_states.predict.machine import Machine
-from deep_optimizer_states.predict.memory_need import (
-    CONTEXT_BYTES,
-    GIB,
-    HEADROOM,
-    memory_of,
-)
+from deep_optimizer_states.predict.memory.offload import HEADROOM, memory_of
+from deep_optimizer_states.predict.memory.peaks import CONTEXT_BYTES, GIB
 from deep_optimizer_states.predict.rank import rank_of
 from deep_optimizer_states.predict.stock import STOCK
 from deep_optimizer_states.predict.workload import STATE_BYTES, Workload

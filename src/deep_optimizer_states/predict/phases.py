@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deep_optimizer_states.predict.machine import Machine
-from deep_optimizer_states.predict.memory_need import REDUCE_BUCKET_NUMEL, memory_of
+from deep_optimizer_states.predict.memory.offload import memory_of
+from deep_optimizer_states.predict.memory.setting import DEFAULT_BUCKET_NUMEL
 from deep_optimizer_states.predict.rank import num_nodes
 from deep_optimizer_states.predict.workload import Workload, WorkloadError
 
@@ -164,5 +165,5 @@ def _flush_s(workload: Workload, machine: Machine, back_s: float) -> float:
         # What the device is sure to update stays there; a dynamic split is not known in backward.
         kept = memory_of(workload, machine, workload.policy).device_grads_bytes
         flush *= max(0.0, 1 - kept / (workload.weight_bytes * numel))
-    last = min(1.0, REDUCE_BUCKET_NUMEL / (workload.dp * numel)) if numel else 0.0
+    last = min(1.0, DEFAULT_BUCKET_NUMEL / (workload.dp * numel)) if numel else 0.0
     return max(flush - back_s, flush * last)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from deep_optimizer_states.predict.lanes import UpdateRun
 from deep_optimizer_states.predict.machine import Machine, MachineError
-from deep_optimizer_states.predict.memory_need import CONTEXT_BYTES, GIB, HEADROOM, memory_of
+from deep_optimizer_states.predict.memory.offload import HEADROOM, memory_of
+from deep_optimizer_states.predict.memory.peaks import CONTEXT_BYTES, GIB
 from deep_optimizer_states.predict.model import ModelShape
 from deep_optimizer_states.predict.phases import Phases, phases_of
 from deep_optimizer_states.predict.rank import rank_of

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from deep_optimizer_states.predict.advice import advise
 from deep_optimizer_states.predict.machine import Machine
-from deep_optimizer_states.predict.memory_need import CONTEXT_BYTES, Memory, memory_of, shortages
+from deep_optimizer_states.predict.memory.offload import Memory, memory_of, shortages
+from deep_optimizer_states.predict.memory.peaks import CONTEXT_BYTES
 from deep_optimizer_states.predict.phases import phases_of
 from deep_optimizer_states.predict.policy import best_policy
 from deep_optimizer_states.predict.rank import rank_of

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from deep_optimizer_states.plan import Action, Kind, Plan
 from deep_optimizer_states.predict.lanes import Job, Lanes, UpdateRun
 from deep_optimizer_states.predict.machine import Machine
-from deep_optimizer_states.predict.memory_need import SLOTS, STAGING_BUFFERS, kept_subgroups
+from deep_optimizer_states.predict.memory.arrays import SLOTS, STAGING_BUFFERS
+from deep_optimizer_states.predict.memory.offload import kept_subgroups
 from deep_optimizer_states.predict.rank import Rank, rank_of
 from deep_optimizer_states.predict.workload import FP32_BYTES, STATE_BYTES, Workload, schedule_of
 from deep_optimizer_states.schedule import NUM_AHEAD

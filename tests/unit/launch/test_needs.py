@@ -5,7 +5,7 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.study import default_study, study_from
-from deep_optimizer_states.predict.memory_need import GIB
+from deep_optimizer_states.predict.memory.peaks import GIB
 from launch.execute import start_of
 from launch.fit.machine import Machine
 from launch.hosts.launchers import Launcher

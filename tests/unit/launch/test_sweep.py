@@ -6,7 +6,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.study import make_point
 from configs.sweep import load_sweep, make_sweep
-from deep_optimizer_states.predict.memory_need import GIB
+from deep_optimizer_states.predict.memory.peaks import GIB
 from launch import run as run_command, task as task_module
 from launch.derive import derive
 from launch.describe import describe

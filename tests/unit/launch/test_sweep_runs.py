@@ -7,7 +7,7 @@ import pytest
 
 from configs.study import make_point
 from configs.sweep import make_sweep
-from deep_optimizer_states.predict.memory_need import GIB
+from deep_optimizer_states.predict.memory.peaks import GIB
 from launch import sweep_runner, task as task_module
 from launch.fit.estimate import TimeLimit
 from launch.fit.machine import Machine

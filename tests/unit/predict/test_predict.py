@@ -9,7 +9,7 @@ from predicted_software import SOFTWARE
 from deep_optimizer_states.predict import policy as module
 from deep_optimizer_states.predict.lanes import Lanes
 from deep_optimizer_states.predict.machine import MachineError, load_machine
-from deep_optimizer_states.predict.memory_need import (
+from deep_optimizer_states.predict.memory.offload import (
     CONTEXT_BYTES,
     GIB,
     GRADS_HEADROOM,

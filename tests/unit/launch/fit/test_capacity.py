@@ -3,8 +3,9 @@ import pytest
 from configs.errors import ConfigError
 from configs.study import default_study, make_point
 from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
-from deep_optimizer_states.predict.memory_need import GIB
+from deep_optimizer_states.predict.memory.peaks import GIB
 from launch.ds_json import deepspeed_config
+from launch.fit import capacity
 from launch.fit.capacity import (
     MARGIN,
     Need,
@@ -173,6 +174,26 @@ def test_of_a_run_that_is_not_known_the_least_that_its_engine_needs_counts(unkno
     with pytest.raises(ConfigError, match="needs 1 GPUs, 0 found"):
         refuse_if_short(point("tiny", device="cuda"), LAPTOP)
     assert memory_text(point("tiny", device="cuda"), LAPTOP).endswith("needs 1 GPUs, 0 found")
+
+
+def test_other_stages_have_a_need_too():
+    """Of them the performance model knows no time, but their memory is known all the same."""
+    fields = [
+        {"zero_stage": 2, "offload_optimizer": "none"},
+        {"zero_stage": 2},
+        {"offload_optimizer": "none"},
+        {"offload_param": "cpu"},
+        {"zero_stage": 2, "offload_optimizer": "none", "dp": 4},
+    ]
+    needs = [capacity._need(make_point({"model": "7B", "dp": 1, **each}), True) for each in fields]
+    assert [unknown for _, unknown in needs] == [""] * len(fields)
+    second, offloaded, third, params, ranks = (need for need, _ in needs)
+    states = 16 * 5_948_837_888
+    assert second.device_bytes > states > offloaded.device_bytes
+    assert offloaded.host_bytes > 18 * 5_948_837_888 > second.host_bytes
+    assert third.device_bytes > states
+    assert params.device_bytes < offloaded.device_bytes
+    assert ranks.device_bytes < 0.6 * second.device_bytes
 
 
 @pytest.mark.parametrize("policy", ["dynamic", "auto", "all-device"])

@@ -1,7 +1,7 @@
 import pytest
 
 from configs.study import make_point
-from deep_optimizer_states.predict.memory_need import GIB
+from deep_optimizer_states.predict.memory.peaks import GIB
 from launch.ds_json import deepspeed_config
 from launch.fit import estimate as module
 from launch.fit.estimate import estimate

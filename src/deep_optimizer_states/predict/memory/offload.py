@@ -1,16 +1,35 @@
-"""Memory of one rank: what a run allocates, array by array.
+"""Memory of the performance model's workloads: stage 3 with an optimizer that is offloaded.
 
-Checked against the authors' logs (0.13) and against DeepSpeed 0.19's source. torch rounds each
-page-locked allocation up to a power of two; this package does not, since it locks exact sizes.
+What the passes take is the sum of the arrays of :mod:`arrays`; beside it lies the state of whoever
+updates it, other software than today's included. Checked against the authors' logs (0.13) and
+against DeepSpeed 0.19's source. torch rounds each page-locked allocation up to a power of two; this
+package does not, since it locks exact sizes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from dataclasses import dataclass
 
 from deep_optimizer_states.predict.machine import Machine
+from deep_optimizer_states.predict.memory.architecture import architecture_of_shape
+from deep_optimizer_states.predict.memory.arrays import (
+    SLOTS,
+    STAGING_BUFFERS,
+    TRAINING,
+    passes_of_stage3,
+)
+from deep_optimizer_states.predict.memory.peaks import (
+    CONTEXT_BYTES,
+    CPU_PROCESS_BYTES,
+    CUDA_PROCESS_BYTES,
+    GIB,
+    MIB,
+    WORKSPACE_BYTES,
+)
+from deep_optimizer_states.predict.memory.setting import Setting
 from deep_optimizer_states.predict.rank import num_nodes, rank_of
 from deep_optimizer_states.predict.workload import (
     FP32_BYTES,
@@ -20,26 +39,8 @@ from deep_optimizer_states.predict.workload import (
     schedule_of,
 )
 
-GIB = 2**30
-LIVE_NUMEL = 1_000_000_000
-"""Parameters DeepSpeed keeps gathered at most (``stage3_max_live_parameters``)."""
-REDUCE_BUCKET_NUMEL = 500_000_000
-"""DeepSpeed's default ``reduce_bucket_size``; the last one is flushed when backward is over."""
-SLOTS, STAGING_BUFFERS = 3, 2
-"""As the executor has them."""
-BUCKETS = 3
-"""Of gradients on the device: one that fills, its flat copy, and one on its way."""
-CUDA_PROCESS_BYTES = 5 * GIB
-"""Host memory of a rank with CUDA's libraries and context, before the model."""
-CPU_PROCESS_BYTES = 430 * 2**20
-"""The same on a machine without a GPU."""
-CPU_LANES_BYTES = 45 * 2**20
-"""Arenas and stacks of the threads that stand for a GPU's streams there."""
-WORKSPACE_BYTES = 0.6 * GIB
-"""Of the GPU's libraries."""
-CONTEXT_BYTES = 1.5 * GIB
-"""CUDA's context and what its allocator cannot use: beside what torch counts as allocated."""
-LOGIT_BYTES = 6
+CPU_LANES_BYTES = 45 * MIB
+"""Arenas and stacks of the threads that stand for a GPU's streams on a machine without one."""
 HEADROOM = 0.97
 """Share of a memory that may be taken."""
 GRADS_HEADROOM = 0.9
@@ -85,7 +86,7 @@ def memory_of(workload: Workload, machine: Machine, policy: str) -> Memory:
     else:
         locked, pageable = workload.software.host_state_bytes(host_numels)
         locked += power_of_two(gradients)
-    device = _needed_device_bytes(workload, policy)
+    device = _needed_device_bytes(workload, policy, bool(machine.gpus))
     if machine.gpus:
         kept = kept_subgroups(workload, machine, policy)
         grads = float(workload.weight_bytes * sum(workload.subgroups[idx] for idx in kept))
@@ -112,17 +113,18 @@ def kept_subgroups(workload: Workload, machine: Machine, policy: str) -> frozens
         candidates = {schedule.tiles[idx].subgroup for idx in schedule.device_tiles}
     assert machine.device_memory_bytes is not None
     room = GRADS_HEADROOM * machine.device_memory_bytes - CONTEXT_BYTES
-    room -= _needed_device_bytes(workload, policy)
+    room -= _needed_device_bytes(workload, policy, has_gpu=True)
     ordered = sorted(candidates)
     ends = itertools.accumulate(workload.weight_bytes * numels[idx] for idx in ordered)
     return frozenset(idx for idx, end in zip(ordered, ends, strict=True) if end <= room)
 
 
-def _needed_device_bytes(workload: Workload, policy: str) -> float:
+def _needed_device_bytes(workload: Workload, policy: str, has_gpu: bool) -> float:
     """Device memory without gradients that are kept there."""
     resident, slots, _ = _placement(workload, policy)
     staying = sum(workload.subgroups[idx] for idx in resident)
-    return _device_bytes(workload) + slots + (STATE_BYTES + FP32_BYTES) * staying + WORKSPACE_BYTES
+    passes = _passes_bytes(setting_of_workload(workload), has_gpu)
+    return passes + slots + (STATE_BYTES + FP32_BYTES) * staying + WORKSPACE_BYTES
 
 
 def _placement(workload: Workload, policy: str) -> tuple[frozenset[int], float, int]:
@@ -136,22 +138,29 @@ def _placement(workload: Workload, policy: str) -> tuple[frozenset[int], float, 
     return schedule.resident_subgroups, slot_bytes, schedule.staging_numel
 
 
-def _device_bytes(workload: Workload) -> float:
-    """Weights, gradient buckets, gathered parameters and activations."""
-    model, size, tp = workload.model, workload.weight_bytes, workload.tp
-    whole, tokens = sum(model.tensors(tp)), workload.tokens
-    kept = size * sum(workload.subgroups) + size * BUCKETS * min(REDUCE_BUCKET_NUMEL, whole)
-    gathered = size * min(LIVE_NUMEL, whole) if workload.dp > 1 else 0
-    sequence = workload.sequence
-    layer = size * tokens * (4 * model.hidden + 3 * model.ffn / tp)
-    if workload.materialized_attention:
-        layer += 2 * size * tokens * sequence * model.heads / tp
-    logits = LOGIT_BYTES * tokens * model.padded_vocab_size(tp) / tp
-    if workload.activation_checkpointing:
-        held = size * tokens * model.hidden * model.layers + max(layer, logits)
-    else:
-        held = layer * model.layers + logits
-    return kept + gathered + held
+def setting_of_workload(workload: Workload) -> Setting:
+    """The same run as the other stages' model knows it, of one tensor-parallel rank."""
+    return Setting(
+        architecture=architecture_of_shape(workload.model, workload.tp),
+        dtype=workload.dtype,
+        dp=workload.dp,
+        micro_batch=workload.micro_batch_size,
+        sequence=workload.sequence,
+        accumulation=workload.accumulation,
+        checkpointing=workload.activation_checkpointing,
+        is_flash=not workload.materialized_attention,
+        optimizer_at="cpu",
+        subgroup_numel=workload.subgroup_numel,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _passes_bytes(setting: Setting, has_gpu: bool) -> float:
+    """The most that weights, gathered weights, buckets and activations take at one time."""
+    arrays = passes_of_stage3(setting, has_gpu)
+    return max(
+        sum(array.num_bytes for array in arrays if moment in array.when) for moment in TRAINING
+    )
 
 
 def shortages(workload: Workload, machine: Machine, memory: Memory) -> list[str]:

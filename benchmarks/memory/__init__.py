@@ -1,0 +1,1 @@
+"""Peaks of process memory: predicted beside measured."""

@@ -1,0 +1,251 @@
+"""``python -m ds_config advise``: the fastest configuration that fits, and why.
+
+Exit code 0: one fits; 1: none does, or a real run failed; 2: a wrong argument.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+from deep_optimizer_states.errors import DeepOptimizerStatesError
+from deep_optimizer_states.predict.machine import load_machine, machine_names
+from deep_optimizer_states.predict.memory.architecture import (
+    Architecture,
+    architecture_of_shape,
+    read_architecture,
+)
+from deep_optimizer_states.predict.memory.peaks import GIB
+from deep_optimizer_states.predict.model import ModelShape, load_model, model_names
+from ds_config.attempts import Attempts, UnrunnableError
+from ds_config.ladder import Room, Rung, Task, chosen, ladder
+from ds_config.notes import notes_of
+
+SCHEMA_VERSION = 1
+INTERRUPTED = 130
+"""The exit code of what Ctrl-C ended, as shells have it."""
+ORDERS = ("fastest", "leanest", "bisect")
+CHECKPOINTING = (
+    "switch activation checkpointing on in the model itself "
+    "(`model.gradient_checkpointing_enable()`): DeepSpeed's JSON does not"
+)
+DTYPES = ("bf16", "fp16", "fp32")
+
+
+class AdviceError(ValueError):
+    """A wrong argument; one sentence that names it."""
+
+
+def register(commands: Any) -> None:  # noqa: ANN401 - argparse's private type
+    """Add the command to the parser of ``python -m ds_config``."""
+    one = commands.add_parser("advise", help="the fastest configuration that fits")
+    one.set_defaults(run=run)
+    add = one.add_argument
+    add("--model", required=True, metavar="NAME|config.json",
+        help=f"{', '.join(model_names())}, a Hugging Face config.json, or a TOML file")  # fmt: skip
+    add("--gpus", type=_whole, required=True, metavar="N", help="ranks in all; 1 on a CPU")
+    add("--machine", metavar="PROFILE", help=f"{', '.join(machine_names())}, or calibrate's file")
+    add("--gpu-memory", type=_size, metavar="GIB", help="of one GPU, in GiB; 0 for none")
+    add("--host-memory", type=_size, metavar="GIB", help="of one node, in GiB")
+    add("--gpus-per-node", type=_whole, metavar="N", help="ranks that share that host memory")
+    add("--nvme", default="", metavar="FOLDER", help="on a local disk, to offload to")
+    add("--micro-batch", type=_whole, default=4, metavar="N", help="samples a rank [default: 4]")
+    add(
+        "--sequence-length", type=_whole, metavar="N", help="tokens a sample [default: the model's]"
+    )
+    add("--dtype", choices=DTYPES, default="bf16", help="of weights [default: bf16]")
+    add("--from", dest="order", choices=ORDERS[:2], default="fastest",
+        help="from which end the ladder is tried [default: fastest]")  # fmt: skip
+    add("--bisect", dest="order", action="store_const", const="bisect", help="halve the ladder")
+    add("--json", action="store_true", help="write JSON")
+    add("--out", type=Path, metavar="FILE", help="write the chosen configuration to a new file")
+    add("--try", dest="attempt", nargs="?", const="", metavar="COMMAND",
+        help="run the rungs for real: a command with {config} (and {checkpointing}), or without a "
+        "command this project's trainer")  # fmt: skip
+    add("--try-seconds", type=_whole, default=600, metavar="S",
+        help="a run that lasts so long is taken to fit [default: 600]")  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Advise; returns the exit code."""
+    try:
+        task, room = _asked(arguments)
+        rungs = ladder(task, room)
+        best = chosen(rungs, arguments.order)
+        tried: list[dict[str, str]] = []
+        if arguments.attempt is not None:
+            attempts = Attempts(arguments.attempt, arguments.model, task, arguments.try_seconds)
+            best, tried = attempts.climb(rungs, best, arguments.order)
+        if best is not None and arguments.out:
+            _write(arguments.out, rungs[best].config)
+    except KeyboardInterrupt:
+        sys.stderr.write("ds_config advise: interrupted\n")
+        return INTERRUPTED
+    except (AdviceError, ConfigError, DeepOptimizerStatesError, UnrunnableError) as error:
+        sys.stderr.write(f"ds_config advise: error: {error}\n")
+        return 2
+    notes = [] if best is None else notes_of(rungs[best], task, room)
+    if arguments.json:
+        out = json.dumps(_as_json(rungs, best, tried, notes, task), indent=2)
+    else:
+        out = _as_text(rungs, best, tried, notes, task, room)
+    sys.stdout.write(f"{out}\n")
+    return 0 if best is not None else 1
+
+
+def _asked(given: argparse.Namespace) -> tuple[Task, Room]:
+    """Model and machine.
+
+    Raises:
+        AdviceError: neither a profile nor both memories are given.
+    """
+    architecture, shape = _model(given.model)
+    machine = load_machine(given.machine) if given.machine else None
+    device = None if machine is None else machine.device_memory_bytes
+    host = None if machine is None else machine.host_memory_bytes
+    if given.gpu_memory is not None:
+        device = given.gpu_memory * GIB or None
+    host = given.host_memory * GIB if given.host_memory is not None else host
+    if host is None or (machine is None and given.gpu_memory is None):
+        raise AdviceError("--machine is missing: name a profile, or give --gpu-memory and "
+                          "--host-memory in GiB")  # fmt: skip
+    node = given.gpus_per_node or (machine.gpus if machine and machine.gpus else given.gpus)
+    sequence = given.sequence_length or architecture.sequence
+    task = Task(architecture, shape, sequence, given.micro_batch, given.dtype)
+    return task, Room(given.gpus, min(node, given.gpus), device, host, given.nvme, machine)
+
+
+def _model(name: str) -> tuple[Architecture, ModelShape | None]:
+    """A model, and the same for the performance model if it knows such ones."""
+    path = Path(name)
+    if path.is_dir():
+        path /= "config.json"
+    if path.suffix != ".json":
+        shape = load_model(name)[0]
+        return architecture_of_shape(shape), shape
+    architecture = read_architecture(path)
+    table = json.loads(path.read_text(encoding="utf-8"))
+    if table.get("model_type") not in ("llama", "mistral"):
+        return architecture, None
+    heads = table["num_attention_heads"]
+    shape = ModelShape(
+        architecture.name, architecture.hidden, table["intermediate_size"],
+        architecture.num_layers, heads, table.get("num_key_value_heads") or heads,
+        architecture.sequence, architecture.vocab_size,
+    )  # fmt: skip
+    # The performance model has no biases, no tied embeddings and heads of the usual size.
+    near = abs(shape.num_parameters() - architecture.numel) < 0.01 * architecture.numel
+    return architecture, shape if near else None
+
+
+def _as_json(
+    rungs: list[Rung],
+    best: int | None,
+    tried: list[dict[str, str]],
+    notes: list[str],
+    task: Task,
+) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "predicted": True,
+        "parameters": task.architecture.numel,
+        "rungs": [
+            {
+                "name": rung.name,
+                "device_bytes": int(rung.peaks.device_bytes),
+                "host_bytes": int(rung.peaks.host_bytes),
+                **{
+                    f"{phase}_{place}_bytes": int(getattr(peak, f"{place}_bytes"))
+                    for phase, peak in _phases(rung)
+                    for place in ("device", "host")
+                },
+                "fits": rung.fits,
+                "iteration_s": rung.iteration_s,
+                "checkpointing": rung.checkpointing,
+            }
+            for rung in rungs
+        ],
+        "chosen": None if best is None else rungs[best].name,
+        "config": None if best is None else rungs[best].config,
+        "tried": tried,
+        "notes": notes,
+    }
+
+
+def _phases(rung: Rung) -> list[tuple[str, Any]]:
+    return [(name, getattr(rung.peaks, name)) for name in ("load", "train", "save")]
+
+
+def _as_text(
+    rungs: list[Rung],
+    best: int | None,
+    tried: list[dict[str, str]],
+    notes: list[str],
+    task: Task,
+    room: Room,
+) -> str:
+    model = task.architecture
+    gpu = f"{room.device_bytes / GIB:.0f} GiB a GPU" if room.device_bytes else "no GPU"
+    lines = [
+        f"{model.name}: {model.numel / 1e9:.2f}e9 parameters on {room.gpus} ranks, {gpu}, "
+        f"{room.host_bytes / GIB:.0f} GiB of host memory for {room.ranks_a_node} of them",
+        "Predicted, not run. GiB of one rank: device, host; while it loads, trains, saves.",
+        "",
+        f"  {'':36s}{'load':>13s}{'train':>13s}{'save':>13s}   iteration",
+    ]
+    for idx, rung in enumerate(rungs):
+        cells = "".join(
+            f"{peak.device_bytes / GIB:7.1f}{peak.host_bytes / GIB:6.1f}"
+            for _, peak in _phases(rung)
+        )
+        seconds = "unknown" if rung.iteration_s is None else f"{rung.iteration_s:.2f} s"
+        mark = "<- taken" if idx == best else "" if rung.fits else "does not fit"
+        lines.append(f"  {rung.name:36s}{cells}   {seconds:10s}{mark}".rstrip())
+    lines += [f"tried {item['name']}: {item['ended']}" for item in tried]
+    if best is None:
+        return "\n".join([*lines, "", "nothing fits: take more GPUs, or a smaller model"])
+    rung = rungs[best]
+    lines += ["", f"at its most, while {rung.peaks.train.when}:"]
+    largest = sorted(rung.peaks.train.arrays, key=lambda array: -array.num_bytes)
+    for array in largest[:8]:
+        place = "host" if array.on_host else "device"
+        lines.append(f"  {array.num_bytes / GIB:8.2f} GiB  {place:6s}  {array.name}")
+    if rung.checkpointing:
+        notes = [CHECKPOINTING, *notes]
+    lines += ["", *(f"note: {note}" for note in notes), "", json.dumps(rung.config, indent=2)]
+    return "\n".join(lines)
+
+
+def _write(path: Path, config: dict[str, Any]) -> None:
+    """Write the configuration where no file is yet.
+
+    Raises:
+        AdviceError: there is one, or it cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(json.dumps(config, indent=2) + "\n")
+    except FileExistsError:
+        raise AdviceError(f"--out {path}: is already there; give another name") from None
+    except OSError as error:
+        raise AdviceError(f"--out {path}: cannot be written: {error.strerror}") from None
+
+
+def _whole(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least 1")
+    return int(text)
+
+
+def _size(text: str) -> float:
+    try:
+        size = float(text)
+    except ValueError:
+        size = -1.0
+    if not 0 <= size < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: give GiB as a number of at least 0")
+    return size

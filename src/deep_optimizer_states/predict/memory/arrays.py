@@ -1,0 +1,252 @@
+"""Every array of a run: how large it is, whether on device or host, and when it is there.
+
+Read off DeepSpeed 0.19's source and seen in runs on a CPU. A run takes the most at one of a few
+moments, and an array is there at some of them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from deep_optimizer_states.predict.memory.activations import head_bytes, layer_bytes, loss_bytes
+from deep_optimizer_states.predict.memory.architecture import FP32_BYTES
+from deep_optimizer_states.predict.memory.setting import Setting
+from deep_optimizer_states.predict.workload import power_of_two
+
+FP64_BYTES = 8
+"""Norms are taken of an fp64 copy of each gradient."""
+MOMENTS_BYTES = 2 * FP32_BYTES
+"""Both moments of Adam."""
+SLOTS, STAGING_BUFFERS = 3, 2
+"""As the executor has them."""
+NVME_BUFFERS = 4
+"""DeepSpeed's ``buffer_count`` of an optimizer on NVMe: a subgroup's state each."""
+NVME_WEIGHTS_NUMEL = 5 * 100_000_000
+"""DeepSpeed's ``buffer_count`` and ``buffer_size`` of weights on NVMe."""
+
+
+class Moment(enum.StrEnum):
+    """When a run may take the most."""
+
+    BUILT = "the model is built"
+    INITIALIZED = "DeepSpeed sets up the optimizer"
+    HOOKED = "ZeRO-3 gathers each weight once, to watch its gradient"
+    LOSS = "backward begins"
+    LAYER = "backward computes a layer again"
+    FULL = "the first bucket of gradients is full"
+    REDUCED = "backward ends, gradients are reduced"
+    KEPT = "a reduced gradient goes to where it is kept"
+    NORM = "gradients' norm is taken"
+    STEP = "the optimizer steps"
+    SAVED = "a checkpoint is written"
+
+
+M = Moment
+LOADING = frozenset({M.BUILT, M.INITIALIZED, M.HOOKED})
+TRAINING = frozenset({M.LOSS, M.LAYER, M.FULL, M.REDUCED, M.KEPT, M.NORM, M.STEP})
+SAVING = frozenset({M.SAVED})
+ALWAYS = LOADING | TRAINING | SAVING
+READY = ALWAYS - {M.BUILT}
+PASSES = frozenset({M.LOSS, M.LAYER, M.FULL, M.REDUCED, M.KEPT})
+LATER = TRAINING | SAVING
+
+
+@dataclass(frozen=True)
+class Array:
+    """One array, or several of a kind.
+
+    Attributes:
+        name: In words.
+        num_bytes: Of one rank.
+        on_host: It lies in host memory; else on the device.
+        when: Moments at which it is there.
+    """
+
+    name: str
+    num_bytes: float
+    on_host: bool
+    when: frozenset[Moment]
+
+
+def arrays_of(setting: Setting, has_gpu: bool) -> list[Array]:
+    """All arrays of one rank.
+
+    Args:
+        setting: What runs.
+        has_gpu: On a CPU a buffer takes only the memory that is written to.
+    """
+    make = _whole_stage3 if setting.stage == 3 else _stage12 if setting.stage else _stage0
+    found = [*make(setting, has_gpu), *_passes(setting)]
+    tied = setting.size * setting.architecture.tied_numel
+    found.append(Array("second embedding, until both are tied", tied, False, frozenset({M.BUILT})))
+    if has_gpu and setting.stage < 3:
+        # As from_pretrained does on every rank; only zero.Init of stage 3 cuts weights at once.
+        whole = setting.size * setting.numel
+        found.append(Array("model as it is read", whole, True, frozenset({M.BUILT})))
+    return [array for array in found if array.num_bytes]
+
+
+def passes_of_stage3(setting: Setting, has_gpu: bool) -> list[Array]:
+    """Those of a stage 3 whose update is somebody else's: weights, buckets and activations."""
+    return [*_stage3(setting, has_gpu), *_passes(setting)]
+
+
+def _passes(setting: Setting) -> Iterator[Array]:
+    layers, largest = layer_bytes(setting)
+    both = frozenset({M.LOSS, M.LAYER})
+    yield Array("activations kept for backward", layers + head_bytes(setting), False, both)
+    if setting.checkpointing:
+        yield Array("activations of one layer", largest, False, frozenset({M.LAYER}))
+    if setting.stage:
+        # Every bucket but the last is reduced while the layers below it wait for their backward.
+        left = 1 - min(setting.bucket_numel, setting.numel) / setting.numel
+        kept = left * layers + (largest if setting.checkpointing and left else 0.0)
+        yield Array("activations of the layers left", kept, False, frozenset({M.FULL}))
+    yield Array("logits and their gradients", loss_bytes(setting), False, frozenset({M.LOSS}))
+
+
+def _stage0(of: Setting, has_gpu: bool) -> Iterator[Array]:
+    weights = float(of.size * of.numel)
+    whole = FP32_BYTES * of.numel
+    yield Array("weights", weights, False, ALWAYS)
+    yield Array("moments", 2.0 * whole, False, LATER if of.size == FP32_BYTES else READY)
+    if of.size < FP32_BYTES:
+        yield Array("master weights", whole, False, READY)
+        now = frozenset({M.INITIALIZED, M.STEP})
+        yield Array("fp32 gradients", whole, False, now)
+        yield Array("gradients while set up", weights, False, frozenset({M.INITIALIZED}))
+    kept = frozenset({M.REDUCED, M.KEPT, M.NORM, M.STEP})
+    kept |= PASSES if of.accumulation > 1 else frozenset()
+    yield Array("gradients", weights, False, kept)
+    yield Array("gradients laid out to be reduced", weights, False, frozenset({M.REDUCED}))
+
+
+def _bucket(of: Setting, has_gpu: bool) -> float:
+    """One bucket; no gradients but the model's are ever written to it."""
+    largest = min(of.bucket_numel, of.numel)
+    return float(of.size * (of.bucket_numel if has_gpu else largest))
+
+
+def _locked(num_bytes: float, has_gpu: bool) -> float:
+    """Bytes of an array that is page-locked where there is a GPU: torch rounds it up."""
+    return power_of_two(num_bytes) if has_gpu else float(num_bytes)
+
+
+def _stage12(of: Setting, has_gpu: bool) -> Iterator[Array]:
+    weights, part = float(of.size * of.numel), of.part
+    offloaded = of.optimizer_at != "none"
+    yield Array("weights", weights, False, ALWAYS)
+    if not has_gpu:  # on a GPU without room for both DeepSpeed does this on the host
+        now = frozenset({M.BUILT})
+        yield Array("weights before they are made one array", weights, False, now)
+    master = _locked(FP32_BYTES * part, has_gpu and offloaded)
+    yield Array("master weights", master, offloaded, READY)
+    yield Array("moments", MOMENTS_BYTES * part, offloaded, LATER)
+    overlaps = 2 if of.overlaps and has_gpu else 1
+    yield Array("bucket of gradients", overlaps * _bucket(of, has_gpu), False,
+                PASSES if has_gpu else PASSES - {M.LOSS, M.LAYER})  # fmt: skip
+    norm = float(FP64_BYTES * min(of.largest, part))
+    summed = of.accumulation > 1
+    if offloaded:
+        yield Array("fp32 gradients", _locked(FP32_BYTES * part, has_gpu), True, READY)
+        yield Array("weights on their way to the device", _locked(of.size * part, has_gpu), True,
+                    READY)  # fmt: skip
+        yield Array("gradient on its way", _locked(of.size * of.largest, has_gpu), True, READY)
+        yield Array("gradient on its way, on the device", of.size * of.largest, False, READY)
+        yield Array("fp64 gradient of a tensor", norm, False, frozenset({M.KEPT}))
+        yield Array("sum of gradients", of.size * part * summed, True, TRAINING)
+        return
+    kept = TRAINING - ({M.LOSS, M.LAYER, M.FULL} if not summed else set())
+    first = 0 if summed else of.size * min(of.bucket_numel, part)
+    yield Array("gradients of the first bucket", first, False, frozenset({M.FULL}))
+    yield Array("gradients of the partition", of.size * part, False, kept)
+    yield Array("gradients of the last micro-batch", of.size * part * summed, False,
+                frozenset({M.REDUCED}))  # fmt: skip
+    yield Array("fp32 gradients", FP32_BYTES * part, False, frozenset({M.INITIALIZED}))
+    yield Array("fp64 gradient of a tensor", norm, False, frozenset({M.NORM}))
+    yield from _flat_gradients(of, part)
+
+
+def _flat_gradients(of: Setting, numel: int) -> Iterator[Array]:
+    """Gradients made one array, and fp32 of it: one array less where they are fp32 already."""
+    step = frozenset({M.STEP})
+    if of.size < FP32_BYTES:
+        yield Array("gradients as one array", of.size * numel, False, step)
+    yield Array("fp32 gradients of the step", FP32_BYTES * numel, False, step)
+
+
+def _stage3(of: Setting, has_gpu: bool) -> Iterator[Array]:
+    if of.weights_at == "nvme":
+        yield Array("buffers of weights on NVMe", of.size * NVME_WEIGHTS_NUMEL, True, ALWAYS)
+    else:
+        yield Array("weights", of.size * of.part, of.weights_at == "cpu", ALWAYS)
+    if of.dp > 1 or (of.weights_at != "none" and has_gpu):
+        gathered = of.size * min(of.live_numel, of.numel)
+        yield Array("gathered weights", gathered, False, PASSES)
+    one = _bucket(of, has_gpu)
+    filled = min(one, of.size * of.numel)
+    yield Array("bucket of gradients", one, False, READY if has_gpu else LATER)
+    yield Array("bucket's copy", filled, False, frozenset({M.FULL, M.REDUCED, M.KEPT}))
+    # The collective's own, until the reduction is over.
+    yield Array("bucket's second copy", filled, False, frozenset({M.FULL, M.REDUCED}))
+    whole = 2 * of.size * of.largest
+    yield Array("a weight, gathered and cut again", whole, False, frozenset({M.HOOKED}))
+    norm = float(FP64_BYTES * -(-of.largest // of.dp))
+    when = M.NORM if of.optimizer_at == "none" else M.KEPT
+    yield Array("fp64 gradient of a tensor", norm, False, frozenset({when}))
+
+
+def _whole_stage3(of: Setting, has_gpu: bool) -> Iterator[Array]:
+    yield from _stage3(of, has_gpu)
+    if of.plugin:
+        yield from _plugin(of, has_gpu)
+    elif of.optimizer_at == "nvme":
+        yield from _nvme(of)
+    else:
+        yield from _stock_update(of, has_gpu)
+
+
+def _stock_update(of: Setting, has_gpu: bool) -> Iterator[Array]:
+    part, offloaded = of.part, of.optimizer_at == "cpu"
+    largest = max(of.subgroups)
+    yield Array("master weights", FP32_BYTES * part, offloaded, READY)
+    yield Array("moments", MOMENTS_BYTES * part, offloaded, LATER)
+    gradients = _locked(of.size * part, has_gpu and offloaded)
+    yield Array("gradients", gradients, offloaded, LATER | {M.HOOKED})
+    if offloaded:
+        each = (_locked(FP32_BYTES * numel, has_gpu) for numel in of.subgroups)
+        yield Array("fp32 gradients", sum(each), True, READY)
+        yield Array("gradients of a subgroup, zeros", FP32_BYTES * largest, True,
+                    frozenset({M.INITIALIZED}))  # fmt: skip
+        return
+    yield Array("fp32 gradients, zeros", FP32_BYTES * largest, False, frozenset({M.INITIALIZED}))
+    yield from _flat_gradients(of, largest)
+
+
+def _nvme(of: Setting) -> Iterator[Array]:
+    """A subgroup's master weights, moments and gradient at a time."""
+    largest = max(of.subgroups)
+    yield Array("gradients", of.size * of.part, True, LATER | {M.HOOKED})
+    state = (FP32_BYTES + MOMENTS_BYTES + FP32_BYTES) * largest
+    yield Array("buffers of state on NVMe", NVME_BUFFERS * state, True, READY)
+
+
+def _plugin(of: Setting, has_gpu: bool) -> Iterator[Array]:
+    schedule = of.schedule
+    resident = sum(of.subgroups[idx] for idx in schedule.resident_subgroups)
+    state = FP32_BYTES + MOMENTS_BYTES
+    on_host = sum(of.subgroups) - resident
+    grads = of.size * of.part * (2 if of.accumulation > 1 else 1)
+    yield Array("master weights", FP32_BYTES * on_host, True, READY)
+    yield Array("moments", MOMENTS_BYTES * on_host, True, READY)
+    yield Array("gradients", grads, True, READY)
+    yield Array("gradient's slice, set aside", of.size * -(-of.largest // of.dp), False,
+                frozenset({M.KEPT}))  # fmt: skip
+    staging = of.size * schedule.staging_numel * STAGING_BUFFERS
+    staging = staging if has_gpu else min(staging, of.size * of.part)
+    yield Array("weights on their way to the device", staging, True, LATER)
+    slots = float((state + of.size) * schedule.slot_numel * SLOTS)
+    yield Array("slots", slots, False, READY)
+    yield Array("state that stays on the device", (state + FP32_BYTES) * resident, False, READY)

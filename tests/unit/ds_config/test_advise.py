@@ -1,0 +1,292 @@
+"""The ladder, its choice, its JSON, and real runs of its rungs."""
+
+import dataclasses
+import json
+import sys
+
+import pytest
+
+from deep_optimizer_states.predict.memory.architecture import architecture_of
+from deep_optimizer_states.predict.memory.peaks import GIB
+from ds_config.__main__ import main
+from ds_config.ladder import Room, Task, chosen, ladder
+from ds_config.notes import notes_of
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+}
+TASK = Task(architecture_of(LLAMA), None, 2048, 4, "bf16")
+FASTEST_FIRST = [
+    "stage 0, batch 4",
+    "batch 1",
+    "checkpointing",
+    "stage 2",
+    "stage 2 + optimizer offload",
+    "stage 3",
+    "stage 3 + parameter offload",
+    "stage 3 + optimizer offload, ours",
+    "stage 3 + both offloads",
+    "smaller buckets",
+    "half precision",
+    "optimizer on NVMe",
+    "parameters on NVMe",
+]
+
+
+def room(gpus=1, device=24, host=128, **fields):
+    return Room(gpus, gpus, device and device * GIB, host * GIB, **fields)
+
+
+def advise(capsys, *words, code=0):
+    assert main(["advise", *map(str, words)]) == code
+    return capsys.readouterr()
+
+
+def as_json(capsys, *words, code=0):
+    return json.loads(advise(capsys, *words, "--json", code=code).out)
+
+
+def test_the_ladder_has_every_rung_of_the_guide_in_its_order():
+    task = dataclasses.replace(TASK, dtype="fp32")
+    assert [rung.name for rung in ladder(task, room(nvme="/disk"))] == FASTEST_FIRST
+    names = [rung.name for rung in ladder(TASK, room())]
+    assert names == [n for n in FASTEST_FIRST if "NVMe" not in n and n != "half precision"]
+
+
+def test_a_smaller_batch_is_made_up_for_by_accumulation():
+    sizes = {rung.config["train_batch_size"] for rung in ladder(TASK, room(gpus=8))}
+    assert sizes == {32}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "device", "host", "name"),
+    [
+        (1, 192, 64, "stage 0, batch 4"),
+        (8, 80, 256, "stage 2"),
+        (1, 40, 256, "stage 2 + optimizer offload"),
+        (1, 24, 128, "stage 3 + optimizer offload, ours"),
+        (1, 8, 160, "stage 3 + both offloads"),
+        (1, 24, 64, None),
+    ],
+)
+def test_the_fastest_that_fits_is_taken(gpus, device, host, name):
+    rungs = ladder(TASK, room(gpus, device, host))
+    best = chosen(rungs, "fastest")
+    assert (None if best is None else rungs[best].name) == name
+    assert all(not rung.fits for rung in rungs[:best])
+
+
+def test_every_phase_of_every_rank_has_to_fit():
+    rungs = {rung.name: rung for rung in ladder(TASK, room(8, 80, 10_000))}
+    both = rungs["stage 3 + both offloads"]
+    need = 8 * both.peaks.host_bytes / 0.97 / GIB
+    for host, fits in ((need * 1.01, True), (need * 0.99, False)):
+        again = {rung.name: rung for rung in ladder(TASK, room(8, 80, host))}
+        assert again[both.name].fits is fits
+    # Each rank reads the whole model before stage 2 cuts its state: more than training takes there.
+    stage2 = rungs["stage 2"].peaks
+    assert stage2.load.host_bytes > 2 * stage2.train.host_bytes
+    need = 8 * stage2.load.host_bytes / 0.97 / GIB
+    for host, fits in ((need * 1.01, True), (need * 0.99, False)):
+        again = {rung.name: rung for rung in ladder(TASK, room(8, 80, host))}
+        assert again["stage 2"].fits is fits
+
+
+def with_fits(pattern):
+    rungs = ladder(TASK, room())[: len(pattern)]
+    return [
+        dataclasses.replace(rung, fits=mark == "y")
+        for rung, mark in zip(rungs, pattern, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fastest", "leanest", "bisect"),
+    [
+        ("nnnyyyy", 3, 3, 3),
+        ("yyyy", 0, 0, 0),
+        ("nnnn", None, None, None),
+        ("nynyy", 1, 3, 3),  # not monotonic: from the leanest it stops where one does not fit
+    ],
+)
+def test_orders_agree_where_a_leaner_rung_never_needs_more(pattern, fastest, leanest, bisect):
+    rungs = with_fits(pattern)
+    got = [chosen(rungs, order) for order in ("fastest", "leanest", "bisect")]
+    assert got == [fastest, leanest, bisect]
+
+
+def test_time_is_known_where_the_performance_model_reaches(capsys):
+    found = as_json(capsys, "--model", "7B", "--gpus", 4, "--machine", "h100x4")
+    times = {rung["name"]: rung["iteration_s"] for rung in found["rungs"]}
+    assert times["stage 3"] < times["stage 3 + optimizer offload, ours"]
+    known = {name for name, seconds in times.items() if seconds is not None}
+    assert known == {"stage 3", "stage 3 + optimizer offload, ours"}
+    text = advise(capsys, "--model", "7B", "--gpus", 4, "--machine", "h100x4").out
+    assert "unknown" in text
+
+
+def test_json_has_what_programs_read(capsys):
+    words = ("--model", "7B", "--gpus", 1, "--gpu-memory", 24, "--host-memory", 128)
+    found = as_json(capsys, *words)
+    keys = {"name", "device_bytes", "host_bytes", "fits", "iteration_s"}
+    assert all(keys <= set(rung) for rung in found["rungs"])
+    assert found["predicted"] is True
+    assert found["chosen"] == "stage 3 + optimizer offload, ours"
+    assert found["config"]["deep_optimizer_states"] == {"enabled": True, "policy": "auto"}
+    first = found["rungs"][0]
+    assert first["device_bytes"] == max(
+        first[f"{phase}_device_bytes"] for phase in ("load", "train", "save")
+    )
+    short = as_json(capsys, "--model", "70B", "--gpus", 1, *words[4:], code=1)
+    assert (short["chosen"], short["config"]) == (None, None)
+
+
+@pytest.mark.parametrize("idx", [0, 7, -1])
+def test_deepspeed_s_own_loader_and_explain_take_the_configuration(tmp_path, capsys, idx):
+    """Explain asks DeepSpeed itself; of the rungs these three differ most."""
+    rung = ladder(dataclasses.replace(TASK, dtype="fp32"), room(nvme=str(tmp_path)))[idx]
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(rung.config))
+    assert main(["explain", str(path)]) == 0, capsys.readouterr().out
+    assert "was not asked" not in capsys.readouterr().err
+
+
+def test_the_winner_is_written_to_a_new_file_alone(tmp_path, capsys):
+    path = tmp_path / "mine.json"
+    words = ("--model", "7B", "--gpus", 1, "--gpu-memory", 24, "--host-memory", 128, "--out", path)
+    found = as_json(capsys, *words)
+    assert json.loads(path.read_text()) == found["config"]
+    path.write_text("mine")
+    assert f"--out {path}: is already there" in advise(capsys, *words, code=2).err
+    assert path.read_text() == "mine"
+
+
+def test_a_config_json_of_hugging_face_is_a_model(tmp_path, capsys):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    words = ("--gpus", 1, "--machine", "h200x1")
+    found = as_json(capsys, "--model", path, *words)
+    assert found["parameters"] == 6_738_415_616  # Llama 2 7B's own count
+    assert any(rung["iteration_s"] for rung in found["rungs"])
+    path.write_text(json.dumps({**LLAMA, "model_type": "qwen2"}))
+    found = as_json(capsys, "--model", tmp_path, *words)
+    assert not any(rung["iteration_s"] for rung in found["rungs"])
+
+
+def test_without_a_gpu_the_host_holds_all(capsys):
+    words = ("--model", "tiny", "--gpus", 2, "--gpu-memory", 0, "--host-memory", 8)
+    found = as_json(capsys, *words)
+    assert {rung["device_bytes"] for rung in found["rungs"]} == {0}
+    assert found["chosen"] == "stage 0, batch 4"
+
+
+def test_notes_apply_where_they_are_true():
+    odd = dataclasses.replace(TASK, architecture=architecture_of({**LLAMA, "vocab_size": 32001}))
+    space = room(gpus=2)
+    rungs = {rung.name: rung for rung in ladder(odd, space)}
+    stage3 = notes_of(rungs["stage 3"], odd, space)
+    assert stage3[0] == "not divisible by 16: vocabulary 32,001 (next: 32,016)"
+    assert stage3[1].startswith("sub_group_size 100,000,000 in place of the default")
+    assert "stage3_param_persistence_threshold 100,663,296" in stage3[2]
+    assert notes_of(rungs["stage 2"], TASK, space) == []
+    assert notes_of(rungs["stage 3 + parameter offload"], TASK, room()) == notes_of(
+        rungs["stage 3"], TASK, room()
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--model", "7C", "--machine", "h100x4"), "unknown model '7C': did you mean"),
+        (("--model", "7B", "--machine", "h10x4"), "unknown machine 'h10x4'"),
+        (("--model", "7B"), "--machine is missing"),
+        (("--model", "7B", "--gpu-memory", 24), "--machine is missing"),
+        (("--model", "no.json", "--machine", "h100x4"), "no.json: cannot be read"),
+        (("--model", "7B", "--machine", "h100x4", "--try", "train.py"), "has no {config}"),
+        (("--model", "7B", "--machine", "h100x4", "--try", "/no/such {config}"), "cannot be start"),
+    ],
+)
+def test_a_wrong_argument_is_named(capsys, words, message):
+    error = advise(capsys, *words, "--gpus", 4, code=2).err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+# Ends as a run does that has too little memory for a stage: killed, or with CUDA's message.
+SCRIPT = """
+import json, os, signal, sys
+config = json.load(open(sys.argv[1]))
+zero = config["zero_optimization"]
+print(zero["stage"], sys.argv[2], file=open(sys.argv[3], "a"))
+if zero["stage"] < 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+if "offload_optimizer" not in zero:
+    sys.exit("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+"""
+ROOMY = ("--model", "tiny", "--gpus", 1, "--gpu-memory", 80, "--host-memory", 80)
+
+
+def attempt(tmp_path, program, *more):
+    script, seen = tmp_path / "train.py", tmp_path / "seen"
+    script.write_text(program)
+    seen.write_text("")
+    command = f"{sys.executable} {script} {{config}} {{checkpointing}} {seen}"
+    return (*ROOMY, "--try", command, *more), seen
+
+
+def test_real_runs_move_on_when_memory_runs_out(tmp_path, capsys):
+    out = tmp_path / "out.json"
+    words, seen = attempt(tmp_path, SCRIPT, "--out", out)
+    found = as_json(capsys, *words)
+    assert found["chosen"] == "stage 2 + optimizer offload"
+    assert seen.read_text() == "0 false\n0 false\n0 true\n2 true\n2 true\n"
+    assert [item["ended"] for item in found["tried"]] == [
+        *["out of host memory (killed, -9)"] * 3,
+        "out of memory (OutOfMemoryError)",
+        "ran",
+    ]
+    assert json.loads(out.read_text())["zero_optimization"]["stage"] == 2
+
+
+def test_real_runs_from_the_leanest_stop_at_the_first_that_does_not_fit(tmp_path, capsys):
+    words, _seen = attempt(tmp_path, SCRIPT, "--from", "leanest")
+    found = as_json(capsys, *words)
+    names = [item["name"] for item in found["tried"]]
+    assert names[0] == "smaller buckets"
+    # Parameter offload alone has the optimizer on the device, which is too much for this script.
+    assert found["chosen"] == "stage 3 + optimizer offload, ours"
+    assert names[-1] == "stage 3 + parameter offload"
+
+
+def test_bisecting_runs_fewer_rungs(tmp_path, capsys):
+    words, _seen = attempt(tmp_path, SCRIPT, "--bisect")
+    found = as_json(capsys, *words)
+    assert len(found["tried"]) <= 4
+    assert found["tried"][-1]["name"]
+    assert found["chosen"] is not None
+
+
+def test_a_run_that_fails_otherwise_ends_the_search(tmp_path, capsys):
+    words, seen = attempt(tmp_path, "raise SystemExit('no such data set')")
+    error = advise(capsys, *words, code=2).err
+    assert "ended with status 1: no such data set" in error
+    assert len(seen.read_text()) == 0
+
+
+def test_a_run_that_goes_on_is_taken_to_fit(tmp_path, capsys):
+    words, _ = attempt(tmp_path, "import time; time.sleep(100000)", "--try-seconds", 1)
+    found = as_json(capsys, *words)
+    assert found["tried"] == [{"name": "stage 0, batch 4", "ended": "ran for 1 s"}]
+
+
+def test_nothing_is_chosen_when_every_run_runs_out(tmp_path, capsys):
+    words, _ = attempt(tmp_path, "raise MemoryError")
+    found = as_json(capsys, *words, code=1)
+    assert found["chosen"] is None
+    assert len(found["tried"]) == len(found["rungs"])

@@ -1,0 +1,211 @@
+"""Arrays of every stage and their sums, held against figures counted by hand."""
+
+import dataclasses
+
+import pytest
+
+from deep_optimizer_states.predict.memory.activations import layer_bytes, loss_bytes
+from deep_optimizer_states.predict.memory.architecture import architecture_of
+from deep_optimizer_states.predict.memory.arrays import Moment, arrays_of
+from deep_optimizer_states.predict.memory.peaks import (
+    CONTEXT_BYTES,
+    CPU_PROCESS_BYTES,
+    STEPPED_BYTES,
+    WORKSPACE_BYTES,
+    ZERO_BYTES,
+    peaks_of,
+)
+from deep_optimizer_states.predict.memory.setting import Plugin, Setting, setting_of
+from deep_optimizer_states.predict.workload import WorkloadError, power_of_two
+
+MODEL = architecture_of(
+    {
+        "model_type": "llama",
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 16,
+        "vocab_size": 4096,
+        "max_position_embeddings": 16,
+    }
+)
+NUMEL = MODEL.numel
+
+
+def of(stage=3, **fields):
+    return Setting(MODEL, stage=stage, **fields)
+
+
+def bytes_a_parameter(setting, phase):
+    """On a CPU, without what no parameter takes."""
+    peak = getattr(peaks_of(setting, has_gpu=False), phase)
+    own = CPU_PROCESS_BYTES + (ZERO_BYTES if setting.stage else 0)
+    own += 0 if phase == "load" else STEPPED_BYTES
+    return (peak.host_bytes - own) / NUMEL
+
+
+# Bytes a parameter, as DeepSpeed 0.19 holds them: weights 2, master weights 4, moments 8, and what
+# the step or the end of backward adds. A bucket is as large as the model, which is small.
+@pytest.mark.parametrize(
+    ("fields", "train", "save"),
+    [
+        ({"stage": 0}, 14 + 2 + 4, 14),
+        ({"stage": 0, "dtype": "fp32"}, 12 + 4 + 4, 12),
+        ({"stage": 1}, 14 + 2 + 2 + 4, 14),
+        ({"stage": 2}, 14 + 2 + 2 + 4, 14),
+        ({"stage": 2, "dtype": "fp32"}, 16 + 4 + 4, 16),
+        ({"stage": 2, "optimizer_at": "cpu"}, 20 + 2, 20),
+        ({"stage": 3}, 16 + 2 + 2 + 4, 18),
+        ({"stage": 3, "dtype": "fp32"}, 24 + 8, 24),
+        ({"stage": 3, "optimizer_at": "cpu"}, 22 + 4, 22),
+        ({"stage": 3, "optimizer_at": "cpu", "weights_at": "cpu"}, 22 + 4, 22),
+    ],
+)
+def test_states_are_counted_byte_by_byte(fields, train, save):
+    setting = of(**fields)
+    assert bytes_a_parameter(setting, "train") == pytest.approx(train, abs=0.55)
+    assert bytes_a_parameter(setting, "save") == pytest.approx(save, abs=0.25)
+
+
+@pytest.mark.parametrize(
+    ("fields", "load"),
+    [
+        ({"stage": 0}, 20),
+        ({"stage": 0, "dtype": "fp32"}, 4),
+        ({"stage": 2}, 10),
+        ({"stage": 2, "optimizer_at": "cpu"}, 12),
+        ({"stage": 3}, 10),
+        ({"stage": 3, "optimizer_at": "cpu"}, 14),
+    ],
+)
+def test_setting_up_takes_its_own_arrays(fields, load):
+    assert bytes_a_parameter(of(**fields), "load") == pytest.approx(load, abs=0.25)
+
+
+def test_a_gpu_splits_what_a_cpu_holds_together():
+    setting = of(optimizer_at="cpu", bucket_numel=NUMEL)
+    on_gpu, on_cpu = peaks_of(setting, True), peaks_of(setting, False)
+    device = on_gpu.train.device_bytes - CONTEXT_BYTES - WORKSPACE_BYTES
+    assert device == pytest.approx(8 * NUMEL, rel=0.1)  # weights, a bucket and its copies
+    state = sum(a.num_bytes for a in on_gpu.train.arrays if a.on_host)
+    # Both kinds of gradients are page-locked, which torch rounds up to powers of two.
+    assert state == pytest.approx(12 * NUMEL + power_of_two(2 * NUMEL) + power_of_two(4 * NUMEL))
+    assert sum(a.num_bytes for a in on_cpu.save.arrays if a.on_host) == pytest.approx(18 * NUMEL)
+    assert on_cpu.train.device_bytes == 0
+
+
+def test_a_gpu_holds_a_whole_bucket_and_a_cpu_what_is_written_to():
+    for has_gpu, numel in ((True, 500_000_000), (False, NUMEL)):
+        arrays = {array.name: array for array in arrays_of(of(), has_gpu)}
+        assert arrays["bucket of gradients"].num_bytes == 2 * numel
+
+
+@pytest.mark.parametrize(("stage", "shared"), [(1, 12), (2, 12), (3, 16)])
+def test_ranks_share_the_state(stage, shared):
+    one, four = (peaks_of(of(stage, dp=dp), True).save for dp in (1, 4))
+    saved = one.device_bytes - four.device_bytes
+    assert saved == pytest.approx(0.75 * shared * NUMEL, rel=0.01)
+
+
+def test_stage_0_shares_nothing():
+    one, four = (peaks_of(of(0, dp=dp), True).train for dp in (1, 4))
+    assert one.device_bytes == four.device_bytes
+
+
+def test_smaller_buckets_and_subgroups_take_less():
+    whole = peaks_of(of(), False).train.host_bytes
+    subgroup = peaks_of(of(subgroup_numel=NUMEL // 4), False).train
+    assert whole - subgroup.host_bytes > 1.9 * NUMEL
+    assert subgroup.when is not Moment.STEP
+    small = peaks_of(of(subgroup_numel=NUMEL // 4, bucket_numel=NUMEL // 8), False).train
+    assert subgroup.host_bytes - small.host_bytes > 1.9 * NUMEL
+
+
+def test_checkpointing_keeps_inputs_and_one_layer():
+    kept = of(micro_batch=64)
+    again = dataclasses.replace(kept, checkpointing=True)
+    tokens = 64 * 16
+    layers, one = layer_bytes(kept)
+    assert layers == pytest.approx(12 * one)
+    assert layer_bytes(again) == (2 * tokens * 1024 * 12, one)
+    assert loss_bytes(again) == loss_bytes(kept) == 12 * tokens * 4096
+
+
+def test_written_scores_grow_with_the_square_of_the_sequence():
+    def scores(sequence):
+        flash, written = (
+            layer_bytes(of(sequence=sequence, is_flash=flash))[1] for flash in (True, False)
+        )
+        return written - flash
+
+    assert scores(4096) / scores(2048) == pytest.approx(4, rel=0.1)
+
+
+def test_a_full_bucket_meets_the_activations_of_the_layers_left():
+    setting = of(micro_batch=256, bucket_numel=NUMEL // 10, optimizer_at="cpu")
+    arrays = {array.name: array for array in arrays_of(setting, True)}
+    left = arrays["activations of the layers left"]
+    assert left.num_bytes == pytest.approx(0.9 * layer_bytes(setting)[0], rel=0.01)
+    assert left.when == {Moment.FULL}
+
+
+def test_the_plugin_has_no_fp32_gradients_and_three_slots():
+    stock = of(optimizer_at="cpu", subgroup_numel=NUMEL // 8)
+    ours = dataclasses.replace(stock, plugin=Plugin("stride", tile_numel=2**20))
+    host = [
+        sum(a.num_bytes for a in arrays_of(each, False) if a.on_host and Moment.STEP in a.when)
+        for each in (stock, ours)
+    ]
+    assert host[0] == pytest.approx(18 * NUMEL, rel=0.01)
+    assert host[1] == pytest.approx(14 * NUMEL, rel=0.05)
+    slots = next(a for a in arrays_of(ours, True) if a.name == "slots")
+    assert slots.num_bytes == 3 * 14 * 2**20
+    assert not slots.on_host
+
+
+def test_nvme_keeps_no_state_in_memory():
+    cpu, disk = (
+        peaks_of(of(optimizer_at=place, subgroup_numel=NUMEL // 100), True).train.host_bytes
+        for place in ("cpu", "nvme")
+    )
+    assert cpu - disk > 12 * NUMEL
+
+
+def test_a_configuration_says_what_a_setting_is():
+    config = {
+        "bf16": {"enabled": True},
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 3,
+        "zero_optimization": {
+            "stage": 3,
+            "offload_optimizer": {"device": "cpu"},
+            "reduce_bucket_size": 1e6,
+            "sub_group_size": 1e7,
+            "stage3_max_live_parameters": 1e8,
+            "overlap_comm": False,
+        },
+        "deep_optimizer_states": {"enabled": True, "policy": "stride", "stride": 3},
+    }
+    got = setting_of(config, MODEL, 2, sequence=8)
+    assert got == Setting(
+        MODEL, 3, "bf16", 2, 2, 8, 3, optimizer_at="cpu", bucket_numel=10**6,
+        subgroup_numel=10**7, live_numel=10**8, overlaps=False, plugin=Plugin("stride", 3),
+    )  # fmt: skip
+    assert setting_of({}, MODEL) == Setting(MODEL, 0, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stage": 4}, "stage = 4: give 0, 1, 2 or 3"),
+        ({"stage": 2, "weights_at": "cpu"}, "offload_param = 'cpu': stage 2 cannot"),
+        ({"stage": 2, "optimizer_at": "nvme"}, "needs stage 3, not 2"),
+        ({"stage": 0, "optimizer_at": "cpu"}, "needs stage 1 to 3"),
+        ({"optimizer_at": "disk"}, "optimizer_at = 'disk'"),
+        ({"dp": 0}, "dp = 0: give a whole number"),
+        ({"plugin": Plugin()}, "deep_optimizer_states: needs stage 3 with offload_optimizer: cpu"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(fields, message):
+    with pytest.raises(WorkloadError, match=message):
+        of(**fields)
