@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ds_config.expressions import Key, KeyFact
 from ds_config.releases import history, keys_of, versions
 from ds_config.rules import Setting, conflicts, cost_bytes, ignored, wrong_plain_values
-from ds_config.source import Key, KeyFact
 from ds_config.values import wrong_values
 
 AUTO = "auto"

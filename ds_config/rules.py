@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ds_config.source import Key
+from ds_config.expressions import Key
 
 ZERO = "zero_optimization"
 _BUCKET_ELEMENTS = 500_000_000
