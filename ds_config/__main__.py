@@ -14,7 +14,7 @@ from pathlib import Path
 from ds_config.explain import Explanation, Note, explain
 from ds_config.fix import fixed, write_beside
 from ds_config.loader import NoAnswerError, refusal
-from ds_config.read import NotAConfigError, read_config
+from ds_config.read import Loaded, NotAConfigError, read_config
 from ds_config.releases import versions
 from ds_config.render import as_json, as_page, as_text
 from ds_config.rules import Setting
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         else:
             text = as_text(loaded.source, found)
         if arguments.fix:
-            _fix(arguments.file, loaded.table, found)
+            _fix(arguments.file, loaded, found)
     except NotAConfigError as error:
         sys.stderr.write(f"ds_config: error: {error}\n")
         return 2
@@ -139,8 +139,9 @@ def _write_page(path: Path, text: str) -> Path:
     return path
 
 
-def _fix(file: str, table: dict[str, object], found: Explanation) -> None:
-    result, changes = fixed(table, found)
+def _fix(file: str, loaded: Loaded, found: Explanation) -> None:
+    result, changes = fixed(loaded.table, found)
+    changes += ["written as strict JSON, each key once"] if loaded.notes else []
     path = Path("standard-input.json") if file == "-" else Path(file)
     if not changes:
         sys.stderr.write("--fix: nothing to mend\n")

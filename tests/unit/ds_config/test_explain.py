@@ -248,10 +248,10 @@ def test_older_names_are_written_anew():
 
 def test_comments_and_trailing_commas_are_read_and_named(tmp_path):
     path = tmp_path / "guide.json"
-    path.write_text('{"train_batch_size": 8, /* of all ranks */ "bf16": {"enabled": true,},}')
+    path.write_text('{"train_batch_size": 8, /* of all ranks */\n"tag": "a//b,}", // ,}\n"x": 1, }')
     loaded = read_config(str(path))
-    assert loaded.table == {"train_batch_size": 8, "bf16": {"enabled": True}}
-    assert "no strict JSON" in loaded.notes[0]
+    assert loaded.table == {"train_batch_size": 8, "tag": "a//b,}", "x": 1}
+    assert "no strict JSON (comments in line 1, 2 and trailing commas in line 3)" in loaded.notes[0]
     path.write_text('{"train_batch_size": 8}')
     assert not read_config(str(path)).notes
 
@@ -302,7 +302,7 @@ def test_a_page_is_written_once_and_escapes(tmp_path, capsys):
     assert "already there" in capsys.readouterr().err
 
 
-def test_the_installed_release_has_the_last_word(tmp_path, capsys):
+def test_the_installed_release_has_the_last_word(tmp_path, capsys, real_loader):
     """A rule that its models have in code alone."""
     path = tmp_path / "file.json"
     path.write_text('{"train_batch_size": 8, "fp16": {"enabled": true, "loss_scale": -1}}')
