@@ -11,6 +11,7 @@ import json
 import sys
 from pathlib import Path
 
+from ds_config import guide
 from ds_config.explain import Explanation, Note, explain
 from ds_config.fix import fixed, write_beside
 from ds_config.loader import NoAnswerError, refusal
@@ -27,6 +28,8 @@ def main(argv: list[str] | None = None) -> int:
         The exit code.
     """
     arguments = _parser().parse_args(argv)
+    if "run" in arguments:
+        return int(arguments.run(arguments))
     try:
         setting = Setting(_version(arguments.version), _hidden(arguments.model), arguments.ranks)
         loaded = read_config(arguments.file)
@@ -54,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ds_config", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    guide.register(commands)
     one = commands.add_parser("explain", help="what every key means, costs and does")
     one.add_argument("file", metavar="FILE", help="the configuration; - for standard input")
     one.add_argument(
