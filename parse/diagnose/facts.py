@@ -38,21 +38,15 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("gather_bucket", rf"(?i:Allgather) bucket size ({_REAL})"),
     ("gather_bucket", rf'"allgather_bucket_size": ({_REAL})'),
     ("gather_bucket", rf"\ballgather_bucket_size=({_REAL})"),
-    ("experts", r"\b(\w+(?:MoeFor\w+|SparseMoeBlock)|MixtralFor\w+|DeepseekV[23]For\w+)"),
+    ("expert_class", r"\b(\w+(?:MoeFor\w+|SparseMoeBlock)|MixtralFor\w+|DeepseekV[23]For\w+)"),
     ("experts", r'"(?:num_local_experts|num_experts|n_routed_experts)": ([2-9]|\d\d+)\b'),
     ("leaf", r"(set_z3_leaf_modules|z3_leaf_module|Setting zero3 leaf)"),
     ("leaf", r'("leaf_module"): \{'),
     ("world", r"\bworld size: (\d+), device"),
     ("gpus", r"\bn_gpu: ?(\d+)"),
-    ("cores", r"(?i)\bcpu count: ?(\d+)"),
     ("one_thread", r"OMP_NUM_THREADS environment variable for each process to be (1) in default"),
 )  # fmt: skip
 _COMPILED = [(name, re.compile(pattern)) for name, pattern in _PATTERNS]
-_HINT = re.compile(
-    r"(?i)deepspeed|zero|\"stage\"|offload|accumulation|clip|max_grad_norm|bucket|moe|experts?|"
-    r"mixtral|leaf|world.size|n_gpu|cpu count|OMP_NUM_THREADS|padded vocab"
-)
-"""Most lines hold none of these words, and need not be tried against every pattern."""
 _BLOCK = re.compile(r'^\s*"(\w+)": \{\s*$')
 _DEVICE = re.compile(r'^\s*"device": "(\w+)"')
 _SOFTWARE = (
@@ -68,6 +62,15 @@ _SOFTWARE = (
 class Facts(Watcher):
     """Notes settings and software."""
 
+    words = (
+        *("eepSpeed", "eepspeed", "ds_accelerator", "zero", "ZeRO stage", '"stage"', "ffload"),
+        *("ccumulation", "clip", "max_grad_norm", "ucket", "Moe", "xperts", "Mixtral", "Deepseek"),
+        *("leaf", "world", "n_gpu", "OMP_NUM_THREADS", "padded vocab", "parallel rank", " ...."),
+        *('"device"', '": {', "axolotl", "llamafactory", "LLaMA-Factory", "GPU available"),
+        *("`Trainer.fit`", "Running training", "'train_runtime'", "torch.distributed"),
+        *("torch/distributed",),
+    )
+
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._block = ""
@@ -82,8 +85,6 @@ class Facts(Watcher):
             if name not in self.run.software and pattern.search(text):
                 self.run.software.add(name)
         self._device_of_block(line)
-        if not _HINT.search(text):
-            return
         self._of_log.feed(text)
         self.run.vocab_sizes = self._log.vocab_sizes
         for name, pattern in _COMPILED:

@@ -10,7 +10,10 @@ from parse.diagnose.illness import Illness, known, quoted
 from parse.diagnose.watcher import Run, Watcher
 from parse.log.lines import Line
 
-_COMPILED = re.compile(r"^\[\d+/\d+\] .*?\bTORCH_EXTENSION_NAME=(\w+)\b.* -c (\S+)")
+_COMPILED = re.compile(
+    r"(?:-MF|--dependency-output) (\S+)\.o\.d .*-DTORCH_EXTENSION_NAME=(\w+?)(?:_v\d+)?(?=\s)"
+)
+"""A C++ or CUDA file of an op; torch numbers the builds of one op by a version."""
 _ERROR = re.compile(
     r"^(?:\[?[\w-]*\d\]?:\s*)*((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Failure))(?::\s*(.*))?$"
 )
@@ -25,6 +28,11 @@ _OWN = "host-memory"
 
 class SignWatcher(Watcher):
     """Counts lines that match the signs of ``illnesses.toml``."""
+
+    words = (
+        "TORCH_EXTENSION_NAME",
+        *(word for name, kind in known().items() if name != _OWN for word in kind.words),
+    )
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -41,19 +49,19 @@ class SignWatcher(Watcher):
     def feed(self, line: Line) -> None:
         """Look for signs, and for ops that are compiled."""
         text = line.text
-        if "TORCH_EXTENSION_NAME" in text and (built := _COMPILED.match(text)):
+        if "TORCH_EXTENSION_NAME" in text and (built := _COMPILED.search(text)):
             self._build(line, (built[1], built[2]))
-        if not self._any.search(text):
+        if not (found := self._any.search(text)):
             return
         for name, kind in self._kinds.items():
             if any(sign.search(text) for sign in kind.signs):
-                self._note(name, line.number, quoted(text))
+                self._note(name, line.number, quoted(text, found))
 
     def _build(self, line: Line, source: tuple[str, str]) -> None:
         """The same file compiled a second time within one log."""
         first = self._built.setdefault(source, line.number)
         if first != line.number:
-            text = f"{source[0]}: {source[1].rpartition('/')[2]} is compiled again (first: {first})"
+            text = f"{source[1]}: {source[0]} is compiled again, after line {first}"
             self._note("ops-recompile", line.number, quoted(text))
 
     def _note(self, name: str, number: int, text: str) -> None:
@@ -73,6 +81,11 @@ class SignWatcher(Watcher):
 
 class FailureWatcher(Watcher):
     """Python errors and exit codes; told where no other illness explains the end."""
+
+    words = (
+        *(_TRACEBACK, "Error", "Exception", "Failure", "return code", "exitcode"),
+        *("after training", "'train_runtime'", "`Trainer.fit`"),
+    )
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)

@@ -36,6 +36,8 @@ class Kind:
     remedy: str
     signs: list[re.Pattern[str]] = field(default_factory=list)
     """A line that matches one of them shows the illness."""
+    words: list[str] = field(default_factory=list)
+    """Every such line has one of these."""
     fewest: int = 1
     """Lines that it takes."""
     ends_run: bool = False
@@ -50,6 +52,7 @@ def known() -> dict[str, Kind]:
         name: Kind(
             row["remedy"],
             [re.compile(sign) for sign in row.get("signs", ())],
+            row.get("words", []),
             row.get("fewest", 1),
             row.get("ends_run", False),
         )
@@ -57,8 +60,14 @@ def known() -> dict[str, Kind]:
     }
 
 
-def quoted(text: str) -> str:
-    """A line of a log as evidence: printable, its spaces folded, not too long."""
-    folded = " ".join(printable(text).split())
-    more = "..." if len(folded) > _EVIDENCE_CHARACTERS else ""
-    return folded[:_EVIDENCE_CHARACTERS] + more
+def quoted(text: str, sign: re.Match[str] | None = None) -> str:
+    """A line of a log as evidence: printable, its spaces folded, not too long.
+
+    Args:
+        text: The line.
+        sign: What in it shows the illness; of a long line, the part around it is quoted.
+    """
+    end = max(sign.end(), _EVIDENCE_CHARACTERS) if sign else _EVIDENCE_CHARACTERS
+    before, after = "..." * (end > _EVIDENCE_CHARACTERS), "..." * (end < len(text))
+    part = " ".join(printable(text[end - _EVIDENCE_CHARACTERS : end]).split())
+    return f"{before}{part}{after}"

@@ -65,17 +65,21 @@ def _diagnose(path: Path, lines: Iterable[Line]) -> Diagnosis:
     run = Run()
     facts = Facts(run)
     watchers = [watcher(run) for watcher in _WATCHERS]
+    fed = [watcher for watcher in (facts, *watchers) if watcher.words]
+    stepping = [watcher for watcher in watchers if type(watcher).step is not Watcher.step]
     position = ""
     for line in lines:
-        run.num_lines = line.number
-        facts.feed(line)
-        for watcher in watchers:
-            watcher.feed(line)
+        run.num_lines, text = line.number, line.text
+        for watcher in fed:
+            for word in watcher.words:
+                if word in text:
+                    watcher.feed(line)
+                    break
         step = read_step(line)
         # A progress bar is drawn again, and several ranks print the same step.
         if step is not None and not (step.position and step.position == position):
             position = step.position
-            _take(run, watchers, step)
+            _take(run, stepping, step)
     facts.finish()
     return _finished(path, run, watchers)
 
@@ -88,7 +92,9 @@ def _take(run: Run, watchers: list[Watcher], step: Step) -> None:
 
 
 def _finished(path: Path, run: Run, watchers: list[Watcher]) -> Diagnosis:
-    found = [illness for watcher in watchers for illness in watcher.illnesses()]
+    every = sorted((i for w in watchers for i in w.illnesses()), key=lambda illness: illness.line)
+    # Two watchers may see one illness; the line that shows it first counts.
+    found = list({illness.name: illness for illness in reversed(every)}.values())[::-1]
     names = {illness.name for illness in found}
     ends = {name for name in names if known()[name].ends_run} - {"unknown-failure"}
     # An update that overflows has no norm.
@@ -96,6 +102,6 @@ def _finished(path: Path, run: Run, watchers: list[Watcher]) -> Diagnosis:
     if ends or {"recompiles", "overflow-every-step"} & names:
         # The rest of the log's errors follow from the one that is known.
         hidden.add("unknown-failure")
-    kept = sorted((i for i in found if i.name not in hidden), key=lambda illness: illness.line)
+    kept = [illness for illness in found if illness.name not in hidden]
     notes = [note for watcher in watchers for note in watcher.not_judged()]
     return Diagnosis(path, run.num_lines, run.num_steps, sorted(run.software), kept, notes)

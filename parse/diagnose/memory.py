@@ -47,6 +47,8 @@ _NOT_INNER = {"initialize", "wrapped_fn", "wrapper", "decorate_context", "_call_
 class DeviceMemoryWatcher(Watcher):
     """Sorts errors of the device's allocator by the frames above them."""
 
+    words = ('File "', "\u2502", _TRACEBACK, "out of memory", "OutOfMemoryError")
+
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         # By the rank's prefix, since tracebacks of several ranks mix.
@@ -66,7 +68,7 @@ class DeviceMemoryWatcher(Watcher):
             self._count += 1
             name = self._sort(text, error.start())
             self.run.note(name)
-            self._found.setdefault(name, Illness(name, line.number, quoted(text)))
+            self._found.setdefault(name, Illness(name, line.number, quoted(text, error)))
 
     def _prefix(self, text: str, start: int) -> str:
         return text[:start].strip()
@@ -100,6 +102,11 @@ class DeviceMemoryWatcher(Watcher):
 class HostMemoryWatcher(Watcher):
     """Says of a rank that was killed what it was doing, and how full the host was."""
 
+    words = (
+        *("aving", "oading", "save_checkpoint", "load_checkpoint", "from_pretrained", "esuming"),
+        *("CPU Virtual Memory", *known()["host-memory"].words),
+    )
+
     _PHASES = (
         ("saving", re.compile(r"(?i)saving (?:model )?checkpoint|save_checkpoint|Saving model")),
         ("loading", re.compile(r"(?i)loading checkpoint shards|from_pretrained|load_checkpoint|"
@@ -110,6 +117,7 @@ class HostMemoryWatcher(Watcher):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._found: Illness | None = None
+        self._any = re.compile("|".join(sign.pattern for sign in known()["host-memory"].signs))
         self._phase, self._host = "", ""
         self._steps = 0
 
@@ -121,16 +129,16 @@ class HostMemoryWatcher(Watcher):
                 self._phase, self._steps = phase, self.run.num_steps
         if host := self._HOST.search(text):
             self._host = host[0]
-        if any(sign.search(text) for sign in known()["host-memory"].signs):
+        if sign := self._any.search(text):
             self.run.note("host-memory")
             if self._found is None:
-                self._found = Illness("host-memory", line.number, self._evidence(text))
+                self._found = Illness("host-memory", line.number, self._evidence(text, sign))
 
-    def _evidence(self, text: str) -> str:
+    def _evidence(self, text: str, sign: re.Match[str]) -> str:
         doing = self._phase if self._steps == self.run.num_steps else ""
         doing = doing or ("training" if self.run.num_steps else "setting up")
         host = f", last seen: {self._host}" if self._host else ""
-        return f"{quoted(text)} (while {doing}{host})"
+        return f"{quoted(text, sign)} (while {doing}{host})"
 
     def illnesses(self) -> Iterator[Illness]:
         """Nothing, if the run went on."""

@@ -48,9 +48,10 @@ class SetupWatcher(Watcher):
 
     def _experts(self) -> Iterator[Illness]:
         facts = self.run.facts
-        if "experts" not in facts or "leaf" in facts or self.run.number("stage") != 3:
+        experts = facts.get("expert_class") or facts.get("experts")
+        if experts is None or "leaf" in facts or self.run.number("stage") != 3:
             return
-        version, experts = self._version(), facts["experts"]
+        version = self._version()
         covered = version is not None and version >= _LEAVES_SINCE and self._is_default(experts)
         # Of an unknown release it is told only when ranks did wait for each other in vain.
         if not covered and (version is not None or "collective-timeout" in self.run.steps_at):

@@ -19,6 +19,8 @@ _HALF = 0.5
 class StepShareWatcher(Watcher):
     """The share of DeepSpeed's ``step`` timer in an iteration."""
 
+    words = (TIMERS_HEAD,)
+
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._shares, self._updates = Series(), Series()
@@ -27,7 +29,7 @@ class StepShareWatcher(Watcher):
 
     def feed(self, line: Line) -> None:
         """Take a line of timers; older releases print the phases on lines of their own."""
-        if TIMERS_HEAD not in line.text or line.cut or line.overlong:
+        if line.cut or line.overlong:
             return
         timers = timer_line(line.number, line.text)
         if timers.problem or not timers.main:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 
@@ -11,7 +10,10 @@ from parse.log.lines import Line
 
 _NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*(?:[eE][-+]?\d+)?|nan(?:\.0)?|inf(?:\.0)?|NaN|Infinity)"
 _HUGGING_FACE = re.compile(rf"'(loss|grad_norm|learning_rate|epoch)': '?({_NUMBER})'?(?=[,}}\s]|$)")
-_BAR = re.compile(r"(?:Epoch (\d+)[:/].*?)?(\d+)/(\d+) \[[\d:]+<")
+_BAR = re.compile(
+    r"(?:Epoch (\d+)[:/].*?)?(?<!\d)(\d+)/(\d+) (?:\[[\d:]+<|[\d-]+:[\d-]+:[\d-]+ \S )"
+)
+"""Drawn by tqdm or by rich."""
 _LIGHTNING = re.compile(rf"[ ,\[](?:train[_/])?loss(?:_step)?[=:] ?({_NUMBER})(?=[,\]\s]|$)")
 _PIPELINE = re.compile(rf"\bsteps: (\d+) loss: ({_NUMBER}) iter time")
 _PLAIN = re.compile(
@@ -19,6 +21,7 @@ _PLAIN = re.compile(
     rf"\b(?:train[_ ]|lm |total_)?loss\b\s*[:=]?\s*({_NUMBER})",
     re.IGNORECASE,
 )
+_NORM = re.compile(rf"\bgrad[_ ]?norm\s*[:=]?\s*({_NUMBER})", re.IGNORECASE)
 _NOT_TRAINING = re.compile(r"\b(?:val|eval|valid|validation|test)[\w ]*loss", re.IGNORECASE)
 _MEGATRON = ("consumed samples:", "elapsed time per iteration", "lm loss:")
 
@@ -97,21 +100,23 @@ def _progress_bar(number: int, text: str) -> Step | None:
     if not bar or not loss or bar[2] == "0":
         return None
     framework = "Lightning" if bar[1] is not None else "a progress bar"
-    return _step(number, framework, f"{bar[1]}:{bar[2]}", loss[1])
+    return _step(number, framework, f"{bar[1]}:{bar[2]}", loss[1], text)
 
 
 def _pipeline(number: int, text: str) -> Step | None:
     found = _PIPELINE.search(text)
-    return _step(number, "DeepSpeed's pipeline", found[1], found[2]) if found else None
+    return _step(number, "DeepSpeed's pipeline", found[1], found[2], text) if found else None
 
 
 def _plain(number: int, text: str) -> Step | None:
     found = None if _NOT_TRAINING.search(text) else _PLAIN.search(text)
-    return _step(number, "a training loop", found[1], found[2]) if found else None
+    return _step(number, "a training loop", found[1], found[2], text) if found else None
 
 
-def _step(number: int, framework: str, position: str, loss: str) -> Step:
-    return Step(number, framework, position, _number(loss), _digits(loss))
+def _step(number: int, framework: str, position: str, loss: str, text: str) -> Step:
+    norm = _NORM.search(text)
+    grad_norm = _number(norm[1]) if norm else None
+    return Step(number, framework, position, _number(loss), _digits(loss), grad_norm)
 
 
 def _number(text: str) -> float:
@@ -121,8 +126,3 @@ def _number(text: str) -> float:
 def _digits(text: str) -> int:
     mantissa = re.split("[eE]", text)[0]
     return len(re.sub(r"\D", "", mantissa).lstrip("0"))
-
-
-def is_finite(value: float | None) -> bool:
-    """Whether a figure is there and finite."""
-    return value is not None and math.isfinite(value)

@@ -179,10 +179,13 @@ class NormWatcher(Watcher):
 class OverflowWatcher(Watcher):
     """A loss scale that falls at every step, or is at its end."""
 
+    words = ("OVERFLOW!", "Current loss scale already", "skipped=", "it/s", "s/it")
+
     _OVERFLOW = re.compile(
         r"OVERFLOW! (?:Rank \d+ )?Skipping step\."
-        r"(?: Attempted loss scale: ([\d.]+)(?:, reducing to ([\d.]+))?)?"
+        r"(?: Attempted loss scale: ([\d.]+)(?:, reducing to ([\d.]+))?| Gradients are non-finite)?"
     )
+    _UNSCALED = "Gradients are non-finite"
     _AT_MINIMUM = "Current loss scale already at minimum"
     _SKIPPED = re.compile(r"\bskipped=(\d+)")
     _BAR = re.compile(r"\| *(\d+)/\d+ \[[\d:]+<")
@@ -260,6 +263,9 @@ class OverflowWatcher(Watcher):
         elif self._count >= _FEWEST_OVERFLOWS and share >= _MOST:
             line, text = self._first
             more = f"{sum(self._steps)} of the last {len(self._steps)} steps overflowed"
+            if self._UNSCALED in text:
+                yield Illness("norm-nan", line, f"{text}; {more}")
+                return
             latest = self._latest[1].rpartition(". ")[2]
             text = f"{text}; {more}" + (f", at the end: {latest}" if latest else "")
             yield Illness("overflow-every-step", line, text)

@@ -58,11 +58,14 @@ GOES_ON_STEPS = 3
 class Watcher:
     """Looks for a family of illnesses; keeps figures, never lines."""
 
+    words: tuple[str, ...] = ()
+    """A line without any of them is not fed: logs are long, and most lines say nothing."""
+
     def __init__(self, run: Run) -> None:
         self.run = run
 
     def feed(self, line: Line) -> None:
-        """Take a line."""
+        """Take a line that has one of the words."""
 
     def step(self, step: Step) -> None:
         """Take a step; its line was fed before."""
