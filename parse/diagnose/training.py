@@ -29,7 +29,7 @@ _FAR = 20
 """A norm never within this factor of the clip value is not clipped by it."""
 _LAST = 20
 _FEWEST_OVERFLOWS = 5
-_MOST, _SOME = 0.8, 0.2
+_MOST, _SOME = 0.7, 0.2
 """Shares of the last steps: so many mean every step, so many that it was not a bad batch."""
 
 

@@ -55,7 +55,8 @@ def loop(engine, loss_of, steps=STEPS, norms=False):
         loss = loss_of(engine(inputs), targets)
         engine.backward(loss)
         engine.step()
-        more = f" grad norm: {float(engine.get_global_grad_norm()):.4f}" if norms else ""
+        norm = engine.get_global_grad_norm() if norms else None
+        more = "" if norm is None else f" grad norm: {float(norm):.4f}"
         print(f"step {step} loss: {loss.item():.6f}{more}", flush=True)
 
 

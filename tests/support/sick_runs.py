@@ -40,8 +40,12 @@ RUNS = {
     "ds_healthy": ALONE, "ds_healthy_fp16": ALONE, "hf_healthy": ALONE, "lightning_healthy": ALONE,
     "lightning_rich": ALONE,
 }  # fmt: skip
+if "DEEPSPEED_0_18" in os.environ:
+    RUNS["dropped_gradients"] = ALONE
 DULL = re.compile(
-    r"see_memory_usage|print_user_config|config\.py:\d+:print\]   (?!gradient_|zero_[oc])|"
+    r"see_memory_usage|^MA |^CPU Virtual|^Engine (?:before|after)|^<TIMER|_microstep: |timer\.py|"
+    r"pin_memory_tracker|init_optimizer_state|DeepSpeed Engine: |optimizer_step: |print_user_conf|"
+    r"config\.py:\d+:print\]   (?!gradient_|zero_[oc])|"
     r"^\s+\"(?!stage|device|gradient_|reduce_|allgather_|offload)|^\s+self\.|^[*\s}]*$|Distutils|"
     r"warnings\.warn|^\s*import|pkg_resources|Total|params |Modules in|cdb=None|TorchBackend|"
     r"[Ff]lops|mesh_device|distributed groups|lr_scheduler|LR [Ss]cheduler|TorchCheckpointEngine|"
@@ -88,7 +92,7 @@ def without_machine(text):
     text = text.replace(str(Path.home()), "/home/user").replace(os.uname().nodename, "host")
     text = re.sub(r"/\S*torch_extensions/", "/home/user/.cache/torch_extensions/", text)
     text = re.sub(r"/tmp/\w+", "/home/user/build", text)
-    lines = [line[:700] for line in re.split(r"[\r\n]+", text) if not DULL.search(line)]
+    lines = [line[:3000] for line in re.split(r"[\r\n]+", text) if not DULL.search(line)]
     kept = [line for at, line in enumerate(lines) if at == 0 or line != lines[at - 1]]
     while sum(len(line.encode()) + 1 for line in kept) > MOST_BYTES:
         del kept[len(kept) // 2]

@@ -111,7 +111,7 @@ def test_exit_codes_and_text(tmp_path, capsys):
 
 
 def test_json_has_name_line_evidence_and_remedy(capsys):
-    path = LOGS / "written/dropped_gradients.log"
+    path = LOGS / "written/dropped_by_release.log"
     assert main(["diagnose", "--json", str(path)]) == 1
     found = json.loads(capsys.readouterr().out)
     (illness,) = found["illnesses"]
