@@ -65,11 +65,24 @@ def _parser() -> argparse.ArgumentParser:
         "[default: the installed one]",
     )  # fmt: skip
     one.add_argument("--model", metavar="NAME|config.json", help="what `auto` values follow from")
-    one.add_argument("--ranks", type=int, metavar="N", help="data-parallel ranks, to check batches")
+    one.add_argument(
+        "--ranks", type=_ranks, metavar="N", help="data-parallel ranks, to check batches"
+    )
     one.add_argument("--json", action="store_true", help="write JSON")
     one.add_argument("--html", type=Path, metavar="PAGE", help="write a page")
     one.add_argument("--fix", action="store_true", help="write a corrected copy beside FILE")
     return parser
+
+
+def _ranks(text: str) -> int:
+    """A number of ranks.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    if not text.isascii() or not text.isdigit() or not 0 < len(text) < 10 or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"'{text}': give a whole number, 1 or more")
+    return int(text)
 
 
 def _version(asked: str | None) -> str:
@@ -112,11 +125,15 @@ def _hidden(model: str | None) -> int | None:
     if model is None:
         return None
     if Path(model).is_file():
-        table = json.loads(Path(model).read_text(encoding="utf-8"))
-        table = table.get("text_config", table)
-        size = table.get("hidden_size", table.get("n_embd", table.get("d_model")))
-        if not isinstance(size, int):
-            raise NotAConfigError(f"--model {model}: has no hidden_size")
+        try:
+            table = json.loads(Path(model).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise NotAConfigError(f"--model {model}: cannot be read as JSON: {error}") from None
+        table = table.get("text_config", table) if isinstance(table, dict) else {}
+        sizes = [table.get(name) for name in ("hidden_size", "n_embd", "d_model")]
+        size = next((size for size in sizes if isinstance(size, int) and size > 0), None)
+        if size is None:
+            raise NotAConfigError(f"--model {model}: has no hidden_size; give a config.json")
         return size
     from configs.errors import ConfigError
     from configs.study import default_study

@@ -319,3 +319,31 @@ def test_wrong_options_are_named(tmp_path, capsys, words, said):
     path.write_text('{"train_batch_size": 1}')
     assert main(["explain", str(path), *words]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[1]", "no hidden_size"),
+        ('{"hidden_size": "x"}', "no hid"),
+    ],
+)
+def test_a_model_without_a_size_is_named(tmp_path, capsys, text, words):
+    path, model = tmp_path / "file.json", tmp_path / "config.json"
+    path.write_text('{"train_batch_size": 1}')
+    model.write_text(text)
+    assert main(["explain", str(path), "--model", str(model)]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("table", [{"n_embd": 64}, {"text_config": {"hidden_size": 64}}])
+def test_auto_follows_a_config_of_hugging_face(tmp_path, capsys, table):
+    path, model = tmp_path / "file.json", tmp_path / "config.json"
+    zero = {"stage": 3, "reduce_bucket_size": "auto"}
+    path.write_text(json.dumps({"train_batch_size": 1, "zero_optimization": zero}))
+    model.write_text(json.dumps(table))
+    assert main(["explain", str(path), "--model", str(model), "--ranks", "1"]) == 0
+    assert "4,096 (hidden size squared)" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["explain", str(path), "--ranks", "0"])

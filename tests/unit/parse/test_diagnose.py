@@ -166,7 +166,7 @@ OF_LOSSES = {
     "nan at the end": ([*FALLING, "nan"], {"loss-nan"}),
     "still with many digits": ([*FALLING, *["0.9123456"] * 3], {"loss-frozen"}),
     "equal three times with few digits": (
-        [f"{2 - 0.002 * (at // 3):.3f}" for at in range(40)],
+        [f"{2 - 0.002 * (at // 3):.3f}" for at in range(42)],
         set(),
     ),
     "still with few digits": ([*FALLING, *["0.693"] * 20], {"loss-frozen"}),
