@@ -34,6 +34,7 @@ class StepShareWatcher(Watcher):
         timers = timer_line(line.number, line.text)
         if timers.problem or not timers.main:
             return
+        self.run.software.add("DeepSpeed")
         self._phases |= timers.main
         if "update_ms" not in timers.main:
             return

@@ -210,6 +210,7 @@ class OverflowWatcher(Watcher):
         elif self._AT_MINIMUM in text:
             self._at_minimum = (line.number, self._AT_MINIMUM)
         elif progress := PROGRESS.search(text):
+            self.run.software.add("DeepSpeed")
             self._progress(line, int(progress[1]))
         elif (bar := self._BAR.search(text)) and "it" in text:
             # A bar may be drawn again for the same step.
