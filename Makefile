@@ -10,10 +10,10 @@ export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
 TEST_WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 RESULTS ?= results
-SOURCES := src configs launch parse plots dataset benchmarks examples
+SOURCES := src configs launch parse plots dataset benchmarks ds_config examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all test-fast lint fmt golden equality smoke bench-host bench-gpu gpu-check wheelhouse plan dataset dataset-oscar third-party clean ci-requirements ci
+.PHONY: help setup test test-all test-fast lint fmt golden equality smoke bench-host bench-gpu gpu-check wheelhouse plan guide dataset dataset-oscar third-party clean ci-requirements ci
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ wheelhouse: ## wheels for a machine without a network: make wheelhouse ARGS="DIR
 
 plan: setup ## predict a run: make plan ARGS="--model 20B --machine h100x4"
 	$(BIN)/python -m deep_optimizer_states plan $(ARGS)
+
+guide: setup ## write docs/guide.md anew
+	$(BIN)/python -m ds_config guide
 
 third-party: ## fetch other projects' code at its pinned commits (NAME=... for some of it)
 	$(PYTHON) third_party/fetch.py $(NAME)

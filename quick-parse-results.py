@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from parse.arguments import number_from_0, warmup_count
+from parse.arguments import add_warmup, number_from_0
 from parse.compare.present import comparison_json, comparison_notes, reject_lines
 from parse.compare.two_runs import Comparison, Timing, compare
 from parse.compare.verdict import DEFAULT_TOLERANCE
@@ -62,9 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--vanilla-deepspeed", type=Path, required=True, metavar="A.log")
     parser.add_argument("--deep-optimizer-states", type=Path, required=True, metavar="B.log")
-    parser.add_argument(
-        "--warmup", type=warmup_count, default=1, help="first iterations not timed (1)"
-    )
+    add_warmup(parser, "first iterations not timed (1)")
     close = f"largest difference of two losses for 'close' ({DEFAULT_TOLERANCE:g})"
     parser.add_argument("--tolerance", type=number_from_0, default=DEFAULT_TOLERANCE, help=close)
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -11,11 +11,11 @@ import json
 import sys
 from pathlib import Path
 
-from ds_config import advise
+from ds_config import advise, guide
 from ds_config.explain import Explanation, Note, explain
 from ds_config.fix import fixed, write_beside
 from ds_config.loader import NoAnswerError, refusal
-from ds_config.read import NotAConfigError, read_config
+from ds_config.read import Loaded, NotAConfigError, read_config
 from ds_config.releases import versions
 from ds_config.render import as_json, as_page, as_text
 from ds_config.rules import Setting
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         else:
             text = as_text(loaded.source, found)
         if arguments.fix:
-            _fix(arguments.file, loaded.table, found)
+            _fix(arguments.file, loaded, found)
     except NotAConfigError as error:
         sys.stderr.write(f"ds_config: error: {error}\n")
         return 2
@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ds_config", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     advise.register(commands)
+    guide.register(commands)
     one = commands.add_parser("explain", help="what every key means, costs and does")
     one.add_argument("file", metavar="FILE", help="the configuration; - for standard input")
     one.add_argument(
@@ -65,11 +66,24 @@ def _parser() -> argparse.ArgumentParser:
         "[default: the installed one]",
     )  # fmt: skip
     one.add_argument("--model", metavar="NAME|config.json", help="what `auto` values follow from")
-    one.add_argument("--ranks", type=int, metavar="N", help="data-parallel ranks, to check batches")
+    one.add_argument(
+        "--ranks", type=_ranks, metavar="N", help="data-parallel ranks, to check batches"
+    )
     one.add_argument("--json", action="store_true", help="write JSON")
     one.add_argument("--html", type=Path, metavar="PAGE", help="write a page")
     one.add_argument("--fix", action="store_true", help="write a corrected copy beside FILE")
     return parser
+
+
+def _ranks(text: str) -> int:
+    """A number of ranks.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    if not text.isascii() or not text.isdigit() or not 0 < len(text) < 10 or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"'{text}': give a whole number, 1 or more")
+    return int(text)
 
 
 def _version(asked: str | None) -> str:
@@ -112,11 +126,15 @@ def _hidden(model: str | None) -> int | None:
     if model is None:
         return None
     if Path(model).is_file():
-        table = json.loads(Path(model).read_text(encoding="utf-8"))
-        table = table.get("text_config", table)
-        size = table.get("hidden_size", table.get("n_embd", table.get("d_model")))
-        if not isinstance(size, int):
-            raise NotAConfigError(f"--model {model}: has no hidden_size")
+        try:
+            table = json.loads(Path(model).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise NotAConfigError(f"--model {model}: cannot be read as JSON: {error}") from None
+        table = table.get("text_config", table) if isinstance(table, dict) else {}
+        sizes = [table.get(name) for name in ("hidden_size", "n_embd", "d_model")]
+        size = next((size for size in sizes if isinstance(size, int) and size > 0), None)
+        if size is None:
+            raise NotAConfigError(f"--model {model}: has no hidden_size; give a config.json")
         return size
     from configs.errors import ConfigError
     from configs.study import default_study
@@ -143,8 +161,9 @@ def _write_page(path: Path, text: str) -> Path:
     return path
 
 
-def _fix(file: str, table: dict[str, object], found: Explanation) -> None:
-    result, changes = fixed(table, found)
+def _fix(file: str, loaded: Loaded, found: Explanation) -> None:
+    result, changes = fixed(loaded.table, found)
+    changes += ["written as strict JSON, each key once"] if loaded.notes else []
     path = Path("standard-input.json") if file == "-" else Path(file)
     if not changes:
         sys.stderr.write("--fix: nothing to mend\n")

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ds_config.expressions import Key, KeyFact
 from ds_config.releases import history, keys_of, versions
 from ds_config.rules import Setting, conflicts, cost_bytes, ignored, wrong_plain_values
-from ds_config.source import Key, KeyFact
 from ds_config.values import wrong_values
 
 AUTO = "auto"
@@ -156,7 +156,7 @@ def _explain_key(
         found.faults.append(
             Note(
                 name,
-                f"DeepSpeed {setting.version} refuses it: {_gone(key)} is removed",
+                f"is removed, and DeepSpeed {setting.version} refuses it ({_gone(key)})",
                 "leave it out",
                 ("drop", ""),
             )
@@ -170,7 +170,7 @@ def _explain_key(
             name,
             None if is_block and key not in FREE else value,
             is_block,
-            words().get(key, ""),
+            words().get(key, "") or f"Removed: {_gone(key)}.",
             fact.default,
             setting.auto(key) if value == AUTO else "",
             cost_bytes(key, value, setting),

@@ -16,7 +16,8 @@ from typing import Any
 
 from packaging.version import Version
 
-from ds_config.source import Key, KeyFact, read_keys
+from ds_config.expressions import Key, KeyFact
+from ds_config.source import read_keys
 
 FILE = Path(__file__).with_name("releases.json")
 _UNSAID = asdict(KeyFact())

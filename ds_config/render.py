@@ -4,37 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import jinja2
 
 from ds_config.explain import Explanation, KeyLine, Note
 
-_PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{{ source }}</title>
-<style>
-:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
-body { max-width: 62rem; margin: 0 auto; padding: 1rem; overflow-wrap: anywhere; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; vertical-align: top; padding: .3rem .6rem; }
-tr { border-bottom: 1px solid #8886; }
-code { font-size: .9em; } td:first-child { min-width: 14rem; }
-.fault { border-left: .3rem solid #d33; padding-left: .6rem; }
-.warning { border-left: .3rem solid #d90; padding-left: .6rem; }
-@media (max-width: 40rem) { tr { display: block; padding: .4rem 0; border-bottom: 1px solid #8886; }
-  th { display: none; } td { display: block; border: 0; padding: .1rem 0; } }
-</style>
-<h1>{{ source }}</h1>
-<p>Read as DeepSpeed {{ found.version }}: {{ verdict }}</p>
-{% for title, kind, notes in groups if notes %}<h2>{{ title }}</h2>
-{% for note in notes %}<p class="{{ kind }}"><code>{{ note.key }}</code> {{ note.text
-}}{% if note.remedy %}: <em>{{ note.remedy }}</em>{% endif %}</p>
-{% endfor %}{% endfor %}<h2>Keys</h2>
-<div class="wide"><table><tr><th>key<th>value<th>default<th>meaning</tr>
-{% for line in found.keys %}<tr><td><code>{{ line.key }}</code><td>{{ value(line) }}<td>{{
-default(line) }}<td>{{ line.meaning }}{{ more(line) }}</tr>
-{% endfor %}</table></div></html>
-"""
+_PAGE = Path(__file__).with_name("page.html.jinja")
 
 
 def as_json(source: str, found: Explanation) -> str:
@@ -53,18 +30,25 @@ def as_text(source: str, found: Explanation) -> str:
         name = line.key.rpartition(".")[2]
         head = name if line.is_block else f"{name} = {_value(line)}"
         lines.append(f"{depth}{head}")
-        about = f"{line.meaning}{_more(line)}"
-        default = "" if line.is_block else f" Default: {_default(line)}." if _default(line) else ""
-        lines.append(f"{depth}    {about}{default}")
+        default = f"Default: {_default(line)}." if _default(line) else ""
+        about = " ".join(filter(None, (line.meaning, _more(line), default)))
+        lines.append(f"{depth}    {about}")
     return "\n".join(lines) + "\n"
 
 
 def as_page(source: str, found: Explanation) -> str:
     """One HTML page that needs nothing beside it."""
-    environment = jinja2.Environment(autoescape=True)
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
+    )
     helpers = {"value": _value, "default": _default, "more": _more}
-    return environment.from_string(_PAGE).render(
-        source=source, found=found, verdict=_verdict(found), groups=_groups(found), **helpers
+    return environment.from_string(_PAGE.read_text(encoding="utf-8")).render(
+        source=source,
+        name=Path(source).name,
+        found=found,
+        verdict=_verdict(found).capitalize(),
+        groups=_groups(found),
+        **helpers,
     )
 
 
@@ -89,18 +73,24 @@ def _sentence(note: Note) -> str:
 
 
 def _value(line: KeyLine) -> str:
-    return "" if line.is_block else json.dumps(line.value, default=str)
+    return "" if line.is_block else _json(line.value)
 
 
 def _default(line: KeyLine) -> str:
-    return "" if line.default is None or line.is_block else json.dumps(line.default, default=str)
+    return "" if line.default is None or line.is_block else _json(line.default)
+
+
+def _json(value: Any) -> str:  # noqa: ANN401
+    """A value as one writes it: sizes of 1e9 elements are whole numbers."""
+    whole = isinstance(value, float) and value.is_integer() and abs(value) >= 1e3
+    return f"{value:.15g}" if whole else json.dumps(value, default=str)
 
 
 def _more(line: KeyLine) -> str:
-    more = f" auto becomes {line.auto}." if line.auto else ""
+    more = [f"auto: {line.auto}."] if line.auto else []
     if line.cost_bytes:
-        more += f" Takes {_bytes(line.cost_bytes)} of the device."
-    return more
+        more.append(f"A buffer of it takes {_bytes(line.cost_bytes)} of the device.")
+    return " ".join(more)
 
 
 def _bytes(count: int) -> str:

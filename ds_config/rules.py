@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ds_config.source import Key
+from ds_config.expressions import Key
 
 ZERO = "zero_optimization"
 _BUCKET_ELEMENTS = 500_000_000
+_MODEST_BYTES = 4_000_000_000
+"""What buckets of 2e8 elements take with overlap_comm is below this."""
 _BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _STAGES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(
@@ -68,7 +70,7 @@ class Setting:
         if key[-1] in formulas and key[0] == ZERO:
             text, value = formulas[key[-1]]
             return f"{value:,} ({text})" if self.hidden else f"{text} (give --model)"
-        return "taken from the program's own arguments (Hugging Face's TrainingArguments)"
+        return "Hugging Face's integration fills it in from TrainingArguments"
 
 
 def cost_bytes(key: Key, value: Any, setting: Setting) -> int | None:  # noqa: ANN401
@@ -153,7 +155,7 @@ def conflicts(table: Mapping[str, Any], setting: Setting) -> Iterator[Conflict]:
         yield Conflict(
             f"{ZERO}.overlap_comm",
             f"takes about {size / 1e9:.1f} GB of the device for its buckets",
-            "make the buckets smaller if memory is short (2e8: 3.6 GB)",
+            "make the buckets smaller if memory is short" if size > _MODEST_BYTES else "",
             is_fault=False,
         )
 
@@ -178,6 +180,13 @@ def _of_types(table: Mapping[str, Any]) -> Iterator[Conflict]:
 def _of_offloading(table: Mapping[str, Any]) -> Iterator[Conflict]:
     zero = _block(table, ZERO)
     stage = zero.get("stage", 0)
+    if stage == 3 and zero.get("sub_group_size") == 0:
+        yield Conflict(
+            f"{ZERO}.sub_group_size",
+            "= 0 makes every tensor a subgroup of its own, updated by itself",
+            "leave it out (1e9), or give 1e8 where memory is short during the update",
+            is_fault=False,
+        )
     ratio = _block(zero, "offload_optimizer").get("ratio", 1.0)
     if _is_number(ratio) and ratio < 1 and stage != 3:
         key = f"{ZERO}.offload_optimizer.ratio"

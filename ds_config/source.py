@@ -9,52 +9,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-Key = tuple[str, ...]
-"""A key with the blocks around it: ``("zero_optimization", "stage")``."""
-UNKNOWN = object()
-"""A value that only running the code would tell."""
-_MODEL = "DeepSpeedConfigModel"
-_LOOKUPS = ("get_scalar_param", "get_list_param", "get_dict_param")
+from ds_config.expressions import LOOKUPS, MODEL, UNKNOWN, Key, KeyFact, Module, Part, ReleaseFiles
+
 _MAX_DEPTH = 12
-
-
-@dataclass
-class KeyFact:
-    """What a release says of a key."""
-
-    default: Any = None
-    """None where the release has no constant for it."""
-    type: str = ""
-    """As the release's model declares it; empty for a key that is looked up by a function."""
-    deprecated: bool = False
-    replaced_by: str = ""
-    """Key of the same block that took its place, if the release names one."""
-    is_model: bool = False
-    """A field of a pydantic model, whose siblings are known in full: any other raises an error."""
-    removed: bool = False
-    """The release knows the key only to refuse it."""
-    limits: dict[str, float] = field(default_factory=dict)
-    """Bounds of the value: ``ge``, ``gt``, ``le``, ``lt``."""
-    choices: list[Any] = field(default_factory=list)
-    """Values of an enumeration."""
-
-
-@dataclass(frozen=True)
-class _Path:
-    """The part of the configuration that an expression holds."""
-
-    key: Key
-
-
-@dataclass
-class _Module:
-    constants: dict[str, Any] = field(default_factory=dict)
-    functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
-    classes: dict[str, ast.ClassDef] = field(default_factory=dict)
 
 
 def read_keys(package: Path) -> dict[Key, KeyFact]:
@@ -69,17 +29,11 @@ def read_keys(package: Path) -> dict[Key, KeyFact]:
     return _Reader(package).read()
 
 
-class _Reader:
+class _Reader(ReleaseFiles):
     def __init__(self, package: Path) -> None:
-        if not (package / "runtime" / "config.py").is_file():
-            raise FileNotFoundError(package / "runtime" / "config.py")
+        super().__init__(package)
         self.keys: dict[Key, KeyFact] = {}
-        self._modules = {path: _Module() for path in _config_files(package)}
-        self._everywhere: dict[str, Any] = {}
         self._returned: dict[tuple[str, str], Any] = {}
-        for _ in range(2):  # a constant may be made of one of a module that is read later
-            for path, module in self._modules.items():
-                self._read_module(module, ast.parse(path.read_text(encoding="utf-8")))
 
     def read(self) -> dict[Key, KeyFact]:
         """Follow the configuration through DeepSpeedConfig."""
@@ -88,8 +42,8 @@ class _Reader:
         for statement in config.body:
             if isinstance(statement, ast.FunctionDef):
                 names = [a.arg for a in statement.args.args if a.arg in ("param_dict", "config")]
-                held: dict[str, Any] = dict.fromkeys(names, _Path(()))
-                held["self._param_dict"] = _Path(())
+                held: dict[str, Any] = dict.fromkeys(names, Part(()))
+                held["self._param_dict"] = Part(())
                 self._follow(module, config, statement, held, 0)
         self._mark_removed()
         for key in [key for key in self.keys if key[0] == "bfloat16"]:
@@ -106,127 +60,18 @@ class _Reader:
             for name in self._everywhere.get(table, ()):
                 self.keys[(*block, name)].removed = True
 
-    # What the files say.
-
-    def _read_module(self, module: _Module, tree: ast.Module) -> None:
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef):
-                module.functions[node.name] = node
-            elif isinstance(node, ast.ClassDef):
-                module.classes[node.name] = node
-                for inner in node.body:
-                    if isinstance(inner, ast.Assign) and isinstance(inner.targets[0], ast.Name):
-                        name = f"{node.name}.{inner.targets[0].id}"
-                        module.constants[name] = self._value(module, inner.value, {})
-            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                name = node.targets[0].id
-                module.constants[name] = self._value(module, node.value, {})
-        for name, value in module.constants.items():
-            if value is not UNKNOWN:
-                self._everywhere[name] = value
-
-    def _class(self, name: str) -> tuple[_Module, ast.ClassDef]:
-        for module in self._modules.values():
-            if name in module.classes:
-                return module, module.classes[name]
-        raise LookupError(name)
-
-    def _home(self, name: str) -> _Module:
-        return self._class(name)[0]
-
-    def _is_model(self, name: str) -> bool:
-        try:
-            _, node = self._class(name)
-        except LookupError:
-            return False
-        bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
-        return _MODEL in bases or any(self._is_model(base) for base in bases if base != name)
-
-    # What an expression holds.
-
-    def _value(self, module: _Module, node: ast.expr | None, held: dict[str, Any]) -> Any:  # noqa: ANN401
-        """A constant, a :class:`_Path`, or UNKNOWN."""
-        match node:
-            case None:
-                return UNKNOWN
-            case ast.Constant(value=value):
-                return value
-            case ast.Name(id=name):
-                known = {**self._everywhere, **module.constants}
-                return held.get(name, known.get(name, UNKNOWN))
-            case ast.Attribute(value=ast.Name(id="self"), attr=name):
-                return held.get(f"self.{name}", UNKNOWN)
-            case ast.Attribute(value=ast.Name(id=owner), attr=name):
-                return self._everywhere.get(f"{owner}.{name}", UNKNOWN)
-            case ast.Attribute(value=ast.Attribute() | ast.Name(), attr="value"):
-                return self._value(module, node.value, held)
-            case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
-                values = [self._value(module, part, held) for part in parts]
-                return UNKNOWN if UNKNOWN in values else values
-            case ast.Dict():
-                return {
-                    str(self._value(module, key, held)): self._value(module, value, held)
-                    for key, value in zip(node.keys, node.values, strict=True)
-                }
-            case ast.DictComp(
-                generators=[ast.comprehension(target=ast.Name(id=name), iter=source)]
-            ):
-                turns = self._value(module, source, held)
-                return {
-                    turn: self._value(module, node.value, {**held, name: turn})
-                    for turn in (turns if isinstance(turns, list) else [])
-                }
-        return self._computed(module, node, held)
-
-    def _computed(self, module: _Module, node: ast.expr, held: dict[str, Any]) -> Any:  # noqa: ANN401
-        match node:
-            case ast.UnaryOp(op=ast.USub(), operand=operand):
-                value = self._value(module, operand, held)
-                return -value if isinstance(value, int | float) else UNKNOWN
-            case ast.BinOp(left=left, op=op, right=right):
-                return _arithmetic(
-                    op, self._value(module, left, held), self._value(module, right, held)
-                )
-            case ast.Subscript(value=owner, slice=index):
-                return self._inside(
-                    self._value(module, owner, held), self._value(module, index, held)
-                )
-            case ast.Call():
-                return self._result(module, node, held)
-        return UNKNOWN
-
-    def _result(self, module: _Module, call: ast.Call, held: dict[str, Any]) -> Any:  # noqa: ANN401
-        arguments = [self._value(module, argument, held) for argument in call.args]
-        match call.func:
-            case ast.Attribute(value=owner, attr="get"):
-                return self._inside(self._value(module, owner, held), *arguments)
-            case ast.Attribute(value=owner, attr="keys" | "items" | "copy"):
-                return self._value(module, owner, held)
-            case ast.Attribute(value=ast.Name(id="copy"), attr="copy" | "deepcopy"):
-                return arguments[0] if arguments else UNKNOWN
-            case ast.Name(id="int" | "float" | "pp_int" | "list" | "dict") if arguments:
-                return arguments[0]
-            case ast.Name(id=name) if name in _LOOKUPS and len(arguments) == 3:
-                return self._inside(*arguments)
-        return UNKNOWN
-
-    def _inside(self, owner: Any, name: Any = UNKNOWN, default: Any = None) -> Any:  # noqa: ANN401
-        """What lies under a name; a lookup in the configuration is noted."""
-        if isinstance(owner, _Path) and isinstance(name, str):
-            return self._note((*owner.key, name), KeyFact(_plain(default)))
-        return UNKNOWN
-
-    def _note(self, key: Key, fact: KeyFact) -> _Path:
+    def note(self, key: Key, fact: KeyFact) -> Part:
+        """Keep a key; its default where no model says it."""
         known = self.keys.setdefault(key, fact)
         if known.default is None and not known.is_model:
             known.default = fact.default
-        return _Path(key)
+        return Part(key)
 
     # Where it goes.
 
     def _follow(
         self,
-        module: _Module,
+        module: Module,
         owner: ast.ClassDef | None,
         function: ast.FunctionDef,
         held: dict[str, Any],
@@ -242,7 +87,7 @@ class _Reader:
 
     def _statements(
         self,
-        module: _Module,
+        module: Module,
         owner: ast.ClassDef | None,
         body: list[ast.stmt],
         held: dict[str, Any],
@@ -254,7 +99,7 @@ class _Reader:
                 for values in self._turns(module, statement, held):
                     inner = {**held, **values}
                     found = self._statements(module, owner, statement.body, inner, depth)
-                    returned = found if isinstance(found, _Path) else returned
+                    returned = found if isinstance(found, Part) else returned
                 continue
             for call in _calls_of(statement):
                 self._call(module, owner, call, held, depth)
@@ -264,15 +109,15 @@ class _Reader:
                 self._assign(module, owner, statement, held, depth)
             elif isinstance(statement, ast.Return):
                 found = self._value(module, statement.value, held)
-                returned = found if isinstance(found, _Path) else returned
+                returned = found if isinstance(found, Part) else returned
             for part in ("body", "orelse", "finalbody"):
                 found = self._statements(module, owner, getattr(statement, part, []), held, depth)
-                returned = found if isinstance(found, _Path) else returned
+                returned = found if isinstance(found, Part) else returned
         return returned
 
     def _assign(
         self,
-        module: _Module,
+        module: Module,
         owner: ast.ClassDef | None,
         statement: ast.Assign,
         held: dict[str, Any],
@@ -283,15 +128,15 @@ class _Reader:
         if value is UNKNOWN and isinstance(statement.value, ast.Call):
             value = self._call(module, owner, statement.value, held, depth)
         # The branch for a configuration without a block does not hide the one for it.
-        if not isinstance(held.get(target), _Path) or isinstance(value, _Path):
+        if not isinstance(held.get(target), Part) or isinstance(value, Part):
             held[target] = value
 
     def _turns(
-        self, module: _Module, loop: ast.For, held: dict[str, Any]
+        self, module: Module, loop: ast.For, held: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
         source = self._value(module, loop.iter, held)
         names = loop.target.elts if isinstance(loop.target, ast.Tuple) else [loop.target]
-        if isinstance(source, _Path):  # keys that are given replace those of a table of defaults
+        if isinstance(source, Part):  # keys that are given replace those of a table of defaults
             for node in ast.walk(loop):
                 if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
                     table = self._value(module, node.value, held)
@@ -300,7 +145,7 @@ class _Reader:
         turns = list(source) if isinstance(source, list | dict) else [UNKNOWN]
         yield from ({ast.unparse(names[0]): value} for value in turns)
 
-    def _look(self, module: _Module, node: ast.expr, held: dict[str, Any]) -> None:
+    def _look(self, module: Module, node: ast.expr, held: dict[str, Any]) -> None:
         """Note the lookups in an expression."""
         for part in ast.walk(node):
             if isinstance(part, ast.Compare) and isinstance(part.ops[0], ast.In | ast.NotIn):
@@ -311,7 +156,7 @@ class _Reader:
 
     def _call(
         self,
-        module: _Module,
+        module: Module,
         owner: ast.ClassDef | None,
         call: ast.Call,
         held: dict[str, Any],
@@ -324,7 +169,7 @@ class _Reader:
         function, inner_owner, home = self._target(module, owner, call.func)
         if isinstance(function, ast.ClassDef):
             for path in starred:
-                if isinstance(path, _Path):
+                if isinstance(path, Part):
                     self._model(function.name, path.key)
                     return path
                 if isinstance(path, dict):
@@ -341,15 +186,15 @@ class _Reader:
         bound = {name: self._value(home, node, {}) for name, node in given.items()}
         bound |= {**dict(zip(names, values, strict=False)), **named}
         passed = {name: value for name, value in bound.items() if value is not UNKNOWN}
-        if not any(isinstance(value, _Path) for value in passed.values()):
+        if not any(isinstance(value, Part) for value in passed.values()):
             return UNKNOWN
-        if function.name in _LOOKUPS:
+        if function.name in LOOKUPS:
             return UNKNOWN
         return self._follow(home, inner_owner, function, passed, depth + 1)
 
     def _target(
-        self, module: _Module, owner: ast.ClassDef | None, function: ast.expr
-    ) -> tuple[ast.FunctionDef | ast.ClassDef | None, ast.ClassDef | None, _Module | None]:
+        self, module: Module, owner: ast.ClassDef | None, function: ast.expr
+    ) -> tuple[ast.FunctionDef | ast.ClassDef | None, ast.ClassDef | None, Module | None]:
         match function:
             case ast.Attribute(value=ast.Name(id="self"), attr=name) if owner is not None:
                 return _method(owner, name), owner, module
@@ -365,7 +210,7 @@ class _Reader:
         """Note the fields of a pydantic model, and of those that it holds."""
         module, node = self._class(name)
         for base in node.bases:
-            if isinstance(base, ast.Name) and base.id != _MODEL and self._is_model(base.id):
+            if isinstance(base, ast.Name) and base.id != MODEL and self._is_model(base.id):
                 self._model(base.id, key)
         for statement in node.body:
             if not isinstance(statement, ast.AnnAssign) or not isinstance(
@@ -381,7 +226,7 @@ class _Reader:
                     self._model(inner.id, (*key, names[0]))
 
     def _field(
-        self, module: _Module, statement: ast.AnnAssign, name: str
+        self, module: Module, statement: ast.AnnAssign, name: str
     ) -> tuple[KeyFact, list[str]]:
         """What a model says of a field, and the names by which it takes it, its alias first."""
         annotation = ast.unparse(statement.annotation)
@@ -435,29 +280,8 @@ class _Reader:
                 path = blocks.get(statement.target.id)
                 names = [n.id for n in ast.walk(statement.annotation) if isinstance(n, ast.Name)]
                 for name in filter(self._is_model, names):
-                    if isinstance(path, _Path):
+                    if isinstance(path, Part):
                         self._model(name, path.key)
-
-    def _default(self, module: _Module, node: ast.expr | None) -> Any:  # noqa: ANN401
-        if isinstance(node, ast.Attribute):
-            inside = self._everywhere.get(ast.unparse(node), UNKNOWN)
-            return _plain(inside)
-        return _plain(self._value(module, node, {}))
-
-
-def _config_files(package: Path) -> list[Path]:
-    """Files that may read the configuration: those whose name says so, the nearest first."""
-    names = ("config", "constants", "offload", "compiler")
-    found = [path for path in package.rglob("*.py") if any(n in path.name for n in names)]
-    skipped = (
-        "inference",
-        "model_implementations",
-        "ops",
-        "launcher",
-        "autotuning/config_templates",
-    )
-    kept = [p for p in found if not p.relative_to(package).as_posix().startswith(skipped)]
-    return sorted(kept, key=lambda path: (len(path.parts), path))
 
 
 def _method(owner: ast.ClassDef, name: str) -> ast.FunctionDef | None:
@@ -474,27 +298,3 @@ def _expressions_of(statement: ast.stmt) -> Iterator[ast.expr]:
 def _calls_of(statement: ast.stmt) -> Iterator[ast.Call]:
     for expression in _expressions_of(statement):
         yield from (node for node in ast.walk(expression) if isinstance(node, ast.Call))
-
-
-def _arithmetic(op: ast.operator, left: Any, right: Any) -> Any:  # noqa: ANN401
-    if not isinstance(left, int | float) or not isinstance(right, int | float):
-        return UNKNOWN
-    match op:
-        case ast.Add():
-            return left + right
-        case ast.Mult():
-            return left * right
-        case ast.Pow():
-            return left**right
-        case ast.Div():
-            return left / right
-    return UNKNOWN
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401
-    """A default as JSON holds it."""
-    if value is UNKNOWN or isinstance(value, _Path):
-        return None
-    if isinstance(value, dict):
-        return None if any(item is UNKNOWN for item in value.values()) else value
-    return value

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from ds_config.source import Key, KeyFact
+from ds_config.expressions import Key, KeyFact
 
 _TYPES: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str, "Path": str}
 

@@ -2,7 +2,8 @@
 
 ``--report`` also keeps, of one sweep folder, what ``python -m parse.report --from-tables`` shows.
 ``python -m parse compare OLD NEW`` is the regression gate, see :mod:`parse.compare.regress`;
-``python -m parse keep RESULTS FILE`` keeps what it may compare with.
+``python -m parse keep RESULTS FILE`` keeps what it may compare with;
+``python -m parse diagnose LOG...`` says what ails a run, see :mod:`parse.diagnose`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from parse.arguments import add_warmup
 from parse.compare import references, regress
 from parse.compare.comparisons import compare_points, write_comparisons
 from parse.compare.present import log_notes, reject_lines
+from parse.diagnose import command as diagnose
 from parse.errors import LogError
 from parse.labels import label_runs
 from parse.monitor import is_monitor_csv
@@ -36,6 +38,8 @@ def main(argv: list[str] | None = None) -> int:
         return regress.main(given[1:])
     if given[:1] == ["keep"]:
         return references.main(given[1:])
+    if given[:1] == ["diagnose"]:
+        return diagnose.main(given[1:])
     args = _parser().parse_args(given)
     try:
         runs, written = _parse(args)
@@ -87,7 +91,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m parse",
         description="Logs to tables.",
         epilog="'python -m parse compare OLD NEW' looks for regressions, "
-        "'python -m parse keep RESULTS FILE' keeps values to compare with.",
+        "'python -m parse keep RESULTS FILE' keeps values to compare with, "
+        "'python -m parse diagnose LOG...' says what ails a run.",
     )
     parser.add_argument("paths", nargs="+", type=Path, metavar="LOG_OR_DIR")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")

@@ -6,6 +6,7 @@ into each other, nothing tells which of its other digits are sound.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
@@ -63,6 +64,15 @@ class IterationLine(LabelledLine):
     """Text of each value, by its name in the table of fields."""
     bar_at_end: bool = True
     """Whether a bar follows the last field."""
+
+    @property
+    def loss(self) -> float | None:
+        """The loss, NaN where the line has none; None where it says nothing of it."""
+        loss, skipped = self.real("loss"), self.integer("skipped")
+        if loss is None and skipped is not None:
+            # Megatron prints no loss that is NaN, nor that of a step which the loss scaler skipped.
+            return None if skipped and not self.integer("nan") else math.nan
+        return loss
 
     def integer(self, name: str) -> int | None:
         """A value as a whole number; None when it is not there."""

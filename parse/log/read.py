@@ -12,7 +12,6 @@ Megatron-DeepSpeed, the paper's fork, Megatron-LM and megatron-core.
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -272,11 +271,8 @@ def _record(window: Window, log: Log) -> Iteration:
         return record
     record.iteration_s = iteration_seconds(window)
     for name in ("loss", "grad_norm", "learning_rate", "tflops"):
-        setattr(record, name, line.real(name))
+        setattr(record, name, line.loss if name == "loss" else line.real(name))
     record.tokens, record.skipped = line.integer("tokens"), line.integer("skipped")
-    if record.loss is None and record.skipped is not None:
-        # Megatron prints no loss that is NaN, nor that of a step which the loss scaler skipped.
-        record.loss = None if record.skipped and not line.integer("nan") else math.nan
     record.device_memory_gib, record.host_memory_gib = largest_gib(window)
     return record
 

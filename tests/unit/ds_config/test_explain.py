@@ -248,10 +248,10 @@ def test_older_names_are_written_anew():
 
 def test_comments_and_trailing_commas_are_read_and_named(tmp_path):
     path = tmp_path / "guide.json"
-    path.write_text('{"train_batch_size": 8, /* of all ranks */ "bf16": {"enabled": true,},}')
+    path.write_text('{"train_batch_size": 8, /* of all ranks */\n"tag": "a//b,}", // ,}\n"x": 1, }')
     loaded = read_config(str(path))
-    assert loaded.table == {"train_batch_size": 8, "bf16": {"enabled": True}}
-    assert "no strict JSON" in loaded.notes[0]
+    assert loaded.table == {"train_batch_size": 8, "tag": "a//b,}", "x": 1}
+    assert "no strict JSON (comments in line 1, 2 and trailing commas in line 3)" in loaded.notes[0]
     path.write_text('{"train_batch_size": 8}')
     assert not read_config(str(path)).notes
 
@@ -302,7 +302,7 @@ def test_a_page_is_written_once_and_escapes(tmp_path, capsys):
     assert "already there" in capsys.readouterr().err
 
 
-def test_the_installed_release_has_the_last_word(tmp_path, capsys):
+def test_the_installed_release_has_the_last_word(tmp_path, capsys, real_loader):
     """A rule that its models have in code alone."""
     path = tmp_path / "file.json"
     path.write_text('{"train_batch_size": 8, "fp16": {"enabled": true, "loss_scale": -1}}')
@@ -319,3 +319,31 @@ def test_wrong_options_are_named(tmp_path, capsys, words, said):
     path.write_text('{"train_batch_size": 1}')
     assert main(["explain", str(path), *words]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[1]", "no hidden_size"),
+        ('{"hidden_size": "x"}', "no hid"),
+    ],
+)
+def test_a_model_without_a_size_is_named(tmp_path, capsys, text, words):
+    path, model = tmp_path / "file.json", tmp_path / "config.json"
+    path.write_text('{"train_batch_size": 1}')
+    model.write_text(text)
+    assert main(["explain", str(path), "--model", str(model)]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("table", [{"n_embd": 64}, {"text_config": {"hidden_size": 64}}])
+def test_auto_follows_a_config_of_hugging_face(tmp_path, capsys, table):
+    path, model = tmp_path / "file.json", tmp_path / "config.json"
+    zero = {"stage": 3, "reduce_bucket_size": "auto"}
+    path.write_text(json.dumps({"train_batch_size": 1, "zero_optimization": zero}))
+    model.write_text(json.dumps(table))
+    assert main(["explain", str(path), "--model", str(model), "--ranks", "1"]) == 0
+    assert "4,096 (hidden size squared)" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["explain", str(path), "--ranks", "0"])

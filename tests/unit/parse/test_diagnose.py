@@ -1,0 +1,252 @@
+"""Illnesses are found in logs of sick runs, and healthy runs stay without."""
+
+import json
+import random
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from parse.__main__ import main
+from parse.diagnose.illness import known
+from parse.diagnose.log import diagnose
+from parse.diagnose.series import Series
+from parse.errors import LogError
+
+ROOT = Path(__file__).resolve().parents[3]
+LOGS = ROOT / "tests" / "golden" / "diagnose"
+PUBLISHED = ROOT / ".." / "shared" / "data" / "logs"
+EXPECTED = {
+    f"{kind}/{name}": set(names)
+    for kind, table in tomllib.loads((LOGS / "expected.toml").read_text()).items()
+    for name, names in table.items()
+}
+MOST_BYTES = 8_000
+
+
+def names(path):
+    return {illness.name for illness in diagnose(path).illnesses}
+
+
+@pytest.mark.parametrize(("name", "illnesses"), EXPECTED.items(), ids=EXPECTED)
+def test_illnesses_are_those_that_the_run_had(name, illnesses):
+    assert names(LOGS / f"{name}.log") == illnesses
+
+
+def test_every_log_is_expected_something_of():
+    files = {f"{path.parent.name}/{path.stem}" for path in LOGS.glob("*/*.log")}
+    assert files == EXPECTED.keys()
+    sick = [name for name, found in EXPECTED.items() if found and name.startswith("caused/")]
+    assert len(sick) >= 30
+
+
+def test_logs_are_short_and_name_no_machine():
+    for path in LOGS.glob("*/*.log"):
+        assert path.stat().st_size < MOST_BYTES, path
+        assert not re.search("/work/|/root|/tmp/", path.read_text()), path
+
+
+def test_every_illness_is_seen_in_some_log_and_has_a_remedy():
+    seen = set().union(*EXPECTED.values())
+    assert known().keys() == seen
+    assert all(kind.remedy.endswith(".") for kind in known().values())
+
+
+def test_evidence_is_of_the_line_it_names():
+    for name in ("written/nccl_timeout", "written/device_load", "written/allocator_flushes"):
+        lines = (LOGS / f"{name}.log").read_text().splitlines()
+        for illness in diagnose(LOGS / f"{name}.log").illnesses:
+            assert illness.evidence[:60] == " ".join(lines[illness.line - 1].split())[:60]
+
+
+# What each published log shows, looked at one by one: losses, timers and the last lines.
+FROZEN, NAN, DIVERGED = {"loss-frozen"}, {"loss-nan"}, {"loss-diverging"}
+SLOW = {"step-over-half"}
+OF_PUBLISHED = {
+    "artifact/*prefetch0-flush_async0-opt_gaps0": set(),
+    "artifact/*prefetch1-flush_async1-opt_gaps2": FROZEN | SLOW,
+    "results/act-output-7B-scale-DP/*dp1*prefetch0-flush_async0*": DIVERGED,
+    "results/act-output-7B-scale-DP/*dp1*prefetch0-flush_async1*": DIVERGED | SLOW,
+    "results/act-output-7B-scale-DP/*dp1*prefetch1-flush_async1*": NAN | SLOW,
+    "results/act-output-7B-scale-DP/*dp2*": NAN,
+    "results/act-output-7B-scale-GA-single-GPU/*": set(),
+    "results/act-output-7B-scale-TP-motivation/*": set(),
+    "results/act-output-8B-scale-gaps-a100/*flush_async0*": SLOW,
+    "results/act-output-8B-scale-gaps-a100/*prefetch0-flush_async1*": SLOW,
+    "results/act-output-8B-scale-gaps-a100/*prefetch1*": FROZEN | SLOW,
+    "results/act-output-scale-models-twinflow-0.8/act-output-7B/*flush_async0*": set(),
+    "results/act-output-scale-models-twinflow-0.8/act-output-7B/*prefetch0-flush_async1*": SLOW,
+    "results/act-output-scale-models-twinflow-0.8/act-output-7B/*prefetch1*": FROZEN,
+    "results/act-output-scale-models-twinflow-0.8/act-output-8.3B/*flush_async0*": set(),
+    "results/act-output-scale-models-twinflow-0.8/act-output-8.3B/*prefetch0-flush_async1*": SLOW
+    | {"abort-at-exit"},
+    "results/act-output-scale-models-twinflow-0.8/act-output-8.3B/*prefetch1*": FROZEN,
+}
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published logs are not here")
+@pytest.mark.parametrize(("pattern", "illnesses"), OF_PUBLISHED.items(), ids=OF_PUBLISHED)
+def test_published_logs_are_judged_as_they_are(pattern, illnesses):
+    (path,) = PUBLISHED.glob(f"{pattern}.log")
+    assert names(path) == illnesses
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published logs are not here")
+def test_every_published_log_is_judged():
+    found = [path for pattern in OF_PUBLISHED for path in PUBLISHED.glob(f"{pattern}.log")]
+    assert sorted(found) == sorted(PUBLISHED.rglob("*.log"))
+
+
+def test_exit_codes_and_text(tmp_path, capsys):
+    healthy, sick = LOGS / "written/healthy_megatron.log", LOGS / "written/device_load.log"
+    assert main(["diagnose", str(healthy)]) == 0
+    assert "no illness found" in capsys.readouterr().out
+    assert main(["diagnose", str(healthy), str(sick)]) == 1
+    text = capsys.readouterr().out
+    assert f"device-memory-load, line {len(sick.read_text().splitlines())}: " in text
+    assert known()["device-memory-load"].remedy in text
+    assert main(["diagnose", str(sick), str(tmp_path / "none.log")]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_json_has_name_line_evidence_and_remedy(capsys):
+    path = LOGS / "written/dropped_by_release.log"
+    assert main(["diagnose", "--json", str(path)]) == 1
+    found = json.loads(capsys.readouterr().out)
+    (illness,) = found["illnesses"]
+    assert illness["name"] == "dropped-gradients"
+    assert illness["line"] == 4
+    assert "0.16.5" in illness["evidence"]
+    assert "0.19.0" in illness["remedy"]
+    (log,) = found["logs"]
+    assert log["software"] == ["DeepSpeed", "Hugging Face Trainer"]
+    assert log["steps"] == 12
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "is empty"),
+        (b"Dear diary, today it rained.\n" * 20, "nothing in it is known here"),
+        ("step 1 loss: 2.0\n".encode("utf-16"), "UTF-16"),
+    ],
+)
+def test_what_is_no_log_ends_with_2(tmp_path, capsys, data, words):
+    path = tmp_path / "run.log"
+    path.write_bytes(data)
+    assert main(["diagnose", str(path)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_folder_is_searched(tmp_path, capsys):
+    (tmp_path / "log-a.log").write_text((LOGS / "written/one_process.log").read_text())
+    assert main(["diagnose", str(tmp_path)]) == 1
+    with pytest.raises(LogError, match="cannot be read"):
+        diagnose(tmp_path)
+
+
+def test_what_cannot_be_judged_is_said(tmp_path):
+    path = tmp_path / "run.log"
+    path.write_text("[2026-01-01] [INFO] Setting ds_accelerator to cuda (auto detect)\n")
+    found = diagnose(path)
+    assert not found.illnesses
+    said = " ".join(found.not_judged)
+    for word in ("learns", "clipping", "share of the optimizer step", "DeepSpeed's version"):
+        assert word in said
+
+
+def plain(losses):
+    return "".join(f"step {at} loss: {loss}\n" for at, loss in enumerate(losses, 1))
+
+
+FALLING = [2.0 - 0.01 * at for at in range(40)]
+OF_LOSSES = {
+    "falls": (FALLING, set()),
+    "nan at the end": ([*FALLING, "nan"], {"loss-nan"}),
+    "still with many digits": ([*FALLING, *["0.9123456"] * 3], {"loss-frozen"}),
+    "equal three times with few digits": (
+        [f"{2 - 0.002 * (at // 3):.3f}" for at in range(42)],
+        set(),
+    ),
+    "still with few digits": ([*FALLING, *["0.693"] * 20], {"loss-frozen"}),
+    "falls to 0 by itself": (
+        [f"{2 * 0.7**at:.3f}" for at in range(30)] + ["0.000"] * 30,
+        set(),
+    ),
+    "0 at once": ([*FALLING, *["0.0"] * 30], {"loss-frozen"}),
+    "rises": ([1 + 0.1 * at for at in range(40)], {"loss-diverging"}),
+    "two points only": ([1, 9], set()),
+}
+
+
+@pytest.mark.parametrize(("losses", "illnesses"), OF_LOSSES.values(), ids=OF_LOSSES)
+def test_losses_are_judged(tmp_path, losses, illnesses):
+    path = tmp_path / "run.log"
+    path.write_text(plain(losses))
+    assert names(path) == illnesses
+
+
+def test_the_same_step_of_several_ranks_counts_once(tmp_path):
+    path = tmp_path / "run.log"
+    path.write_text("".join(f"step {at} loss: {2 - 0.1 * at:.6f}\n" * 4 for at in range(1, 11)))
+    found = diagnose(path)
+    assert found.num_steps == 10
+    assert not found.illnesses
+
+
+@pytest.mark.parametrize(
+    ("version", "stage", "device", "accumulation", "is_ill"),
+    [
+        ("0.15.1", 2, "cpu", 4, False),
+        ("0.15.2", 1, "cpu", 4, True),
+        ("0.18.9", 2, "cpu", 4, True),
+        ("0.19.0", 2, "cpu", 4, False),
+        ("0.17.0", 3, "cpu", 4, False),
+        ("0.17.0", 2, "none", 4, False),
+        ("0.17.0", 2, "cpu", 1, False),
+        ("0.17.0", 2, "cpu", None, True),
+    ],
+)
+def test_dropped_gradients_need_release_stage_device_and_accumulation(
+    tmp_path, version, stage, device, accumulation, is_ill
+):
+    path = tmp_path / "run.log"
+    steps = f'    "gradient_accumulation_steps": {accumulation},\n' if accumulation else ""
+    path.write_text(
+        f"[INFO] [Rank 0] DeepSpeed info: version={version}, git-hash=unknown\n{steps}"
+        f'    "zero_optimization": {{\n        "stage": {stage}, \n'
+        f'        "offload_optimizer": {{\n            "device": "{device}"\n        }}\n    }}\n'
+        + plain(FALLING)
+    )
+    assert ("dropped-gradients" in names(path)) == is_ill
+
+
+def test_an_error_that_training_survived_is_not_told(tmp_path):
+    path = tmp_path / "run.log"
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    path.write_text(plain(FALLING[:5]) + error + plain(FALLING[5:]))
+    assert not names(path)
+    path.write_text(plain(FALLING) + error)
+    assert names(path) == {"device-memory"}
+
+
+def test_a_long_run_is_kept_in_little_memory():
+    series = Series()
+    for at in range(200_000):
+        series.add(float(at))
+    assert series.count == 200_000
+    assert len(series.kept) < 40_000
+    assert abs(series.median - 100_000) < 100
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_damaged_logs_are_read_to_their_end(tmp_path, seed):
+    rng = random.Random(seed)
+    path = tmp_path / "run.log"
+    for name in EXPECTED:
+        data = bytearray((LOGS / f"{name}.log").read_bytes())
+        for _ in range(30):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        path.write_bytes(data[rng.randrange(max(len(data) // 2, 1)) :])
+        diagnose(path)
