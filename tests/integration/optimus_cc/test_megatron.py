@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import python_path
 from ranks import run_ranks
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     out = tmp_path_factory.mktemp("ranks")
-    run_ranks(WORKER, out, num_ranks=4, PYTHONPATH=str(ROOT))
+    run_ranks(WORKER, out, num_ranks=4, PYTHONPATH=python_path(ROOT, ROOT / "src"))
     return [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(4)]
 
 

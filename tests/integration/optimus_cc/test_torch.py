@@ -13,8 +13,10 @@ from compression_worker import (
     embedding_gradient,
     local_gradient,
 )
+from processes import python_path
 from ranks import run_ranks
 
+ROOT = Path(__file__).resolve().parents[3]
 WORKER = Path(compression_worker.__file__)
 WARM_UP = 2
 
@@ -22,7 +24,7 @@ WARM_UP = 2
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     out = tmp_path_factory.mktemp("ranks")
-    run_ranks(WORKER, out, num_ranks=4)
+    run_ranks(WORKER, out, num_ranks=4, PYTHONPATH=python_path(ROOT / "src"))
     return [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(4)]
 
 

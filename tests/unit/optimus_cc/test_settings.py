@@ -7,6 +7,7 @@ import torch
 
 from optimus_cc import Settings, SettingsError, Traffic, add_arguments, from_arguments
 from optimus_cc.embedding import Place, group_ranks
+from optimus_cc.selective import PowerSgd
 from optimus_cc.traffic import Kind
 
 README = """--inter_grad_comp --inter_grad_comp_rank 12 --inter_grad_comp_epilogue_only
@@ -95,6 +96,14 @@ def test_the_warm_up_is_a_share_of_all_iterations(share, iterations, expected):
 def test_a_training_without_iterations_is_refused():
     with pytest.raises(SettingsError, match="num_iterations = 0"):
         Settings().warm_up_iterations(0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "taken"), [((24, 16), True), ((4, 4), False), ((24,), False), ((2, 24, 16), False)]
+)
+def test_matrices_alone_are_compressed_and_only_where_that_is_smaller(shape, taken):
+    power_sgd = PowerSgd(Settings(grad_comp=True, grad_comp_rank=3), None, Traffic())
+    assert power_sgd.takes(torch.zeros(shape)) is taken
 
 
 def grid(stages, replicas, shards):
