@@ -38,6 +38,9 @@ class OwnTrainer(Trainer):
     checkpoint: Checkpoint | None = None
     """Where runs begin; None for initial weights."""
 
+    default_module: ClassVar[str] = TRAINER_MODULE
+    """What the ranks run by default."""
+
     @classmethod
     def of(cls, given: Namespace) -> Self:
         """From the command line's options.
@@ -46,7 +49,7 @@ class OwnTrainer(Trainer):
             ConfigError: there is no checkpoint to begin at.
         """
         checkpoint = None if given.continue_from is None else find_checkpoint(given.continue_from)
-        return cls(given.trainer_module or TRAINER_MODULE, checkpoint)
+        return cls(given.trainer_module or cls.default_module, checkpoint)
 
     @property
     def versions(self) -> dict[str, str]:

@@ -1,0 +1,25 @@
+"""Train one point: ``python -m launch.trainer.pipeline.program RUN_JSON``, or under ``torchrun``.
+
+RUN_JSON is a run folder's ``run.json``; ``ds_config.json`` lies beside it, of which the batch sizes
+and the block ``optimus_cc`` count here. The log goes to stdout, ``metrics.jsonl`` into the folder.
+"""
+
+from __future__ import annotations
+
+from launch.trainer.program import answer_when_asked, leave, run_program
+from launch.trainer.ranks import Ranks
+from launch.trainer.runfile import RunFile
+
+_MODULE = "launch.trainer.pipeline.program"
+
+
+def _train(run: RunFile, ranks: Ranks) -> None:
+    # Only now: torch and megatron-core take seconds to import.
+    from launch.trainer.pipeline.loop import train
+
+    train(run, ranks)
+
+
+if __name__ == "__main__":
+    answer_when_asked()
+    leave(run_program(_train, _MODULE, __doc__))
