@@ -9,7 +9,7 @@ from configs.schema import Point
 from launch.ds_json import deepspeed_config
 from launch.trainers.own import OwnTrainer
 
-MODULE = "launch.trainer.pipeline.program"
+MODULE = "launch.trainer.pipeline.pretrain_gpt"
 _KEPT = (
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
