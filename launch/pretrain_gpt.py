@@ -6,18 +6,9 @@ goes to stdout, ``metrics.jsonl`` into the run folder.
 
 from __future__ import annotations
 
-import argparse
-import faulthandler
-import os
-import signal
-import sys
-from collections.abc import Mapping
-from pathlib import Path
-from typing import NoReturn
-
-from configs.errors import ConfigError
-from launch.trainer.ranks import Ranks, ranks_from_environment
-from launch.trainer.runfile import read_run_file, with_tuned_config
+from launch.trainer.program import answer_when_asked, leave, run_program
+from launch.trainer.ranks import Ranks
+from launch.trainer.runfile import RunFile
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,54 +17,16 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         Exit code: 0 after a finished run, 2 when the user has to mend something.
     """
-    parser = argparse.ArgumentParser(prog="python -m launch.pretrain_gpt", description=__doc__)
-    parser.add_argument("run_json", type=Path, help="run.json of a run folder")
-    parser.add_argument(
-        "--local_rank", "--local-rank", type=int, default=None, help="given by DeepSpeed's launcher"
-    )
-    parser.add_argument(
-        "--continue-from", type=Path, default=None, help="folder of the checkpoint to begin at"
-    )
-    parser.add_argument(
-        "--deepspeed_config", default=None, help="in place of ds_config.json; by the autotuner"
-    )
-    arguments = parser.parse_args(argv)
-    try:
-        run = read_run_file(arguments.run_json, arguments.continue_from)
-        if arguments.deepspeed_config is not None:
-            run = with_tuned_config(run, arguments.deepspeed_config)
-        ranks = ranks_from_environment(os.environ, arguments.local_rank)
-        ranks.require(run.point)
-        ranks.export(os.environ)
-        # Only now: torch, megatron-core and DeepSpeed take seconds to import.
-        from launch.trainer.loop import train
-
-        train(run, ranks)
-    except ConfigError as error:
-        _complain(str(error), os.environ)
-        return 2
-    return 0
+    return run_program(_train, "launch.pretrain_gpt", __doc__, argv)
 
 
-def _complain(message: str, environment: Mapping[str, str]) -> None:
-    """Every rank meets the same cause; one line of it is enough."""
-    if environment.get(Ranks.RANK_VARIABLE, "0") == "0":
-        sys.stderr.write(f"pretrain_gpt: error: {message}\n")
+def _train(run: RunFile, ranks: Ranks) -> None:
+    # Only now: torch, megatron-core and DeepSpeed take seconds to import.
+    from launch.trainer.loop import train
 
-
-def _leave(code: int) -> NoReturn:
-    """End the process; after good work without tearing the interpreter down.
-
-    With gloo that teardown now and then ends in SIGABRT, and torchrun would call the run failed.
-    """
-    if code == 0:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-    sys.exit(code)
+    train(run, ranks)
 
 
 if __name__ == "__main__":
-    # The launcher asks a run that hangs what it does; from here on there is an answer.
-    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
-    _leave(main())
+    answer_when_asked()
+    leave(main())

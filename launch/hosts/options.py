@@ -64,9 +64,10 @@ def add_launch_options(parser: _HasGroups) -> None:
     trainer.add_argument(
         "--trainer", choices=TRAINERS, help=f"[default the study's only one, else {own}]"
     )
-    for known in TRAINERS.values():
-        for flag, settings in known.options.items():
-            trainer.add_argument(flag, **settings)
+    # Two trainers may have an option in common.
+    options = {flag: known.options[flag] for known in TRAINERS.values() for flag in known.options}
+    for flag, settings in options.items():
+        trainer.add_argument(flag, **settings)
 
 
 def _number(text: str) -> int:

@@ -68,7 +68,9 @@ def _names(node: ast.AST) -> Iterator[str]:
 def _files_of(module: str) -> tuple[Path, ...]:
     """Files of ours that importing a module executes: its packages' and its own."""
     found, parts = [], module.split(".")
-    root = PLUGIN.parent if parts[0] == PLUGIN.name else ROOT
+    sources = ROOT / "src"
+    root = sources if (sources / parts[0]).is_dir() else ROOT
+    root = PLUGIN.parent if parts[0] == PLUGIN.name else root
     for end in range(1, len(parts) + 1):
         place = root.joinpath(*parts[:end])
         found += [place / "__init__.py", place.with_suffix(".py")]

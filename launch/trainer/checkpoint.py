@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +37,39 @@ def save_checkpoint(run: RunFile, engine: Any, iteration: int) -> Path:  # noqa:
     Raises:
         OSError: the disk is full, or cannot be written.
     """
+    states: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(states, random_states(engine.device))
+
+    def write(partial: Path) -> None:
+        engine.save_checkpoint(
+            str(partial.parent),
+            partial.name,
+            client_state={_RANDOM_STATES: states},
+            save_latest=False,
+        )
+
+    return save_whole(run, iteration, write)
+
+
+def save_whole(run: RunFile, iteration: int, write: Callable[[Path], None]) -> Path:
+    """Save a checkpoint that has its name only once it is whole; every rank must call it.
+
+    Args:
+        run: the run.
+        iteration: the one after which it is saved.
+        write: writes this rank's files into the folder that it is given.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        OSError: the disk is full, or cannot be written.
+    """
     parent = run.run_dir / FOLDER
     path = parent / f"iteration-{iteration:06d}"
     partial = path.with_suffix(".partial")
-    states: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(states, _random_states(engine.device))
     try:
-        engine.save_checkpoint(
-            str(parent), partial.name, client_state={_RANDOM_STATES: states}, save_latest=False
-        )
+        write(partial)
         for file in partial.iterdir():
             _flush(file)
         dist.barrier()
@@ -102,6 +127,17 @@ def load_checkpoint(run: RunFile, engine: Any, checkpoint: Checkpoint) -> None: 
     Raises:
         ConfigError: the checkpoint is damaged, or is of another point or other data.
     """
+    require_usable(run, checkpoint)
+    _, state = engine.load_checkpoint(str(checkpoint.path.parent), checkpoint.path.name)
+    set_random_states(state[_RANDOM_STATES][dist.get_rank()], engine.device)
+
+
+def require_usable(run: RunFile, checkpoint: Checkpoint) -> None:
+    """Check a checkpoint before anything of it is taken up; every rank must call it.
+
+    Raises:
+        ConfigError: the checkpoint is damaged, or is of another point or other data.
+    """
     reasons = checkpoint.differences(run.point)
     if None not in (run.data_facts, checkpoint.data) and run.data_facts != checkpoint.data:
         reasons.append(
@@ -113,11 +149,10 @@ def load_checkpoint(run: RunFile, engine: Any, checkpoint: Checkpoint) -> None: 
     reasons += [f"the checkpoint is damaged: {text}" for text in found if text]
     if reasons:
         raise ConfigError(f"--continue-from: {'; '.join(reasons)}")
-    _, state = engine.load_checkpoint(str(checkpoint.path.parent), checkpoint.path.name)
-    _set_random_states(state[_RANDOM_STATES][dist.get_rank()], engine.device)
 
 
-def _random_states(device: torch.device) -> dict[str, Any]:
+def random_states(device: torch.device) -> dict[str, Any]:
+    """The states of all generators of this rank."""
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
     return {
@@ -127,7 +162,8 @@ def _random_states(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _set_random_states(states: dict[str, Any], device: torch.device) -> None:
+def set_random_states(states: dict[str, Any], device: torch.device) -> None:
+    """Take over what :func:`random_states` gave."""
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
     torch.set_rng_state(states["cpu"])

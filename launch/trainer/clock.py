@@ -19,9 +19,10 @@ class PhaseClock:
     the host, update the optimizer's step.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, phases: tuple[str, ...] = PHASES) -> None:
         self._on_cuda = device.type == "cuda"
-        self._ms = dict.fromkeys(PHASES, 0.0)
+        self._phases = phases
+        self._ms = dict.fromkeys(phases, 0.0)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -34,7 +35,7 @@ class PhaseClock:
 
     def take(self) -> dict[str, float]:
         """``forward_ms`` and so on since the last call; starts again at zero."""
-        taken, self._ms = self._ms, dict.fromkeys(PHASES, 0.0)
+        taken, self._ms = self._ms, dict.fromkeys(self._phases, 0.0)
         return {f"{name}_ms": milliseconds for name, milliseconds in taken.items()}
 
     def _synchronize(self) -> None:

@@ -51,11 +51,11 @@ def vocabulary_line(point: Point) -> str:
     return f" > padded vocab (size: {size}) with {padded - size} dummy tokens (new size: {padded})"
 
 
-def parameters_line(tp_rank: int, num_parameters: int) -> str:
-    """Parameters of one tensor-parallel rank."""
+def parameters_line(tp_rank: int, num_parameters: int, stage: int = 0) -> str:
+    """Parameters of one tensor-parallel rank of a pipeline stage."""
     return (
         " > number of parameters on (tensor, pipeline) model parallel rank "
-        f"({tp_rank}, 0): {num_parameters}"
+        f"({tp_rank}, {stage}): {num_parameters}"
     )
 
 

@@ -51,8 +51,33 @@ PATCHED = (
 """Names that :func:`apply` replaces, and by what."""
 
 
-def verify() -> None:
+class _TorchOnCpu:
+    """torch as megatron-core's schedules see it, whose counter of tokens names a CUDA device."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - anything of torch
+        return getattr(torch, name)
+
+    def zeros(self, *size: Any, **options: Any) -> torch.Tensor:  # noqa: ANN401 - as torch.zeros
+        return torch.zeros(*size, **{**options, "device": "cpu"})
+
+
+def _cuda(self: torch.Tensor) -> torch.Tensor:
+    """A tied embedding is moved to CUDA before its copies are made equal; here it stays."""
+    return self
+
+
+FOR_PIPELINES = (
+    ("megatron.core.pipeline_parallel.schedules", "torch", _TorchOnCpu()),
+    ("torch", "Tensor.cuda", _cuda),
+)
+"""What a pipeline of several stages needs besides."""
+
+
+def verify(*, pipelines: bool = False) -> None:
     """Check that megatron-core is the version this module was written for.
+
+    Args:
+        pipelines: whether there are several stages.
 
     Raises:
         RuntimeError: another minor version, or a patched name is gone.
@@ -63,21 +88,30 @@ def verify() -> None:
             f"megatron-core {version}: the CPU support was written for {SUPPORTED_VERSION}.x; "
             f"install megatron-core~={SUPPORTED_VERSION}.0"
         )
-    for module, name, _ in PATCHED:
+    for module, name, _ in _patched(pipelines):
         try:
             operator.attrgetter(name)(importlib.import_module(module))
         except AttributeError:
             raise RuntimeError(f"megatron-core {version}: {module}.{name} is gone") from None
 
 
-def apply() -> None:
+def _patched(pipelines: bool) -> tuple[tuple[str, str, Any], ...]:
+    return (*PATCHED, *(FOR_PIPELINES if pipelines else ()))
+
+
+def apply(*, pipelines: bool = False) -> None:
     """Make megatron-core run on the CPU in this process, for good.
+
+    Its communication between stages must not be told to wait for CUDA: ``batch_p2p_sync=False``.
+
+    Args:
+        pipelines: whether there are several stages.
 
     Raises:
         RuntimeError: see :func:`verify`.
     """
-    verify()
-    for module, name, ours in PATCHED:
+    verify(pipelines=pipelines)
+    for module, name, ours in _patched(pipelines):
         owner, _, attribute = name.rpartition(".")
         imported = importlib.import_module(module)
         setattr(operator.attrgetter(owner)(imported) if owner else imported, attribute, ours)

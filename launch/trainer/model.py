@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,6 +56,29 @@ class ParallelState:
         self.get_tensor_model_parallel_world_size = self.get_model_parallel_world_size
 
 
+@dataclass(frozen=True)
+class Stage:
+    """A part of a pipeline, from its first layer to its last."""
+
+    index: int = 0
+    """From 0."""
+    num_stages: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """It looks tokens up."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """It computes the loss."""
+        return self.index == self.num_stages - 1
+
+
+WHOLE = Stage()
+"""A model without a pipeline."""
+
+
 def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - TransformerConfig
     """The point's model in megatron-core's words; there is no dropout.
 
@@ -86,6 +110,9 @@ def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - Tra
         params_dtype=dtype,
         pipeline_dtype=dtype,
         tensor_model_parallel_size=point.tp,
+        pipeline_model_parallel_size=point.pp,
+        # It would wait for CUDA, on a CPU too, because of a bug that torch no longer has.
+        batch_p2p_sync=False,
         use_cpu_initialization=on_cpu,
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
@@ -98,7 +125,7 @@ def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - Tra
     )
 
 
-def make_gpt(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - megatron-core's GPTModel
+def make_gpt(point: Point, on_cpu: bool, stage: Stage = WHOLE) -> Any:  # noqa: ANN401 - GPTModel
     """Make this rank's part of the model, with its initial weights.
 
     Every norm is named: where apex or Transformer Engine can be imported, megatron-core would take
@@ -119,16 +146,18 @@ def make_gpt(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - megatron-core
     gpt = GPTModel(
         config=transformer_config(point, on_cpu),
         transformer_layer_spec=TransformerBlockSubmodules(
-            layer_specs=[layer] * model.layers, layer_norm=WrappedTorchNorm
+            layer_specs=[layer] * (model.layers // stage.num_stages), layer_norm=WrappedTorchNorm
         ),
         vocab_size=model.padded_vocab_size(point.tp),
         max_sequence_length=model.seq_length,
+        pre_process=stage.is_first,
+        post_process=stage.is_last,
         position_embedding_type="rope" if is_llama else "none",
         rotary_base=ROTARY_BASE,
         share_embeddings_and_output_weights=not is_llama,
         parallel_output=True,
     )
-    if not is_llama:
+    if not is_llama and stage.is_first:
         gpt.embedding.position_embeddings = PositionEmbedding(model.seq_length, model.hidden)
         gpt.embedding.add_position_embedding = True
     return gpt

@@ -9,10 +9,12 @@ from configs.study import Study
 from launch.trainers.lightning import LightningTrainer
 from launch.trainers.megatron_deepspeed import MegatronDeepSpeed
 from launch.trainers.own import OwnTrainer
+from launch.trainers.pipeline import PipelineTrainer
 from launch.trainers.protocol import Trainer
 
 TRAINERS: dict[str, type[Trainer]] = {
-    trainer.name: trainer for trainer in (OwnTrainer, MegatronDeepSpeed, LightningTrainer)
+    trainer.name: trainer
+    for trainer in (OwnTrainer, MegatronDeepSpeed, LightningTrainer, PipelineTrainer)
 }
 OWN_TRAINER: Trainer = OwnTrainer()
 
@@ -27,7 +29,7 @@ def trainer_of(given: Namespace, study: Study | None = None) -> Trainer:
     alone = needed.pop() if len(needed) == 1 else ""
     chosen = given.trainer or alone or OWN_TRAINER.name
     for name, trainer in TRAINERS.items():
-        for flag in trainer.options if name != chosen else ():
+        for flag in trainer.options.keys() - TRAINERS[chosen].options.keys():
             if getattr(given, flag.removeprefix("--").replace("-", "_")):
                 raise ConfigError(f"{flag} goes with --trainer {name}")
     return TRAINERS[chosen].of(given)

@@ -48,6 +48,9 @@ class OwnTrainer(Trainer):
     user_json: Path | None = None
     """DeepSpeed's JSON of the user's own; None without one."""
 
+    default_module: ClassVar[str] = TRAINER_MODULE
+    """What the ranks run by default."""
+
     @classmethod
     def of(cls, given: Namespace) -> Self:
         """From the command line's options.
@@ -58,7 +61,7 @@ class OwnTrainer(Trainer):
         checkpoint = None if given.continue_from is None else find_checkpoint(given.continue_from)
         if given.deepspeed_config is not None:
             read_user_json(given.deepspeed_config)
-        return cls(given.trainer_module or TRAINER_MODULE, checkpoint, given.deepspeed_config)
+        return cls(given.trainer_module or cls.default_module, checkpoint, given.deepspeed_config)
 
     @property
     def versions(self) -> dict[str, str]:

@@ -77,7 +77,8 @@ def test_nothing_of_the_harness_is_in_the_wheel(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     tops = {name.split("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"deep_optimizer_states"}
+    packages = {top for top in tops if not top.endswith(".dist-info")}
+    assert packages == {"deep_optimizer_states", "optimus_cc"}
     assert "deep_optimizer_states/predict/models.toml" in names
     assert not [name for name in names if "fit" in Path(name).stem or "simplex" in name]
 
@@ -91,6 +92,15 @@ def test_nothing_of_the_checkout_can_be_imported(run):
     assert not {str(ROOT), str(ROOT / "src")} & set(paths)
     assert Path(origin).parents[1].name == "site-packages"
     assert not Path(origin).is_relative_to(ROOT)
+
+
+def test_the_compression_needs_torch_alone(run):
+    code = "import sys, optimus_cc, optimus_cc.pipelining\nprint(optimus_cc.__file__)\n"
+    code += "print(*{name.partition('.')[0] for name in sys.modules})"
+    origin, loaded = run("-c", code).splitlines()
+    assert not Path(origin).is_relative_to(ROOT)
+    assert "torch" in loaded.split()
+    assert not {"megatron", "deepspeed", "deep_optimizer_states", "pydantic"} & set(loaded.split())
 
 
 def test_plan_knows_its_models(run):

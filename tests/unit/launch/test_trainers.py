@@ -17,6 +17,7 @@ from launch.trainers import (
     megatron_deepspeed,
     trainer_of,
 )
+from launch.trainers.pipeline import MODULE
 
 POINT = make_point({"model": "tiny", "iterations": 3, "global_batch_size": 4})
 LINE = " iteration {n}/ 3 | consumed samples: {samples:12d} | consumed tokens: 5 | lm loss: 1.0 |\n"
@@ -222,3 +223,9 @@ def test_a_run_that_continues_another_is_told_from_whole_ones(tmp_path):
     assert chosen.refuse(POINT) == []
     (reason,) = chosen.refuse(POINT.model_copy(update={"seed": 9}))
     assert reason.startswith("seed = 9: the checkpoint")
+
+
+def test_an_option_that_two_trainers_have_is_given_to_the_chosen_one(tmp_path):
+    words = ["--trainer", "megatron-pipeline", "--trainer-module", "some.module"]
+    assert trainer(*words).program(POINT, tmp_path, "/d").name == "some.module"
+    assert trainer(*words[:2]).program(POINT, tmp_path, "/d").name == MODULE

@@ -32,7 +32,7 @@ class FakeEngine:
 
 @pytest.fixture(autouse=True)
 def one_rank(monkeypatch):
-    monkeypatch.setattr(checkpoint, "_random_states", lambda _device: None)
+    monkeypatch.setattr(checkpoint, "random_states", lambda _device: None)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

@@ -38,6 +38,16 @@ def test_a_patched_name_that_is_gone_is_refused(monkeypatch: pytest.MonkeyPatch)
         verify()
 
 
+def test_a_name_that_only_pipelines_need_is_not_looked_for_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = ("megatron.core.pipeline_parallel.schedules", "no_such_name", None)
+    monkeypatch.setattr(megatron_cpu, "FOR_PIPELINES", (gone,))
+    verify()
+    with pytest.raises(RuntimeError, match="no_such_name is gone"):
+        verify(pipelines=True)
+
+
 def test_the_shims_have_the_signatures_they_replace() -> None:
     for module, name, ours in megatron_cpu.PATCHED:
         theirs = operator.attrgetter(name)(importlib.import_module(module))

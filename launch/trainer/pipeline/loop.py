@@ -1,0 +1,252 @@
+"""The training loop of a pipeline: set up, iterate, measure, report."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import time
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from deep_optimizer_states.state_reader import digest
+from launch.trainer import log
+from launch.trainer.checkpoint import (
+    random_states,
+    require_usable,
+    save_whole,
+    set_random_states,
+)
+from launch.trainer.data import MicroBatches, build_samples
+from launch.trainer.metrics import MetricsFile, finite_or_none, iteration_fields
+from launch.trainer.pipeline.runtime import distributed, versions
+from launch.trainer.pipeline.stage import Rank, make_rank, settings_of
+from launch.trainer.ranks import Ranks
+from launch.trainer.runfile import RunFile
+from launch.trainer.scalars import Scalars, scalars_of_run
+from launch.trainer.schedule import learning_rate
+from optimus_cc import Kind
+
+
+class Training:
+    """What a rank does from its first iteration to its last."""
+
+    def __init__(self, run: RunFile, ranks: Ranks, device: torch.device) -> None:
+        """Make the model and read the data's order; every rank calls it.
+
+        Raises:
+            ConfigError: the user has to mend something.
+        """
+        self.run, self.ranks, self.point = run, ranks, run.point
+        if ranks.is_first:
+            log.write_line(log.world_line(run.point))
+            log.write_line(log.vocabulary_line(run.point))
+        self.rank: Rank = make_rank(run, device)
+        groups = self.rank.groups
+        if groups.dp.rank() == 0:
+            numel = sum(p.numel() for p in self.rank.model.parameters())
+            line = log.parameters_line(groups.tp.rank(), numel, self.rank.part.index)
+            log.write_line(line)
+        self.batches, self.validation = (
+            MicroBatches(samples, run.point, groups.dp.rank(), device)
+            for samples in build_samples(run)
+        )
+        self.sent_bytes: Counter[str] = Counter()
+        self.validation_loss: float | None = None
+
+    def begin(self) -> int:
+        """Take up the checkpoint, if there is one; the first iteration to do."""
+        checkpoint = self.run.checkpoint
+        if checkpoint is None:
+            return 1
+        require_usable(self.run, checkpoint)
+        path = checkpoint.path / _file_name(self.ranks.rank)
+        # Queries and errors have keys that are tuples, which is all that is not a tensor.
+        state = torch.load(path, map_location=self.rank.device, weights_only=True)
+        self.rank.load_state_dict(state["rank"])
+        set_random_states(_on_host(state["random"]), self.rank.device)
+        return checkpoint.iteration + 1
+
+    def iterate(self, first: int, metrics: MetricsFile, scalars: Scalars) -> None:
+        """Train from an iteration to the last."""
+        point = self.point
+        dist.barrier()
+        for iteration in range(first, point.iterations + 1):
+            begin = time.perf_counter()
+            loss, norm = self._train_one(iteration)
+            result = log.IterationResult(
+                iteration=iteration,
+                seconds=time.perf_counter() - begin,
+                loss=loss,
+                learning_rate=learning_rate(point, iteration),
+                skipped=not math.isfinite(norm),
+            )
+            if self.ranks.is_last:
+                log.write_line(log.iteration_line(point, result))
+            sent = self._sent_bytes()
+            if self.ranks.is_first:
+                fields = iteration_fields(point, result, self._phases(), norm, self._peak_bytes())
+                fields |= sent
+                metrics.write("iteration", fields)
+                scalars.write(fields, point.global_batch_size * point.model.seq_length)
+            else:
+                self._phases()
+            if point.eval_interval and iteration % point.eval_interval == 0:
+                self.evaluate(iteration, metrics)
+            if point.save_interval and iteration % point.save_interval == 0:
+                self._save(iteration)
+
+    def _train_one(self, iteration: int) -> tuple[float, float]:
+        rank = self.rank
+        rank.model.zero_grad()
+        rank.traffic.reset()
+        with rank.clock.phase("schedule"):
+            loss = rank.run(self.batches.of_iteration(iteration))
+        with rank.clock.phase("update"):
+            norm = rank.optimizer.step(iteration)
+        return loss, norm
+
+    def _phases(self) -> dict[str, float]:
+        """Time of each part; the reduction runs inside the schedule."""
+        phases = self.rank.clock.take()
+        phases["schedule_ms"] -= phases["reduction_ms"]
+        return phases
+
+    def _sent_bytes(self) -> dict[str, int]:
+        """Bytes that all ranks sent in this iteration, by kind of communication."""
+        mine = torch.tensor([self.rank.traffic.sent[kind].sent_bytes for kind in Kind])
+        total = mine.to(self.rank.device)
+        dist.all_reduce(total)
+        sent = {f"{kind}_bytes": int(n) for kind, n in zip(Kind, total.tolist(), strict=True)}
+        self.sent_bytes.update(sent)
+        return sent
+
+    def _peak_bytes(self) -> int | None:
+        if self.rank.device.type != "cuda":
+            return None
+        peak = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        return peak
+
+    def evaluate(self, iteration: int, metrics: MetricsFile) -> None:
+        """Mean loss of the validation batches, the same ones every time."""
+        self.rank.model.eval()
+        with torch.no_grad():
+            count = self.point.eval_iterations
+            losses = [
+                self.rank.run(self.validation.of_iteration(number), forward_only=True)
+                for number in range(1, count + 1)
+            ]
+        self.rank.model.train()
+        loss = sum(losses) / count
+        if self.ranks.is_last:
+            log.write_line(log.evaluation_line(iteration, loss))
+        fields = {
+            "iteration": iteration,
+            "loss": finite_or_none(loss),
+            "perplexity": finite_or_none(log.perplexity(loss)),
+            "tokens": count * self.point.global_batch_size * self.point.model.seq_length,
+        }
+        metrics.write("evaluation", fields)
+        self.validation_loss = loss
+
+    def _save(self, iteration: int) -> None:
+        state = {"rank": self.rank.state_dict(), "random": random_states(self.rank.device)}
+        name = _file_name(self.ranks.rank)
+
+        def write(partial: Any) -> None:  # noqa: ANN401 - pathlib.Path
+            partial.mkdir(parents=True, exist_ok=True)
+            torch.save(state, partial / name)
+            dist.barrier()
+
+        path = save_whole(self.run, iteration, write)
+        if self.ranks.is_first:
+            log.write_line(log.checkpoint_line(iteration, path))
+
+    def results(self) -> dict[str, float | None]:
+        """Numbers of the whole run: the last evaluation, and what all ranks sent."""
+        loss = self.validation_loss
+        mib = {
+            f"{name.removesuffix('_bytes')}_mib": count / 2**20
+            for name, count in self.sent_bytes.items()
+        }
+        if loss is None:
+            return {**mib}
+        perplexity = finite_or_none(log.perplexity(loss))
+        return {
+            **mib,
+            "validation_loss": finite_or_none(loss),
+            "validation_perplexity": perplexity,
+        }
+
+    def digests(self) -> tuple[str, str]:
+        """Fingerprints of the weights, and of master weights and moments, of all ranks."""
+        weights = [p.detach() for p in self.rank.model.parameters()]
+        mine = (digest(weights), digest(self.rank.optimizer.state))
+        everyone = [mine] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+        first, second = (
+            hashlib.sha256("\n".join(texts).encode()).hexdigest()
+            for texts in zip(*everyone, strict=True)
+        )
+        return first, second
+
+
+def train(run: RunFile, ranks: Ranks) -> None:
+    """Train a point from the first iteration, or from a checkpoint's, to the last.
+
+    Raises:
+        ConfigError: the user has to mend something.
+    """
+    started = time.perf_counter()
+    log.write_only_whole_lines()
+    settings_of(run)  # what is wrong with it is said before anything slow
+    with (
+        MetricsFile(run.metrics_path if ranks.is_first else None) as metrics,
+        scalars_of_run(run, ranks.is_first, os.environ) as scalars,
+        distributed(run.point, ranks) as device,
+    ):
+        training = Training(run, ranks, device)
+        metrics.write("start", _start_fields(training, device))
+        training.iterate(training.begin(), metrics, scalars)
+        weights, optimizer_state = training.digests()
+        metrics.write(
+            "end",
+            {
+                "iterations": run.point.iterations,
+                "seconds": time.perf_counter() - started,
+                "weights_sha256": weights,
+                "optimizer_sha256": optimizer_state,
+                **training.results(),
+            },
+        )
+
+
+def _start_fields(training: Training, device: torch.device) -> dict[str, Any]:
+    point = training.point
+    return {
+        "engine": str(point.engine),
+        "parameters": point.model.num_parameters(point.tp),
+        "vocab_size": point.model.vocab_size,
+        "padded_vocab_size": point.model.padded_vocab_size(point.tp),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "versions": versions(),
+        "num_ranks": point.num_ranks,
+        "seed": point.seed,
+        "continued_from": str(training.run.checkpoint.path) if training.run.checkpoint else None,
+    }
+
+
+def _file_name(rank: int) -> str:
+    return f"rank-{rank:05d}.pt"
+
+
+def _on_host(states: dict[str, Any]) -> dict[str, Any]:
+    """Generators' states are kept on the host, wherever the rest was loaded to."""
+    return {
+        name: _on_host(value) if isinstance(value, dict) else None if value is None else value.cpu()
+        for name, value in states.items()
+    }

@@ -1,0 +1,137 @@
+"""Selective stage compression (SC): PowerSGD for the gradients of some pipeline stages.
+
+The first stages end their backward last, so that nothing overlaps the reduction of their gradients:
+those are worth compressing. Matrices are reduced as low-rank pairs with error feedback, equal
+shapes at once; vectors and small matrices are reduced whole.
+
+Two forms: :class:`PowerSgd` for gradients that a schedule leaves in place until all micro-batches
+are through, as megatron-core's does, and :func:`register_power_sgd` for a stage wrapped in torch's
+``DistributedDataParallel``, which uses torch's own hook.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_power_sgd
+from torch.nn.parallel import DistributedDataParallel
+
+from optimus_cc import low_rank
+from optimus_cc.error_feedback import ErrorFeedback
+from optimus_cc.settings import Settings, SettingsError
+from optimus_cc.traffic import Kind, Traffic
+
+_MIB = 2**20
+_TORCH_FIRST_ITERATION = 2
+"""torch rebuilds its buckets in the first iterations, and refuses to compress before."""
+
+
+class PowerSgd:
+    """Averages matrices over ranks as low-rank pairs, which are all that the ranks exchange."""
+
+    def __init__(
+        self, settings: Settings, group: dist.ProcessGroup, traffic: Traffic, seed: int = 0
+    ) -> None:
+        """Keep the settings.
+
+        Args:
+            settings: rank and error feedback.
+            group: the data-parallel ranks.
+            traffic: where what is sent is counted.
+            seed: of the first queries; the same on all ranks, tensor-parallel ones included.
+        """
+        self._group = group
+        self._traffic = traffic
+        self._low_rank = low_rank.LowRank(settings.grad_comp_rank, seed)
+        self._feedback = ErrorFeedback(settings.use_error_feedback)
+
+    def takes(self, gradient: Tensor) -> bool:
+        """Whether a gradient is a matrix of which P and Q are smaller."""
+        return gradient.dim() == 2 and low_rank.saves(gradient.shape, self._low_rank.rank)
+
+    @torch.no_grad()
+    def average(self, gradients: Sequence[Tensor]) -> None:
+        """Average gradients over the ranks, in place and approximately.
+
+        Args:
+            gradients: those that :meth:`takes` accepts, (rows, columns) fp32 or bf16; the same
+                ones in the same order in every call and on every rank.
+
+        Raises:
+            TypeError: a gradient is of another type.
+        """
+        alike: dict[tuple[int, int, torch.dtype], list[Tensor]] = {}
+        for gradient in gradients:
+            low_rank.require_dtype(gradient)
+            rows, columns = gradient.shape
+            alike.setdefault((rows, columns, gradient.dtype), []).append(gradient)
+        for (rows, columns, dtype), members in alike.items():
+            key = (rows, columns, str(dtype))
+            given = self._feedback.add(key, torch.stack(members))
+            average = functools.partial(self._average, dtype)
+            p, q = self._low_rank.factorise(key, given, average)
+            product = p @ q.mT
+            self._feedback.keep(key, given, product)
+            for member, approximation in zip(members, product, strict=True):
+                member.copy_(approximation)
+
+    def _average(self, dtype: torch.dtype, factors: Tensor) -> Tensor:
+        """The mean of P or Q over the ranks, fp32; it travels in the gradients' own type."""
+        wire = factors.to(dtype)
+        num_ranks = dist.get_world_size(self._group)
+        dist.all_reduce(wire, group=self._group)
+        self._traffic.all_reduce(Kind.GRADIENTS, wire, num_ranks, compressed=True)
+        return wire.float() / num_ranks
+
+    def state_dict(self) -> dict[str, Any]:
+        """Queries and errors, to go on as if training had not stopped."""
+        return {**self._low_rank.state_dict(), **self._feedback.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave."""
+        self._low_rank.load_state_dict(state)
+        self._feedback.load_state_dict(state)
+
+
+def register_power_sgd(
+    model: DistributedDataParallel, settings: Settings, *, stage: int, num_iterations: int
+) -> torch_power_sgd.PowerSGDState | None:
+    """Give a stage torch's PowerSGD hook where its gradients are to be compressed.
+
+    Args:
+        model: the stage's module.
+        settings: which stages, rank, warm-up and error feedback.
+        stage: from 0.
+        num_iterations: of the whole training, of which the warm-up is a share.
+
+    Returns:
+        The hook's state, whose ``compression_stats()`` counts elements; None for other stages.
+
+    Raises:
+        SettingsError: gloo would hang, because the gradients are not in one bucket.
+    """
+    if not settings.compresses_gradients_of(stage):
+        return None
+    size_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    one_bucket = not model.bucket_bytes_cap_default and size_bytes <= model.bucket_bytes_cap
+    if dist.get_backend(model.process_group) == "gloo" and not one_bucket:
+        raise SettingsError(
+            f"bucket_cap_mb = {model.bucket_bytes_cap // _MIB}: torch's PowerSGD hangs on gloo "
+            f"with several buckets; pass bucket_cap_mb={size_bytes // _MIB + 1} to "
+            "DistributedDataParallel"
+        )
+    start = max(_TORCH_FIRST_ITERATION, settings.warm_up_iterations(num_iterations))
+    state = torch_power_sgd.PowerSGDState(
+        process_group=model.process_group,
+        matrix_approximation_rank=settings.grad_comp_rank,
+        start_powerSGD_iter=start,
+        min_compression_rate=1,
+        use_error_feedback=settings.use_error_feedback,
+        batch_tensors_with_same_shape=True,
+    )
+    model.register_comm_hook(state, torch_power_sgd.powerSGD_hook)
+    return state

@@ -1,0 +1,250 @@
+"""The three schemes on torch alone: four processes, real messages and reductions."""
+
+from pathlib import Path
+
+import compression_worker
+import numpy as np
+import pytest
+import torch
+from compression_worker import (
+    HIDDEN,
+    NARROW,
+    TOKENS,
+    embedding_gradient,
+    local_gradient,
+)
+from processes import python_path
+from ranks import run_ranks
+
+ROOT = Path(__file__).resolve().parents[3]
+WORKER = Path(compression_worker.__file__)
+WARM_UP = 2
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    out = tmp_path_factory.mktemp("ranks")
+    run_ranks(WORKER, out, num_ranks=4, PYTHONPATH=python_path(ROOT / "src"))
+    return [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(4)]
+
+
+def largest_difference(results, name, other):
+    """Of the parameters' gradients on any rank."""
+    return max(
+        (a.float() - b.float()).abs().max().item()
+        for rank in results
+        for a, b in zip(rank[name]["gradients"], rank[other]["gradients"], strict=True)
+    )
+
+
+def test_full_rank_is_uncompressed_bit_for_bit(results):
+    assert largest_difference(results, "full", "whole") == 0.0
+    assert results[3]["full"]["losses"] == results[3]["whole"]["losses"]
+
+
+def test_the_gradients_own_rank_is_within_rounding_though_pairs_are_sent(results):
+    assert largest_difference(results, "narrow", "whole") < 1e-6
+    for rank in results[1:]:
+        assert rank["narrow"]["compressed"] == rank["narrow"]["messages"] == 16
+        pair_bytes = 4 * NARROW * (TOKENS + HIDDEN)
+        assert rank["narrow"]["bytes"] == 16 * pair_bytes
+        assert rank["whole"]["bytes"] == 16 * 4 * TOKENS * HIDDEN
+
+
+def test_one_rank_less_differs(results):
+    assert largest_difference(results, "below", "whole") > 1e-5
+
+
+def test_bf16_pairs_are_half_as_large_and_as_exact_as_bf16_is(results):
+    largest = max(g.abs().max().item() for r in results for g in r["whole-bf16"]["gradients"])
+    assert largest_difference(results, "narrow-bf16", "whole-bf16") < 0.03 * largest
+    for rank in results[1:]:
+        assert rank["narrow-bf16"]["bytes"] * 2 == rank["narrow"]["bytes"]
+
+
+@pytest.mark.parametrize("name", ["below", "no-lep"])
+def test_what_arrives_is_what_numpy_makes_of_what_was_given(results, name):
+    """Link by link, warm queries included."""
+    rank = {"below": NARROW - 1, "no-lep": 2}[name]
+    for receiver in range(3):
+        given, received = results[receiver + 1][name]["given"], results[receiver][name]["received"]
+        assert len(given) == len(received) == 16
+        query = torch.randn((1, HIDDEN, rank), generator=torch.Generator().manual_seed(0))
+        query = query[0].double().numpy()
+        for sent, arrived in zip(given, received, strict=True):
+            matrix = sent.double().numpy()
+            basis, _ = np.linalg.qr(matrix @ np.linalg.qr(query)[0])
+            query = matrix.T @ basis
+            scale = np.abs(matrix).max()
+            np.testing.assert_allclose(arrived.numpy(), basis @ query.T, atol=2e-4 * scale)
+
+
+def test_error_feedback_loses_nothing_over_a_link(results):
+    """Over two iterations of eight micro-batches; without it something is lost."""
+    for receiver in range(3):
+        for name, holds in (("lep", True), ("no-lep", False)):
+            sender = results[receiver + 1][name]
+            left = sender["error"] if sender["error"] is not None else 0.0
+            lost = sum(sender["given"]) - sum(results[receiver][name]["received"]) - left
+            scale = max(g.abs().max() for g in sender["given"])
+            assert (lost.abs().max() < 1e-5 * scale) == holds
+
+
+@pytest.mark.parametrize("stages", ["two", "four"])
+@pytest.mark.parametrize("count", ["4", "5", "8", "gpipe"])
+def test_the_epilogue_has_one_message_for_every_stage_before_the_last(results, stages, count):
+    num_stages = {"two": 2, "four": 4}[stages]
+    num_micro_batches = 6 if count == "gpipe" else int(count)
+    for rank in results:
+        run = rank[f"late-{stages}-{count}"]
+        if run["stage"] == 0:
+            assert run["messages"] == 0
+            continue
+        receiver = run["stage"] - 1
+        assert run["messages"] == num_micro_batches
+        assert run["compressed"] == num_stages - receiver - 1
+        whole = (num_micro_batches - run["compressed"]) * 4 * TOKENS * HIDDEN
+        assert run["bytes"] == whole + run["compressed"] * 4 * 2 * (TOKENS + HIDDEN)
+
+
+def test_all_messages_are_compressed_when_not_only_those_of_the_epilogue(results):
+    assert results[3]["below"]["compressed"] == 16 != 2
+
+
+def test_activations_are_counted_and_never_compressed(results):
+    for rank in results[:3]:
+        assert rank["below"]["forward_bytes"] == 16 * 4 * TOKENS * HIDDEN
+    assert results[3]["below"]["forward_bytes"] == 0
+
+
+def test_several_stages_a_rank_are_refused_by_name(results):
+    assert results[0]["interleaved"].startswith("num_stages = 8: 4 ranks would hold several stages")
+    assert "interleaved schedules" in results[0]["interleaved"]
+
+
+def expected_embedding(shard, replicas):
+    """The unfused sum, in NumPy: the mean over replicas of what both stages add."""
+    parts = [
+        np.mean([embedding_gradient(shard, r, stage).numpy() for r in range(replicas)], axis=0)
+        for stage in range(2)
+    ]
+    return parts[0] + parts[1]
+
+
+@pytest.mark.parametrize("name", ["fused", "unfused"])
+def test_every_shard_of_the_embedding_gets_its_own_sum(results, name):
+    """Two tensor-parallel shards by two stages."""
+    for rank, result in enumerate(results):
+        seen = result[f"shards-{name}"]["gradient"].numpy()
+        np.testing.assert_array_equal(seen, expected_embedding(rank % 2, replicas=1))
+
+
+def test_a_group_over_all_shards_gives_other_gradients(results):
+    """What the published code did: right at one tensor-parallel rank only."""
+    for rank, result in enumerate(results):
+        seen = result["shards-spanned"]["gradient"].numpy()
+        assert not np.array_equal(seen, expected_embedding(rank % 2, replicas=1))
+
+
+@pytest.mark.parametrize("name", ["fused", "unfused"])
+def test_replicas_of_the_embedding_get_the_mean_of_both_stages_sums(results, name):
+    for result in results:
+        seen = result[f"replicas-{name}"]["gradient"].numpy()
+        np.testing.assert_array_equal(seen, expected_embedding(0, replicas=2))
+
+
+def test_fusing_sends_what_a_ring_of_all_sends(results):
+    """V (2 D - 1) / D in place of V (3 D - 2) / D, with two replicas."""
+    for result in results:
+        volume = 4 * result["replicas-fused"]["numel"]
+        assert result["replicas-fused"]["bytes"] == volume * 3 / 2
+        assert result["replicas-unfused"]["bytes"] == volume * 4 / 2
+
+
+def means(iteration, number):
+    return np.mean([local_gradient(rank, iteration).numpy() for rank in range(4)], 0) + number
+
+
+def test_gradients_are_whole_in_the_warm_up_and_compressed_after(results):
+    sc = results[0]["sc"]
+    for iteration in range(6):
+        first = sc["reduced"][iteration][0].numpy()
+        distance = np.abs(first - means(iteration, 0)).max()
+        assert (distance < 1e-6) == (iteration < WARM_UP)
+        assert bool(sc["compressed"][iteration]) == (iteration >= WARM_UP)
+    whole, compressed = 2 * 24 * HIDDEN + 5, 2 * 3 * (24 + HIDDEN) + 5
+    ring = 4 * 2 * 3 / 4
+    assert (
+        sc["bytes"]
+        == [pytest.approx(whole * ring, abs=3)] * 2 + [pytest.approx(compressed * ring, abs=3)] * 4
+    )
+
+
+def test_vectors_are_reduced_whole(results):
+    for iteration in range(6):
+        vector = results[0]["sc"]["reduced"][iteration][2].numpy()
+        np.testing.assert_allclose(vector, means(iteration, 2)[:5, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sc", "sc-bf16", "sc-no-feedback"])
+def test_replicas_end_with_the_same_bits(results, name):
+    for result in results[1:]:
+        for mine, first in zip(result[name]["reduced"], results[0][name]["reduced"], strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(mine, first, strict=True))
+
+
+def test_compressed_gradients_are_numpys_over_warm_calls(results):
+    """Both matrices of one shape, which are compressed at once; without error feedback."""
+    queries = torch.randn((2, HIDDEN, 3), generator=torch.Generator().manual_seed(0))
+    for number in range(2):
+        query = queries[number].double().numpy()
+        for iteration in range(WARM_UP, 6):
+            mean = means(iteration, number).astype(np.float64)
+            basis, _ = np.linalg.qr(mean @ np.linalg.qr(query)[0])
+            query = mean.T @ basis
+            seen = results[0]["sc-no-feedback"]["reduced"][iteration][number].numpy()
+            np.testing.assert_allclose(seen, basis @ query.T, atol=1e-4)
+
+
+def test_error_feedback_loses_nothing_over_iterations(results):
+    """The mean of the ranks' errors is what has not been applied yet."""
+    (key,) = results[0]["sc"]["errors"]
+    left = torch.stack([result["sc"]["errors"][key] for result in results]).mean(0).numpy()
+    for number in range(2):
+        given = sum(means(iteration, number) for iteration in range(WARM_UP, 6))
+        kept = [results[0][name]["reduced"][WARM_UP:] for name in ("sc", "sc-no-feedback")]
+        sent, without = (sum(r[number].numpy() for r in reduced) for reduced in kept)
+        np.testing.assert_allclose(sent + left[number], given, atol=1e-5)
+        assert np.abs(without - given).max() > 0.1
+
+
+def test_a_stage_that_is_not_selected_is_reduced_whole(results):
+    other = results[0]["sc-other-stage"]
+    assert other["compressed"] == [0] * 6
+    for iteration in range(6):
+        first = other["reduced"][iteration][0].numpy()
+        np.testing.assert_allclose(first, means(iteration, 0), atol=1e-6)
+
+
+def test_bf16_gradients_are_close_to_what_fp32_ones_are(results):
+    for iteration in range(WARM_UP):
+        first = results[0]["sc-bf16"]["reduced"][iteration][0].float().numpy()
+        np.testing.assert_allclose(first, means(iteration, 0), atol=0.05)
+    assert results[0]["sc-bf16"]["bytes"][-1] == pytest.approx(results[0]["sc"]["bytes"][-1] / 2, 1)
+
+
+def test_ours_is_torchs_powersgd(results):
+    """Ten iterations from one query, two of them whole."""
+    for result in results:
+        hook = result["torch-hook"]
+        for iteration, (theirs, ours) in enumerate(zip(hook["torch"], hook["ours"], strict=True)):
+            torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
+            distance = np.abs(ours.numpy() - means(iteration, 0)).max()
+            assert (distance < 1e-5) == (iteration < WARM_UP)
+        assert hook["left_alone"]
+
+
+def test_several_buckets_on_gloo_are_refused_before_they_hang(results):
+    message = results[0]["buckets"]
+    assert message.startswith("bucket_cap_mb = 25: torch's PowerSGD hangs on gloo")
+    assert "pass bucket_cap_mb=1 to DistributedDataParallel" in message

@@ -1,0 +1,231 @@
+"""The trainer with a pipeline: four processes, two stages, with and without compression."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from processes import python_path
+from ranks import free_port, run_ranks
+from trainer_runs import ROOT, write_corpus
+
+from configs.study import load_study
+from launch.trainers.pipeline import PipelineTrainer
+
+pytestmark = pytest.mark.slow
+WORKER = Path(__file__).resolve().parents[1] / "support" / "pipeline_worker.py"
+STUDY = load_study("optimus-cc")
+MODEL = {
+    "name": "test",
+    "hidden": 32,
+    "ffn": 64,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 4,
+    "seq_length": 16,
+    "vocab_size": 500,
+    "architecture": "gpt2",
+}
+COMMON = {
+    "model": MODEL,
+    "pp": 2,
+    "dp": 2,
+    "micro_batch_size": 2,
+    "global_batch_size": 16,
+    "iterations": 6,
+    "lr": 1e-2,
+    "dtype": "fp32",
+    "zero_stage": 0,
+    "offload_optimizer": "none",
+    "activation_checkpointing": False,
+    "device": "cpu",
+    "split": "80,20,0",
+    "eval_interval": 3,
+    "eval_iterations": 2,
+}
+SCHEMES = {
+    "engine": "cb+fe+sc",
+    "inter_grad_comp_rank": 2,
+    "grad_comp_rank": 2,
+    "grad_comp_warm_up": 0.2,
+    "save_interval": 3,
+}
+RUNS = {
+    "replicas": {"engine": "baseline"},
+    "shards": {"engine": "baseline", "dp": 1, "tp": 2},
+    "schemes": SCHEMES,
+    "continued": SCHEMES,
+    "bf16": {"engine": "cb", "inter_grad_comp_rank": 2, "dtype": "bf16"},
+    "four-stages": {"engine": "cb", "inter_grad_comp_rank": 2, "pp": 4, "dp": 1,
+                    "model": {**MODEL, "layers": 4}},
+    "unknown": {"engine": "baseline"},
+    "untied": {"engine": "cb+fe", "model": {**MODEL, "architecture": "llama"}},
+}  # fmt: skip
+
+
+def point_of(fields):
+    return STUDY.point_type(**{**COMMON, **fields})
+
+
+def write_run(folder, corpus, fields):
+    folder.mkdir()
+    point = point_of(fields)
+    run = {
+        "schema_version": 2,
+        "run_id": "test",
+        "study": STUDY.as_table(),
+        "point": point.model_dump(mode="json"),
+        "log": point.log_name,
+        "metrics": "metrics.jsonl",
+        "data_prefix": str(corpus),
+    }
+    config = PipelineTrainer().ds_config(point)
+    if folder.name == "unknown":
+        config["optimus_cc"] = {"inter_grad_compress": True}
+    (folder / "ds_config.json").write_text(json.dumps(config))
+    path = folder / "run.json"
+    path.write_text(json.dumps(run))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    parent = tmp_path_factory.mktemp("runs")
+    corpus = parent / "data" / "corpus"
+    corpus.parent.mkdir()
+    write_corpus(corpus)
+    words = []
+    for name, fields in RUNS.items():
+        path = write_run(parent / name, corpus, fields)
+        start = f"={parent / 'schemes' / 'checkpoints' / 'iteration-000003'}"
+        words.append(f"{free_port()}:{path}{start if name == 'continued' else ''}")
+    paths = python_path(ROOT, ROOT / "src")
+    run_ranks(WORKER, *words, num_ranks=4, PYTHONPATH=paths)
+    return parent
+
+
+@pytest.fixture
+def events(folders):
+    def read(name, kind="iteration"):
+        lines = (folders / name / "metrics.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+    return read
+
+
+def test_the_first_loss_is_that_of_guessing_and_it_falls(events):
+    for name in ("replicas", "schemes", "bf16", "four-stages"):
+        losses = [event["loss"] for event in events(name)]
+        assert losses[0] == pytest.approx(math.log(512), abs=0.3)
+        assert losses[-1] < losses[0] - 0.15
+
+
+def test_replicas_and_shards_train_the_same_model(events):
+    """Two replicas of a stage, or its two shards: the same weights, samples and sums."""
+    for one, other in zip(events("replicas"), events("shards"), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], abs=2e-4)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=2e-3)
+    evaluations = (events(name, "evaluation") for name in ("replicas", "shards"))
+    for one, other in zip(*evaluations, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], abs=2e-4)
+
+
+def test_schemes_train_another_model(events):
+    assert events("schemes")[-1]["loss"] != events("replicas")[-1]["loss"]
+
+
+def test_an_evaluation_is_its_perplexity_and_a_result_of_the_run(events):
+    first, last = events("schemes", "evaluation")
+    assert (first["iteration"], last["iteration"]) == (3, 6)
+    assert last["perplexity"] == pytest.approx(math.exp(last["loss"]))
+    assert last["tokens"] == 2 * 16 * 16
+    (end,) = events("schemes", "end")
+    assert end["validation_loss"] == last["loss"]
+    assert end["validation_perplexity"] == last["perplexity"]
+
+
+def test_a_continued_run_is_one_that_never_stopped(events):
+    """Bit for bit, with the queries and errors of every kind of compression."""
+    losses = [event["loss"] for event in events("schemes")]
+    assert [event["loss"] for event in events("continued")] == losses[3:]
+    (whole,), (continued,) = events("schemes", "end"), events("continued", "end")
+    for name in ("weights_sha256", "optimizer_sha256"):
+        assert whole[name] == continued[name]
+    assert whole["weights_sha256"] != events("replicas", "end")[0]["weights_sha256"]
+
+
+def test_bytes_of_an_iteration_are_those_of_its_messages(events):
+    """Two replicas of one link, four micro-batches of 2 x 16 tokens of 32 hidden units in fp32."""
+    message, pair = 4 * 2 * 16 * 32, 4 * 2 * (2 * 16 + 32)
+    for event in events("replicas"):
+        assert event["forward_bytes"] == event["backward_bytes"] == 2 * 4 * message
+    for event in events("schemes"):
+        assert event["forward_bytes"] == 2 * 4 * message
+        assert event["backward_bytes"] == 2 * (3 * message + pair)
+    embedding = 4 * 512 * 32
+    assert {e["embedding_bytes"] for e in events("schemes")} == {4 * embedding * 3 // 2}
+    assert {e["embedding_bytes"] for e in events("replicas")} == {4 * embedding}
+    (end,) = events("schemes", "end")
+    assert end["backward_mib"] == 6 * 2 * (3 * message + pair) / 2**20
+
+
+def test_gradients_are_compressed_after_the_warm_up(events):
+    sent = [event["gradients_bytes"] for event in events("schemes")]
+    assert sent[0] > 1.2 * sent[1]
+    assert len(set(sent[1:])) == 1
+
+
+def test_phases_add_up_to_the_iteration(events):
+    for event in events("replicas"):
+        parts = [event[f"{name}_ms"] for name in STUDY.phases]
+        assert all(part > 0 for part in parts)
+        assert sum(parts) <= event["iteration_ms"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("unknown", "optimus_cc: ['inter_grad_compress'] not known; settings are inter_grad_comp,"),
+        ("untied", "optimus_cc: emb_comm_opt = True: architecture 'llama' has no tied embedding"),
+    ],
+)
+def test_what_the_user_has_to_mend_is_named(folders, name, message):
+    assert (folders / name / "refused").read_text().startswith(message)
+    assert not (folders / name / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"zero_stage": 3}, "zero_stage = 3: --trainer megatron-pipeline runs without DeepSpeed"),
+        ({"offload_optimizer": "cpu"}, "offload_optimizer = 'cpu': --trainer megatron-pipeline"),
+        ({"dtype": "fp16"}, "dtype = 'fp16': --trainer megatron-pipeline has no loss scale"),
+        ({"dtype": "bf16", "grad_accum_dtype": "fp32"}, "grad_accum_dtype = 'fp32': "),
+        ({"pp": 4}, "pp = 4: 2 layers are not the same number for every stage"),
+    ],
+)
+def test_what_it_cannot_run_is_refused_with_a_remedy(fields, reason):
+    (found,) = PipelineTrainer().refuse(point_of({"engine": "baseline", **fields}))
+    assert found.startswith(reason)
+    assert "; give" in found
+
+
+def test_a_checkpoint_of_another_scheme_is_refused(folders):
+    given = type("Given", (), {"continue_from": folders / "schemes", "trainer_module": None})
+    reasons = PipelineTrainer.of(given).refuse(point_of({"engine": "baseline", "iterations": 9}))
+    assert reasons[0].startswith("engine = 'baseline': the checkpoint ")
+    assert "was saved with 'cb+fe+sc'" in reasons[0]
+
+
+def test_every_scheme_is_what_the_published_options_say():
+    for name in STUDY.engines:
+        block = PipelineTrainer().ds_config(point_of({"engine": name})).get("optimus_cc", {})
+        assert block.get("inter_grad_comp", False) == (name != "baseline")
+        assert block.get("use_error_feedback", False) == (
+            name not in ("baseline", "cb-without-lep")
+        )
+        assert block.get("emb_comm_opt", False) == ("fe" in name)
+        assert block.get("selective_grad_comp", False) == ("sc" in name)
+        if name != "baseline":
+            assert block["inter_grad_comp_rank"] == 12
+            assert block["inter_grad_comp_epilogue_only"] is True

@@ -1,0 +1,279 @@
+"""Rank of the tests on torch alone, not a test itself: four gloo ranks, all cases in one start.
+
+    python compression_worker.py OUT
+
+Writes ``OUT/RANK.pt``, results by name.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from torch import distributed as dist, nn
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+from torch.nn.parallel import DistributedDataParallel
+
+from optimus_cc import GradientReduction, Kind, Settings, SettingsError, Stage, Traffic
+from optimus_cc.embedding import Place, TiedEmbedding, make_group
+from optimus_cc.pipelining import CompressedStage
+from optimus_cc.selective import register_power_sgd
+
+HIDDEN, NARROW, TOKENS = 16, 4, 32
+CPU = torch.device("cpu")
+
+
+class Bottleneck(nn.Module):
+    """Hidden units through a narrow layer, so that its input's gradient has the narrow rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = nn.Linear(HIDDEN, NARROW)
+        self.up = nn.Linear(NARROW, HIDDEN)
+
+    def forward(self, x):
+        return torch.tanh(self.up(torch.tanh(self.down(x))))
+
+
+class Pipeline:
+    """A pipeline over some ranks, its data, and what its messages were."""
+
+    def __init__(self, ranks, settings, num_micro_batches, dtype=torch.float32, kind=Schedule1F1B):
+        """``ranks``: a process group of the pipeline's stages."""
+        self.stages, self.index = ranks.size(), ranks.rank()
+        torch.manual_seed(0)
+        modules = [Bottleneck().to(dtype) for _ in range(self.stages)]
+        self.module = modules[self.index]
+        self.traffic = Traffic()
+        self.stage = CompressedStage(
+            self.module, self.index, self.stages, CPU, settings, traffic=self.traffic, group=ranks
+        )
+        self.given, self.received = [], []
+        if dtype is torch.float32:
+            self._record()
+        self.schedule = kind(self.stage, num_micro_batches, loss_fn=nn.functional.mse_loss)
+        self.batch = (num_micro_batches * TOKENS, HIDDEN)
+        self.dtype = dtype
+
+    def _record(self):
+        compress, restore = self.stage.compressor.compress, self.stage.compressor.restore
+
+        def recorded_compress(gradient, in_epilogue, stream=0):
+            self.given.append(gradient.clone())
+            return compress(gradient, in_epilogue, stream)
+
+        def recorded_restore(*arguments):
+            gradient = restore(*arguments)
+            self.received.append(gradient.clone())
+            return gradient
+
+        self.stage.compressor.compress = recorded_compress
+        self.stage.compressor.restore = recorded_restore
+
+    def iteration(self, seed):
+        self.module.zero_grad()
+        data = torch.randn(2, *self.batch, generator=torch.Generator().manual_seed(seed))
+        inputs, targets = data.to(self.dtype)
+        arguments = (inputs,) if self.index == 0 else ()
+        last = self.index == self.stages - 1
+        losses = []
+        self.schedule.step(
+            *arguments, target=targets if last else None, losses=losses if last else None
+        )
+        return [loss.item() for loss in losses]
+
+    def run(self, iterations=2):
+        losses = [self.iteration(seed) for seed in range(iterations)]
+        sent = self.traffic.sent[Kind.BACKWARD]
+        return {
+            "stage": self.index,
+            "losses": losses,
+            "gradients": [p.grad.clone() for p in self.module.parameters()],
+            "messages": sent.messages,
+            "compressed": sent.compressed,
+            "bytes": sent.sent_bytes,
+            "forward_bytes": self.traffic.sent[Kind.FORWARD].sent_bytes,
+            "given": self.given,
+            "received": self.received,
+            "error": self.stage.compressor.error((TOKENS, HIDDEN)),
+        }
+
+
+def backward(rank, **settings):
+    return Settings(inter_grad_comp=True, inter_grad_comp_rank=rank, **settings)
+
+
+def pipelines(groups):
+    """Every case of backpropagation over two and four stages."""
+    four, two = groups["four"], groups["two"]
+    late = backward(2, inter_grad_comp_epilogue_only=True)
+    results = {
+        "whole": Pipeline(four, Settings(), 8).run(),
+        "full": Pipeline(four, backward(HIDDEN), 8).run(),
+        "narrow": Pipeline(four, backward(NARROW), 8).run(),
+        "below": Pipeline(four, backward(NARROW - 1), 8).run(),
+        "lep": Pipeline(four, backward(2, use_error_feedback=True), 8).run(),
+        "no-lep": Pipeline(four, backward(2), 8).run(),
+        "whole-bf16": Pipeline(four, Settings(), 8, torch.bfloat16).run(),
+        "narrow-bf16": Pipeline(four, backward(NARROW), 8, torch.bfloat16).run(),
+    }
+    for name, group in (("two", two), ("four", four)):
+        for count in (4, 5, 8):
+            results[f"late-{name}-{count}"] = Pipeline(group, late, count).run(1)
+        results[f"late-{name}-gpipe"] = Pipeline(group, late, 6, kind=ScheduleGPipe).run(1)
+    return results
+
+
+def refusals():
+    """What a stage of an interleaved schedule is told."""
+    try:
+        CompressedStage(Bottleneck(), 0, 8, CPU, backward(2))
+    except SettingsError as error:
+        return str(error)
+    return ""
+
+
+def tied_embedding(fused, shard, replica, stage, data_group, spans_shards=False):
+    """Reduce a gradient of whole numbers; ``spans_shards``: over other parts of the vocabulary."""
+    group = make_group(Place(0 if spans_shards else shard, replica, True), fused)
+    weight = nn.Parameter(torch.zeros(6, 4))
+    weight.grad = embedding_gradient(shard, replica, stage)
+    traffic = Traffic()
+    tied = TiedEmbedding(weight, group, fused)
+    place = Stage(stage, 2, data_group)
+    settings = Settings(emb_comm_opt=fused)
+    reduction = GradientReduction(
+        [weight], place, settings, num_iterations=1, tied=tied, traffic=traffic
+    )
+    reduction.reduce()
+    sent = traffic.sent
+    total = sent[Kind.GRADIENTS].sent_bytes + sent[Kind.EMBEDDING].sent_bytes
+    return {"gradient": weight.grad, "bytes": total, "numel": weight.numel()}
+
+
+def embedding_gradient(shard, replica, stage):
+    """Even whole numbers, so that their mean over two replicas is one too."""
+    generator = torch.Generator().manual_seed(100 * shard + 10 * replica + stage)
+    return 2.0 * torch.randint(-50, 50, (6, 4), generator=generator)
+
+
+def embeddings(rank, groups):
+    """Two shards by two stages, and two replicas by two stages."""
+    results = {}
+    stage, other = divmod(rank, 2)
+    for fused in (False, True):
+        name = "fused" if fused else "unfused"
+        alone = groups["alone"]
+        results[f"shards-{name}"] = tied_embedding(fused, other, 0, stage, alone)
+        results[f"replicas-{name}"] = tied_embedding(fused, 0, other, stage, groups["replicas"])
+    results["shards-spanned"] = tied_embedding(True, other, 0, stage, alone, spans_shards=True)
+    return results
+
+
+def local_gradient(rank, iteration):
+    generator = torch.Generator().manual_seed(1000 * iteration + rank)
+    return torch.randn((24, HIDDEN), generator=generator)
+
+
+def selective(rank, group, stage=0, iterations=6, dtype=torch.float32, **others):
+    """Reduce made-up gradients of two matrices and a vector for some iterations."""
+    settings = Settings(grad_comp=True, grad_comp_rank=3, grad_comp_warm_up=0.34, **others)
+    parameters = [nn.Parameter(torch.zeros(shape)) for shape in ((24, HIDDEN), (24, HIDDEN), (5,))]
+    parameters = [nn.Parameter(p.to(dtype)) for p in parameters]
+    traffic = Traffic()
+    reduction = GradientReduction(
+        parameters, Stage(stage, 2, group), settings, num_iterations=iterations, traffic=traffic
+    )
+    reduced, sent_bytes, compressed = [], [], []
+    for iteration in range(iterations):
+        for number, parameter in enumerate(parameters):
+            gradient = (local_gradient(rank, iteration) + number).to(dtype)
+            parameter.grad = gradient[:5, 0].clone() if number == 2 else gradient
+        traffic.reset()
+        reduction.reduce()
+        reduced.append([p.grad.clone() for p in parameters])
+        sent_bytes.append(traffic.sent[Kind.GRADIENTS].sent_bytes)
+        compressed.append(traffic.sent[Kind.GRADIENTS].compressed)
+    errors = reduction.state_dict()["power_sgd"]
+    return {
+        "reduced": reduced,
+        "bytes": sent_bytes,
+        "compressed": compressed,
+        "errors": errors and errors["errors"],
+    }
+
+
+def torch_hook(rank, group, query):
+    """The same gradients by torch's hook and by ours, both from one query."""
+    model = nn.Linear(HIDDEN, 24, bias=False)
+    whole = nn.parallel.DistributedDataParallel(model, process_group=group, bucket_cap_mb=1)
+    settings = Settings(
+        grad_comp=True, grad_comp_rank=3, grad_comp_warm_up=0.2, use_error_feedback=True
+    )
+    state = register_power_sgd(whole, settings, stage=0, num_iterations=10)
+    state.p_memory_dict[0] = torch.zeros(24 * 3)
+    state.q_memory_dict[0] = query.flatten().clone()
+    seen = []
+    for iteration in range(10):
+        model.weight.grad = None
+        # The gradient of this product's sum is what the rank is to reduce.
+        (whole(torch.eye(HIDDEN)) * local_gradient(rank, iteration).T).sum().backward()
+        seen.append(model.weight.grad.clone())
+    other = register_power_sgd(whole, Settings(), stage=0, num_iterations=10)
+    parameter = nn.Parameter(torch.zeros(24, HIDDEN))
+    reduction = GradientReduction([parameter], Stage(0, 2, group), settings, num_iterations=10)
+    reduction._power_sgd._low_rank._queries[(24, HIDDEN, "torch.float32")] = query[None].clone()
+    ours = []
+    for iteration in range(10):
+        parameter.grad = local_gradient(rank, iteration)
+        reduction.reduce()
+        ours.append(parameter.grad.clone())
+    return {"torch": seen, "ours": ours, "left_alone": other is None}
+
+
+def several_buckets(group):
+    """What a stage is told whose gradients torch would put into several buckets."""
+    model = DistributedDataParallel(nn.Linear(HIDDEN, 24), process_group=group)
+    try:
+        register_power_sgd(model, Settings(grad_comp=True), stage=0, num_iterations=10)
+    except SettingsError as error:
+        return str(error)
+    return ""
+
+
+def main(out):
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    rank = dist.get_rank()
+    pairs = dict.fromkeys(("two", "replicas", "alone"))
+    layouts = {
+        "two": ([0, 1], [2, 3]),
+        "replicas": ([0, 1], [2, 3]),
+        "alone": ([0], [1], [2], [3]),
+    }
+    for name, layout in layouts.items():
+        for ranks in layout:
+            group = dist.new_group(ranks)
+            if rank in ranks:
+                pairs[name] = group
+    groups = {**pairs, "four": dist.group.WORLD}
+    world = dist.group.WORLD
+    query = torch.randn((HIDDEN, 3), generator=torch.Generator().manual_seed(9))
+    feedback = {"use_error_feedback": True}
+    results = pipelines(groups) | embeddings(rank, groups)
+    results |= {
+        "interleaved": refusals(),
+        "sc": selective(rank, world, **feedback),
+        "sc-no-feedback": selective(rank, world),
+        "sc-bf16": selective(rank, world, dtype=torch.bfloat16, **feedback),
+        "sc-other-stage": selective(
+            rank, world, stage=1, selective_grad_comp=True, selective_grad_comp_way=1
+        ),
+        "torch-hook": torch_hook(rank, world, query),
+        "buckets": several_buckets(world),
+    }
+    torch.save(results, Path(out) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

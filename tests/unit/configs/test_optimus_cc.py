@@ -1,0 +1,57 @@
+"""The study of compressed communication: its models, schemes and sweeps."""
+
+import dataclasses
+
+import pytest
+
+from configs.study import load_study
+from configs.sweep import load_sweep, sweep_names
+from launch.trainers.pipeline import PipelineTrainer
+from optimus_cc import Settings
+
+STUDY = load_study("optimus-cc")
+TRAINER = PipelineTrainer()
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("gpt2-335M", 0.355e9), ("gpt2-2.5B", 2.40e9), ("gpt2-8.3B", 8.31e9)]
+)
+def test_the_published_models_have_the_parameters_of_a_gpt2(name, parameters):
+    """Vocabulary and positions included, of which the names leave some out."""
+    model, defaults = STUDY.load_model(name)
+    assert model.num_parameters(defaults["tp"]) == pytest.approx(parameters, rel=0.01)
+    point = STUDY.make_point({"model": name})
+    assert (point.num_ranks, point.accumulation) == (64, 32)
+
+
+def points(name, form):
+    sweep = load_sweep(name, STUDY)
+    return (sweep.small() if form == "tiny" else sweep).points(None)
+
+
+@pytest.mark.parametrize("form", ["full", "tiny"])
+@pytest.mark.parametrize("name", sweep_names(STUDY))
+def test_every_point_of_every_sweep_can_be_run(name, form):
+    found = points(name, form)
+    for point in found:
+        assert TRAINER.refuse(point) == []
+        block = TRAINER.ds_config(point).get("optimus_cc", {})
+        assert set(block) <= {field.name for field in dataclasses.fields(Settings)}
+        Settings(**block).check_stages(point.pp)
+        assert 0 < point.eval_interval <= point.iterations
+    engines = {point.engine for point in found}
+    assert len({point.seed for point in found if point.engine == STUDY.reference}) == 3
+    assert STUDY.reference in engines
+
+
+@pytest.mark.parametrize(("form", "rank", "stages"), [("full", 16, 3), ("tiny", 4, 1)])
+def test_the_schemes_sweep_compares_the_published_schemes(form, rank, stages):
+    found = points("schemes", form)
+    assert [point.engine for point in found[:5]] == list(STUDY.engines)
+    everything = TRAINER.ds_config(found[4])["optimus_cc"]
+    assert everything["inter_grad_comp_rank"] == rank
+    assert everything["selective_grad_comp_way"] == stages
+
+
+def test_every_engine_is_the_pipelines():
+    assert {engine.trainer for engine in STUDY.engines.values()} == {TRAINER.name}
