@@ -13,7 +13,12 @@ from typing import NoReturn
 
 from configs.errors import ConfigError
 from launch.trainer.ranks import Ranks, ranks_from_environment
-from launch.trainer.runfile import RunFile, read_run_file, with_tuned_config
+from launch.trainer.runfile import (
+    RunFile,
+    read_run_file,
+    require_token_files,
+    with_tuned_config,
+)
 
 
 def run_program(
@@ -21,6 +26,7 @@ def run_program(
     module: str,
     description: str | None,
     argv: list[str] | None = None,
+    require_data: Callable[[Path], Path] = require_token_files,
 ) -> int:
     """Read what a trainer is given on its command line, and train.
 
@@ -29,6 +35,7 @@ def run_program(
         module: the program's, as ``python -m`` takes it.
         description: what ``--help`` says of it.
         argv: the command line without its first word; None for the process's own.
+        require_data: looks whether the data at a prefix is there.
 
     Returns:
         Exit code: 0 after a finished run, 2 when the user has to mend something.
@@ -46,7 +53,7 @@ def run_program(
     )
     arguments = parser.parse_args(argv)
     try:
-        run = read_run_file(arguments.run_json, arguments.continue_from)
+        run = read_run_file(arguments.run_json, arguments.continue_from, require_data)
         if arguments.deepspeed_config is not None:
             run = with_tuned_config(run, arguments.deepspeed_config)
         ranks = ranks_from_environment(os.environ, arguments.local_rank)

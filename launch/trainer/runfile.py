@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,12 +52,37 @@ class RunFile:
         return isinstance(block, dict) and bool(block.get("enabled", False))
 
 
-def read_run_file(path: Path, continue_from: Path | None = None) -> RunFile:
+def require_token_files(prefix: Path) -> Path:
+    """The prefix of a ``.bin`` and an ``.idx`` of Megatron's that are there.
+
+    Raises:
+        ConfigError: one of them is not.
+    """
+    for suffix in (".bin", ".idx"):
+        path = prefix.with_name(prefix.name + suffix)
+        if not path.is_file():
+            raise ConfigError(
+                f"data_prefix = {prefix}: {path} is missing; make it with "
+                "'python -m dataset prepare' or give another prefix"
+            )
+    index = prefix.with_name(f"{prefix.name}.idx")
+    with index.open("rb") as file:
+        if file.read(len(INDEX_MAGIC)) != INDEX_MAGIC:
+            raise ConfigError(f"data_prefix = {prefix}: {index} is not an index of Megatron's")
+    return prefix
+
+
+def read_run_file(
+    path: Path,
+    continue_from: Path | None = None,
+    require_data: Callable[[Path], Path] = require_token_files,
+) -> RunFile:
     """Read ``run.json`` and the ``ds_config.json`` beside it.
 
     Args:
         path: ``run.json``.
         continue_from: folder of the checkpoint to begin at.
+        require_data: looks whether the data at a prefix is there.
 
     Raises:
         ConfigError: a file is missing or malformed, the two contradict each other, the data set is
@@ -80,7 +106,8 @@ def read_run_file(path: Path, continue_from: Path | None = None) -> RunFile:
         raise ConfigError(f"{path}: field 'point' is not a table of fields") from None
     run_dir = path.resolve().parent
     ds_config = _read_object(run_dir / "ds_config.json")
-    _require_agreement(run_dir / "ds_config.json", ds_config, point)
+    if ds_config or point.zero_stage:  # else the run goes without DeepSpeed
+        _require_agreement(run_dir / "ds_config.json", ds_config, point)
     metrics_path = run_dir / str(table.get("metrics", "metrics.jsonl"))
     if metrics_path.exists():
         raise ConfigError(
@@ -90,7 +117,7 @@ def read_run_file(path: Path, continue_from: Path | None = None) -> RunFile:
         run_dir=run_dir,
         point=point,
         ds_config=ds_config,
-        data_prefix=_require_data(Path(table["data_prefix"])),
+        data_prefix=require_data(Path(table["data_prefix"])),
         metrics_path=metrics_path,
         data_facts=_contents((table.get("provenance") or {}).get("data")),
         checkpoint=None if continue_from is None else find_checkpoint(continue_from),
@@ -175,18 +202,3 @@ def _require_agreement(path: Path, ds_config: dict[str, Any], point: Point) -> N
             raise ConfigError(
                 f"{path}: {field} = {found.get(field)!r}: run.json's point says {value}"
             )
-
-
-def _require_data(prefix: Path) -> Path:
-    for suffix in (".bin", ".idx"):
-        path = prefix.with_name(prefix.name + suffix)
-        if not path.is_file():
-            raise ConfigError(
-                f"data_prefix = {prefix}: {path} is missing; make it with "
-                "'python -m dataset prepare' or give another prefix"
-            )
-    index = prefix.with_name(f"{prefix.name}.idx")
-    with index.open("rb") as file:
-        if file.read(len(INDEX_MAGIC)) != INDEX_MAGIC:
-            raise ConfigError(f"data_prefix = {prefix}: {index} is not an index of Megatron's")
-    return prefix

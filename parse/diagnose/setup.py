@@ -56,7 +56,7 @@ class SetupWatcher(Watcher):
         # Of an unknown release it is told only when ranks did wait for each other in vain.
         if not covered and (version is not None or "collective-timeout" in self.run.steps_at):
             name = f"DeepSpeed {facts['version'].value}" if version else "DeepSpeed"
-            text = f"{experts.text} under stage 3 of {name}, no leaf modules in the log"
+            text = f"{experts.text} under ZeRO-3 of {name}, no leaf modules in the log"
             yield Illness("experts-without-leaf", experts.line, text)
 
     def _is_default(self, experts: Fact) -> bool:

@@ -51,14 +51,14 @@ SCHEMES = {
     "save_interval": 3,
 }
 RUNS = {
-    "replicas": {"engine": "baseline"},
-    "shards": {"engine": "baseline", "dp": 1, "tp": 2},
+    "replicas": {"engine": "uncompressed"},
+    "shards": {"engine": "uncompressed", "dp": 1, "tp": 2},
     "schemes": SCHEMES,
     "continued": SCHEMES,
     "bf16": {"engine": "cb", "inter_grad_comp_rank": 2, "dtype": "bf16"},
     "four-stages": {"engine": "cb", "inter_grad_comp_rank": 2, "pp": 4, "dp": 1,
                     "model": {**MODEL, "layers": 4}},
-    "unknown": {"engine": "baseline"},
+    "unknown": {"engine": "uncompressed"},
     "untied": {"engine": "cb+fe", "model": {**MODEL, "architecture": "llama"}},
 }  # fmt: skip
 
@@ -205,27 +205,27 @@ def test_what_the_user_has_to_mend_is_named(folders, name, message):
     ],
 )
 def test_what_it_cannot_run_is_refused_with_a_remedy(fields, reason):
-    (found,) = PipelineTrainer().refuse(point_of({"engine": "baseline", **fields}))
+    (found,) = PipelineTrainer().refuse(point_of({"engine": "uncompressed", **fields}))
     assert found.startswith(reason)
     assert "; give" in found
 
 
 def test_a_checkpoint_of_another_scheme_is_refused(folders):
     given = type("Given", (), {"continue_from": folders / "schemes", "trainer_module": None})
-    reasons = PipelineTrainer.of(given).refuse(point_of({"engine": "baseline", "iterations": 9}))
-    assert reasons[0].startswith("engine = 'baseline': the checkpoint ")
+    reasons = PipelineTrainer.of(given).refuse(point_of({"engine": "uncompressed", "iterations": 9}))
+    assert reasons[0].startswith("engine = 'uncompressed': the checkpoint ")
     assert "was saved with 'cb+fe+sc'" in reasons[0]
 
 
 def test_every_scheme_is_what_the_published_options_say():
     for name in STUDY.engines:
         block = PipelineTrainer().ds_config(point_of({"engine": name})).get("optimus_cc", {})
-        assert block.get("inter_grad_comp", False) == (name != "baseline")
+        assert block.get("inter_grad_comp", False) == (name != "uncompressed")
         assert block.get("use_error_feedback", False) == (
-            name not in ("baseline", "cb-without-lep")
+            name not in ("uncompressed", "cb-without-lep")
         )
         assert block.get("emb_comm_opt", False) == ("fe" in name)
         assert block.get("selective_grad_comp", False) == ("sc" in name)
-        if name != "baseline":
+        if name != "uncompressed":
             assert block["inter_grad_comp_rank"] == 12
             assert block["inter_grad_comp_epilogue_only"] is True

@@ -44,11 +44,11 @@ def strategy_of(config: Mapping[str, Any] | None, *, on_gpu: bool, num_ranks: in
     """What Lightning's ``Trainer`` gets as its strategy.
 
     Args:
-        config: DeepSpeed's; None to train without DeepSpeed.
+        config: DeepSpeed's; None or empty to train without DeepSpeed.
         on_gpu: whether the model lives on GPUs.
         num_ranks: processes of the run.
     """
-    if config is not None:
+    if config:
         kind = DeepSpeedStrategy if on_gpu else CpuDeepSpeedStrategy
         return kind(config=dict(config))
     if num_ranks == 1:

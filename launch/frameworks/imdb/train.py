@@ -5,57 +5,34 @@ RUN_JSON is a run folder's ``run.json``; ``ds_config.json`` lies beside it (docs
 
 from __future__ import annotations
 
-import argparse
-import faulthandler
-import json
 import logging
 import os
-import signal
-import sys
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
-from configs.schema import Point
-from configs.study import default_study, study_from
-from launch.trainer.ranks import Ranks, ranks_from_environment
-
-TENSORBOARD_VARIABLE, WANDB_VARIABLE = "DOS_TENSORBOARD", "DOS_WANDB_PROJECT"
-"""Set by the launcher for ``--tensorboard`` and ``--wandb PROJECT``."""
+from launch.trainer.program import answer_when_asked, leave, run_program
+from launch.trainer.ranks import Ranks
+from launch.trainer.runfile import RunFile
+from launch.trainer.scalars import TENSORBOARD_VARIABLE, WANDB_VARIABLE
 
 
-@dataclass(frozen=True)
-class Run:
-    """What one run needs to know, as its folder says it."""
-
-    folder: Path
-    point: Point
-    config: dict[str, Any] | None
-    """DeepSpeed's; None to train without DeepSpeed."""
-    data_prefix: str
-
-
-def read_run(run_json: Path) -> Run:
-    """Read ``run.json`` and the ``ds_config.json`` beside it.
+def require_reviews(prefix: Path) -> Path:
+    """The prefix of tokenized reviews that are there.
 
     Raises:
-        ConfigError: a file is missing or is not what the launcher writes.
+        ConfigError: they are not.
     """
-    try:
-        table = json.loads(run_json.read_text(encoding="utf-8"))
-        config = json.loads((run_json.parent / "ds_config.json").read_text(encoding="utf-8"))
-        study = study_from(table["study"], str(run_json)) if table["study"] else default_study()
-        point = study.make_point(table["point"], f"{run_json}: point")
-        return Run(run_json.resolve().parent, point, config or None, table["data_prefix"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{run_json}: not the run.json of a run ({error})") from None
+    manifest = prefix.with_name(f"{prefix.name}.manifest.json")
+    if not manifest.is_file():
+        raise ConfigError(f"data_prefix = {prefix}: {manifest} is missing; launch the run again")
+    return prefix
 
 
-def train(run: Run, ranks: Ranks) -> None:
+def train(run: RunFile, ranks: Ranks) -> None:
     """Train, evaluate and test one point, and write down what it came to.
 
     Raises:
@@ -73,10 +50,10 @@ def train(run: Run, ranks: Ranks) -> None:
 
     on_gpu = _prepare(run, ranks)
     pl.seed_everything(run.point.seed, workers=True, verbose=False)
-    reviews = files.read(run.data_prefix)
+    reviews = files.read(str(run.data_prefix))
     module, data = build(run, reviews)
     timing, norm = SecondsPerBatch(), GradientNorm()
-    with MetricsFile(run.folder / "metrics.jsonl" if ranks.is_first else None) as metrics:
+    with MetricsFile(run.metrics_path if ranks.is_first else None) as metrics:
         recorder = Recorder(run.point, metrics, timing, norm, _digests)
         loggers = loggers_of(run, os.environ)
         trainer = make_trainer(run, ranks, on_gpu, [timing, norm, recorder], loggers)
@@ -99,7 +76,7 @@ def train(run: Run, ranks: Ranks) -> None:
         metrics.write("end", {**end, **found})
 
 
-def build(run: Run, reviews: Any) -> tuple[Any, Any]:  # noqa: ANN401 - loaded late
+def build(run: RunFile, reviews: Any) -> tuple[Any, Any]:  # noqa: ANN401 - loaded late
     """Module and data of a point.
 
     Raises:
@@ -125,7 +102,7 @@ def build(run: Run, reviews: Any) -> tuple[Any, Any]:  # noqa: ANN401 - loaded l
         dropout=point.value("dropout"),
     )
     encoder = SentimentEncoder(model.vocab_size, reviews.pad_id, shape)
-    module = SentimentModule(encoder, point.lr, on_host=offloads_optimizer(run.config))
+    module = SentimentModule(encoder, point.lr, on_host=offloads_optimizer(run.ds_config))
     data = ReviewsData(
         reviews,
         point.micro_batch_size,
@@ -137,7 +114,7 @@ def build(run: Run, reviews: Any) -> tuple[Any, Any]:  # noqa: ANN401 - loaded l
 
 
 def make_trainer(
-    run: Run,
+    run: RunFile,
     ranks: Ranks,
     on_gpu: bool,
     callbacks: list[Any],
@@ -156,7 +133,7 @@ def make_trainer(
         accelerator="gpu" if on_gpu else "cpu",
         devices=local,
         num_nodes=max(1, ranks.num_ranks // local),
-        strategy=strategy_of(run.config, on_gpu=on_gpu, num_ranks=ranks.num_ranks),
+        strategy=strategy_of(run.ds_config, on_gpu=on_gpu, num_ranks=ranks.num_ranks),
         precision=precision,
         max_steps=point.iterations,
         max_epochs=-1,
@@ -165,7 +142,7 @@ def make_trainer(
         callbacks=[*callbacks, *([LearningRateMonitor()] if loggers else [])],
         logger=loggers or False,
         log_every_n_steps=1,
-        default_root_dir=run.folder,
+        default_root_dir=run.run_dir,
         num_sanity_val_steps=0,
         enable_checkpointing=False,
         enable_model_summary=False,
@@ -173,7 +150,7 @@ def make_trainer(
     )
 
 
-def loggers_of(run: Run, environment: Mapping[str, str]) -> list[Any]:
+def loggers_of(run: RunFile, environment: Mapping[str, str]) -> list[Any]:
     """Lightning's loggers that the launcher asked for; ``WANDB_MODE=offline`` needs no network.
 
     On the other ranks Lightning's loggers write nothing.
@@ -182,14 +159,14 @@ def loggers_of(run: Run, environment: Mapping[str, str]) -> list[Any]:
 
     found: list[Any] = []
     if environment.get(TENSORBOARD_VARIABLE):
-        found.append(TensorBoardLogger(run.folder, name="tensorboard", version=""))
+        found.append(TensorBoardLogger(run.run_dir, name="tensorboard", version=""))
     if project := environment.get(WANDB_VARIABLE):
-        name = f"{run.folder.parent.name}/{run.folder.name}"
-        found.append(WandbLogger(name=name, project=project, save_dir=run.folder))
+        name = f"{run.run_dir.parent.name}/{run.run_dir.name}"
+        found.append(WandbLogger(name=name, project=project, save_dir=run.run_dir))
     return found
 
 
-def _prepare(run: Run, ranks: Ranks) -> bool:
+def _prepare(run: RunFile, ranks: Ranks) -> bool:
     """Choose the device and ready the libraries; whether it is a GPU.
 
     Raises:
@@ -206,10 +183,10 @@ def _prepare(run: Run, ranks: Ranks) -> bool:
     # Advice on loader processes and on what Lightning's own dependencies will rename.
     warnings.filterwarnings("ignore", module=r"(lightning|torch|deepspeed)\.")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    if run.config is None:
+    if not run.ds_config:
         return device.type == "cuda"
     remember_cpu_info()
-    if "deep_optimizer_states" in run.config:
+    if "deep_optimizer_states" in run.ds_config:
         _install_plugin()
     return device.type == "cuda"
 
@@ -233,7 +210,7 @@ def _digests(model: Any) -> tuple[str | None, str | None]:  # noqa: ANN401 - Lig
 
 
 def _start_fields(
-    run: Run,
+    run: RunFile,
     parameters: int,
     device: str,
     reviews: Any,  # noqa: ANN401 - loaded late
@@ -252,30 +229,9 @@ def _start_fields(
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program in this process; 0 after a finished run, 2 when the user has to mend it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run_json", type=Path, help="run.json of a run folder")
-    parser.add_argument("--local_rank", "--local-rank", type=int, default=None)
-    given = parser.parse_args(argv)
-    try:
-        run = read_run(given.run_json)
-        ranks = ranks_from_environment(os.environ, given.local_rank)
-        ranks.require(run.point)
-        ranks.export(os.environ)
-        train(run, ranks)
-    except ConfigError as error:
-        if os.environ.get(Ranks.RANK_VARIABLE, "0") == "0":
-            sys.stderr.write(f"train: error: {error}\n")
-        return 2
-    return 0
+    return run_program(train, "launch.frameworks.imdb.train", __doc__, argv, require_reviews)
 
 
 if __name__ == "__main__":
-    # The launcher asks a run that hangs what it does; from here on there is an answer.
-    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
-    code = main()
-    if code == 0:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # The interpreter's own end now and then aborts with gloo, after all work is done.
-        os._exit(0)
-    sys.exit(code)
+    answer_when_asked()
+    leave(main())

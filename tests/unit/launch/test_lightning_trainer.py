@@ -13,10 +13,11 @@ from launch.data import look_at
 from launch.describe import describe
 from launch.fit.machine import Machine
 from launch.frameworks.imdb import files
-from launch.frameworks.imdb.train import Run, loggers_of, read_run
+from launch.frameworks.imdb.train import loggers_of, require_reviews
 from launch.records.files import write_json
 from launch.records.run_folder import RunFolder
 from launch.task import RunOptions, Task
+from launch.trainer.runfile import RunFile, read_run_file
 from launch.trainers import lightning, trainer_of
 from launch.trainers.lightning import LightningTrainer
 
@@ -100,12 +101,17 @@ def test_lightnings_own_keys_are_left_to_it():
         ({"data_prefix": "/mine"}, "data_prefix = '/mine': .* give 'synthetic-reviews' or 'imdb"),
         ({"tp": 2}, "tp = 2: .* give tp = 1"),
         ({"pp": 2}, "pp = 2: .* give pp = 1"),
-        ({"zero_stage": 0}, "zero_stage = 0"),
     ],
 )
 def test_what_it_cannot_run_is_refused_with_the_remedy(fields, message):
     [reason, *_] = TRAINER.refuse(point(**fields))
     assert re.match(message, reason)
+
+
+def test_a_stage_beside_a_strategy_that_has_its_own_is_refused():
+    with pytest.raises(ConfigError, match="zero_stage = 2: engine 'no-deepspeed' has zero_stage"):
+        point(zero_stage=2)
+    assert point(engine="deepspeed-dictionary").zero_stage == 2
 
 
 def test_another_studys_point_is_refused_for_its_fields():
@@ -158,24 +164,21 @@ def test_it_has_ended_when_its_metrics_say_so(tmp_path):
 
 def test_a_run_is_read_back_as_the_launcher_wrote_it(tmp_path):
     made = point(engine="no-deepspeed", seed=5)
+    prefix = tmp_path / "reviews"
     table = {
+        "schema_version": 2,
         "point": made.model_dump(mode="json"),
         "study": STUDY.as_table(),
-        "data_prefix": "/data",
+        "data_prefix": str(prefix),
     }
     write_json(tmp_path / "run.json", table)
     write_json(tmp_path / "ds_config.json", TRAINER.ds_config(made))
-    run = read_run(tmp_path / "run.json")
-    assert (run.point, run.config, run.data_prefix) == (made, None, "/data")
-    assert read_run(tmp_path / "run.json").folder == tmp_path.resolve()
-
-
-@pytest.mark.parametrize("content", [None, "", "[]", "{}"])
-def test_another_file_than_a_runs_is_told_in_a_sentence(tmp_path, content):
-    if content is not None:
-        (tmp_path / "run.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"not the run\.json of a run"):
-        read_run(tmp_path / "run.json")
+    with pytest.raises(ConfigError, match=r"reviews\.manifest\.json is missing"):
+        read_run_file(tmp_path / "run.json", None, require_reviews)
+    write_json(tmp_path / "reviews.manifest.json", {})
+    run = read_run_file(tmp_path / "run.json", None, require_reviews)
+    assert (run.point, run.ds_config, run.data_prefix) == (made, {}, prefix)
+    assert run.run_dir == tmp_path.resolve()
 
 
 class TestLoggers:
@@ -186,7 +189,8 @@ class TestLoggers:
                 f"lightning.pytorch.loggers.{name}",
                 lambda *_, kind=name, **options: made.append((kind, options)) or kind,
             )
-        run = Run(tmp_path / "stem" / "run-001", point(), None, "/data")
+        folder = tmp_path / "stem" / "run-001"
+        run = RunFile(folder, point(), {}, tmp_path / "reviews", folder / "metrics.jsonl")
         return loggers_of(run, environment), made
 
     def test_none_unasked(self, monkeypatch, tmp_path):
