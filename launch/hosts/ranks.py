@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from random import SystemRandom
 
+from configs.errors import ConfigError
 from deep_optimizer_states.cores import usable_cores
 from launch.process.extensions import EXTENSIONS_VARIABLE, extensions_folder
 from launch.records.files import ROOT
 
+_KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_PORT = 10_000
+"""Lower ones belong to services more often."""
 TRAINER_MODULE = "launch.pretrain_gpt"
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port that nobody listens on now.
+
+    The kernel would give one of its own range, and give it again to any process that asks before
+    the ranks, which start seconds later, listen on it. So it is drawn from below that range.
+    """
+    try:
+        end = int(_KERNELS_PORTS.read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        end = 0
+    tries = 20 if end > _FIRST_PORT else 0
+    below = [SystemRandom().randrange(_FIRST_PORT, end) for _ in range(tries)]
+    for port in [*below, 0]:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found: int = probe.getsockname()[1]
+            return found
+    raise ConfigError("no TCP port of 127.0.0.1 can be bound, and ranks meet at one")
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from launch.hosts.ranks import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKES = ROOT / "tests" / "unit" / "launch" / "fakes"
@@ -116,12 +117,6 @@ def empty_data(tmp_path):
     return ["--data-prefix", str(prefix), "--trainer-module", "fake_trainer", "--device", "cpu"]
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return str(probe.getsockname()[1])
-
-
 def test_srun_starts_one_launcher_a_node(tmp_path, empty_data):
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
     env = environment(PYTHONPATH=PATHS, FAKE_TRAINER="ok", **job)
@@ -141,7 +136,7 @@ def test_srun_starts_one_launcher_a_node(tmp_path, empty_data):
 
 
 def test_nodes_that_are_started_by_hand_find_each_other(tmp_path, empty_data):
-    words = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", free_port()]
+    words = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     words += empty_data
     env = environment(PYTHONPATH=PATHS, FAKE_TRAINER="ok")
     nodes = [

@@ -212,7 +212,9 @@ def test_what_it_cannot_run_is_refused_with_a_remedy(fields, reason):
 
 def test_a_checkpoint_of_another_scheme_is_refused(folders):
     given = type("Given", (), {"continue_from": folders / "schemes", "trainer_module": None})
-    reasons = PipelineTrainer.of(given).refuse(point_of({"engine": "uncompressed", "iterations": 9}))
+    reasons = PipelineTrainer.of(given).refuse(
+        point_of({"engine": "uncompressed", "iterations": 9})
+    )
     assert reasons[0].startswith("engine = 'uncompressed': the checkpoint ")
     assert "was saved with 'cb+fe+sc'" in reasons[0]
 

@@ -7,23 +7,17 @@ a second time. What the launchers do is tested where they are meant (``test_laun
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 
 from processes import wait_for
 
+from launch.hosts.ranks import free_port
+
 _LAST_CHARACTERS = 6000
 _FOR_EVER_S = 1e9
 """Nothing is waited for here for longer than the test's own limit allows."""
-
-
-def free_port():
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def rank_environment(rank, num_ranks, port):

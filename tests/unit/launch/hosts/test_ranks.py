@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 from deep_optimizer_states.cores import usable_cores
+from launch.hosts import ranks
 from launch.hosts.ranks import (
     Program,
     free_port,
@@ -59,6 +60,17 @@ def test_tools_of_the_environment_come_first():
 def test_a_free_port_can_be_bound():
     with socket.socket() as server:
         server.bind(("127.0.0.1", free_port()))
+
+
+def test_a_free_port_is_none_that_the_kernel_gives_to_others_meanwhile(monkeypatch, tmp_path):
+    kernels = tmp_path / "ip_local_port_range"
+    kernels.write_text("20000\t60999\n")
+    monkeypatch.setattr(ranks, "_KERNELS_PORTS", kernels)
+    assert {10_000 <= free_port() < 20_000 for _ in range(50)} == {True}
+    for text in ("1024 65535", "", "no numbers"):  # nothing lies below, or nothing is known
+        kernels.write_text(text)
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", free_port()))
 
 
 def test_a_machine_that_only_starts_ranks_elsewhere_sets_no_threads():

@@ -19,7 +19,13 @@ MODEL = {
 
 def point(**fields):
     study = load_study("optimus-cc")
-    common = {"model": MODEL, "engine": "uncompressed", "iterations": 10, "lr": 0.1, "clip_grad": 0.0}
+    common = {
+        "model": MODEL,
+        "engine": "uncompressed",
+        "iterations": 10,
+        "lr": 0.1,
+        "clip_grad": 0.0,
+    }
     return study.point_type(**{**common, **fields})
 
 
