@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from deep_optimizer_states.predict.memory import setting as setting_module
 from deep_optimizer_states.predict.memory.activations import layer_bytes, loss_bytes
 from deep_optimizer_states.predict.memory.architecture import architecture_of
 from deep_optimizer_states.predict.memory.arrays import Moment, arrays_of
@@ -209,3 +210,15 @@ def test_a_configuration_says_what_a_setting_is():
 def test_settings_that_cannot_be_are_refused(fields, message):
     with pytest.raises(WorkloadError, match=message):
         of(**fields)
+
+
+def test_tiles_are_apart_as_the_engine_sets_them_apart():
+    """The engine's own figure lies where torch is imported, which predictions never do."""
+    from deep_optimizer_states.zero3 import gathers
+
+    assert setting_module.MOST_APART == gathers.MOST_APART
+    ours = of(optimizer_at="cpu", plugin=Plugin("all-device"))
+    parts = [tile.numel for tile in ours.persistent]
+    assert parts == [1024] * (2 * 12 + 1)  # the norms
+    lengths = {tile.numel for tile in ours.schedule.tiles if tile.numel > 1024}
+    assert max(lengths) < 2 * max(MODEL.layers[0].numel, 4096 * 1024)
