@@ -62,6 +62,9 @@ def workloads(draw, engines=("zero3-0.13", "async-0.13", "paper", "zero3", "ours
 
 
 EVEN = Workload(SHAPE, stride=1, tile_numel=2**16, subgroup_numels=(10**6,) * 5)
+LONGER_THAN_THE_MODEL = dataclasses.replace(
+    EVEN, issues_all_first=True, tile_numel=2**20, subgroup_numels=(10**7,) * 28
+)
 SLOW = dataclasses.replace(
     BASE.rates,
     h2d_bytes_per_s=46_097_216_024.0,
@@ -114,6 +117,7 @@ def test_the_chosen_policy_is_about_the_fastest(workload, machine):
 
 
 @settings(max_examples=60, deadline=None)
+@example(LONGER_THAN_THE_MODEL, BASE, True)
 @given(workloads(engines=("ours",)), machines(), st.sampled_from([None, False, True]))
 def test_no_stride_is_better_than_the_one_that_is_found(workload, machine, forward):
     """Against every stride, one by one; ``forward`` says whether one is known and just in time."""

@@ -227,10 +227,11 @@ def hidden_s(workload: Workload, phases: Phases, run: UpdateRun) -> float:
     """
     ready = _ready_by_element(schedule_of(workload, workload.policy), run)
     ends, total, tile = _layer_ends(workload), sum(workload.subgroups), 0
+    ends[-1] = total  # what lies behind the model's own tensors is waited for as well
     clock, needed = _forward_begins_s(workload, run), 0.0
     last = len(ends) - 1
     for layer, end in enumerate(ends):
-        while tile < len(ready) and ready[tile][0] < min(end, total):
+        while tile < len(ready) and ready[tile][0] < end:
             needed = max(needed, ready[tile][1])
             tile += 1
         clock = max(clock, needed) + (phases.layer_s if 0 < layer < last else 0.0)
