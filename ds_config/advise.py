@@ -189,9 +189,10 @@ def _as_text(
     room: Room,
 ) -> str:
     model = task.architecture
+    ranks = f"{room.gpus} rank{'s'[: room.gpus > 1]}"
     gpu = f"{room.device_bytes / GIB:.0f} GiB a GPU" if room.device_bytes else "no GPU"
     lines = [
-        f"{model.name}: {model.numel / 1e9:.2f}e9 parameters on {room.gpus} ranks, {gpu}, "
+        f"{model.name}: {model.numel / 1e9:.2f}e9 parameters on {ranks}, {gpu}, "
         f"{room.host_bytes / GIB:.0f} GiB of host memory for {room.ranks_a_node} of them",
         "Predicted, not run. GiB of one rank: device, host; while it loads, trains, saves.",
         "",
