@@ -211,7 +211,8 @@ def test_what_it_cannot_run_is_refused_with_a_remedy(fields, reason):
 
 
 def test_a_checkpoint_of_another_scheme_is_refused(folders):
-    given = type("Given", (), {"continue_from": folders / "schemes", "trainer_module": None})
+    options = {"trainer_module": None, "deepspeed_config": None}
+    given = type("Given", (), {"continue_from": folders / "schemes", **options})
     reasons = PipelineTrainer.of(given).refuse(
         point_of({"engine": "uncompressed", "iterations": 9})
     )

@@ -99,9 +99,9 @@ def test_a_run_that_goes_on_ends_as_if_it_had_never_stopped(alone, name):
 def test_only_what_is_whole_has_a_checkpoints_name(alone, folder):
     checkpoints = folder / "stock" / "checkpoints"
     assert "error" not in alone["stock"]
-    assert (checkpoints / "latest").read_text() == "iteration-000004"
+    assert (checkpoints / "latest").read_text() == "iteration-000005"
     names = {path.name for path in checkpoints.iterdir() if path.is_dir()}
-    assert names == {"iteration-000002", "iteration-000004"}
+    assert names == {"iteration-000002", "iteration-000004", "iteration-000005"}
     assert not list(checkpoints.rglob("*.new"))
 
 
@@ -123,7 +123,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(alone, corpus, folder, tmp_path
     middle = len(whole) // 2
     file.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
     run = write_run(tmp_path, corpus, {"iterations": ITERATIONS})
-    done = launch(run, "--continue-from", str(tmp_path))
+    done = launch(run, "--continue-from", str(file.parent))
     assert done.returncode == 2
     (line,) = [line for line in done.stdout.splitlines() if "error:" in line]
     assert f"the checkpoint is damaged: {file}: " in line
