@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 from xml.sax.saxutils import escape
 
+import numpy as np
 from matplotlib import style as styles
 from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 from matplotlib.ticker import FixedLocator
+from matplotlib.transforms import Bbox
 
 from plots.style import SOURCE_STYLES, STYLE_FILE
 from plots.tables import PlotError
@@ -24,6 +28,10 @@ WIDTH_INCHES = 6.4
 FORMATS = ("png", "pdf", "svg")
 INSIDE = "inside"
 """Group of texts that are shown only where the bar around them has room."""
+BESIDE = "beside"
+"""Group of texts that are moved around their mark, or hidden, so that they cover nothing."""
+_AROUND = ((6, 3), (6, -7), (-6, 3), (-6, -7), (0, 8), (0, -12), (6, 10), (6, -14), (-6, -14))
+"""Where such a text may stand, in points from its mark."""
 _PAGE_INCHES = 10.0
 """Height of the panels of a page; a figure with more of them has several pages."""
 _NOTE_CHARACTERS = 112
@@ -186,6 +194,7 @@ def settle(figure: Figure) -> None:
         figure.draw_without_rendering()
         for ax in figure.axes:
             _hide_what_does_not_fit(ax)
+            _keep_apart(ax)
         figure.set_layout_engine("none")
         # Names that are aligned look at every other panel in each draw: minutes for forty panels.
         for ax in figure.axes:
@@ -201,6 +210,35 @@ def _hide_what_does_not_fit(ax: Axes) -> None:
         own = text.get_window_extent()
         centre = (own.x0 + own.x1) / 2, (own.y0 + own.y1) / 2
         text.set_visible(any(b.contains(*centre) and b.width > 1.1 * own.width for b in boxes))
+
+
+def _keep_apart(ax: Axes) -> None:
+    """Put the name of each mark where it covers nothing, and hide one that has no such place."""
+    scale = ax.figure.dpi / 72
+    taken = []
+    for marks in ax.collections:
+        if not isinstance(marks, PathCollection):
+            continue
+        places = np.atleast_2d(np.asarray(marks.get_offsets()))
+        for at, size in zip(places, marks.get_sizes(), strict=False):
+            half = math.sqrt(size) / 2 * scale
+            x, y = ax.transData.transform(at)
+            taken.append(Bbox.from_extents(x - half, y - half, x + half, y + half))
+    # Left of the axes stand the names of ticks, right of them nothing up to the next panel.
+    leftmost, rightmost = ax.bbox.x0, ax.bbox.x1 + 8 * scale
+    for name in ax.texts:
+        if not isinstance(name, Annotation) or name.get_gid() != BESIDE:
+            continue
+        for across, up in _AROUND:
+            name.xyann = (across, up)
+            name.set_horizontalalignment("left" if across > 0 else "right" if across else "center")
+            box = name.get_window_extent()
+            inside = leftmost <= box.x0 and box.x1 <= rightmost
+            if inside and not any(box.overlaps(other) for other in taken):
+                taken.append(box)
+                break
+        else:
+            name.set_visible(False)
 
 
 def _part(ax: Axes) -> None:

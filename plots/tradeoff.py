@@ -7,7 +7,6 @@ rate and a row of the other quantity with the same label are one mark, hollow an
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from configs.naming import Namer
 from configs.study import Figure as FigureRow, Study
-from plots.canvas import plain, sheet
+from plots.canvas import BESIDE, plain, sheet
 from plots.observations import fields_of
 from plots.results import published
 from plots.style import Look, Looks
@@ -29,8 +28,6 @@ _PANEL_INCHES = 3.0
 _PUBLISHED = "published by others"
 _DERIVED = ("accumulation",)
 """Settings that follow from others that vary with them."""
-_OFFSETS = ((6, 3), (6, -8))
-"""Of the names from their marks, in turn, in points."""
 _WIDEST_LINEAR = 8.0
 """A largest value so many times the smallest gets a logarithmic axis."""
 
@@ -113,7 +110,7 @@ def panels(tables: Tables, figure: FigureRow) -> tuple[list[tuple[str, list[Mark
 
 def _draw_panel(ax: Axes, marks: Sequence[Mark], cost: Quantity, rate: Quantity) -> None:
     scales = cost.scale(m.cost for m in marks), rate.scale(m.rate for m in marks)
-    for mark, offset in zip(marks, itertools.cycle(_OFFSETS), strict=False):
+    for mark in marks:
         style = mark.look.alone if mark.look else None
         at = mark.cost / scales[0].divisor, mark.rate / scales[1].divisor
         ax.scatter(
@@ -127,8 +124,8 @@ def _draw_panel(ax: Axes, marks: Sequence[Mark], cost: Quantity, rate: Quantity)
             zorder=3,
         )  # fmt: skip
         ax.annotate(
-            plain(mark.name.removeprefix("published: ")), at, xytext=offset,
-            textcoords="offset points", fontsize=5.5, ha="left" if offset[0] > 0 else "right",
+            plain(mark.name.removeprefix("published: ")), at, xytext=(0, 0),
+            textcoords="offset points", fontsize=5.5, gid=BESIDE,
             color="0.4" if style is None else "black",
         )  # fmt: skip
     for axis, values, label in (
@@ -157,6 +154,7 @@ def _notes(
     counts = {mark.num_runs for mark in marks if mark.look}
     notes = ["a mark a point" if counts == {1} else "a mark a point, the median of its runs"]
     notes += [f"{', '.join(usual)} where a mark says nothing else"] if usual else []
+    notes.append("names without room are left out")
     notes.append("rate of the median iteration after the warm-up, cost at its peak")
     if any(mark.look is None for mark in marks):
         notes.append("hollow: published by others, on other hardware and data; not measured here")

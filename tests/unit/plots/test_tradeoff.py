@@ -1,9 +1,12 @@
 """A rate against memory: marks of points, published ones beside and told apart."""
 
+import itertools
+
 import pytest
 
 from configs.study import load_study
 from plots import tradeoff
+from plots.canvas import BESIDE, settle
 from plots.registry import figures
 from plots.tables import PlotError, read_tables
 
@@ -112,3 +115,18 @@ def test_the_figure_says_what_was_published_and_draws_it_hollow(tables):
 def test_nothing_to_draw_is_told(tables):
     with pytest.raises(PlotError, match="no run has samples_per_s and max_allocated_gib or host"):
         FIGURE.draw(tables(run("stage-2", 9.0, "")))
+
+
+def test_names_cover_neither_marks_nor_each_other_and_those_without_room_are_hidden(tables):
+    engines = ("stage-1", "stage-2", "stage-3", "stage-1-offload", "stage-2-offload")
+    close = [run(engine, 9.0 + 0.01 * n, 0.5) for n, engine in enumerate(engines)]
+    alone = run("stage-1", 3.0, 0.9)
+    [drawn] = FIGURE.draw(tables(*close, *close, *close, alone))
+    settle(drawn)
+    texts = [text for ax in drawn.axes for text in ax.texts if text.get_gid() == BESIDE]
+    shown = [text for text in texts if text.get_visible()]
+    assert 0 < len(shown) < len(texts)
+    assert [text.get_visible() for text in texts if text.xy == (0.9, 3.0)] == [True]
+    boxes = [text.get_window_extent() for text in shown]
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    assert "names without room are left out" in " ".join(drawn.get_supxlabel().split())
