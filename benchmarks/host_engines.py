@@ -12,9 +12,9 @@ import torch
 
 import deep_optimizer_states
 from benchmarks.host_passes import BETAS, LR, WEIGHT_DECAY
-from benchmarks.process import free_port
 from benchmarks.timing import Times
 from deep_optimizer_states.state_reader import read_state
+from launch.hosts.ranks import free_port
 
 _OURS: dict[str, Any] = {"enabled": True, "just_in_time_forward": False}
 BLOCKS: dict[str, dict[str, Any]] = {

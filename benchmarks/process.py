@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -98,10 +97,3 @@ def explain_status(status: int | None, limit_s: float, log_path: Path) -> str:
     if status < 0:
         return f"ended by {signal.Signals(-status).name}: {last[-_LAST_CHARACTERS:]}"
     return f"ended with status {status}: {last[-_LAST_CHARACTERS:]}"
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -21,7 +21,7 @@ from deep_optimizer_states.predict.memory.architecture import (
 )
 from deep_optimizer_states.predict.memory.peaks import GIB
 from deep_optimizer_states.predict.model import ModelShape, load_model, model_names
-from ds_config.attempts import Attempts, UnrunnableError
+from ds_config.attempts import Attempts, UnrunnableError, ended_like_ctrl_c
 from ds_config.ladder import Room, Rung, Task, chosen, ladder
 from ds_config.notes import notes_of
 
@@ -79,7 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
         tried: list[dict[str, str]] = []
         if arguments.attempt is not None:
             attempts = Attempts(arguments.attempt, arguments.model, task, arguments.try_seconds)
-            best, tried = attempts.climb(rungs, best, arguments.order)
+            with ended_like_ctrl_c():
+                best, tried = attempts.climb(rungs, best, arguments.order)
         if best is not None and arguments.out:
             _write(arguments.out, rungs[best].config)
     except KeyboardInterrupt:

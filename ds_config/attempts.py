@@ -158,6 +158,16 @@ class Attempts:
         return [sys.executable, "-m", "launch.run", "tiny", *flags, "--no-memory-check", "--share"]
 
 
+@contextlib.contextmanager
+def ended_like_ctrl_c() -> Iterator[None]:
+    """Take SIGTERM for Ctrl-C, so that a run that was started is ended with this process."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _engine_of(config: dict[str, Any]) -> str:
     """The engine of the default study that updates as a configuration says."""
     study = default_study()

@@ -44,8 +44,14 @@ def register(commands: Any) -> None:  # noqa: ANN401 - argparse's class is not p
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    # The project's own page is written anew; no other file is ever written over.
+    mode = "w" if arguments.out.resolve() == FILE else "x"
     try:
-        arguments.out.write_text(guide(), encoding="utf-8")
+        with arguments.out.open(mode, encoding="utf-8") as file:
+            file.write(guide())
+    except FileExistsError:
+        sys.stderr.write(f"ds_config guide: error: --out {arguments.out}: is already there\n")
+        return 2
     except OSError as error:
         sys.stderr.write(f"ds_config guide: error: {arguments.out}: {error.strerror}\n")
         return 2

@@ -22,11 +22,11 @@ from launch.cli import Parser, count, run_command, say
 from launch.hosts.ranks import Program, free_port, ranks_command, ranks_environment
 from launch.records.files import read_json, write_json
 from launch.trainer.checkpoint_files import FOLDER, Checkpoint, find_checkpoint
+from launch.trainer.performance import RESULT, WARMUP_BATCHES
+from launch.trainers.limits import PLUGIN_BLOCK
 
 _MODULE = "launch.trainer.performance"
-_RESULT = "performance.json"
-_PLUGIN = "deep_optimizer_states"
-_WARMUP_BATCHES = 2
+_ERROR = "performance: error: "
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +69,7 @@ def _evaluate(
     """Start the ranks; None when they failed, after their last words."""
     num_ranks = _write_run(checkpoint, scratch, options)
     run_json = scratch / "run.json"
-    program = Program(_MODULE, (str(run_json), str(checkpoint.path)), run_json)
+    program = Program(_MODULE, (str(run_json), "--continue-from", str(checkpoint.path)), run_json)
     port = free_port()
     done = subprocess.run(
         ranks_command(program, num_ranks, port),
@@ -78,13 +78,13 @@ def _evaluate(
         text=True,
         check=False,
     )
-    result = scratch / _RESULT
+    result = scratch / RESULT
     if done.returncode == 0 and result.is_file():
         return read_json(result)
     lines = (done.stderr or done.stdout).strip().splitlines()
-    errors = [line for line in lines if line.startswith("error: ")]
+    errors = [line for line in lines if line.startswith(_ERROR)]
     if errors:
-        raise ConfigError(errors[0].removeprefix("error: "))
+        raise ConfigError(errors[0].removeprefix(_ERROR))
     sys.stderr.write("\n".join(lines[-20:]) + f"\nevaluation failed, exit code {done.returncode}\n")
     return None
 
@@ -94,6 +94,11 @@ def _write_run(checkpoint: Checkpoint, scratch: Path, options: argparse.Namespac
     folder = checkpoint.path.parent.parent
     if checkpoint.path.parent.name != FOLDER or not (folder / "run.json").is_file():
         raise ConfigError(f"{checkpoint.path}: lies in no run's folder; give RUN/{FOLDER}/NAME")
+    if not any(checkpoint.path.glob("*model_states.pt")):
+        raise ConfigError(
+            f"{checkpoint.path}: not a checkpoint of DeepSpeed, which alone is measured; a run of "
+            "another trainer evaluates while it trains (--eval-interval)"
+        )
     run, ds_config = read_json(folder / "run.json"), read_json(folder / "ds_config.json")
     size = options.batch_size or checkpoint.point["micro_batch_size"]
     samples = size * checkpoint.point["dp"]
@@ -102,13 +107,13 @@ def _write_run(checkpoint: Checkpoint, scratch: Path, options: argparse.Namespac
         "global_batch_size": samples,
         "iterations": 1,
         "eval_interval": 1,
-        "eval_iterations": options.batches + _WARMUP_BATCHES,
+        "eval_iterations": options.batches + WARMUP_BATCHES,
         "save_interval": 0,
     }
     if options.data_prefix:
         run["data_prefix"] = str(Path(options.data_prefix).resolve())
     ds_config |= {"train_batch_size": samples, "train_micro_batch_size_per_gpu": size}
-    ds_config.pop(_PLUGIN, None)  # it takes part in updates alone
+    ds_config.pop(PLUGIN_BLOCK, None)  # it takes part in updates alone
     ds_config |= {"wall_clock_breakdown": False, "memory_breakdown": False}
     write_json(scratch / "run.json", run)
     write_json(scratch / "ds_config.json", ds_config)

@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.process import SOURCE_FOLDER, free_port
+from benchmarks.process import SOURCE_FOLDER
+from launch.hosts.ranks import free_port
 
 LARGE_WIDTH, SMALL_WIDTH = 2048, 256
 """Of the model's six layers in the second size; 25 and 0.4 million parameters."""

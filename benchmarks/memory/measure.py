@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.memory.cases import key_of, name_of
-from benchmarks.process import SOURCE_FOLDER, free_port
+from benchmarks.process import SOURCE_FOLDER
+from launch.hosts.ranks import free_port
 
 LIMIT_S = 600
 ALLOCATOR = {

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from configs.errors import ConfigError
+
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout: ranks and tools run from here."""
 
@@ -41,6 +43,23 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def read_given_json(path: Path) -> dict[str, Any]:
+    """The object in a file that has to be there.
+
+    Raises:
+        ConfigError: it cannot be read, or holds no JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    return value
 
 
 def last_lines(path: Path, count: int = 20, read_bytes: int = 65_536) -> list[str]:

@@ -89,5 +89,5 @@ def reserved_peak_gib() -> float | None:
         status = Path("/proc/self/status").read_text(encoding="ascii")
     except OSError:
         return None
-    [kib] = [line.split()[1] for line in status.splitlines() if line.startswith("VmPeak:")]
-    return int(kib) / 2**20
+    found = [line.split()[1] for line in status.splitlines() if line.startswith("VmPeak:")]
+    return int(found[0]) / 2**20 if found else None

@@ -17,7 +17,7 @@ from launch.trainer.checkpoint import load_checkpoint, save_checkpoint
 from launch.trainer.clock import PeakMemory, PhaseClock, reserved_peak_gib
 from launch.trainer.data import MicroBatch, MicroBatches, build_samples
 from launch.trainer.digest import state_digests
-from launch.trainer.metrics import MetricsFile, finite_or_none, iteration_fields
+from launch.trainer.metrics import MetricsFile, evaluation_fields, iteration_fields
 from launch.trainer.model import (
     ParallelState,
     build_model,
@@ -34,6 +34,7 @@ from launch.trainer.runtime import (
     versions,
 )
 from launch.trainer.scalars import Scalars, scalars_of_run
+from launch.trainer.schedule import evaluates_after, saves_after
 
 
 @dataclass(frozen=True)
@@ -167,20 +168,10 @@ def _iterate(trainer: Trainer, first: int, metrics: MetricsFile, scalars: Scalar
             scalars.write(fields, point.global_batch_size * point.model.seq_length)
         else:
             clock.take()
-        if _is_due(point.eval_interval, iteration) or _saves_after(point, iteration):
+        if evaluates_after(point, iteration) or saves_after(point, iteration):
             _evaluate_and_save(trainer, iteration, metrics, scalars)
             peak.take()
             last_end = time.perf_counter()  # none of it counts to the next iteration
-
-
-def _is_due(interval: int, iteration: int) -> bool:
-    return interval > 0 and iteration % interval == 0
-
-
-def _saves_after(point: Point, iteration: int) -> bool:
-    """Whether a checkpoint is due: at every interval, and where there is one also at the end."""
-    is_last = iteration == point.iterations
-    return point.save_interval > 0 and (is_last or iteration % point.save_interval == 0)
 
 
 def _evaluate_and_save(
@@ -188,19 +179,14 @@ def _evaluate_and_save(
 ) -> None:
     """What an iteration is followed by, where the point asks for it."""
     point = trainer.point
-    if _is_due(point.eval_interval, iteration):
+    if evaluates_after(point, iteration):
         loss = _evaluate(trainer)
         if trainer.ranks.is_last:
             log.write_line(log.evaluation_line(iteration, loss))
-        fields = {
-            "iteration": iteration,
-            "loss": finite_or_none(loss),
-            "perplexity": finite_or_none(log.perplexity(loss)),
-            "tokens": point.eval_iterations * point.global_batch_size * point.model.seq_length,
-        }
+        fields = evaluation_fields(point, iteration, loss)
         metrics.write("evaluation", fields)
         scalars.write_evaluation(fields)
-    if _saves_after(point, iteration):
+    if saves_after(point, iteration):
         path = save_checkpoint(trainer.run, trainer.engine, iteration)
         if trainer.ranks.is_first:
             log.write_line(log.checkpoint_line(iteration, path))

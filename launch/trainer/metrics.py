@@ -12,7 +12,7 @@ import psutil
 
 from configs.errors import ConfigError
 from configs.schema import Point
-from launch.trainer.log import IterationResult
+from launch.trainer.log import IterationResult, perplexity
 
 
 class MetricsFile:
@@ -75,6 +75,16 @@ def iteration_fields(
     if loss is None:
         fields["loss_text"] = str(result.loss)
     return fields
+
+
+def evaluation_fields(point: Point, iteration: int, loss: float) -> dict[str, Any]:
+    """Fields of an ``evaluation`` event."""
+    return {
+        "iteration": iteration,
+        "loss": finite_or_none(loss),
+        "perplexity": finite_or_none(perplexity(loss)),
+        "tokens": point.eval_iterations * point.global_batch_size * point.model.seq_length,
+    }
 
 
 def finite_or_none(value: float | None) -> float | None:

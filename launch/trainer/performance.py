@@ -1,4 +1,4 @@
-"""Measures a saved model: ``python -m launch.trainer.performance RUN_JSON CHECKPOINT ...``.
+"""Measures a saved model: ``python -m launch.trainer.performance RUN_JSON --continue-from FOLDER``.
 
 What every rank of :mod:`launch.evaluate` runs. RUN_JSON is that of a scratch folder whose point has
 the batches to evaluate; rank 0 leaves ``performance.json`` beside it.
@@ -6,25 +6,18 @@ the batches to evaluate; rank 0 leaves ``performance.json`` beside it.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
-import sys
 import time
-from pathlib import Path
-from typing import Any
-
-import torch
-import torch.distributed as dist
+from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigError
-from launch.trainer.checkpoint_files import find_checkpoint
-from launch.trainer.data import MicroBatches, build_samples
-from launch.trainer.model import ParallelState, build_model, causal_mask, initialize_engine
-from launch.trainer.ranks import Ranks, ranks_from_environment
-from launch.trainer.runfile import RunFile, read_run_file
-from launch.trainer.runtime import distributed
+from launch.trainer.program import leave, run_program
+from launch.trainer.ranks import Ranks
+from launch.trainer.runfile import RunFile
+
+if TYPE_CHECKING:
+    import torch
 
 RESULT = "performance.json"
 WARMUP_BATCHES = 2
@@ -36,30 +29,28 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         Exit code: 2 when the user has to mend something.
     """
-    parser = argparse.ArgumentParser(prog="python -m launch.trainer.performance")
-    parser.add_argument("run_json", type=Path)
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("--local_rank", "--local-rank", type=int, default=None)
-    arguments = parser.parse_args(argv)
-    try:
-        run = read_run_file(arguments.run_json)
-        ranks = ranks_from_environment(os.environ, arguments.local_rank)
-        ranks.require(run.point)
-        ranks.export(os.environ)
-        with distributed(run.point, ranks) as device:
-            found = _measure(run, arguments.checkpoint, device)
-            if ranks.is_first:
-                (run.run_dir / RESULT).write_text(json.dumps(found), encoding="utf-8")
-    except ConfigError as error:
-        if os.environ.get(Ranks.RANK_VARIABLE, "0") == "0":
-            sys.stderr.write(f"error: {error}\n")
-        return 2
-    return 0
+    return run_program(_evaluate, "launch.trainer.performance", __doc__, argv)
 
 
-def _measure(run: RunFile, folder: Path, device: torch.device) -> dict[str, Any]:
-    point, mpu = run.point, ParallelState()
-    checkpoint = find_checkpoint(folder)
+def _evaluate(run: RunFile, ranks: Ranks) -> None:
+    # Only now: torch, megatron-core and DeepSpeed take seconds to import.
+    from launch.trainer.runtime import distributed
+
+    with distributed(run.point, ranks) as device:
+        found = _measure(run, device)
+        if ranks.is_first:
+            (run.run_dir / RESULT).write_text(json.dumps(found), encoding="utf-8")
+
+
+def _measure(run: RunFile, device: torch.device) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    from launch.trainer.data import MicroBatches, build_samples
+    from launch.trainer.model import ParallelState, build_model, causal_mask, initialize_engine
+
+    point, mpu, checkpoint = run.point, ParallelState(), run.checkpoint
+    assert checkpoint is not None
     engine = initialize_engine(run, build_model(run, mpu, device), mpu)
     path, _ = engine.load_checkpoint(
         str(checkpoint.path.parent), checkpoint.path.name, load_module_only=True
@@ -101,16 +92,11 @@ def _measure(run: RunFile, folder: Path, device: torch.device) -> dict[str, Any]
 
 
 def _wait(device: torch.device) -> None:
+    import torch
+
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def _leave(code: int) -> None:
-    # Tearing gloo down now and then ends in SIGABRT, after everything has gone well.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    _leave(main())
+    leave(main())

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from configs.errors import ConfigError, explain
 from configs.schema import Point
 from configs.study import default_study, study_from
+from launch.records.files import read_given_json
 from launch.trainer.checkpoint_files import Checkpoint, find_checkpoint
 
 SCHEMA_VERSIONS = (1, 2)
@@ -89,7 +90,7 @@ def read_run_file(
             not there, there is no checkpoint, or the folder already holds metrics of an earlier
             run.
     """
-    table = _read_object(path)
+    table = read_given_json(path)
     version = table.get("schema_version")
     if version not in SCHEMA_VERSIONS:
         raise ConfigError(f"{path}: schema_version = {version!r}: this trainer reads 1 and 2")
@@ -105,7 +106,7 @@ def read_run_file(
             raise ConfigError(message) from None
         raise ConfigError(f"{path}: field 'point' is not a table of fields") from None
     run_dir = path.resolve().parent
-    ds_config = _read_object(run_dir / "ds_config.json")
+    ds_config = read_given_json(run_dir / "ds_config.json")
     if ds_config or point.zero_stage:  # else the run goes without DeepSpeed
         _require_agreement(run_dir / "ds_config.json", ds_config, point)
     metrics_path = run_dir / str(table.get("metrics", "metrics.jsonl"))
@@ -139,7 +140,7 @@ def with_tuned_config(run: RunFile, config: str) -> RunFile:
     """
     path = Path(config)
     if config.endswith(".json"):
-        table = _read_object(path)
+        table = read_given_json(path)
     else:
         try:
             table = json.loads(base64.urlsafe_b64decode(config))
@@ -171,18 +172,6 @@ def with_tuned_config(run: RunFile, config: str) -> RunFile:
 def _contents(data: Any) -> Any:  # noqa: ANN401 - what a file says
     """Of what ``run.json`` says of the data, that which moved data keep: sizes and checksums."""
     return {end: data.get(end) for end in (".bin", ".idx")} if isinstance(data, dict) else None
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(table, dict):
-        raise ConfigError(f"{path}: not a JSON object")
-    return table
 
 
 def _require_agreement(path: Path, ds_config: dict[str, Any], point: Point) -> None:

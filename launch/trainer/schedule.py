@@ -1,4 +1,4 @@
-"""The learning rate: linear warm-up, then half a cosine down to the smallest rate."""
+"""The learning rate (linear warm-up, then half a cosine), and what iterations are followed by."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ from configs.schema import Point
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+
+
+def evaluates_after(point: Point, iteration: int) -> bool:
+    """Whether an evaluation is due."""
+    return point.eval_interval > 0 and iteration % point.eval_interval == 0
+
+
+def saves_after(point: Point, iteration: int) -> bool:
+    """Whether a checkpoint is due: at every interval, and where there is one also at the end."""
+    is_last = iteration == point.iterations
+    return point.save_interval > 0 and (is_last or iteration % point.save_interval == 0)
 
 
 def learning_rate(point: Point, iteration: int) -> float:

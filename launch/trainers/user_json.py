@@ -12,8 +12,9 @@ from configs.batch import batch_problem
 from configs.errors import ConfigError
 from configs.schema import Point
 from configs.templates import laid_over
+from launch.records.files import read_given_json
+from launch.trainers.limits import PLUGIN_BLOCK
 
-PLUGIN_BLOCK = "deep_optimizer_states"
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 _AUTO = "auto"
@@ -42,14 +43,7 @@ def read_user_json(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, is no JSON object, holds a number or a switch as text, or
             chooses what the study's engines choose.
     """
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(table, dict):
-        raise ConfigError(f"{path}: not a JSON object")
+    table = read_given_json(path)
     if PLUGIN_BLOCK in table:
         raise ConfigError(f"{path}: {PLUGIN_BLOCK}: choose an engine of the study instead")
     for key, value in _leaves(table):

@@ -270,8 +270,9 @@ def _record(window: Window, log: Log) -> Iteration:
         record.iteration_s = max(timers) if timers and len(timers) == log.world_size else None
         return record
     record.iteration_s = iteration_seconds(window)
-    for name in ("loss", "grad_norm", "learning_rate", "tflops"):
-        setattr(record, name, line.loss if name == "loss" else line.real(name))
+    record.loss = line.loss
+    for name in ("grad_norm", "learning_rate", "tflops"):
+        setattr(record, name, line.real(name))
     record.tokens, record.skipped = line.integer("tokens"), line.integer("skipped")
     record.device_memory_gib, record.host_memory_gib = largest_gib(window)
     return record

@@ -78,8 +78,8 @@ class LowRank:
     """Factorises matrices, and keeps the query matrix of each for its next call.
 
     Ranks that must agree (replicas of a gradient, tensor-parallel ranks that each send a copy of
-    the same message) agree when they have the same seed and factorise the same keys: queries are
-    drawn from the key and the seed alone.
+    the same message) agree when they have the same seed and factorise the same shapes in the same
+    calls: first queries are drawn from the seed and the shape alone.
     """
 
     def __init__(self, rank: int, seed: int = 0) -> None:

@@ -9,7 +9,9 @@ from processes import python_path
 from ranks import free_port, run_ranks
 from trainer_runs import ROOT, write_corpus
 
+from configs.errors import ConfigError
 from configs.study import load_study
+from launch import evaluate
 from launch.trainers.pipeline import PipelineTrainer
 
 pytestmark = pytest.mark.slow
@@ -208,6 +210,11 @@ def test_what_it_cannot_run_is_refused_with_a_remedy(fields, reason):
     (found,) = PipelineTrainer().refuse(point_of({"engine": "uncompressed", **fields}))
     assert found.startswith(reason)
     assert "; give" in found
+
+
+def test_its_checkpoints_are_not_measured_as_if_they_were_deepspeeds(folders):
+    with pytest.raises(ConfigError, match="not a checkpoint of DeepSpeed"):
+        evaluate.main([str(folders / "schemes")])
 
 
 def test_a_checkpoint_of_another_scheme_is_refused(folders):

@@ -21,13 +21,18 @@ from launch.trainer.checkpoint import (
     set_random_states,
 )
 from launch.trainer.data import MicroBatches, build_samples
-from launch.trainer.metrics import MetricsFile, finite_or_none, iteration_fields
+from launch.trainer.metrics import (
+    MetricsFile,
+    evaluation_fields,
+    finite_or_none,
+    iteration_fields,
+)
 from launch.trainer.pipeline.runtime import distributed, versions
 from launch.trainer.pipeline.stage import Rank, make_rank, settings_of
 from launch.trainer.ranks import Ranks
 from launch.trainer.runfile import RunFile
 from launch.trainer.scalars import Scalars, scalars_of_run
-from launch.trainer.schedule import learning_rate
+from launch.trainer.schedule import evaluates_after, learning_rate, saves_after
 from optimus_cc import Kind
 
 
@@ -94,9 +99,9 @@ class Training:
                 scalars.write(fields, point.global_batch_size * point.model.seq_length)
             else:
                 self._phases()
-            if point.eval_interval and iteration % point.eval_interval == 0:
-                self.evaluate(iteration, metrics)
-            if point.save_interval and iteration % point.save_interval == 0:
+            if evaluates_after(point, iteration):
+                self.evaluate(iteration, metrics, scalars)
+            if saves_after(point, iteration):
                 self._save(iteration)
 
     def _train_one(self, iteration: int) -> tuple[float, float]:
@@ -131,7 +136,7 @@ class Training:
         torch.cuda.reset_peak_memory_stats()
         return peak
 
-    def evaluate(self, iteration: int, metrics: MetricsFile) -> None:
+    def evaluate(self, iteration: int, metrics: MetricsFile, scalars: Scalars) -> None:
         """Mean loss of the validation batches, the same ones every time."""
         self.rank.model.eval()
         with torch.no_grad():
@@ -144,13 +149,9 @@ class Training:
         loss = sum(losses) / count
         if self.ranks.is_last:
             log.write_line(log.evaluation_line(iteration, loss))
-        fields = {
-            "iteration": iteration,
-            "loss": finite_or_none(loss),
-            "perplexity": finite_or_none(log.perplexity(loss)),
-            "tokens": count * self.point.global_batch_size * self.point.model.seq_length,
-        }
+        fields = evaluation_fields(self.point, iteration, loss)
         metrics.write("evaluation", fields)
+        scalars.write_evaluation(fields)
         self.validation_loss = loss
 
     def _save(self, iteration: int) -> None:

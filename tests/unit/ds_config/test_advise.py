@@ -2,9 +2,13 @@
 
 import dataclasses
 import json
+import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from processes import wait_for
 
 from deep_optimizer_states.predict.memory.architecture import architecture_of
 from deep_optimizer_states.predict.memory.peaks import GIB
@@ -290,3 +294,20 @@ def test_nothing_is_chosen_when_every_run_runs_out(tmp_path, capsys):
     found = as_json(capsys, *words, code=1)
     assert found["chosen"] is None
     assert len(found["tried"]) == len(found["rungs"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_ends_with_the_command_that_started_it(tmp_path, number):
+    program = "import os, sys, time; print(os.getpid(), file=open(sys.argv[3], 'a')); "
+    words, seen = attempt(tmp_path, program + "sys.stdin.close(); time.sleep(100000)")
+    command = [sys.executable, "-m", "ds_config", "advise", *map(str, words)]
+    root = Path(__file__).resolve().parents[3]
+    advising = subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(lambda: seen.read_text().strip())
+        advising.send_signal(number)
+        assert "interrupted" in advising.communicate(timeout=120)[1]
+        assert advising.returncode == 130
+    finally:
+        advising.kill()
+    assert not Path(f"/proc/{seen.read_text().strip()}").exists()

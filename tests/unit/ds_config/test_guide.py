@@ -39,6 +39,10 @@ def _heads(key, fact):
 
 def test_the_guide_is_written_where_it_is_asked_to_be(tmp_path, capsys):
     assert main(["guide", "--out", str(tmp_path / "guide.md")]) == 0
+    (tmp_path / "mine.md").write_text("mine")
+    assert main(["guide", "--out", str(tmp_path / "mine.md")]) == 2
+    assert (tmp_path / "mine.md").read_text() == "mine"
+    assert "mine.md: is already there" in capsys.readouterr().err
     assert (tmp_path / "guide.md").read_text(encoding="utf-8") == TEXT
     assert main(["guide", "--out", str(tmp_path / "none" / "guide.md")]) == 2
     assert "No such file" in capsys.readouterr().err

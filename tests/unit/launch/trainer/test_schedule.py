@@ -3,7 +3,12 @@ from types import SimpleNamespace
 import pytest
 
 from configs.schema import Model, Point
-from launch.trainer.schedule import CosineSchedule, learning_rate
+from launch.trainer.schedule import (
+    CosineSchedule,
+    evaluates_after,
+    learning_rate,
+    saves_after,
+)
 
 MODEL = Model(name="m", hidden=64, ffn=96, layers=2, heads=4, kv_heads=2)
 # `learning rate` of the ten iterations of the authors' runs (lr 3e-4, min 3e-5, warm-up 1).
@@ -59,3 +64,11 @@ def test_a_schedule_goes_on_where_another_stopped() -> None:
     stopped.step()
     CosineSchedule(second, point).load_state_dict(stopped.state_dict())
     assert second.param_groups == first.param_groups
+
+
+def test_checkpoints_are_due_at_every_interval_and_at_the_end() -> None:
+    point = Point(model=MODEL, iterations=7, save_interval=3, eval_interval=3)
+    assert [i for i in range(1, 8) if saves_after(point, i)] == [3, 6, 7]
+    assert [i for i in range(1, 8) if evaluates_after(point, i)] == [3, 6]
+    never = Point(model=MODEL, iterations=7)
+    assert not any(saves_after(never, i) or evaluates_after(never, i) for i in range(1, 8))

@@ -4,10 +4,12 @@ import dataclasses
 
 import pytest
 
+from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.memory import setting as setting_module
 from deep_optimizer_states.predict.memory.activations import layer_bytes, loss_bytes
 from deep_optimizer_states.predict.memory.architecture import architecture_of
 from deep_optimizer_states.predict.memory.arrays import Moment, arrays_of
+from deep_optimizer_states.predict.memory.offload import memory_of, setting_of_workload
 from deep_optimizer_states.predict.memory.peaks import (
     CONTEXT_BYTES,
     CPU_PROCESS_BYTES,
@@ -17,7 +19,9 @@ from deep_optimizer_states.predict.memory.peaks import (
     peaks_of,
 )
 from deep_optimizer_states.predict.memory.setting import Plugin, Setting, setting_of
-from deep_optimizer_states.predict.workload import WorkloadError, power_of_two
+from deep_optimizer_states.predict.model import load_model
+from deep_optimizer_states.predict.stock import STOCK
+from deep_optimizer_states.predict.workload import Workload, WorkloadError, power_of_two
 
 MODEL = architecture_of(
     {
@@ -222,3 +226,24 @@ def test_tiles_are_apart_as_the_engine_sets_them_apart():
     assert parts == [1024] * (2 * 12 + 1)  # the norms
     lengths = {tile.numel for tile in ours.schedule.tiles if tile.numel > 1024}
     assert max(lengths) < 2 * max(MODEL.layers[0].numel, 4096 * 1024)
+
+
+@pytest.mark.parametrize("policy", ["all-host", "stride", "dynamic", "stock"])
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_the_performance_models_workloads_take_what_the_arrays_take(policy, accumulation):
+    """Their update is summed apart, since the paper's software is among them: no sum may drift."""
+    software = STOCK if policy == "stock" else None
+    policy = "all-host" if software else policy
+    workload = Workload(
+        load_model("7B")[0],
+        software,
+        accumulation=accumulation,
+        subgroup_numel=100_000_000,
+        keeps_device_grads=False,
+    )
+    one = memory_of(workload, load_machine("h200x1"), policy)
+    plugin = None if software else Plugin(policy, workload.stride)
+    other = peaks_of(dataclasses.replace(setting_of_workload(workload), plugin=plugin), True).train
+    assert one.device_bytes + CONTEXT_BYTES == pytest.approx(other.device_bytes, rel=1e-6)
+    framework = ZERO_BYTES + STEPPED_BYTES
+    assert one.host_bytes + framework == pytest.approx(other.host_bytes, rel=1e-3)
