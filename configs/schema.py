@@ -74,6 +74,19 @@ class Model(Table):
         layer = attention + 2 * self.hidden * self.ffn + biases + 2 * norm
         return embedding + self.seq_length * self.hidden + self.layers * layer + norm
 
+    def layers_of_stages(self, pp: int) -> tuple[int, ...]:
+        """Layers of each stage of a pipeline.
+
+        Stages differ by one layer at most. The inner ones take one more first, then the first: the
+        last has the logits to compute, the first only looks tokens up.
+
+        Args:
+            pp: stages, at most as many as there are layers.
+        """
+        even, more = divmod(self.layers, pp)
+        order = [*range(1, pp - 1), 0, pp - 1]
+        return tuple(even + (stage in order[:more]) for stage in range(pp))
+
 
 class Point(Table):
     """One run: a model, an engine, and the fields that every study has.

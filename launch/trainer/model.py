@@ -111,6 +111,7 @@ def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - Tra
         pipeline_dtype=dtype,
         tensor_model_parallel_size=point.tp,
         pipeline_model_parallel_size=point.pp,
+        pipeline_model_parallel_layout=_layout(point) if point.pp > 1 else None,
         # It would wait for CUDA, on a CPU too, because of a bug that torch no longer has.
         batch_p2p_sync=False,
         use_cpu_initialization=on_cpu,
@@ -123,6 +124,14 @@ def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - Tra
         **_ARCHITECTURES[model.architecture],
         **recompute,
     )
+
+
+def _layout(point: Point) -> list[list[str]]:
+    """Which layers each stage has, in megatron-core's words; it numbers layers by them."""
+    layout = [["decoder"] * number for number in point.model.layers_of_stages(point.pp)]
+    layout[0].insert(0, "embedding")
+    layout[-1].append("loss")
+    return layout
 
 
 def make_gpt(point: Point, on_cpu: bool, stage: Stage = WHOLE) -> Any:  # noqa: ANN401 - GPTModel
@@ -146,7 +155,8 @@ def make_gpt(point: Point, on_cpu: bool, stage: Stage = WHOLE) -> Any:  # noqa: 
     gpt = GPTModel(
         config=transformer_config(point, on_cpu),
         transformer_layer_spec=TransformerBlockSubmodules(
-            layer_specs=[layer] * (model.layers // stage.num_stages), layer_norm=WrappedTorchNorm
+            layer_specs=[layer] * model.layers_of_stages(stage.num_stages)[stage.index],
+            layer_norm=WrappedTorchNorm,
         ),
         vocab_size=model.padded_vocab_size(point.tp),
         max_sequence_length=model.seq_length,

@@ -53,10 +53,10 @@ class PipelineTrainer(OwnTrainer):
                 f"grad_accum_dtype = 'fp32': --trainer {self.name} sums a bf16 model's gradients "
                 "in bf16; give grad_accum_dtype = 'bf16', or dtype = 'fp32'"
             )
-        if point.model.layers % point.pp:
+        if point.model.layers < point.pp:
             reasons.append(
-                f"pp = {point.pp}: {point.model.layers} layers are not the same number for every "
-                "stage; give a pp that divides them"
+                f"pp = {point.pp}: a stage needs a layer, and the model has {point.model.layers}; "
+                "give a smaller pp"
             )
         return [*reasons, *self._cannot_continue(point)]
 

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from processes import python_path
 from ranks import free_port, run_ranks
 from trainer_runs import ROOT, write_corpus
@@ -59,7 +60,7 @@ RUNS = {
     "continued": SCHEMES,
     "bf16": {"engine": "cb", "inter_grad_comp_rank": 2, "dtype": "bf16"},
     "four-stages": {"engine": "cb", "inter_grad_comp_rank": 2, "pp": 4, "dp": 1,
-                    "model": {**MODEL, "layers": 4}},
+                    "save_interval": 6, "model": {**MODEL, "layers": 6}},
     "unknown": {"engine": "uncompressed"},
     "untied": {"engine": "cb+fe", "model": {**MODEL, "architecture": "llama"}},
 }  # fmt: skip
@@ -156,6 +157,19 @@ def test_a_continued_run_is_one_that_never_stopped(events):
     assert whole["weights_sha256"] != events("replicas", "end")[0]["weights_sha256"]
 
 
+def test_stages_of_different_numbers_of_layers_hold_the_whole_model(folders):
+    (saved,) = (folders / "four-stages" / "checkpoints").glob("iteration-*")
+    point = point_of(RUNS["four-stages"])
+    masters = [
+        torch.load(path, weights_only=True)["rank"]["optimizer"]["masters"]
+        for path in sorted(saved.glob("rank-*.pt"))
+    ]
+    first, inner, other, last = (sum(m.numel() for m in of_stage) for of_stage in masters)
+    embedding, positions, norm = 512 * 32, 16 * 32, 2 * 32  # the last stage has a copy of the first
+    assert inner == other == 2 * (first - embedding - positions) == 2 * (last - embedding - norm)
+    assert first + inner + other + last == point.model.num_parameters() + embedding
+
+
 def test_bytes_of_an_iteration_are_those_of_its_messages(events):
     """Two replicas of one link, four micro-batches of 2 x 16 tokens of 32 hidden units in fp32."""
     message, pair = 4 * 2 * 16 * 32, 4 * 2 * (2 * 16 + 32)
@@ -203,7 +217,7 @@ def test_what_the_user_has_to_mend_is_named(folders, name, message):
         ({"offload_optimizer": "cpu"}, "offload_optimizer = 'cpu': --trainer megatron-pipeline"),
         ({"dtype": "fp16"}, "dtype = 'fp16': --trainer megatron-pipeline has no loss scale"),
         ({"dtype": "bf16", "grad_accum_dtype": "fp32"}, "grad_accum_dtype = 'fp32': "),
-        ({"pp": 4}, "pp = 4: 2 layers are not the same number for every stage"),
+        ({"pp": 4}, "pp = 4: a stage needs a layer, and the model has 2"),
     ],
 )
 def test_what_it_cannot_run_is_refused_with_a_remedy(fields, reason):

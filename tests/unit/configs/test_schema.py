@@ -162,3 +162,22 @@ def test_pipeline_stages_are_ranks():
 def test_a_value_that_nothing_can_run_is_named(fields, message):
     with pytest.raises(ConfigError, match=message):
         make_point({"model": "tiny", **fields})
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "expected"),
+    [
+        (24, 4, (6, 6, 6, 6)),
+        (10, 4, (2, 3, 3, 2)),
+        (7, 4, (2, 2, 2, 1)),
+        (6, 4, (1, 2, 2, 1)),
+        (5, 2, (3, 2)),
+        (52, 8, (6, 7, 7, 7, 7, 6, 6, 6)),
+        (3, 1, (3,)),
+    ],
+)
+def test_layers_of_stages_are_all_layers_and_the_last_stage_has_no_more(layers, pp, expected):
+    sizes = dict.fromkeys(("hidden", "ffn", "heads", "kv_heads", "seq_length", "vocab_size"), 8)
+    model = Model(name="m", layers=layers, **sizes)
+    assert model.layers_of_stages(pp) == expected
+    assert sum(expected) == layers
