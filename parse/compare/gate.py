@@ -73,6 +73,10 @@ def judge_seeds(
 ) -> Judgement:
     """Judge a point against the reference's over all seeds, for a ``quality`` gate.
 
+    A seed decides weights and samples, so that the two runs of one have much in common: where both
+    sides have the seeds that the gate asks for, the interval is that of the differences seed by
+    seed. Otherwise it is Welch's, of two independent means.
+
     Args:
         gate: Of kind ``quality``.
         name: The reference engine's.
@@ -80,7 +84,7 @@ def judge_seeds(
         ours: The same of the point to judge.
     """
     assert gate.margin is not None
-    sides = []
+    sides: list[dict[object, float]] = []
     for who, side in ((name, reference), ("the run", ours)):
         missing = [s for s, values in side.items() if any(not _is_number(v) for v in values)]
         if missing:
@@ -93,14 +97,22 @@ def judge_seeds(
                 "", "", f"{len(side)} seeds of {who}, the gate asks for {gate.seeds} at least"
             )
         # Repeats of a seed are no more samples of how training turns out.
-        sides.append([fmean(v for v in values if v is not None) for values in side.values()])
-    off = fmean(sides[1]) - fmean(sides[0])
-    reach = _reach(sides[1], sides[0], gate.confidence)
+        sides.append({s: fmean(v for v in values if v is not None) for s, values in side.items()})
+    theirs, mine = sides
+    common = [seed for seed in mine if seed in theirs]
+    paired = len(common) >= gate.seeds
+    if paired:
+        theirs, mine = ({seed: side[seed] for seed in common} for side in sides)
+        reach = _reach([[mine[seed] - theirs[seed] for seed in common]], gate.confidence)
+    else:
+        reach = _reach([[*mine.values()], [*theirs.values()]], gate.confidence)
+    off = fmean(mine.values()) - fmean(theirs.values())
     low, high = off - reach, off + reach
     figures = (
-        f"mean {gate.metric} {fmean(sides[1]):.6g} over {len(sides[1])} seeds against "
-        f"{fmean(sides[0]):.6g} over {len(sides[0])}, difference {off:+.3g}, "
-        f"{gate.confidence:.0%} interval {low:+.3g} to {high:+.3g}, margin {gate.margin:g}"
+        f"mean {gate.metric} {fmean(mine.values()):.6g} over {len(mine)} seeds against "
+        f"{fmean(theirs.values()):.6g} over {'the same' if paired else len(theirs)}, "
+        f"difference {off:+.3g}, {gate.confidence:.0%} interval {low:+.3g} to {high:+.3g}, "
+        f"margin {gate.margin:g}"
     )
     if high < gate.margin:
         return Judgement("close", f"as good as {name} ({figures})", "")
@@ -138,15 +150,15 @@ def _is_number(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _reach(ours: Sequence[float], reference: Sequence[float], confidence: float) -> float:
-    """Half the width of Welch's interval of a difference of means."""
-    if min(len(ours), len(reference)) < 2:
+def _reach(samples: Sequence[Sequence[float]], confidence: float) -> float:
+    """Half the width of the interval of a mean, or by Welch of the difference of two."""
+    if any(len(sample) < 2 for sample in samples):
         return math.inf  # one value says nothing of how far the next one is
-    parts = [variance(side) / len(side) for side in (ours, reference)]
+    parts = [variance(sample) / len(sample) for sample in samples]
     if not sum(parts):
         return 0.0
-    sizes = len(ours) - 1, len(reference) - 1
-    degrees = sum(parts) ** 2 / sum(p**2 / n for p, n in zip(parts, sizes, strict=True))
+    freedom = [p**2 / (len(s) - 1) for p, s in zip(parts, samples, strict=True)]
+    degrees = sum(parts) ** 2 / sum(freedom)
     # Imported here: SciPy takes longer to load than most tables take to write.
     from scipy.special import stdtrit
 

@@ -199,12 +199,31 @@ def test_repeats_of_a_seed_are_no_more_seeds():
     assert (found.word, found.passes) == ("", False)
 
 
-def test_the_interval_is_welchs():
+def test_the_interval_of_other_seeds_is_welchs():
     gate = Gate(**QUALITY)
     # By hand: variances 0.01 and 0.0001 of 3, so 2.04 degrees of freedom.
-    found = judge_seeds(gate, "r", {1: [2.99], 2: [3.0], 3: [3.01]}, {1: [2.9], 2: [3.0], 3: [3.1]})
+    found = judge_seeds(gate, "r", {1: [2.99], 2: [3.0], 3: [3.01]}, {4: [2.9], 5: [3.0], 6: [3.1]})
+    assert "over 3 seeds against 3 over 3, difference" in found.text
     assert "95% interval -0.245 to +0.245" in found.text
     assert found.word == "undecided"
+
+
+def test_the_interval_of_the_same_seeds_is_that_of_their_differences():
+    gate = Gate(**QUALITY)
+    theirs = {1: [2.0], 2: [3.0], 3: [4.0], 9: [0.0]}
+    # By hand: differences 0.01, 0.02 and 0.03, standard error 0.00577, Student's t of 2 is 4.303.
+    found = judge_seeds(gate, "r", theirs, {3: [4.03], 1: [2.01], 2: [3.02]})
+    assert "against 3 over the same, difference +0.02" in found.text
+    assert "95% interval -0.00484 to +0.0448" in found.text
+    assert found.passes
+    found = judge_seeds(gate, "r", theirs, {1: [2.08], 2: [3.09], 3: [4.1]})
+    assert found.word == "differs"
+
+
+def test_too_few_common_seeds_make_no_pairs():
+    theirs, ours = {1: [2.0], 2: [3.0], 3: [4.0]}, {1: [2.0], 2: [3.0], 7: [4.0]}
+    found = judge_seeds(Gate(**QUALITY), "r", theirs, ours)
+    assert "over 3, difference +0, 95% interval -2.27 to +2.27" in found.text
 
 
 def test_good_metrics_do_not_excuse_a_loss_that_diverged(gated):
