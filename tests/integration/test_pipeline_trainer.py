@@ -184,6 +184,14 @@ def test_phases_add_up_to_the_iteration(events):
         assert sum(parts) <= event["iteration_ms"]
 
 
+def test_phases_are_means_of_those_of_the_stages(events):
+    for event in events("four-stages"):
+        assert list(event["stages_ms"]) == list(STUDY.phases)
+        for name, times in event["stages_ms"].items():
+            assert len(times) == 4
+            assert sum(times) / 4 == pytest.approx(event[f"{name}_ms"], abs=2e-3)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -27,13 +27,13 @@ from launch.trainer.metrics import (
     finite_or_none,
     iteration_fields,
 )
+from launch.trainer.pipeline.measured import measure
 from launch.trainer.pipeline.runtime import distributed, versions
 from launch.trainer.pipeline.stage import Rank, make_rank, settings_of
 from launch.trainer.ranks import Ranks
 from launch.trainer.runfile import RunFile
 from launch.trainer.scalars import Scalars, scalars_of_run
 from launch.trainer.schedule import evaluates_after, learning_rate, saves_after
-from optimus_cc import Kind
 
 
 class Training:
@@ -82,23 +82,23 @@ class Training:
         for iteration in range(first, point.iterations + 1):
             begin = time.perf_counter()
             loss, norm = self._train_one(iteration)
+            measured = measure(self.rank, time.perf_counter() - begin)
+            self.sent_bytes.update(measured.sent_bytes)
             result = log.IterationResult(
                 iteration=iteration,
-                seconds=time.perf_counter() - begin,
+                seconds=measured.seconds,
                 loss=loss,
                 learning_rate=learning_rate(point, iteration),
                 skipped=not math.isfinite(norm),
             )
             if self.ranks.is_last:
                 log.write_line(log.iteration_line(point, result))
-            sent = self._sent_bytes()
             if self.ranks.is_first:
-                fields = iteration_fields(point, result, self._phases(), norm, self._peak_bytes())
-                fields |= sent
+                phases = measured.phases_ms
+                fields = iteration_fields(point, result, phases, norm, self._peak_bytes())
+                fields |= {**measured.sent_bytes, "stages_ms": measured.stages_ms}
                 metrics.write("iteration", fields)
                 scalars.write(fields, point.global_batch_size * point.model.seq_length)
-            else:
-                self._phases()
             if evaluates_after(point, iteration):
                 self.evaluate(iteration, metrics, scalars)
             if saves_after(point, iteration):
@@ -113,21 +113,6 @@ class Training:
         with rank.clock.phase("update"):
             norm = rank.optimizer.step(iteration)
         return loss, norm
-
-    def _phases(self) -> dict[str, float]:
-        """Time of each part; the reduction runs inside the schedule."""
-        phases = self.rank.clock.take()
-        phases["schedule_ms"] -= phases["reduction_ms"]
-        return phases
-
-    def _sent_bytes(self) -> dict[str, int]:
-        """Bytes that all ranks sent in this iteration, by kind of communication."""
-        mine = torch.tensor([self.rank.traffic.sent[kind].sent_bytes for kind in Kind])
-        total = mine.to(self.rank.device)
-        dist.all_reduce(total)
-        sent = {f"{kind}_bytes": int(n) for kind, n in zip(Kind, total.tolist(), strict=True)}
-        self.sent_bytes.update(sent)
-        return sent
 
     def _peak_bytes(self) -> int | None:
         if self.rank.device.type != "cuda":
