@@ -34,6 +34,7 @@ from launch.trainer.ranks import Ranks
 from launch.trainer.runfile import RunFile
 from launch.trainer.scalars import Scalars, scalars_of_run
 from launch.trainer.schedule import evaluates_after, learning_rate, saves_after
+from optimus_cc.memory import held_bytes
 
 
 class Training:
@@ -60,6 +61,7 @@ class Training:
             for samples in build_samples(run)
         )
         self.sent_bytes: Counter[str] = Counter()
+        self.device_peak_bytes = 0
         self.validation_loss: float | None = None
 
     def begin(self) -> int:
@@ -93,9 +95,10 @@ class Training:
             )
             if self.ranks.is_last:
                 log.write_line(log.iteration_line(point, result))
+            peak_bytes = self._peak_bytes()
             if self.ranks.is_first:
                 phases = measured.phases_ms
-                fields = iteration_fields(point, result, phases, norm, self._peak_bytes())
+                fields = iteration_fields(point, result, phases, norm, peak_bytes)
                 fields |= {**measured.sent_bytes, "stages_ms": measured.stages_ms}
                 metrics.write("iteration", fields)
                 scalars.write(fields, point.global_batch_size * point.model.seq_length)
@@ -119,6 +122,7 @@ class Training:
             return None
         peak = torch.cuda.max_memory_allocated()
         torch.cuda.reset_peak_memory_stats()
+        self.device_peak_bytes = max(self.device_peak_bytes, peak)
         return peak
 
     def evaluate(self, iteration: int, metrics: MetricsFile, scalars: Scalars) -> None:
@@ -153,12 +157,13 @@ class Training:
             log.write_line(log.checkpoint_line(iteration, path))
 
     def results(self) -> dict[str, float | None]:
-        """Numbers of the whole run: the last evaluation, and what all ranks sent."""
+        """Numbers of the whole run: the last evaluation, what all ranks sent, and memory.
+
+        Every rank calls it.
+        """
         loss = self.validation_loss
-        mib = {
-            f"{name.removesuffix('_bytes')}_mib": count / 2**20
-            for name, count in self.sent_bytes.items()
-        }
+        count = {**self.sent_bytes, **self._memory_bytes()}
+        mib = {f"{name.removesuffix('_bytes')}_mib": n / 2**20 for name, n in count.items()}
         if loss is None:
             return {**mib}
         perplexity = finite_or_none(log.perplexity(loss))
@@ -167,6 +172,16 @@ class Training:
             "validation_loss": finite_or_none(loss),
             "validation_perplexity": perplexity,
         }
+
+    def _memory_bytes(self) -> dict[str, int]:
+        """Of the rank with most: what compression keeps, and the device's peak if there is one."""
+        state = self.rank.compression_state()
+        sizes = {"compression_state_bytes": held_bytes(state)}
+        if self.rank.device.type == "cuda":
+            sizes["device_peak_bytes"] = self.device_peak_bytes
+        most = torch.tensor(list(sizes.values()), device=self.rank.device)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        return dict(zip(sizes, most.tolist(), strict=True))
 
     def digests(self) -> tuple[str, str]:
         """Fingerprints of the weights, and of master weights and moments, of all ranks."""

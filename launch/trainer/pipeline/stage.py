@@ -111,13 +111,16 @@ class Rank:
         compute = clock["schedule_ms"] - sum(communication.values())
         return {"compute": compute, **communication, "update": clock["update_ms"]}
 
-    def state_dict(self) -> dict[str, Any]:
-        """All of this rank that training goes on from."""
+    def compression_state(self) -> dict[str, Any]:
+        """What compression of messages and gradients keeps between its calls."""
         return {
-            "optimizer": self.optimizer.state_dict(),
             "messages": self.communicator.compressor.state_dict(),
             "reduction": self.reduction.state_dict(),
         }
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of this rank that training goes on from."""
+        return {"optimizer": self.optimizer.state_dict(), **self.compression_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what :meth:`state_dict` gave."""

@@ -1,0 +1,294 @@
+"""How fast messages and gradients are compressed and restored, by shape, rank and method.
+
+    python -m benchmarks.compression OUT
+
+Shapes are those of the study's models, methods those of its engines; a CPU gets matrices of fewer
+rows, which each line says. OUT is a new folder: ``messages`` and ``gradients`` hold tables as
+``python -m parse`` writes them (``runs.csv``: a line a shape, method and rank; ``iterations.csv``: a
+line a repeat), and their figures are drawn beside them. Throughput is the bytes of what is
+compressed, in its own type, a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed as dist
+
+from benchmarks.compression_calls import Gradients, Message, made_up, most_allocated_bytes
+from benchmarks.report import BenchmarkError, as_table, machine_facts, shown
+from benchmarks.timing import Times, in_turns
+from configs.errors import ConfigError
+from configs.study import Point, Study, load_study
+from launch.trainers.pipeline import PipelineTrainer
+from optimus_cc import Settings
+from parse.table import STUDY_FILE
+from parse.write import replace_text, write_table
+
+STUDY = "optimus-cc"
+RANKS = (8, 16, 24, 32, 40)
+CPU_ROWS = 1024
+CPU_STACK = 4
+_EXIT_USAGE = 2
+_TEXTS = ("path", "label", "case", "engine", "device", "hardware", "model", "point", "dtype")
+
+
+class Part(NamedTuple):
+    """Something that is compressed, and the names of its two ways of working."""
+
+    folder: str
+    setting: str
+    """The switch among the settings; the others about it begin with its name."""
+    rank: str
+    ways: tuple[str, str]
+    figure: str
+
+
+MESSAGES = Part(
+    "messages", "inter_grad_comp", "inter_grad_comp_rank", ("compress", "restore"),
+    "message-compression",
+)  # fmt: skip
+GRADIENTS = Part(
+    "gradients", "grad_comp", "grad_comp_rank", ("at_once", "one_by_one"), "gradient-compression"
+)  # fmt: skip
+
+
+class Case(NamedTuple):
+    """One line of the tables."""
+
+    point: Point
+    settings: Settings
+    what: str
+    """Shape in words, for a figure's panel."""
+    whole_bytes: int
+    calls: Any
+    """A :class:`Message` or :class:`Gradients`."""
+
+
+def settings_of(point: Point) -> Settings:
+    """The compression of a point's engine."""
+    return Settings(**PipelineTrainer().ds_config(point).get("optimus_cc", {}))
+
+
+def methods(study: Study, part: Part, model: str) -> list[str]:
+    """Engines that compress, the first of those that do it in the same way."""
+    found: dict[Any, str] = {}
+    for engine in study.engines:
+        settings = settings_of(study.make_point({"model": model, "engine": engine}))
+        if not getattr(settings, part.setting):
+            continue
+        values = dataclasses.asdict(settings)
+        own = {k: v for k, v in values.items() if k.startswith(part.setting)}
+        found.setdefault((*own.items(), settings.use_error_feedback), engine)
+    return list(found.values())
+
+
+def points(study: Study, part: Part, model: str, ranks: Sequence[int]) -> Iterator[Point]:
+    """Points of all methods and ranks; a method without a rank has one."""
+    for engine in methods(study, part, model):
+        takes_rank = part.rank in study.engines[engine].fields
+        for rank in ranks if takes_rank else (None,):
+            given = {part.rank: rank} if takes_rank else {}
+            yield study.make_point({"model": model, "engine": engine, **given})
+
+
+def message_cases(found: Sequence[Point], device: torch.device, rows: int | None) -> list[Case]:
+    """The message between two stages, cut to some rows where they are given."""
+    model = found[0].model
+    sequence, micro_batch = model.seq_length, found[0].micro_batch_size
+    if rows is not None:
+        sequence = max(1, min(sequence * micro_batch, rows) // micro_batch)
+    shape, dtype = torch.Size((sequence, micro_batch, model.hidden)), _dtype(device)
+    message = made_up(shape, dtype, device, seed=1)
+    whole = model.seq_length * micro_batch
+    cut = "" if sequence == model.seq_length else f" (of {whole})"
+    what = f"{model.name}, {sequence * micro_batch}{cut} x {model.hidden}"
+    every = [settings_of(point) for point in found]
+    return [
+        Case(point, settings, what, message.nbytes, Message(settings, message))
+        for point, settings in zip(found, every, strict=True)
+    ]
+
+
+def gradient_cases(found: Sequence[Point], device: torch.device, rows: int | None) -> list[Case]:
+    """The feed-forward block's first matrices of a stage, cut in rows and number where asked."""
+    point = found[0]
+    model, whole = point.model, point.model.ffn // point.tp
+    height = whole if rows is None else min(whole, rows)
+    count = model.layers // point.pp
+    stack = count if rows is None else min(count, CPU_STACK)
+    shape = torch.Size((stack, height, model.hidden))
+    matrices = made_up(shape, _dtype(device), device, seed=2)
+    cut = "" if (stack, height) == (count, whole) else f" (of {count} x {whole})"
+    what = f"{model.name}, {stack} x {height}{cut} x {model.hidden}"
+    assert dist.group.WORLD is not None
+    every = [settings_of(point) for point in found]
+    return [
+        Case(p, settings, what, matrices.nbytes, Gradients(settings, matrices, dist.group.WORLD))
+        for p, settings in zip(found, every, strict=True)
+    ]
+
+
+def _dtype(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def measure(part: Part, cases: Sequence[Case], device: torch.device, repeats: int) -> list[Any]:
+    """Times of both ways of each case, all cases in turns, and its memory.
+
+    Returns:
+        A dict a case: ``case``, ``times`` (:class:`Times` by way), ``most_bytes``.
+    """
+
+    def finished(work: Callable[[], None]) -> Callable[[], None]:
+        def call() -> None:
+            work()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+
+        return call
+
+    work = {
+        f"{number} {way}": finished(getattr(case.calls, way))
+        for number, case in enumerate(cases)
+        for way in part.ways
+    }
+    times = in_turns(work, repeats)
+    return [
+        {
+            "case": case,
+            "times": {way: times[f"{number} {way}"] for way in part.ways},
+            "most_bytes": most_allocated_bytes(work[f"{number} {part.ways[0]}"], device),
+        }
+        for number, case in enumerate(cases)
+    ]
+
+
+def _run_row(part: Part, found: Any, hardware: str, device: torch.device) -> dict[str, Any]:  # noqa: ANN401
+    case: Case = found["case"]
+    point, rank = case.point, getattr(case.settings, part.rank)
+    name = f"{case.what}, {point.engine}, rank {rank}"
+    times: dict[str, Times] = found["times"]
+    sent = getattr(case.calls, "sent_bytes", None)
+    return {
+        **{"path": name, "label": name, "case": case.what, "model": case.what, "point": name},
+        **{"engine": point.engine, "device": device.type, "hardware": hardware, part.rank: rank},
+        "dtype": str(_dtype(device)).removeprefix("torch."),
+        **{"warmup_iterations": 0, "timed_iterations": len(times[part.ways[0]].seconds)},
+        **{f"{way}_ms": 1e3 * taken.median_s for way, taken in times.items()},
+        **{f"{way}_gb_per_s": case.whole_bytes / t.median_s / 1e9 for way, t in times.items()},
+        "ratio": times[part.ways[1]].ratio_to(times[part.ways[0]]),
+        "whole_bytes": case.whole_bytes,
+        "sent_bytes": sent,
+        "state_bytes": case.calls.state_bytes,
+        "most_allocated_bytes": found["most_bytes"],
+    }
+
+
+def _repeat_rows(row: dict[str, Any], found: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
+    for number, seconds in enumerate(
+        zip(*(t.seconds for t in found["times"].values()), strict=True)
+    ):
+        rates = {
+            f"{way}_gb_per_s": row["whole_bytes"] / s / 1e9
+            for way, s in zip(found["times"], seconds, strict=True)
+        }
+        yield {**row, **rates, "iteration": number + 1, "iteration_ms": 1e3 * sum(seconds)}
+
+
+def _types(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    return {name: "string" if name in _TEXTS else "Float64" for name in rows[0]}
+
+
+def write(part: Part, every: Sequence[Any], study: Study, out: Path, device: torch.device) -> None:
+    """Write a part's tables, draw its figure and print it."""
+    hardware = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else str(machine_facts()["processor"])
+    )
+    rows = [_run_row(part, found, hardware, device) for found in every]
+    repeats = [
+        again for row, found in zip(rows, every, strict=True) for again in _repeat_rows(row, found)
+    ]
+    folder = out / part.folder
+    folder.mkdir()
+    write_table(folder / "runs.csv", rows, {**_types(rows), "iteration_ms": "Float64"})
+    write_table(folder / "iterations.csv", repeats, {**_types(repeats), "loss": "string"})
+    replace_text(folder / STUDY_FILE, study.as_json() + "\n")
+    head = ["what", "method", "rank", *(f"{way} ms (GB/s)" for way in part.ways), "ratio"]
+    head += ["sent", "kept MiB", "allocated MiB"]
+    lines = [
+        [
+            *(row["case"], row["engine"], str(row[part.rank])),
+            *(f"{row[f'{w}_ms']:.1f} ({row[f'{w}_gb_per_s']:.2f})" for w in part.ways),
+            shown(row["ratio"]),
+            shown(row["sent_bytes"] and 100 * row["sent_bytes"] / row["whole_bytes"], 1, "%"),
+            *(shown(row[name] / 2**20, 2) for name in ("state_bytes", "most_allocated_bytes")),
+        ]
+        for row in rows
+    ]
+    sys.stdout.write(f"{as_table(head, lines, (0, 1))}\n")
+    command = [sys.executable, "-m", "plots", str(folder), "--out", str(out)]
+    subprocess.run([*command, "--figure", part.figure], check=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print and write; returns the exit status."""
+    given = _parser().parse_args(argv)
+    study, device = load_study(STUDY), torch.device(given.device)
+    rows = given.rows or (CPU_ROWS if device.type == "cpu" else None)
+    try:
+        if given.out.exists():
+            raise BenchmarkError(f"{given.out}: already there; give a new folder")
+        every = {
+            (part.folder, model): list(points(study, part, model, given.ranks))
+            for part in (MESSAGES, GRADIENTS)
+            for model in given.models
+        }
+    except (BenchmarkError, ConfigError) as error:
+        sys.stderr.write(f"benchmarks.compression: {error}\n")
+        return _EXIT_USAGE
+    given.out.mkdir(parents=True)
+    backend = "gloo" if device.type == "cpu" else "nccl"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    for part, cases_of in ((MESSAGES, message_cases), (GRADIENTS, gradient_cases)):
+        found = []
+        for model in given.models:
+            cases = cases_of(every[part.folder, model], device, rows)
+            found += measure(part, cases, device, given.repeats)
+        write(part, found, study, given.out, device)
+    dist.destroy_process_group()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.compression", description=__doc__.splitlines()[0]
+    )
+    add = parser.add_argument
+    add("out", type=Path, help="a new folder")
+    add("--models", nargs="+", default=["gpt2-2.5B", "gpt2-8.3B", "gpt2-175B"])
+    add("--ranks", nargs="+", type=_positive, default=RANKS)
+    add("--rows", type=_positive, help=f"at most, of a matrix [{CPU_ROWS} on a CPU, else all]")
+    add("--repeats", type=_positive, default=5)
+    add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a whole number from 1")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
