@@ -4,8 +4,8 @@
 
 Shapes are those of the study's models, methods those of its engines; a CPU gets matrices of fewer
 rows, which each line says. OUT is a new folder: ``messages`` and ``gradients`` hold tables as
-``python -m parse`` writes them (``runs.csv``: a line a shape, method and rank; ``iterations.csv``: a
-line a repeat), and their figures are drawn beside them. Throughput is the bytes of what is
+``python -m parse`` writes them (``runs.csv``: a line a shape, method and rank; ``iterations.csv``:
+a line a repeat), and their figures are drawn beside them. Throughput is the bytes of what is
 compressed, in its own type, a second.
 """
 
@@ -26,7 +26,8 @@ from benchmarks.compression_calls import Gradients, Message, made_up, most_alloc
 from benchmarks.report import BenchmarkError, as_table, machine_facts, shown
 from benchmarks.timing import Times, in_turns
 from configs.errors import ConfigError
-from configs.study import Point, Study, load_study
+from configs.schema import Point
+from configs.study import Study, load_study
 from launch.trainers.pipeline import PipelineTrainer
 from optimus_cc import Settings
 from parse.table import STUDY_FILE
@@ -140,12 +141,18 @@ def _dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def measure(part: Part, cases: Sequence[Case], device: torch.device, repeats: int) -> list[Any]:
-    """Times of both ways of each case, all cases in turns, and its memory.
+class Found(NamedTuple):
+    """What was measured of a case."""
 
-    Returns:
-        A dict a case: ``case``, ``times`` (:class:`Times` by way), ``most_bytes``.
-    """
+    case: Case
+    times: dict[str, Times]
+    """By way."""
+    most_bytes: int
+    """Allocated at one time in a call of the first way."""
+
+
+def measure(part: Part, cases: Sequence[Case], device: torch.device, repeats: int) -> list[Found]:
+    """Time both ways of each case, all cases in turns, and see what memory a call takes."""
 
     def finished(work: Callable[[], None]) -> Callable[[], None]:
         def call() -> None:
@@ -162,65 +169,65 @@ def measure(part: Part, cases: Sequence[Case], device: torch.device, repeats: in
     }
     times = in_turns(work, repeats)
     return [
-        {
-            "case": case,
-            "times": {way: times[f"{number} {way}"] for way in part.ways},
-            "most_bytes": most_allocated_bytes(work[f"{number} {part.ways[0]}"], device),
-        }
+        Found(
+            case,
+            {way: times[f"{number} {way}"] for way in part.ways},
+            most_allocated_bytes(work[f"{number} {part.ways[0]}"], device),
+        )
         for number, case in enumerate(cases)
     ]
 
 
-def _run_row(part: Part, found: Any, hardware: str, device: torch.device) -> dict[str, Any]:  # noqa: ANN401
-    case: Case = found["case"]
-    point, rank = case.point, getattr(case.settings, part.rank)
-    name = f"{case.what}, {point.engine}, rank {rank}"
-    times: dict[str, Times] = found["times"]
-    sent = getattr(case.calls, "sent_bytes", None)
+def run_row(part: Part, found: Found, device: torch.device, hardware: str) -> dict[str, Any]:
+    """The line of ``runs.csv``: medians, bytes and memory."""
+    case, times = found.case, found.times
+    rank = getattr(case.settings, part.rank)
+    name = f"{case.what}, {case.point.engine}, rank {rank}"
     return {
         **{"path": name, "label": name, "case": case.what, "model": case.what, "point": name},
-        **{"engine": point.engine, "device": device.type, "hardware": hardware, part.rank: rank},
+        **{"engine": case.point.engine, "device": device.type, "hardware": hardware},
         "dtype": str(_dtype(device)).removeprefix("torch."),
+        part.rank: rank,
         **{"warmup_iterations": 0, "timed_iterations": len(times[part.ways[0]].seconds)},
+        "iteration_ms": 1e3 * sum(taken.median_s for taken in times.values()),
         **{f"{way}_ms": 1e3 * taken.median_s for way, taken in times.items()},
         **{f"{way}_gb_per_s": case.whole_bytes / t.median_s / 1e9 for way, t in times.items()},
         "ratio": times[part.ways[1]].ratio_to(times[part.ways[0]]),
         "whole_bytes": case.whole_bytes,
-        "sent_bytes": sent,
+        "sent_bytes": getattr(case.calls, "sent_bytes", None),
         "state_bytes": case.calls.state_bytes,
-        "most_allocated_bytes": found["most_bytes"],
+        "most_allocated_bytes": found.most_bytes,
     }
 
 
-def _repeat_rows(row: dict[str, Any], found: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
-    for number, seconds in enumerate(
-        zip(*(t.seconds for t in found["times"].values()), strict=True)
-    ):
-        rates = {
-            f"{way}_gb_per_s": row["whole_bytes"] / s / 1e9
-            for way, s in zip(found["times"], seconds, strict=True)
+def repeat_rows(row: dict[str, Any], found: Found) -> Iterator[dict[str, Any]]:
+    """The lines of ``iterations.csv``, of which figures take medians and quartiles."""
+    seconds = [taken.seconds for taken in found.times.values()]
+    for number, taken in enumerate(zip(*seconds, strict=True), 1):
+        ways = zip(found.times, taken, strict=True)
+        yield {
+            **{name: row[name] for name in ("path", "label", "case", "engine")},
+            **{"iteration": number, "iteration_ms": 1e3 * sum(taken)},
+            **{f"{way}_gb_per_s": row["whole_bytes"] / s / 1e9 for way, s in ways},
         }
-        yield {**row, **rates, "iteration": number + 1, "iteration_ms": 1e3 * sum(seconds)}
 
 
 def _types(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     return {name: "string" if name in _TEXTS else "Float64" for name in rows[0]}
 
 
-def write(part: Part, every: Sequence[Any], study: Study, out: Path, device: torch.device) -> None:
+def write(
+    part: Part, every: Sequence[Found], study: Study, out: Path, device: torch.device
+) -> None:
     """Write a part's tables, draw its figure and print it."""
-    hardware = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else str(machine_facts()["processor"])
-    )
-    rows = [_run_row(part, found, hardware, device) for found in every]
-    repeats = [
-        again for row, found in zip(rows, every, strict=True) for again in _repeat_rows(row, found)
-    ]
+    on_cuda = device.type == "cuda"
+    hardware = torch.cuda.get_device_name(device) if on_cuda else machine_facts()["processor"]
+    rows = [run_row(part, found, device, hardware) for found in every]
+    pairs = zip(rows, every, strict=True)
+    repeats = [line for row, found in pairs for line in repeat_rows(row, found)]
     folder = out / part.folder
     folder.mkdir()
-    write_table(folder / "runs.csv", rows, {**_types(rows), "iteration_ms": "Float64"})
+    write_table(folder / "runs.csv", rows, _types(rows))
     write_table(folder / "iterations.csv", repeats, {**_types(repeats), "loss": "string"})
     replace_text(folder / STUDY_FILE, study.as_json() + "\n")
     head = ["what", "method", "rank", *(f"{way} ms (GB/s)" for way in part.ways), "ratio"]
@@ -258,7 +265,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _EXIT_USAGE
     given.out.mkdir(parents=True)
     backend = "gloo" if device.type == "cpu" else "nccl"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
     for part, cases_of in ((MESSAGES, message_cases), (GRADIENTS, gradient_cases)):
         found = []
         for model in given.models:

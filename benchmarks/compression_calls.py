@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -18,6 +20,7 @@ from optimus_cc.selective import PowerSgd
 
 SIGNAL_RANK = 8
 NOISE = 0.1
+_CPU = [ProfilerActivity.CPU]
 
 
 def made_up(shape: torch.Size, dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
@@ -36,12 +39,14 @@ def made_up(shape: torch.Size, dtype: torch.dtype, device: torch.device, seed: i
     generator = torch.Generator(device).manual_seed(seed)
 
     def normal(*sizes: int) -> Tensor:
-        return torch.randn(sizes, generator=generator, device=device)
+        numbers: Tensor = torch.randn(sizes, generator=generator, device=device)
+        return numbers
 
     columns = shape[-1]
     signal = normal(shape.numel() // columns, SIGNAL_RANK) @ normal(SIGNAL_RANK, columns)
     noisy = signal / SIGNAL_RANK**0.5 + NOISE * normal(*signal.shape)
-    return noisy.view(shape).to(dtype)
+    made: Tensor = noisy.view(shape).to(dtype)
+    return made
 
 
 class Message:
@@ -97,6 +102,19 @@ class Gradients:
         return held_bytes(self._one.state_dict())
 
 
+@contextlib.contextmanager
+def _silent_profiler() -> Iterator[None]:
+    """Throw away what torch's profiler prints by itself whenever it starts and stops."""
+    kept = os.dup(2)
+    try:
+        with Path(os.devnull).open("w") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 def most_allocated_bytes(work: Callable[[], object], device: torch.device) -> int:
     """Most bytes of tensors that a call has allocated at one time, those of before left out."""
     if device.type == "cuda":
@@ -105,10 +123,10 @@ def most_allocated_bytes(work: Callable[[], object], device: torch.device) -> in
         torch.cuda.reset_peak_memory_stats()
         work()
         return torch.cuda.max_memory_allocated() - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        work()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
+        with _silent_profiler(), profile(activities=_CPU, profile_memory=True) as recorded:
+            work()
         recorded.export_chrome_trace(str(path))
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     changes = [event for event in events if event["name"] == "[memory]"]
