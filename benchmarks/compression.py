@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -32,11 +31,13 @@ from launch.trainers.pipeline import PipelineTrainer
 from optimus_cc import Settings
 from parse.table import STUDY_FILE
 from parse.write import replace_text, write_table
+from plots.__main__ import main as draw
 
 STUDY = "optimus-cc"
 RANKS = (8, 16, 24, 32, 40)
 CPU_ROWS = 1024
-CPU_STACK = 4
+MOST_CUT = 4
+"""Matrices at once, where their rows are cut."""
 _EXIT_USAGE = 2
 _TEXTS = ("path", "label", "case", "engine", "device", "hardware", "model", "point", "dtype")
 
@@ -100,8 +101,10 @@ def points(study: Study, part: Part, model: str, ranks: Sequence[int]) -> Iterat
             yield study.make_point({"model": model, "engine": engine, **given})
 
 
-def message_cases(found: Sequence[Point], device: torch.device, rows: int | None) -> list[Case]:
-    """The message between two stages, cut to some rows where they are given."""
+def message_cases(
+    found: Sequence[Point], device: torch.device, rows: int | None
+) -> Iterator[list[Case]]:
+    """The message between two stages, cut to some rows where they are given; all in one list."""
     model = found[0].model
     sequence, micro_batch = model.seq_length, found[0].micro_batch_size
     if rows is not None:
@@ -112,29 +115,33 @@ def message_cases(found: Sequence[Point], device: torch.device, rows: int | None
     cut = "" if sequence == model.seq_length else f" (of {whole})"
     what = f"{model.name}, {sequence * micro_batch}{cut} x {model.hidden}"
     every = [settings_of(point) for point in found]
-    return [
+    yield [
         Case(point, settings, what, message.nbytes, Message(settings, message))
         for point, settings in zip(found, every, strict=True)
     ]
 
 
-def gradient_cases(found: Sequence[Point], device: torch.device, rows: int | None) -> list[Case]:
-    """The feed-forward block's first matrices of a stage, cut in rows and number where asked."""
+def gradient_cases(
+    found: Sequence[Point], device: torch.device, rows: int | None
+) -> Iterator[list[Case]]:
+    """The feed-forward block's first matrices of a stage, one case at a time for their memory.
+
+    Where rows are given, they are those of some matrices together.
+    """
     point = found[0]
     model, whole = point.model, point.model.ffn // point.tp
-    height = whole if rows is None else min(whole, rows)
     count = model.layers // point.pp
-    stack = count if rows is None else min(count, CPU_STACK)
+    stack = count if rows is None else min(count, MOST_CUT)
+    height = whole if rows is None else max(1, min(whole, rows // stack))
     shape = torch.Size((stack, height, model.hidden))
     matrices = made_up(shape, _dtype(device), device, seed=2)
     cut = "" if (stack, height) == (count, whole) else f" (of {count} x {whole})"
     what = f"{model.name}, {stack} x {height}{cut} x {model.hidden}"
     assert dist.group.WORLD is not None
-    every = [settings_of(point) for point in found]
-    return [
-        Case(p, settings, what, matrices.nbytes, Gradients(settings, matrices, dist.group.WORLD))
-        for p, settings in zip(found, every, strict=True)
-    ]
+    for point in found:
+        settings = settings_of(point)
+        calls = Gradients(settings, matrices, dist.group.WORLD)
+        yield [Case(point, settings, what, matrices.nbytes, calls)]
 
 
 def _dtype(device: torch.device) -> torch.dtype:
@@ -149,6 +156,8 @@ class Found(NamedTuple):
     """By way."""
     most_bytes: int
     """Allocated at one time in a call of the first way."""
+    state_bytes: int
+    sent_bytes: int | None
 
 
 def measure(part: Part, cases: Sequence[Case], device: torch.device, repeats: int) -> list[Found]:
@@ -170,9 +179,11 @@ def measure(part: Part, cases: Sequence[Case], device: torch.device, repeats: in
     times = in_turns(work, repeats)
     return [
         Found(
-            case,
+            case._replace(calls=None),  # Its tensors are not needed any more.
             {way: times[f"{number} {way}"] for way in part.ways},
             most_allocated_bytes(work[f"{number} {part.ways[0]}"], device),
+            case.calls.state_bytes,
+            getattr(case.calls, "sent_bytes", None),
         )
         for number, case in enumerate(cases)
     ]
@@ -194,8 +205,8 @@ def run_row(part: Part, found: Found, device: torch.device, hardware: str) -> di
         **{f"{way}_gb_per_s": case.whole_bytes / t.median_s / 1e9 for way, t in times.items()},
         "ratio": times[part.ways[1]].ratio_to(times[part.ways[0]]),
         "whole_bytes": case.whole_bytes,
-        "sent_bytes": getattr(case.calls, "sent_bytes", None),
-        "state_bytes": case.calls.state_bytes,
+        "sent_bytes": found.sent_bytes,
+        "state_bytes": found.state_bytes,
         "most_allocated_bytes": found.most_bytes,
     }
 
@@ -243,38 +254,45 @@ def write(
         for row in rows
     ]
     sys.stdout.write(f"{as_table(head, lines, (0, 1))}\n")
-    command = [sys.executable, "-m", "plots", str(folder), "--out", str(out)]
-    subprocess.run([*command, "--figure", part.figure], check=True)
+    if draw([str(folder), "--out", str(out), "--figure", part.figure]):
+        raise BenchmarkError(f"{folder}: its figure could not be drawn")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and write; returns the exit status."""
     given = _parser().parse_args(argv)
-    study, device = load_study(STUDY), torch.device(given.device)
-    rows = given.rows or (CPU_ROWS if device.type == "cpu" else None)
     try:
         if given.out.exists():
             raise BenchmarkError(f"{given.out}: already there; give a new folder")
-        every = {
-            (part.folder, model): list(points(study, part, model, given.ranks))
-            for part in (MESSAGES, GRADIENTS)
-            for model in given.models
-        }
+        run(given, load_study(STUDY))
     except (BenchmarkError, ConfigError) as error:
         sys.stderr.write(f"benchmarks.compression: {error}\n")
         return _EXIT_USAGE
-    given.out.mkdir(parents=True)
-    backend = "gloo" if device.type == "cpu" else "nccl"
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=0, world_size=1)
-    for part, cases_of in ((MESSAGES, message_cases), (GRADIENTS, gradient_cases)):
-        found = []
-        for model in given.models:
-            cases = cases_of(every[part.folder, model], device, rows)
-            found += measure(part, cases, device, given.repeats)
-        write(part, found, study, given.out, device)
-    dist.destroy_process_group()
     return 0
+
+
+def run(given: argparse.Namespace, study: Study) -> None:
+    """Measure both parts; the folder is made once all models are known to be there."""
+    device = torch.device(given.device)
+    rows = given.rows or (CPU_ROWS if device.type == "cpu" else None)
+    every = {
+        (part, model): list(points(study, part, model, given.ranks))
+        for part in (MESSAGES, GRADIENTS)
+        for model in given.models
+    }
+    given.out.mkdir(parents=True)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    backend = "gloo" if device.type == "cpu" else "nccl"
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    try:
+        for part, cases_of in ((MESSAGES, message_cases), (GRADIENTS, gradient_cases)):
+            found = []
+            for model in given.models:
+                for cases in cases_of(every[part, model], device, rows):
+                    found += measure(part, cases, device, given.repeats)
+            write(part, found, study, given.out, device)
+    finally:
+        dist.destroy_process_group()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -285,7 +303,7 @@ def _parser() -> argparse.ArgumentParser:
     add("out", type=Path, help="a new folder")
     add("--models", nargs="+", default=["gpt2-2.5B", "gpt2-8.3B", "gpt2-175B"])
     add("--ranks", nargs="+", type=_positive, default=RANKS)
-    add("--rows", type=_positive, help=f"at most, of a matrix [{CPU_ROWS} on a CPU, else all]")
+    add("--rows", type=_positive, help=f"at most, of a message [{CPU_ROWS} on a CPU, else all]")
     add("--repeats", type=_positive, default=5)
     add("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     return parser
