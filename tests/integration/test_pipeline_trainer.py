@@ -207,6 +207,9 @@ def test_phases_are_means_of_those_of_the_stages(events):
         for name, times in event["stages_ms"].items():
             assert len(times) == 4
             assert sum(times) / 4 == pytest.approx(event[f"{name}_ms"], abs=2e-3)
+        stages = event["stages_ms"]
+        assert min(stages["compute"]) > 0
+        assert [ms > 0 for ms in stages["embedding"]] == [True, False, False, True]
 
 
 @pytest.mark.parametrize(
