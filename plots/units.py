@@ -86,6 +86,7 @@ _KNOWN = {
 }
 _ENDINGS = {
     "_ms": _TIME,
+    "_gb_per_s": (Scale("MB/s", 1e-3), Scale("GB/s", 1.0)),
     "_per_s": (Scale("1/s", 1.0),),
     "_s": (Scale("s", 1.0),),
     "_percent": (Scale("%", 1.0),),

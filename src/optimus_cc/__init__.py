@@ -13,9 +13,10 @@ They run on ``torch.distributed.pipelining`` (:mod:`optimus_cc.pipelining`) and 
 
 from optimus_cc.gradients import GradientReduction, Stage
 from optimus_cc.settings import Settings, SettingsError, add_arguments, from_arguments
-from optimus_cc.traffic import Kind, Traffic
+from optimus_cc.traffic import COMPRESSION, Kind, Traffic
 
 __all__ = [
+    "COMPRESSION",
     "GradientReduction",
     "Kind",
     "Settings",

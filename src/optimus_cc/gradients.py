@@ -16,7 +16,7 @@ from torch import Tensor, distributed as dist
 from optimus_cc.embedding import TiedEmbedding
 from optimus_cc.selective import PowerSgd
 from optimus_cc.settings import Settings
-from optimus_cc.traffic import Kind, Traffic
+from optimus_cc.traffic import COMPRESSION, Kind, Traffic
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class GradientReduction:
             settings: which schemes are used.
             num_iterations: of the whole training, of which SC's warm-up is a share.
             tied: the tied embedding on a rank that has it; its weight is one of ``parameters``.
-            traffic: where what is sent is counted.
+            traffic: where what is sent is counted and timed.
 
         Raises:
             SettingsError: the settings do not go with the pipeline.
@@ -88,12 +88,15 @@ class GradientReduction:
             compressed: list[Tensor] = []
             if self._power_sgd is not None and self._iteration >= self._warm_up:
                 compressed = [g for g in gradients if self._power_sgd.takes(g)]
-                self._power_sgd.average(compressed)
+                with self._traffic.timed(COMPRESSION):
+                    self._power_sgd.average(compressed)
             small = {id(g) for g in compressed}
-            self._average_whole([g for g in gradients if id(g) not in small])
+            with self._traffic.timed(Kind.GRADIENTS):
+                self._average_whole([g for g in gradients if id(g) not in small])
         if self._tied is not None:
             gradient = gradient_of(self._tied.weight)
-            self._tied.add(gradient, self._num_replicas)
+            with self._traffic.timed(Kind.EMBEDDING):
+                self._tied.add(gradient, self._num_replicas)
             num_ranks = dist.get_world_size(self._tied.group)
             self._traffic.all_reduce(Kind.EMBEDDING, gradient, num_ranks)
         self._iteration += 1

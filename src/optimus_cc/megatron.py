@@ -24,7 +24,7 @@ from torch import Tensor, distributed as dist
 from optimus_cc.backpropagation import BackwardCompressor
 from optimus_cc.gradients import GradientReduction
 from optimus_cc.settings import NO_INTERLEAVING, Settings, SettingsError
-from optimus_cc.traffic import Kind, Traffic
+from optimus_cc.traffic import COMPRESSION, Kind, Traffic
 
 Messages = Tensor | Sequence[Tensor | None] | None
 
@@ -52,7 +52,7 @@ class CompressedCommunicator(P2PCommunicator):
             config: the model's.
             settings: whether and how messages are compressed; the same on all ranks.
             device: of this rank.
-            traffic: where sent messages are counted.
+            traffic: where sent messages are counted and timed.
 
         Raises:
             SettingsError: the schedule is an interleaved one, the pipeline is one stage, or the
@@ -134,10 +134,11 @@ class CompressedCommunicator(P2PCommunicator):
         if is_first_stage:
             return listed
         compress = self.compressor.compress
-        return [
-            None if grad is None else compress(grad, in_epilogue, stream)
-            for stream, grad in enumerate(listed)
-        ]
+        with self.traffic.timed(COMPRESSION):
+            return [
+                None if grad is None else compress(grad, in_epilogue, stream)
+                for stream, grad in enumerate(listed)
+            ]
 
     def _received_shapes(self, shapes: list[Any], in_epilogue: bool) -> list[torch.Size]:
         return [self.compressor.received_shape(shape, in_epilogue) for shape in shapes]
@@ -146,10 +147,11 @@ class CompressedCommunicator(P2PCommunicator):
         self, received: Sequence[Tensor | None], shapes: list[Any], *, in_epilogue: bool
     ) -> list[Tensor | None]:
         restore = self.compressor.restore
-        return [
-            None if tensor is None else restore(tensor, shape, in_epilogue)
-            for tensor, shape in zip(received, shapes, strict=True)
-        ]
+        with self.traffic.timed(COMPRESSION):
+            return [
+                None if tensor is None else restore(tensor, shape, in_epilogue)
+                for tensor, shape in zip(received, shapes, strict=True)
+            ]
 
     def _communicate(
         self,
@@ -172,19 +174,40 @@ class CompressedCommunicator(P2PCommunicator):
         if tensor_send_next is not None:
             self.traffic.message(Kind.FORWARD, tensor_send_next)
         planned = [
-            (dist.irecv, from_prev, self.prev_rank),
-            (dist.irecv, from_next, self.next_rank),
-            (dist.isend, tensor_send_prev, self.prev_rank),
-            (dist.isend, tensor_send_next, self.next_rank),
+            (Kind.FORWARD, dist.irecv, from_prev, self.prev_rank),
+            (Kind.BACKWARD, dist.irecv, from_next, self.next_rank),
+            (Kind.BACKWARD, dist.isend, tensor_send_prev, self.prev_rank),
+            (Kind.FORWARD, dist.isend, tensor_send_next, self.next_rank),
         ]
-        operations = [
-            dist.P2POp(operation, tensor.detach(), peer, self.pp_group)
-            for operation, tensor, peer in planned
-            if tensor is not None
-        ]
-        for work in dist.batch_isend_irecv(operations) if operations else []:
-            work.wait()
+        self._exchange(
+            [
+                (kind, dist.P2POp(operation, tensor.detach(), peer, self.pp_group))
+                for kind, operation, tensor, peer in planned
+                if tensor is not None
+            ]
+        )
         return from_prev, from_next, None
+
+    def _exchange(self, operations: list[tuple[Kind, dist.P2POp]]) -> None:
+        """Post operations, then wait for each in their order, timed as its own kind.
+
+        What is waited for first is what is received, the neighbour's computing included; a message
+        sent counts for as long as it is under way after that. NCCL would block operations that are
+        not posted together, and ends those that are as one: there all of an exchange counts as the
+        kind that is received, or sent where nothing is.
+        """
+        together = self.device.type == "cuda" and operations
+        batches = [operations] if together else [[one] for one in operations]
+        posted = []
+        for batch in batches:
+            kind = batch[0][0]
+            with self.traffic.timed(kind):
+                works = dist.batch_isend_irecv([operation for _, operation in batch])
+            posted.append((kind, works))
+        for kind, works in posted:
+            with self.traffic.timed(kind):
+                for work in works:
+                    work.wait()
 
     def _buffer(self, shape: Any) -> Tensor:  # noqa: ANN401 - torch.Size, tuple or list
         dtype = self.config.pipeline_dtype

@@ -16,11 +16,15 @@ from torch.distributed.pipelining import PipelineStage
 
 from optimus_cc.backpropagation import BackwardCompressor, in_epilogue
 from optimus_cc.settings import NO_INTERLEAVING, Settings, SettingsError
-from optimus_cc.traffic import Kind, Traffic
+from optimus_cc.traffic import COMPRESSION, Kind, Traffic
 
 
 class CompressedStage(PipelineStage):
-    """A pipeline stage that sends activation gradients as the settings say."""
+    """A pipeline stage that sends activation gradients as the settings say.
+
+    Messages are counted but not timed, their compression is: the stage only says what is to be
+    sent, and the schedule posts it and waits for it in functions of its own.
+    """
 
     def __init__(
         self,
@@ -41,7 +45,7 @@ class CompressedStage(PipelineStage):
             num_stages: as many as there are ranks in ``group``.
             device: of this rank.
             settings: whether and how messages are compressed; the same on all ranks.
-            traffic: where sent messages are counted.
+            traffic: where sent messages are counted, and compression is timed.
             options: ``group``, ``input_args`` and the like.
 
         Raises:
@@ -69,8 +73,9 @@ class CompressedStage(PipelineStage):
         """As ``PipelineStage`` has it, with compressed gradients in place of whole ones."""
         operations = super().get_bwd_send_ops(bwd_chunk_id)
         late = self._in_epilogue(bwd_chunk_id, self.stage_index - 1)
-        for stream, operation in enumerate(operations):
-            operation.tensor = self.compressor.compress(operation.tensor, late, stream)
+        with self.traffic.timed(COMPRESSION):
+            for stream, operation in enumerate(operations):
+                operation.tensor = self.compressor.compress(operation.tensor, late, stream)
         return operations
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
@@ -89,8 +94,9 @@ class CompressedStage(PipelineStage):
 
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[Tensor | None, ...]:
         late = self._in_epilogue(bwd_chunk_id, self.stage_index)
-        for gradient, received in self._awaited.pop(bwd_chunk_id, ()):
-            gradient.copy_(self.compressor.restore(received, gradient.shape, late))
+        with self.traffic.timed(COMPRESSION):
+            for gradient, received in self._awaited.pop(bwd_chunk_id, ()):
+                gradient.copy_(self.compressor.restore(received, gradient.shape, late))
         gradients: tuple[Tensor | None, ...] = super()._retrieve_recv_grads(bwd_chunk_id)
         return gradients
 

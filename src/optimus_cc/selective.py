@@ -83,7 +83,8 @@ class PowerSgd:
         """The mean of P or Q over the ranks, fp32; it travels in the gradients' own type."""
         wire = factors.to(dtype)
         num_ranks = dist.get_world_size(self._group)
-        dist.all_reduce(wire, group=self._group)
+        with self._traffic.timed(Kind.GRADIENTS):
+            dist.all_reduce(wire, group=self._group)
         self._traffic.all_reduce(Kind.GRADIENTS, wire, num_ranks, compressed=True)
         return wire.float() / num_ranks
 

@@ -14,6 +14,8 @@ from configs.errors import ConfigError
 from configs.study import load_study
 from launch import evaluate
 from launch.trainers.pipeline import PipelineTrainer
+from optimus_cc import Settings
+from optimus_cc.memory import state_bytes
 
 pytestmark = pytest.mark.slow
 WORKER = Path(__file__).resolve().parents[1] / "support" / "pipeline_worker.py"
@@ -191,11 +193,36 @@ def test_gradients_are_compressed_after_the_warm_up(events):
     assert len(set(sent[1:])) == 1
 
 
+def test_memory_of_compression_is_that_of_the_rank_with_most(events):
+    """The first stage keeps its gradients', the last one its messages'; one layer of GPT-2."""
+    matrices = [(96, 32), (32, 32), (64, 32), (32, 64), (16, 32)]
+    settings = PipelineTrainer().ds_config(point_of(SCHEMES))["optimus_cc"]
+    shapes = [torch.Size((16, 2, 32))], [torch.Size(shape) for shape in matrices]
+    first, last = (state_bytes(Settings(**settings), stage, *shapes) for stage in (0, 1))
+    assert first > last > 0
+    (end,) = events("schemes", "end")
+    assert end["compression_state_mib"] == first / 2**20
+    assert "device_peak_mib" not in end
+    assert events("replicas", "end")[0]["compression_state_mib"] == 0
+    assert events("bf16", "end")[0]["compression_state_mib"] == last / 2**20
+
+
 def test_phases_add_up_to_the_iteration(events):
     for event in events("replicas"):
         parts = [event[f"{name}_ms"] for name in STUDY.phases]
         assert all(part > 0 for part in parts)
         assert sum(parts) <= event["iteration_ms"]
+
+
+def test_phases_are_means_of_those_of_the_stages(events):
+    for event in events("four-stages"):
+        assert list(event["stages_ms"]) == list(STUDY.phases)
+        for name, times in event["stages_ms"].items():
+            assert len(times) == 4
+            assert sum(times) / 4 == pytest.approx(event[f"{name}_ms"], abs=2e-3)
+        stages = event["stages_ms"]
+        assert min(stages["compute"]) > 0
+        assert [ms > 0 for ms in stages["embedding"]] == [True, False, False, True]
 
 
 @pytest.mark.parametrize(

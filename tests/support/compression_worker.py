@@ -7,13 +7,22 @@ Writes ``OUT/RANK.pt``, results by name.
 
 import sys
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import distributed as dist, nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
-from optimus_cc import GradientReduction, Kind, Settings, SettingsError, Stage, Traffic
+from optimus_cc import (
+    GradientReduction,
+    Kind,
+    Settings,
+    SettingsError,
+    Stage,
+    Traffic,
+    traffic as traffic_module,
+)
 from optimus_cc.embedding import Place, TiedEmbedding, make_group
 from optimus_cc.pipelining import CompressedStage
 from optimus_cc.selective import register_power_sgd
@@ -113,6 +122,7 @@ def pipelines(groups):
         "below": Pipeline(four, backward(NARROW - 1), 8).run(),
         "lep": Pipeline(four, backward(2, use_error_feedback=True), 8).run(),
         "no-lep": Pipeline(four, backward(2), 8).run(),
+        "compression-time": compression_time(four),
         "whole-bf16": Pipeline(four, Settings(), 8, torch.bfloat16).run(),
         "narrow-bf16": Pipeline(four, backward(NARROW), 8, torch.bfloat16).run(),
     }
@@ -121,6 +131,27 @@ def pipelines(groups):
             results[f"late-{name}-{count}"] = Pipeline(group, late, count).run(1)
         results[f"late-{name}-gpipe"] = Pipeline(group, late, 6, kind=ScheduleGPipe).run(1)
     return results
+
+
+def compression_time(ranks):
+    """Of an iteration, on a clock that stands still but while messages are made and restored."""
+    pipeline = Pipeline(ranks, backward(2), 8)
+    pipeline.traffic._device = CPU
+    clock = mock.Mock(now=0.0, perf_counter=lambda: clock.now)
+
+    def slow(call, seconds):
+        def slower(*arguments):
+            clock.now += seconds
+            return call(*arguments)
+
+        return slower
+
+    compressor = pipeline.stage.compressor
+    compressor.compress = slow(compressor.compress, 1.0)
+    compressor.restore = slow(compressor.restore, 100.0)
+    with mock.patch.object(traffic_module, "time", clock):
+        pipeline.iteration(0)
+        return pipeline.traffic.seconds()
 
 
 def refusals():

@@ -5,9 +5,12 @@
 Writes ``OUT/RANK.pt``, results by name.
 """
 
+import contextlib
 import inspect
 import sys
+from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import torch
 from megatron.core import parallel_state
@@ -23,7 +26,16 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import distributed as dist
 
 from launch.trainer import megatron_cpu
-from optimus_cc import GradientReduction, Kind, Settings, SettingsError, Stage, Traffic
+from optimus_cc import (
+    GradientReduction,
+    Kind,
+    Settings,
+    SettingsError,
+    Stage,
+    Traffic,
+    low_rank,
+    traffic as traffic_module,
+)
 from optimus_cc.embedding import Place, TiedEmbedding, make_group
 from optimus_cc.megatron import CompressedCommunicator, FinalizeGradients
 
@@ -94,7 +106,7 @@ class Training:
         self.groups = ProcessGroupCollection.use_mpu_process_groups()
         self.config = transformer_config(tp, pp)
         self.model = gpt(self.config, self.groups)
-        self.traffic = Traffic()
+        self.traffic = Traffic(CPU)
         self.stage = self.groups.pp.rank()
         has_embedding = self.stage in (0, pp - 1)
         shard = self.groups.tp.rank() if shard is None else shard
@@ -213,7 +225,71 @@ def two_replicas_two_stages():
         "replicas-fused": Training(1, 2, Settings(emb_comm_opt=True)).run(),
         "replicas-all-schemes": Training(1, 2, everything).run(iterations=5, rate=0.1),
         "replicas-none": Training(1, 2, Settings()).run(iterations=5, rate=0.1),
+        "times-of-all-schemes": timed(everything),
+        "times-of-none": timed(Settings()),
     }
+
+
+class MadeUpClock:
+    """Stands still but in the calls that communicate or compress, and notes what they took."""
+
+    def __init__(self, stage):
+        self.now, self.took, self.stage = 0.0, Counter(), stage
+
+    def perf_counter(self):
+        return self.now
+
+    def pass_by(self, kind, seconds):
+        self.now += seconds
+        self.took[kind] += seconds
+
+    def exchange(self, operations):
+        """Of two stages: what the first one sends and the last one receives goes forward."""
+        works = EXCHANGE(operations)
+        sent = [operation.op is dist.isend for operation in operations]
+        kinds = ["forward" if is_send == (self.stage == 0) else "backward" for is_send in sent]
+        for kind, is_send, work in zip(kinds, sent, works, strict=True):
+            self.pass_by(kind, 1.0 if is_send else 2.0)
+            wait = mock.Mock(side_effect=lambda kind=kind, wait=work.wait: self.wait(kind, wait))
+            yield mock.Mock(wait=wait)
+
+    def wait(self, kind, wait):
+        wait()
+        self.pass_by(kind, 4.0)
+
+    def reduce(self, tensor, *others, group, **options):
+        ranks = dist.get_process_group_ranks(group)
+        if len(ranks) > 1:  # The loss is added over the tensor-parallel ranks, of which one is.
+            stages = {rank // 2 for rank in ranks}
+            self.pass_by("gradients" if len(stages) == 1 else "embedding", 8.0)
+        return REDUCE(tensor, *others, group=group, **options)
+
+    def compress(self, matrices):
+        self.pass_by("compression", 16.0)
+        return ORTHONORMAL(matrices)
+
+    def in_place(self):
+        """The calls, each of which takes its time on this clock and is otherwise as it was."""
+        return (
+            mock.patch.object(traffic_module, "time", self),
+            mock.patch.object(dist, "batch_isend_irecv", lambda ops: list(self.exchange(ops))),
+            mock.patch.object(dist, "all_reduce", self.reduce),
+            mock.patch.object(low_rank, "orthonormal", self.compress),
+        )
+
+
+EXCHANGE, REDUCE, ORTHONORMAL = dist.batch_isend_irecv, dist.all_reduce, low_rank.orthonormal
+
+
+def timed(settings):
+    """What two iterations took by kind: as counted in the calls, and as the traffic has it."""
+    training = Training(1, 2, settings)
+    clock = MadeUpClock(training.stage)
+    with contextlib.ExitStack() as stack:
+        for patch in clock.in_place():
+            stack.enter_context(patch)
+        training.run(iterations=2)
+        return {"took": dict(clock.took), "timed": training.traffic.seconds()}
 
 
 def refused(groups, **changes):

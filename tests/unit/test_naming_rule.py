@@ -28,6 +28,8 @@ OWN_WORDS = {
     "benchmarks/gpu_check": "asks the plugin itself for its policies",
     "benchmarks/host.py": "asks the plugin itself for its policies",
     "benchmarks/host_engines.py": "asks the plugin itself for its policies",
+    "benchmarks/compression.py": "asks the second package itself for its methods",
+    "benchmarks/compression_calls.py": "asks the second package itself for its methods",
     "benchmarks/fit": "fits the performance model to the paper's figures",
 }
 """Files and folders that speak a language of their own, and why."""

@@ -27,13 +27,14 @@ from launch.trainer.metrics import (
     finite_or_none,
     iteration_fields,
 )
+from launch.trainer.pipeline.measured import measure
 from launch.trainer.pipeline.runtime import distributed, versions
 from launch.trainer.pipeline.stage import Rank, make_rank, settings_of
 from launch.trainer.ranks import Ranks
 from launch.trainer.runfile import RunFile
 from launch.trainer.scalars import Scalars, scalars_of_run
 from launch.trainer.schedule import evaluates_after, learning_rate, saves_after
-from optimus_cc import Kind
+from optimus_cc.memory import held_bytes
 
 
 class Training:
@@ -60,6 +61,7 @@ class Training:
             for samples in build_samples(run)
         )
         self.sent_bytes: Counter[str] = Counter()
+        self.device_peak_bytes = 0
         self.validation_loss: float | None = None
 
     def begin(self) -> int:
@@ -82,23 +84,24 @@ class Training:
         for iteration in range(first, point.iterations + 1):
             begin = time.perf_counter()
             loss, norm = self._train_one(iteration)
+            measured = measure(self.rank, time.perf_counter() - begin)
+            self.sent_bytes.update(measured.sent_bytes)
             result = log.IterationResult(
                 iteration=iteration,
-                seconds=time.perf_counter() - begin,
+                seconds=measured.seconds,
                 loss=loss,
                 learning_rate=learning_rate(point, iteration),
                 skipped=not math.isfinite(norm),
             )
             if self.ranks.is_last:
                 log.write_line(log.iteration_line(point, result))
-            sent = self._sent_bytes()
+            peak_bytes = self._peak_bytes()
             if self.ranks.is_first:
-                fields = iteration_fields(point, result, self._phases(), norm, self._peak_bytes())
-                fields |= sent
+                phases = measured.phases_ms
+                fields = iteration_fields(point, result, phases, norm, peak_bytes)
+                fields |= {**measured.sent_bytes, "stages_ms": measured.stages_ms}
                 metrics.write("iteration", fields)
                 scalars.write(fields, point.global_batch_size * point.model.seq_length)
-            else:
-                self._phases()
             if evaluates_after(point, iteration):
                 self.evaluate(iteration, metrics, scalars)
             if saves_after(point, iteration):
@@ -114,26 +117,12 @@ class Training:
             norm = rank.optimizer.step(iteration)
         return loss, norm
 
-    def _phases(self) -> dict[str, float]:
-        """Time of each part; the reduction runs inside the schedule."""
-        phases = self.rank.clock.take()
-        phases["schedule_ms"] -= phases["reduction_ms"]
-        return phases
-
-    def _sent_bytes(self) -> dict[str, int]:
-        """Bytes that all ranks sent in this iteration, by kind of communication."""
-        mine = torch.tensor([self.rank.traffic.sent[kind].sent_bytes for kind in Kind])
-        total = mine.to(self.rank.device)
-        dist.all_reduce(total)
-        sent = {f"{kind}_bytes": int(n) for kind, n in zip(Kind, total.tolist(), strict=True)}
-        self.sent_bytes.update(sent)
-        return sent
-
     def _peak_bytes(self) -> int | None:
         if self.rank.device.type != "cuda":
             return None
         peak = torch.cuda.max_memory_allocated()
         torch.cuda.reset_peak_memory_stats()
+        self.device_peak_bytes = max(self.device_peak_bytes, peak)
         return peak
 
     def evaluate(self, iteration: int, metrics: MetricsFile, scalars: Scalars) -> None:
@@ -168,12 +157,13 @@ class Training:
             log.write_line(log.checkpoint_line(iteration, path))
 
     def results(self) -> dict[str, float | None]:
-        """Numbers of the whole run: the last evaluation, and what all ranks sent."""
+        """Numbers of the whole run: the last evaluation, what all ranks sent, and memory.
+
+        Every rank calls it.
+        """
         loss = self.validation_loss
-        mib = {
-            f"{name.removesuffix('_bytes')}_mib": count / 2**20
-            for name, count in self.sent_bytes.items()
-        }
+        count = {**self.sent_bytes, **self._memory_bytes()}
+        mib = {f"{name.removesuffix('_bytes')}_mib": n / 2**20 for name, n in count.items()}
         if loss is None:
             return {**mib}
         perplexity = finite_or_none(log.perplexity(loss))
@@ -182,6 +172,16 @@ class Training:
             "validation_loss": finite_or_none(loss),
             "validation_perplexity": perplexity,
         }
+
+    def _memory_bytes(self) -> dict[str, int]:
+        """Of the rank with most: what compression keeps, and the device's peak if there is one."""
+        state = self.rank.compression_state()
+        sizes = {"compression_state_bytes": held_bytes(state)}
+        if self.rank.device.type == "cuda":
+            sizes["device_peak_bytes"] = self.device_peak_bytes
+        most = torch.tensor(list(sizes.values()), device=self.rank.device)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        return dict(zip(sizes, most.tolist(), strict=True))
 
     def digests(self) -> tuple[str, str]:
         """Fingerprints of the weights, and of master weights and moments, of all ranks."""

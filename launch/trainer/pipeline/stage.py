@@ -19,14 +19,32 @@ from launch.trainer.model import DTYPES, Stage as Part, causal_mask, make_gpt
 from launch.trainer.pipeline.optimizer import Optimizer
 from launch.trainer.pipeline.runtime import process_groups
 from launch.trainer.runfile import RunFile
-from optimus_cc import GradientReduction, Settings, SettingsError, Stage, Traffic
+from optimus_cc import (
+    COMPRESSION,
+    GradientReduction,
+    Kind,
+    Settings,
+    SettingsError,
+    Stage,
+    Traffic,
+)
 from optimus_cc.embedding import Place, TiedEmbedding, make_group
 
 BLOCK = "optimus_cc"
 """Key of ``ds_config.json`` that holds the settings of :class:`optimus_cc.Settings`."""
-PHASES = ("schedule", "reduction", "update")
+CLOCK_PHASES = ("schedule", "update")
+"""What the clock of a rank times: all that the schedule does, and the update."""
+COMMUNICATION = {
+    "forward_messages": Kind.FORWARD,
+    "backward_messages": Kind.BACKWARD,
+    "compression": COMPRESSION,
+    "gradients": Kind.GRADIENTS,
+    "embedding": Kind.EMBEDDING,
+}
+"""Phases of an iteration that are communication, and their names in :class:`optimus_cc.Traffic`."""
+PHASES = ("compute", *COMMUNICATION, "update")
 """Parts of an iteration. In a pipeline one micro-batch's forward runs beside another's backward, so
-that these are one part: all micro-batches, the messages between stages and the waiting for them."""
+that both are one part: what of the schedule is no communication."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +104,23 @@ class Rank:
         dist.broadcast(total, src=last, group=self.groups.pp)
         return total.item() / self.point.dp
 
-    def state_dict(self) -> dict[str, Any]:
-        """All of this rank that training goes on from."""
+    def phases_ms(self) -> dict[str, float]:
+        """Time of each of :data:`PHASES` since the iteration's begin, on this rank."""
+        clock, seconds = self.clock.take(), self.traffic.seconds()
+        communication = {name: 1e3 * seconds[part] for name, part in COMMUNICATION.items()}
+        compute = clock["schedule_ms"] - sum(communication.values())
+        return {"compute": compute, **communication, "update": clock["update_ms"]}
+
+    def compression_state(self) -> dict[str, Any]:
+        """What compression of messages and gradients keeps between its calls."""
         return {
-            "optimizer": self.optimizer.state_dict(),
             "messages": self.communicator.compressor.state_dict(),
             "reduction": self.reduction.state_dict(),
         }
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of this rank that training goes on from."""
+        return {"optimizer": self.optimizer.state_dict(), **self.compression_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what :meth:`state_dict` gave."""
@@ -143,7 +171,7 @@ def make_rank(run: RunFile, device: torch.device) -> Rank:
     part = Part(groups.pp.rank(), point.pp)
     # Norms and learned positions are made in fp32, whatever the model's type.
     model = make_gpt(point, device.type == "cpu", part).to(device, DTYPES[point.dtype])
-    traffic, clock = Traffic(), PhaseClock(device, PHASES)
+    traffic = Traffic(device)
     reduction = GradientReduction(
         model.parameters(),
         Stage(part.index, point.pp, groups.dp),
@@ -152,13 +180,7 @@ def make_rank(run: RunFile, device: torch.device) -> Rank:
         tied=_tied(point, model, part, groups, settings),
         traffic=traffic,
     )
-    finalize = FinalizeGradients(reduction)
-
-    def timed(*arguments: Any, **options: Any) -> None:  # noqa: ANN401 - passed on
-        with clock.phase("reduction"):
-            finalize(*arguments, **options)
-
-    model.config.finalize_model_grads_func = timed
+    model.config.finalize_model_grads_func = FinalizeGradients(reduction)
     return Rank(
         point=point,
         device=device,
@@ -173,7 +195,7 @@ def make_rank(run: RunFile, device: torch.device) -> Rank:
         optimizer=Optimizer(
             list(model.parameters()), point, groups.mp, is_first_shard=groups.tp.rank() == 0
         ),
-        clock=clock,
+        clock=PhaseClock(device, CLOCK_PHASES),
         mask=causal_mask(point, device),
     )
 

@@ -145,6 +145,16 @@ def test_all_schemes_together_send_less_of_every_kind(results):
         assert schemes["bytes"]["forward"] == none["bytes"]["forward"]
 
 
+def test_every_call_counts_in_the_time_of_its_kind_and_in_no_other(results):
+    """On a clock that stands still but in those calls."""
+    for rank in results:
+        schemes, none = (rank[f"times-of-{name}"] for name in ("all-schemes", "none"))
+        assert schemes["timed"] == schemes["took"]
+        assert none["timed"] == none["took"] | {"compression": 0.0}
+        for kind in ("forward", "backward", "gradients", "embedding"):
+            assert none["took"][kind] > 0
+
+
 def test_what_cannot_be_compressed_is_refused_by_name(results):
     interleaved = results[0]["interleaved"]
     assert interleaved.startswith("virtual_pipeline_model_parallel_size = 2: the schedule is inter")

@@ -117,6 +117,13 @@ def test_activations_are_counted_and_never_compressed(results):
     assert results[3]["below"]["forward_bytes"] == 0
 
 
+def test_making_and_restoring_messages_is_timed_and_nothing_else_is(results):
+    """Eight messages a link; the first stage sends none back, the last one gets none."""
+    expected = [800.0, 808.0, 808.0, 8.0]
+    assert [rank["compression-time"].pop("compression") for rank in results] == expected
+    assert not any(any(rank["compression-time"].values()) for rank in results)
+
+
 def test_several_stages_a_rank_are_refused_by_name(results):
     assert results[0]["interleaved"].startswith("num_stages = 8: 4 ranks would hold several stages")
     assert "interleaved schedules" in results[0]["interleaved"]
