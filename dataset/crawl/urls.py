@@ -21,27 +21,9 @@ SHORTEST_CHARACTERS = 9
 REASONS = ("domain", "extension", "too short", "malformed", "duplicate")
 # Below a country's two letters these are no site's own name: it stands before them (x.co.uk).
 SHARED_LABELS = frozenset(
-    [
-        "ac",
-        "co",
-        "com",
-        "edu",
-        "gen",
-        "go",
-        "gob",
-        "gov",
-        "id",
-        "ind",
-        "info",
-        "mil",
-        "ne",
-        "net",
-        "nom",
-        "or",
-        "org",
-        "web",
-    ]
-)
+    ("ac", "asso", "biz", "co", "com", "edu", "gen", "go", "gob", "gouv", "gov", "id", "ind",
+     "info", "mil", "ne", "net", "nom", "or", "org", "sch", "web")
+)  # fmt: skip
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _UNFIT = re.compile(r"[\s\x00-\x20\x7f]")
 
@@ -176,7 +158,8 @@ def sift(reading: Reading, blacklist: Path, output: Path) -> dict[str, int]:
             progress.reach(block.consumed_bytes, f"{counts['written']:,} kept")
         progress.close()
         if not counts["written"]:
-            raise DatasetError(f"no address stays: {_listed(counts)}")
+            first = f"; the first bad line is {reading.words(bad[0])}" if bad else ""
+            raise DatasetError(f"no address stays: {_listed(counts)}{first}")
         counts["bad lines"] = len(bad)
         write_report(output, counts, map(reading.words, bad))
     return dict(counts)

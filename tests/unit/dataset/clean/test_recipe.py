@@ -130,7 +130,7 @@ def test_what_the_input_holds_often_is_a_common_phrase_and_stays(tmp_path):
     (tmp_path / "eval.txt").write_text(f"{rare}\n{common}")
     texts = [f"{filler(n)} {common} {rare if n < 2 else ''} {filler(n + 9)}" for n in range(3)]
     reading = write(tmp_path / "in.jsonl", texts)
-    ngrams = Ngrams(words=17, max_matches=3)
+    ngrams = Ngrams(max_matches=3)  # both have 17 words, of which 13 are enough
     settings = CleanSettings(decontaminate=(tmp_path / "eval.txt",), ngrams=ngrams)
     output = tmp_path / "out.jsonl"
     counts = clean(reading, settings, output, 1, stop_at_bad=True)
