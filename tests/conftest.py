@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["hub", "processes"]
+pytest_plugins = ["hub", "processes", "web_site"]
 
 # The ops that `make setup` built ahead; without it DeepSpeed would compile for minutes.
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))

@@ -8,15 +8,30 @@ document that falls into many pieces goes whole.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-NGRAM_WORDS = 13
-# Shorter evaluation texts count as a whole from here; below, they could be in any text.
-FEWEST_WORDS = 8
-MARGIN_CHARACTERS = 200
-SHORTEST_PIECE_CHARACTERS = 200
-MOST_MATCHES = 10
 _WORD = re.compile(r"\w+")
+_LAST_SENTENCE_END = re.compile(r".*[.!?]", re.DOTALL)
+_SENTENCE_END = re.compile(r"[.!?]")
+
+
+@dataclass(frozen=True)
+class Ngrams:
+    """What counts as shared, and what goes with it; the defaults are the recipe's."""
+
+    words: int = 13
+    fewest_words: int = 8
+    """Shorter evaluation texts count as a whole from here; below, they could be in any text."""
+    margin_characters: int = 200
+    shortest_characters: int = 200
+    """What is left between two cuts goes below this."""
+    most_pieces: int = 10
+    whole_sentences: bool = False
+    """Cut on to the next end of a sentence on either side, as the recipe's program does."""
+    max_matches: int | None = None
+    """What the input holds this many times or more is a common phrase and stays."""
 
 
 class Contamination:
@@ -24,55 +39,76 @@ class Contamination:
 
     Args:
         texts: The evaluation texts.
+        ngrams: What counts as shared.
+        common: Sequences that are none of the evaluation's alone and stay.
     """
 
-    def __init__(self, texts: Iterable[str]) -> None:
+    def __init__(
+        self, texts: Iterable[str], ngrams: Ngrams = Ngrams(), common: frozenset[str] = frozenset()
+    ) -> None:
+        self._ngrams = ngrams
         self._sequences: dict[int, set[str]] = {}
         for text in texts:
             words = _WORD.findall(text.lower())
-            size = min(NGRAM_WORDS, len(words))
-            if size >= FEWEST_WORDS:
+            size = min(ngrams.words, len(words))
+            if size >= ngrams.fewest_words:
                 known = self._sequences.setdefault(size, set())
-                known.update(_windows(words, size))
+                known.update(set(_windows(words, size)) - common)
         self._sizes = sorted(self._sequences, reverse=True)
 
     def __len__(self) -> int:
         """Sequences known."""
         return sum(map(len, self._sequences.values()))
 
+    def count(self, text: str) -> Counter[str]:
+        """How often a text holds each known sequence, those that overlap as well."""
+        # Without these, of a common phrase of 20 words only the first 13 would be common.
+        return Counter(sequence for _, _, sequence in self._matches(text, overlapping=True))
+
     def clean(self, text: str) -> list[str]:
         """What is left of a text: itself when it is clean, pieces of it, or nothing."""
         matches = list(self._matches(text))
         if not matches:
             return [text]
-        if len(matches) > MOST_MATCHES:
-            return []
         pieces, start = [], 0
-        for begin, end in matches:
-            pieces.append(text[start : max(start, begin - MARGIN_CHARACTERS)])
-            start = max(start, min(len(text), end + MARGIN_CHARACTERS))
+        for begin, end, _ in matches:
+            pieces.append(text[start : self._cut_from(text, start, begin)])
+            start = max(start, self._cut_to(text, end))
         pieces.append(text[start:])
-        return [piece for piece in pieces if len(piece) >= SHORTEST_PIECE_CHARACTERS]
+        left = [piece for piece in pieces if len(piece) >= self._ngrams.shortest_characters]
+        return left if len(left) <= self._ngrams.most_pieces else []
 
-    def _matches(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where sequences begin and end, without overlaps."""
+    def _cut_from(self, text: str, start: int, begin: int) -> int:
+        """Where the piece from ``start`` ends that comes before a match."""
+        last = max(start, begin - self._ngrams.margin_characters)
+        if not self._ngrams.whole_sentences:
+            return last
+        found = _LAST_SENTENCE_END.match(text, start, last)
+        return found.end() if found else start
+
+    def _cut_to(self, text: str, end: int) -> int:
+        """Where the text goes on after a match."""
+        first = min(len(text), end + self._ngrams.margin_characters)
+        if not self._ngrams.whole_sentences:
+            return first
+        found = _SENTENCE_END.search(text, first)
+        return found.end() if found else len(text)
+
+    def _matches(self, text: str, overlapping: bool = False) -> Iterator[tuple[int, int, str]]:
+        """Where sequences begin and end, and which they are."""
         # Lower case word by word: of a whole text it can change positions.
         found = list(_WORD.finditer(text))
         words = [match[0].lower() for match in found]
         at = 0
         while at < len(words):
-            size = next(
-                (
-                    size
-                    for size in self._sizes
-                    if at + size <= len(words)
-                    and " ".join(words[at : at + size]) in self._sequences[size]
-                ),
-                0,
-            )
-            if size:
-                yield found[at].start(), found[at + size - 1].end()
-            at += size or 1
+            for size in self._sizes:
+                sequence = " ".join(words[at : at + size])
+                if sequence in self._sequences[size]:
+                    yield found[at].start(), found[at + size - 1].end(), sequence
+                    at += 1 if overlapping else size
+                    break
+            else:
+                at += 1
 
 
 def _windows(words: list[str], size: int) -> Iterator[str]:

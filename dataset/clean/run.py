@@ -2,30 +2,51 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import lzma
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from dataset.clean import steps
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset.clean import fingerprints, groups, steps
 from dataset.clean.duplicates import Seen
-from dataset.clean.steps import CleanSettings
+from dataset.clean.steps import Cleaned, CleanSettings
 from dataset.errors import DatasetError
-from dataset.files import require_writable, writing
+from dataset.outputs import JSON_LINES, report_path, require_new, write_report, written
 from dataset.pool import ordered
 from dataset.progress import Progress
 from dataset.readers.blocks import Bad, Reading, blocks
 
-ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst")
+
+@dataclass(frozen=True)
+class Memory:
+    """Files about near-duplicates, beyond the output."""
+
+    load: tuple[Path, ...] = ()
+    """Fingerprints of earlier runs: what is like theirs goes."""
+    save: Path | None = None
+    """Where the fingerprints of what this run keeps go."""
+    groups: Path | None = None
+    """Where it goes which text went because of which."""
+
+    @property
+    def written(self) -> dict[str, Path]:
+        """The files to write, by their options."""
+        paths = {"--save-fingerprints": self.save, "--groups": self.groups}
+        return {flag: path for flag, path in paths.items() if path}
 
 
 def clean(
-    reading: Reading, settings: CleanSettings, output: Path, workers: int, stop_at_bad: bool
+    reading: Reading,
+    settings: CleanSettings,
+    output: Path,
+    workers: int,
+    stop_at_bad: bool,
+    memory: Memory = Memory(),
 ) -> dict[str, int]:
     """Clean files into one file of JSON lines, in the input's order, with a report beside it.
 
@@ -37,6 +58,7 @@ def clean(
         output: File to write, packed by its ending; must not exist.
         workers: Processes.
         stop_at_bad: Whether a record that cannot be used ends it.
+        memory: Files about near-duplicates.
 
     Returns:
         What was done, counted by name.
@@ -46,72 +68,101 @@ def clean(
             bad, or none has text.
     """
     settings.require_usable()
-    _require_output(output)
+    require_new(output, JSON_LINES)
+    for flag, path in {"--output": report_path(output), **memory.written}.items():
+        require_new(path, flag=flag)
     # Here as well as in every worker: its errors are the user's.
     steps.Cleaner(settings)
-    seen = None if settings.near_duplicates is None else Seen(settings.near_duplicates)
+    kept = None if settings.near_duplicates is None else _Kept(settings, memory)
+    settings = _without_common(reading, settings, workers)
     counts: Counter[str] = Counter(dict.fromkeys(settings.counted(), 0))
     bad: list[Bad] = []
-    progress = Progress("cleaning", reading.total_bytes)
-    work = partial(steps.work, settings)
-    with _written(output) as file, closing(ordered(work, blocks(reading), workers)) as results:
-        for block in results:
+    with written(output, report_path(output), *memory.written.values()) as file:
+        for block in _blocks(reading, settings, workers, counts):
             bad += block.bad
             if bad and stop_at_bad:
                 raise DatasetError(
                     f"{reading.words(bad[0])}; --bad-lines skip leaves such lines out"
                 )
             counts.update(block.counts)  # += would drop those that are 0
-            for line, values in zip(block.lines, block.signatures, strict=True):
-                if seen and values is not None and not seen.is_new(values):
+            for line, values, name in zip(block.lines, block.signatures, block.names, strict=True):
+                if kept and values is not None and not kept.keeps(values, name):
                     counts["dropped: near-duplicate"] += 1
                     continue
                 file.write(line)
                 counts["written"] += 1
-            progress.reach(block.consumed_bytes, f"{counts['written']:,} kept")
-        progress.close()
         if not counts["read"]:
             first = f" ({reading.words(bad[0])})" if bad else ""
             raise DatasetError(f"the input holds no text under '{settings.key}'{first}")
-    counts["bad lines"] = len(bad)
-    report = {"counts": dict(counts), "bad_lines": [reading.words(one) for one in bad]}
-    with writing(report_path(output)):
-        report_path(output).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        counts["bad lines"] = len(bad)
+        if kept:
+            kept.write()
+        write_report(output, counts, map(reading.words, bad))
     return dict(counts)
 
 
-def report_path(output: Path) -> Path:
-    """Where the counts and the bad lines of a cleaned file are."""
-    return output.with_name(f"{output.name}.report.json")
+def _blocks(
+    reading: Reading, settings: CleanSettings, workers: int, counts: Counter[str]
+) -> Iterator[Cleaned]:
+    progress = Progress("cleaning", reading.total_bytes)
+    work = partial(steps.work, settings)
+    with closing(ordered(work, blocks(reading), workers)) as results:
+        for block in results:
+            yield block
+            progress.reach(block.consumed_bytes, f"{counts['written']:,} kept")
+    progress.close()
 
 
-def _require_output(output: Path) -> None:
-    if not output.name.endswith(ENDINGS):
-        raise DatasetError(f"--output {output}: the name must end in {', '.join(ENDINGS)}")
-    for path in (output, report_path(output)):
-        if path.exists():
-            raise DatasetError(f"--output: {path} is there already; give another name")
-    require_writable(output, "--output")
+def _without_common(reading: Reading, settings: CleanSettings, workers: int) -> CleanSettings:
+    """The settings, with what the input holds often enough to be a common phrase."""
+    most = settings.ngrams.max_matches
+    if most is None or not settings.decontaminate:
+        return settings
+    found: Counter[str] = Counter()
+    progress = Progress("counting phrases", reading.total_bytes)
+    work = partial(steps.count_matches, settings)
+    with closing(ordered(work, blocks(reading), workers)) as results:
+        for consumed_bytes, counted in results:
+            found.update(counted)
+            progress.reach(consumed_bytes, f"{len(found):,} found")
+    progress.close()
+    common = frozenset(sequence for sequence, count in found.items() if count >= most)
+    return replace(settings, common=common)
 
 
-@contextmanager
-def _written(output: Path) -> Iterator[Any]:
-    draft = output.with_name(f".unfinished-{output.name}")
-    try:
-        with writing(output), _packed(draft, output.suffix) as file:
-            yield file
-        draft.replace(output)
-    finally:
-        draft.unlink(missing_ok=True)
+class _Kept:
+    """What was kept, here and in earlier runs, and what went because of it."""
 
+    def __init__(self, settings: CleanSettings, memory: Memory) -> None:
+        assert settings.near_duplicates is not None
+        self._memory, self._sketch = memory, settings.sketch
+        self._seen = Seen(settings.near_duplicates, settings.sketch)
+        self._names: list[str] = []
+        self._groups: dict[int, list[tuple[str, float]]] = {}
+        for path in memory.load:
+            for values, name in fingerprints.load(path, settings.sketch):
+                self._seen.add(values)
+                self._names.append(name)
+        self._num_before = len(self._names)
 
-def _packed(path: Path, suffix: str) -> Any:  # noqa: ANN401
-    if suffix == ".gz":
-        return gzip.open(path, "wb")
-    if suffix == ".xz":
-        return lzma.open(path, "wb")
-    if suffix == ".zst":
-        import pyarrow
+    def keeps(self, values: NDArray[np.uint32], name: str) -> bool:
+        """Whether nothing alike was kept; then this text is."""
+        alike = self._seen.alike(values)
+        if alike is None:
+            self._names.append(name if self._memory.written else "")
+        elif self._memory.groups:
+            self._groups.setdefault(alike.number, []).append((name, alike.similarity))
+        return alike is None
 
-        return pyarrow.CompressedOutputStream(str(path), "zstd")
-    return path.open("wb")
+    def write(self) -> None:
+        """Write the files that were asked for."""
+        new = slice(self._num_before, None)
+        if self._memory.save:
+            fingerprints.save(
+                self._memory.save, self._sketch, self._seen.kept[new], self._names[new]
+            )
+        if self._memory.groups:
+            groups.write(
+                self._memory.groups,
+                [(self._names[kept], gone) for kept, gone in sorted(self._groups.items())],
+            )

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.clean.contamination import FEWEST_WORDS, Contamination
-from dataset.clean.duplicates import signature
+from dataset.clean import groups
+from dataset.clean.contamination import Contamination, Ngrams
+from dataset.clean.duplicates import Sketch
 from dataset.errors import DatasetError
 from dataset.readers import inputs
-from dataset.readers.blocks import Bad, Block, Reading, blocks
+from dataset.readers.blocks import Bad, Block, Reading, Record, blocks
 
 # Not needed for anything else, so not among the packages that every run needs.
 LIBRARIES = {"ftfy": "6.3.1", "py3langid": "0.4.0", "datasketch": "2.0.0"}
@@ -32,6 +33,10 @@ class CleanSettings:
 
     key: str = "text"
     """Field that holds the text."""
+    id_key: str = "id"
+    """Field that names the text."""
+    remove_groups: tuple[Path, ...] = ()
+    """Files with groups of texts, of which all but the first go."""
     fix_text: bool = False
     """Mend text that was decoded wrongly on its way, HTML entities, odd quotes."""
     languages: tuple[str, ...] = ()
@@ -40,20 +45,30 @@ class CleanSettings:
     """Least probability of the language, over 0, up to 1."""
     min_words: int = 0
     max_words: int | None = None
+    min_characters: int = 0
     near_duplicates: float | None = None
-    """Share of equal five-word stretches (Jaccard) from which a text is a duplicate."""
+    """Share of equal stretches of words (Jaccard) from which a text is a duplicate."""
+    sketch: Sketch = field(default_factory=Sketch)
+    needs_names: bool = False
+    """Whether the names of texts are asked for, so that each must have one."""
     decontaminate: tuple[Path, ...] = ()
     """Files with evaluation texts."""
+    decontaminate_keys: tuple[str, ...] = ()
+    """Fields with the evaluation texts, each by itself; that of the text when empty."""
+    ngrams: Ngrams = field(default_factory=Ngrams)
+    common: frozenset[str] = frozenset()
+    """Sequences of evaluation texts that stay, see `Ngrams.max_matches`."""
 
     def counted(self) -> list[str]:
         """Names of what is counted, whether it happens or not."""
         names = {
+            "dropped: in a group": bool(self.remove_groups),
             "fixed": self.fix_text,
             "dropped: empty": True,
             "dropped: language": bool(self.languages),
             "contaminated": bool(self.decontaminate),
             "dropped: contaminated": bool(self.decontaminate),
-            "dropped: too short": self.min_words > 0,
+            "dropped: too short": self.min_words > 0 or self.min_characters > 0,
             "dropped: too long": self.max_words is not None,
             "dropped: near-duplicate": self.near_duplicates is not None,
         }
@@ -88,35 +103,63 @@ class Cleaned:
     consumed_bytes: int
     lines: list[bytes] = field(default_factory=list)
     signatures: list[NDArray[np.uint32] | None] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    """Of the texts; empty where a record has none and none is needed."""
     counts: Counter[str] = field(default_factory=Counter)
     bad: list[Bad] = field(default_factory=list)
 
 
 class Cleaner:
-    """The chosen steps, in the order: fix, language, decontamination, length."""
+    """The chosen steps, in the order: groups, fix, language, decontamination, length."""
 
     def __init__(self, settings: CleanSettings) -> None:
         """Load what the steps need.
 
         Raises:
-            DatasetError: A language is not known, or the evaluation texts cannot be used.
+            DatasetError: A language is not known, or the evaluation texts or the groups cannot be
+                used.
         """
         self._settings = settings
+        self._gone = groups.to_remove(settings.remove_groups)
         self._languages = _language_model(settings.languages) if settings.languages else None
-        self._contamination = _contamination(settings) if settings.decontaminate else None
+        self._contamination = contamination(settings) if settings.decontaminate else None
 
     def of_block(self, block: Block) -> Cleaned:
-        """Clean a block."""
+        """Clean a block.
+
+        Raises:
+            DatasetError: A text has no name and needs one.
+        """
         key, done = self._settings.key, Cleaned(block.consumed_bytes)
         for record in block.records((key,), done.bad):
             done.counts["read"] += 1
-            for left in self.clean("\n".join(record.texts[key]), done.counts):
-                fields = {**record.fields, key: left}
+            text = "\n".join(record.texts[key])
+            name = self._name(record, text)
+            if name in self._gone:
+                done.counts["dropped: in a group"] += 1
+                continue
+            left = self.clean(text, done.counts)
+            for number, piece in enumerate(left):
+                fields = {**record.fields, key: piece}
+                if name and len(left) > 1:
+                    fields[self._settings.id_key] = f"{name}-{number}"
                 line = json.dumps(fields, ensure_ascii=False, default=str)
                 done.lines.append(line.encode() + b"\n")
                 wanted = self._settings.near_duplicates is not None
-                done.signatures.append(signature(left) if wanted else None)
+                done.signatures.append(self._settings.sketch.of(piece) if wanted else None)
+                done.names.append(f"{name}-{number}" if len(left) > 1 else name)
         return done
+
+    def _name(self, record: Record, text: str) -> str:
+        value = record.fields.get(self._settings.id_key)
+        if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
+            return str(value)
+        if self._settings.needs_names or self._gone:
+            raise DatasetError(
+                f"line {record.line}, {text[:40]!r}: no name under '{self._settings.id_key}', "
+                "which groups need: choose the field that names a text with --id-key"
+            )
+        return ""
 
     def clean(self, text: str, counts: Counter[str]) -> list[str]:
         """What is left of a text: one text as a rule, none, or pieces of it.
@@ -149,6 +192,9 @@ class Cleaner:
 
     def _has_right_length(self, text: str, counts: Counter[str]) -> bool:
         fewest, most = self._settings.min_words, self._settings.max_words
+        if len(text) < self._settings.min_characters:
+            counts["dropped: too short"] += 1
+            return False
         if not fewest and most is None:
             return True
         num_words = len(text.split())
@@ -174,25 +220,35 @@ def _language_model(languages: tuple[str, ...]) -> Any:  # noqa: ANN401
     return model
 
 
-def _contamination(settings: CleanSettings) -> Contamination:
+def contamination(settings: CleanSettings) -> Contamination:
+    """The evaluation texts of settings.
+
+    Raises:
+        DatasetError: They cannot be used.
+    """
     names = [str(path) for path in settings.decontaminate]
     files = inputs.find(names, flag="--decontaminate")
     # A text file of evaluation texts has one a line.
-    reading = Reading(files, (settings.key,), "line")
+    reading = Reading(files, settings.decontaminate_keys or (settings.key,), "line")
 
     def texts() -> Iterator[str]:
         bad: list[Bad] = []
         for block in blocks(reading):
             for record in block.records(reading.keys, bad):
-                yield "\n".join(record.texts[settings.key])
+                for some in record.texts.values():
+                    yield from some
         if bad:
-            raise DatasetError(f"--decontaminate {reading.words(bad[0])}")
+            raise DatasetError(
+                f"--decontaminate {reading.words(bad[0])}; --decontaminate-keys says where its "
+                "texts are"
+            )
 
-    found = Contamination(texts())
-    if not len(found):
+    found = Contamination(texts(), settings.ngrams, settings.common)
+    # All may be common.
+    if not len(found) and not settings.common:
         raise DatasetError(
-            f"--decontaminate {' '.join(names)}: holds no evaluation text of {FEWEST_WORDS} words "
-            "or more"
+            f"--decontaminate {' '.join(names)}: holds no evaluation text of "
+            f"{settings.ngrams.fewest_words} words or more"
         )
     return found
 
@@ -205,3 +261,20 @@ def _cleaner(settings: CleanSettings) -> Cleaner:
 def work(settings: CleanSettings, block: Block) -> Cleaned:
     """Clean one block in this process."""
     return _cleaner(settings).of_block(block)
+
+
+@cache
+def _known(settings: CleanSettings) -> Contamination:
+    return contamination(settings)
+
+
+def count_matches(settings: CleanSettings, block: Block) -> tuple[int, Counter[str]]:
+    """Count in this process how often a block holds each sequence of the evaluation texts.
+
+    Returns:
+        How far in the input the block ends, in bytes, and the counts.
+    """
+    found: Counter[str] = Counter()
+    for record in block.records((settings.key,), []):
+        found.update(_known(settings).count("\n".join(record.texts[settings.key])))
+    return block.consumed_bytes, found

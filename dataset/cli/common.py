@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from dataset.files import visible
+from dataset.outputs import report_path
 
 MOST_MEGABYTES = 1 << 20
+DAY_S = 86_400
 
 
 def say(line: str) -> None:
@@ -23,6 +25,13 @@ def tell(line: str) -> None:
     """Write what is worth knowing and no result."""
     sys.stderr.write(visible(line, kept="\n") + "\n")
     sys.stderr.flush()
+
+
+def tell_counts(counts: Mapping[str, int], output: Path) -> None:
+    """Write what was counted, and where it is written, too."""
+    for name, count in sorted(counts.items()):
+        tell(f"{name:28} {count:>12,}")
+    tell(f"counts and bad lines: {report_path(output)}")
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -52,6 +61,19 @@ def positive(text: str, most: int = 1 << 22) -> int:
     number = int(text)
     if not 1 <= number <= most:
         raise argparse.ArgumentTypeError(f"{text}: must be at least 1 and at most {most}")
+    return number
+
+
+def count(text: str) -> int:
+    """A whole number from 0."""
+    return 0 if text == "0" else positive(text)
+
+
+def seconds(text: str) -> float:
+    """A time, from 0 to a day."""
+    number = float(text)
+    if not 0 <= number <= DAY_S:
+        raise argparse.ArgumentTypeError(f"{text}: must be at least 0 and at most {DAY_S}")
     return number
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from dataset.cli import clean, pairs, prepare
+from dataset.cli import clean, crawl, pairs, prepare
 from dataset.cli.common import FlagParser, tell
 from dataset.errors import DatasetError
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m dataset", description="Text to tokens.", allow_abbrev=False
     )
     commands = parser.add_subparsers(dest="command", required=True, parser_class=FlagParser)
-    for module in (prepare, pairs, clean):
+    for module in (prepare, pairs, crawl, clean):
         module.add(commands)
     arguments = parser.parse_args(argv)
     try:

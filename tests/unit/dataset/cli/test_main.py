@@ -63,6 +63,37 @@ def text(tmp_path):
             ["CLEAN", "--decontaminate", "{text}"],
             "some text.jsonl: holds no evaluation text of 8 words or more",
         ),
+        (["CLEAN", "--groups", "g"], "--groups g: means nothing without --near-duplicates"),
+        (
+            ["CLEAN", "--ngram-margin", "0"],
+            "--ngram-margin 0: means nothing without --decontaminate",
+        ),
+        (
+            ["CLEAN", "--preset", "openwebtext-tasks"],
+            "--ngram-whole-sentences: means nothing without --decontaminate",
+        ),
+        (
+            ["CLEAN", "--decontaminate", "{text}", "--ngram-words", "7"],
+            "--ngram-fewest-words 8: more than --ngram-words 7",
+        ),
+        (["CLEAN", "--remove-groups", "none"], "--remove-groups none: cannot be read"),
+        (
+            ["CLEAN", "--near-duplicates", "--load-fingerprints", "none"],
+            "none: missing, damaged or no fingerprints",
+        ),
+        (
+            ["shuffle", "--input", "{text}", "--output", "{text}", "--seed", "1"],
+            "is there already",
+        ),
+        (["urls", "--input", "{text}", "--output", "o.jsonl"], "must end in .txt"),
+        (
+            ["urls", "--input", "{text}", "--output", "o.txt"],
+            "no address stays: none came; the first bad line is",
+        ),
+        (
+            ["DOWNLOAD", "/", "--extract", "visible"],
+            "--user-agent '/': give a name such as",
+        ),
     ],
 )
 def test_wrong_use_gets_a_line_and_exit_code_2(
@@ -73,6 +104,9 @@ def test_wrong_use_gets_a_line_and_exit_code_2(
         arguments = ["prepare", "--input", "{text}", "--output-prefix", "p", *arguments[1:]]
     if arguments[0] == "CLEAN":
         arguments = ["clean", "--input", "{text}", "--output", "o.jsonl", *arguments[1:]]
+    if arguments[0] == "DOWNLOAD":
+        arguments = ["download", "--input", "{text}", "--output", "o.jsonl", "--user-agent",
+                     *arguments[1:]]  # fmt: skip
     assert main([argument.format(text=text) for argument in arguments]) == 2
     out, err = capsys.readouterr()
     assert message in err
@@ -105,6 +139,12 @@ def test_wrong_use_gets_a_line_and_exit_code_2(
         (["prepare", "--out=x"], "--out=x; did you mean --output-prefix?"),
         (["prepare", "--zzz"], "unrecognized arguments: --zzz\n"),
         (["clean", "--input", "x", "--output", "y", "--near-duplicates", "2"], "at most 1"),
+        (["clean", "--preset", "none"], "invalid choice: 'none'"),
+        (["shuffle", "--seed", "-1"], "-1: must be at least 1"),
+        (["shuffle", "--input", "x", "--output", "y"], "required: --seed"),
+        (["download", "--input", "x", "--output", "y"], "required: --user-agent"),
+        (["download", "--host-delay", "-1"], "-1: must be at least 0 and at most 86400"),
+        (["download", "--timeout", "0"], "0: must be at least 1"),
     ],
 )
 def test_wrong_flags_are_argparses_to_name(capsys, arguments, message):

@@ -1,0 +1,1 @@
+"""Web pages to texts: addresses sifted, pages fetched with manners."""
