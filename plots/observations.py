@@ -158,6 +158,9 @@ def _along(table: pd.DataFrame, figure: Figure, study: Study) -> pd.Series:
         values = values.map(places).astype(float)
     elif figure.complement:
         values = (1.0 - values).round(6)
+    row = field_row(study.all_fields, figure.x)
+    if row.names:
+        values = values.mask(table[figure.x].map(row.text).isin(row.names))
     # Engines that do not take the field stand beside the axis, not on it.
     return values.where(taken(table, figure.x, study), 0.0)
 

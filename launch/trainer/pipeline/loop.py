@@ -21,6 +21,7 @@ from launch.trainer.checkpoint import (
     set_random_states,
 )
 from launch.trainer.data import MicroBatches, build_samples
+from launch.trainer.link import LinkBytes
 from launch.trainer.metrics import (
     MetricsFile,
     evaluation_fields,
@@ -60,6 +61,7 @@ class Training:
             for samples in build_samples(run)
         )
         self.sent_bytes: Counter[str] = Counter()
+        self.link = LinkBytes(run.point)
         self.validation_loss: float | None = None
 
     def begin(self) -> int:
@@ -80,6 +82,7 @@ class Training:
         point = self.point
         dist.barrier()
         for iteration in range(first, point.iterations + 1):
+            self.link.begin()
             begin = time.perf_counter()
             loss, norm = self._train_one(iteration)
             result = log.IterationResult(
@@ -92,6 +95,7 @@ class Training:
             if self.ranks.is_last:
                 log.write_line(log.iteration_line(point, result))
             sent = self._sent_bytes()
+            self.link.end()
             if self.ranks.is_first:
                 fields = iteration_fields(point, result, self._phases(), norm, self._peak_bytes())
                 fields |= sent
@@ -168,12 +172,17 @@ class Training:
             log.write_line(log.checkpoint_line(iteration, path))
 
     def results(self) -> dict[str, float | None]:
-        """Numbers of the whole run: the last evaluation, and what all ranks sent."""
+        """Numbers of the whole run: the last evaluation, and what all ranks sent.
+
+        Every rank calls it.
+        """
         loss = self.validation_loss
         mib = {
             f"{name.removesuffix('_bytes')}_mib": count / 2**20
             for name, count in self.sent_bytes.items()
         }
+        mib["counted_sent_mib"] = sum(mib.values())
+        mib |= self.link.results(self.rank.device)
         if loss is None:
             return {**mib}
         perplexity = finite_or_none(log.perplexity(loss))
