@@ -29,8 +29,8 @@ class FieldRow(Table):
     """A number of elements, which reads ``10M``."""
     unit: str = ""
     """After the value in names, labels and legends."""
-    names: dict[str, str] = Field(default_factory=dict)
-    """What a value that is no place on an axis is called instead, by its text."""
+    zero: str = ""
+    """What 0 is called where it is no place on an axis, such as no limit at all."""
     only_some_engines: bool = False
     """Engines that do not list it have it at its default; where set, it belongs to their name."""
     in_pairs: Literal["same", "prefer", "free"] = "same"
@@ -75,8 +75,9 @@ class FieldRow(Table):
         """Title and value: ``stride 2``; a switch that is on is its title alone."""
         if self.type == "bool":
             return self.title if value else f"no {self.title}"
-        text = self.text(value)
-        return self.names.get(text) or f"{self.title} {text} {self.unit}".strip()
+        if self.zero and not value:
+            return self.zero
+        return f"{self.title} {self.text(value)} {self.unit}".strip()
 
     @property
     def axis_label(self) -> str:
@@ -117,7 +118,7 @@ CORE_FIELDS: dict[str, FieldRow] = {
     "link_mbit": FieldRow(
         title="link",
         unit="Mbit/s",
-        names={"0": "links as they are"},
+        zero="links as they are",
         added_later=True,
         axis="rate of each rank's link, either way, shaped (Mbit/s)",
     ),
