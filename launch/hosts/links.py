@@ -40,11 +40,12 @@ def lacks(point: Point, machine: Machine, launcher: Launcher, wandb: str | None)
     none = "give link_mbit = 0 for links as they are"
     if point.num_ranks == 1:
         reason = f"one rank has no link to another; {none}, or a dp or pp above 1"
-    elif launcher.is_far or launcher.kind != TORCHRUN:
-        reason = (
-            "links are shaped between ranks of one machine that torchrun starts; leave out "
-            f"--hostfile, --srun, --node-rank and --launcher {launcher.kind}, or {none}"
-        )
+    elif launcher.is_far:
+        only = "links are shaped between ranks of one machine"
+        reason = f"{only}; leave out --hostfile, --srun and --nnodes, or {none}"
+    elif launcher.kind != TORCHRUN:
+        only = "links are shaped between ranks that torchrun starts"
+        reason = f"{only}; leave out --launcher {launcher.kind}, or {none}"
     elif runs_on_gpu(point, machine):
         reason = (
             "GPUs of one machine exchange through its memory, whatever links there are; give "

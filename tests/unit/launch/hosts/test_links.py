@@ -60,7 +60,7 @@ class TestRefusals:
         ("fields", "machine", "words", "wandb", "reason"),
         [
             ({"pp": 1, "dp": 1}, CPU, (), None, "one rank has no link to another"),
-            ({}, CPU, ("--launcher", "deepspeed"), None, "of one machine that torchrun starts"),
+            ({}, CPU, ("--launcher", "deepspeed"), None, "leave out --launcher deepspeed"),
             ({}, GPU, (), None, "GPUs of one machine exchange through its memory"),
             ({"device": "cuda"}, CPU, (), None, "GPUs of one machine exchange through its memory"),
             ({}, CPU, (), "mine", "leave out --wandb"),
