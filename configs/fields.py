@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -26,6 +27,10 @@ class FieldRow(Table):
     choices: tuple[str, ...] = ()
     is_count: bool = False
     """A number of elements, which reads ``10M``."""
+    unit: str = ""
+    """After the value in names, labels and legends."""
+    zero: str = ""
+    """What 0 is called where it is no place on an axis, such as no limit at all."""
     only_some_engines: bool = False
     """Engines that do not list it have it at its default; where set, it belongs to their name."""
     in_pairs: Literal["same", "prefer", "free"] = "same"
@@ -70,12 +75,31 @@ class FieldRow(Table):
         """Title and value: ``stride 2``; a switch that is on is its title alone."""
         if self.type == "bool":
             return self.title if value else f"no {self.title}"
-        return f"{self.title} {self.text(value)}".strip()
+        if self.zero and not value:
+            return self.zero
+        return f"{self.title} {self.text(value)} {self.unit}".strip()
 
     @property
     def axis_label(self) -> str:
         """Label of a figure's axis."""
         return self.axis or self.title
+
+
+def shaped_links(rates: Iterable[object]) -> str:
+    """``20, 50 Mbit/s links, shaped``: what figures and reports say of runs with such links.
+
+    Args:
+        rates: ``link_mbit`` of the runs; what is not known counts as a link as it is.
+
+    Returns:
+        Empty where no link is shaped.
+    """
+    known = [rate if isinstance(rate, int | float) and rate > 0 else 0 for rate in rates]
+    shaped = sorted({rate for rate in known if rate})
+    if not shaped:
+        return ""
+    text = f"{', '.join(f'{rate:g}' for rate in shaped)} Mbit/s links, shaped"
+    return text if all(known) else f"{text}, and links as they are"
 
 
 def count(number: float) -> str:
@@ -91,6 +115,13 @@ CORE_FIELDS: dict[str, FieldRow] = {
     "tp": FieldRow(title="TP", default=1, axis="tensor-parallel ranks", log_axis=True),
     "pp": FieldRow(title="PP", default=1, axis="pipeline stages", log_axis=True),
     "dp": FieldRow(title="DP", default=1, axis="data-parallel ranks", log_axis=True),
+    "link_mbit": FieldRow(
+        title="link",
+        unit="Mbit/s",
+        zero="links as they are",
+        added_later=True,
+        axis="rate of each rank's link, either way, shaped (Mbit/s)",
+    ),
     "micro_batch_size": FieldRow(
         title="micro-batch", default=1, axis="micro-batch (samples)", log_axis=True
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
+from configs.fields import shaped_links
 from configs.naming import Namer, flat
 from configs.schema import Point
 from configs.study import Study, load_study, study_names
@@ -47,7 +48,7 @@ def describe(point: Point, machine: Machine, options: RunOptions, more: Sequence
         prefix, data = "(the embedded corpus)", embedded_words()
     program = options.trainer.program(point, path, prefix)
     port = options.launcher.master_port or 0
-    commands = options.launcher.commands(program, point.num_ranks, port)
+    commands = options.launcher.commands(program, point.num_ranks, port, point.link_mbit)
     seconds = expected.seconds
     time = expected.how if seconds is None else f"about {duration_text(seconds)} ({expected.how})"
     lines = [
@@ -57,6 +58,7 @@ def describe(point: Point, machine: Machine, options: RunOptions, more: Sequence
         commands.describe(),
         f"model    {point.model.num_parameters(point.tp):,} parameters, "
         f"{point.num_ranks} rank(s), {point.iterations} iterations",
+        *([f"links    {links}"] if (links := shaped_links([point.link_mbit])) else []),
         f"data     {data}",
         f"memory   {memory_text(point, machine)}",
         f"time     {time}",

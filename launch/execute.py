@@ -97,7 +97,8 @@ def start_of(
     environment |= scalar_environment(options.tensorboard, options.wandb_project)
     environment |= trainer.environment(point)
     environment |= point.row_environment
-    return launcher.commands(program, point.num_ranks, port), environment
+    commands = launcher.commands(program, point.num_ranks, port, point.link_mbit)
+    return commands, environment
 
 
 def _judged(ending: Ending, folder: RunFolder, point: Point, options: RunOptions) -> Status:

@@ -11,6 +11,7 @@ from configs.schema import Point
 from configs.study_rows import GPU, TWO_RANKS
 from launch.fit.capacity import runs_on_gpu
 from launch.fit.machine import Machine
+from launch.hosts import links
 from launch.task import RunOptions
 
 
@@ -27,6 +28,7 @@ def lacks(point: Point, machine: Machine, options: RunOptions) -> list[str]:
         found.append(f"needs --trainer {own}, and {chosen} was chosen")
     found += options.trainer.refuse(point)
     found += options.launcher.lacks(point)
+    found += links.lacks(point, machine, options.launcher, options.wandb_project)
     return [text for text in found if text]
 
 

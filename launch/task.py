@@ -12,7 +12,7 @@ from typing import Any, Self
 from configs.schema import Point
 from configs.study import Study, default_study
 from launch.data import EMBEDDED, data_prefix, look_at, prepared, require_vocabulary
-from launch.hosts import ranks
+from launch.hosts import namespaces, ranks
 from launch.hosts.launchers import THIS_MACHINE, Launcher
 from launch.process.beside import scalar_environment
 from launch.process.turn import turn
@@ -170,5 +170,6 @@ def _code(point: Point, options: RunOptions) -> dict[str, Any]:
         trainer.environment(point) | point.row_environment,
         [row.model_dump() for row in beside],
     ]
-    entries = (program.name, *(row.module for row in beside), ranks.__name__)
+    entries = [program.name, *(row.module for row in beside), ranks.__name__]
+    entries += [namespaces.__name__] if point.link_mbit else []
     return code_facts(code_of(entries), settings)

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from configs.fields import CORE_FIELDS
 from configs.study import Study, default_study
 from parse.compare.verdict import FAILED, LossVerdict, judge_log
 from parse.errors import LogError
@@ -24,6 +25,8 @@ _OF_MODEL = {
     **{name: f"model.{name}" for name in ("hidden", "heads", "seq_length")},
 }
 """Names that logs give to fields of the model."""
+_LATER_FIELDS = {name: row.default for name, row in CORE_FIELDS.items() if row.added_later}
+"""Fields of every point that older runs do not name: they had the default."""
 
 
 @dataclass
@@ -214,7 +217,7 @@ def _run_of_folder(log: Log, run_json: dict[str, Any]) -> Run:
     point = run_json.get("point")
     run = Run(
         log,
-        point if isinstance(point, dict) else {},
+        {**_LATER_FIELDS, **point} if isinstance(point, dict) and point else {},
         run_json,
         read_json(log.path.parent / "status.json"),
         monitor_files=monitor_files(log.path, own_folder=True),

@@ -84,6 +84,7 @@ def run_columns(study: Study) -> dict[str, str]:
         **dict.fromkeys((*_EVALUATION, *study.results), "Float64"),
         **dict.fromkeys(("point", "older", "busy"), "string"),
         **{name: "Float64" for name in USAGE_COLUMNS if name not in study.results},
+        "link_mbit": "Int64",
     }
 
 

@@ -22,6 +22,7 @@ from typing import Self
 
 from configs.errors import ConfigError
 from configs.schema import Point
+from launch.hosts import namespaces
 from launch.hosts.autotuning import tuned
 from launch.hosts.hostfile import (
     Host,
@@ -243,8 +244,8 @@ class Launcher:
         """Port at which the ranks meet; one that is free here, unless it was given."""
         return self.master_port if self.master_port is not None else free_port()
 
-    def commands(self, program: Program, num_ranks: int, port: int) -> Commands:
-        """Everything that a run of ``program`` starts.
+    def commands(self, program: Program, num_ranks: int, port: int, link_mbit: int = 0) -> Commands:
+        """Everything that a run of ``program`` starts; its links are of this machine alone.
 
         Raises:
             ConfigError: the hosts cannot run so many ranks.
@@ -259,6 +260,9 @@ class Launcher:
         if self.autotuning:
             command = _deepspeed_here(tuned(program), num_ranks, port, self.autotuning)
             return Commands((), (tuple(command),), (num_ranks,))
+        if link_mbit:
+            linked = _behind_links(program, num_ranks, port, link_mbit)
+            return Commands((), (linked,), (num_ranks,))
         alone = _deepspeed_here if self.kind == DEEPSPEED else ranks_command
         return Commands((), (tuple(alone(program, num_ranks, port)),), (num_ranks,))
 
@@ -342,6 +346,14 @@ def _torchrun(
         )
         for node, count in enumerate(slots)
     )
+
+
+def _behind_links(program: Program, num_ranks: int, port: int, link_mbit: int) -> tuple[str, ...]:
+    """Links first, then torchrun on the bridge between them, whose ranks go behind them."""
+    module = namespaces.__name__
+    rank = Program(module, ("rank", *program.words), program.run_json)
+    (command,) = _torchrun(rank, (num_ranks,), namespaces.BRIDGE_ADDRESS, port)
+    return (sys.executable, "-m", module, "start", str(link_mbit), str(num_ranks), *command)
 
 
 def _deepspeed(

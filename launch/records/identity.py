@@ -20,7 +20,7 @@ _SHOWN_FILES = 3
 _LATER_FIELDS = frozenset(
     {
         *("architecture", "dtype", "pp", "zero_stage", "offload_optimizer", "offload_param"),
-        *("eval_interval", "eval_iterations", "save_interval"),
+        *("eval_interval", "eval_iterations", "save_interval", "link_mbit"),
     }
 )
 """Fields that points got after keys of theirs were written down. With its default such a field is

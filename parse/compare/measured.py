@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.fields import CORE_FIELDS
 from configs.study import Study, default_study, study_from
 from parse.compare.comparisons import compare_points, timed_phases
 from parse.compare.pairs import group_points
@@ -157,6 +158,9 @@ def _normal(fields: Mapping[str, object], study: Study) -> dict[str, str]:
     known = {name: value for name, value in fields.items() if isinstance(value, int | float | str)}
     found = {name: _spelling(value) for name, value in known.items() if value != ""}
     engine = study.engines.get(found.get("engine", ""))
+    for name, row in CORE_FIELDS.items():
+        if row.added_later:
+            found.setdefault(name, _spelling(row.default))
     for name, row in study.fields.items():
         not_taken = row.only_some_engines and engine is not None and name not in engine.fields
         one_meaning = row.only_some_engines or row.in_pairs == "same"

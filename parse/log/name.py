@@ -9,6 +9,7 @@ from parse.log.records import Setting
 _MODEL = re.compile(r"^log-(?P<model>.+?)-tp\d")
 _KEYS = {
     "tp": "tp",
+    "pp": "pp",
     "dp": "dp",
     "l": "num_layers",
     "h": "hidden",
@@ -16,6 +17,7 @@ _KEYS = {
     "sl": "seq_length",
     "gbs": "global_batch_size",
     "mbs": "micro_batch_size",
+    "link": "link_mbit",
     "subg": "subgroup_numel",
     "prefetch": "prefetch",
     "flush_async": "flush_async",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from configs.fields import shaped_links
 from configs.study import Study
 from parse.compare.comparisons import NOT_COMPARED, PointComparison, timed_phases
 from parse.compare.pairs import group_points
@@ -46,7 +47,7 @@ def report_context(
         "study": study_words(study),
         "warmup": warmup,
         "on_cpu": on_cpu,
-        "measured": "measured on a CPU" if on_cpu else "measured",
+        "measured": _measured(runs, on_cpu),
         "statuses": ", ".join(f"{n} {word}" for word, n in statuses),
         "headline": _headlines(comparisons, study),
         "phases": timed_phases(study),
@@ -66,6 +67,13 @@ def report_context(
         "resamples": RESAMPLES,
         "seed": SEED,
     }
+
+
+def _measured(runs: Sequence[Run], on_cpu: bool) -> str:
+    """How figures came about, behind every caption."""
+    links = shaped_links(run.fields.get("link_mbit") for run in runs)
+    place = "measured on a CPU" if on_cpu else "measured"
+    return f"{place}, {links}" if links else place
 
 
 def study_words(study: Study) -> dict[str, str]:

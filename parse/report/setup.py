@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from configs.fields import shaped_links
 from parse.compare.provenance import setup, versions
 from parse.run_folder import Run
 
@@ -63,6 +64,8 @@ def _hardware_of(run: Run) -> dict[str, str]:
         rows["data"] = _data(data)
     if kept.get("platform"):
         rows["platform"] = str(kept["platform"])
+    if links := shaped_links([run.fields.get("link_mbit")]):
+        rows["links"] = f"{links}: what each rank sends, and what it receives"
     if run.log.world_size:
         rows["ranks"] = str(run.log.world_size)
     return rows

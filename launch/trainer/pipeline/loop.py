@@ -21,6 +21,7 @@ from launch.trainer.checkpoint import (
     set_random_states,
 )
 from launch.trainer.data import MicroBatches, build_samples
+from launch.trainer.link import LinkBytes
 from launch.trainer.metrics import (
     MetricsFile,
     evaluation_fields,
@@ -62,6 +63,7 @@ class Training:
         )
         self.sent_bytes: Counter[str] = Counter()
         self.device_peak_bytes = 0
+        self.link = LinkBytes(run.point)
         self.validation_loss: float | None = None
 
     def begin(self) -> int:
@@ -82,9 +84,11 @@ class Training:
         point = self.point
         dist.barrier()
         for iteration in range(first, point.iterations + 1):
+            self.link.begin()
             begin = time.perf_counter()
             loss, norm = self._train_one(iteration)
             measured = measure(self.rank, time.perf_counter() - begin)
+            self.link.end()
             self.sent_bytes.update(measured.sent_bytes)
             result = log.IterationResult(
                 iteration=iteration,
@@ -164,6 +168,8 @@ class Training:
         loss = self.validation_loss
         count = {**self.sent_bytes, **self._memory_bytes()}
         mib = {f"{name.removesuffix('_bytes')}_mib": n / 2**20 for name, n in count.items()}
+        mib["counted_sent_mib"] = sum(self.sent_bytes.values()) / 2**20
+        mib |= self.link.results(self.rank.device)
         if loss is None:
             return {**mib}
         perplexity = finite_or_none(log.perplexity(loss))

@@ -5,6 +5,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.schema import Model, read_toml
 from configs.study import STUDIES_DIR, default_study, make_point, study_names
+from parse.log.name import settings_from_name
 
 STUDY = default_study()
 PUBLISHED = {
@@ -49,6 +50,21 @@ def test_the_shipped_7b_pair_has_the_names_of_the_papers_sample_logs():
     stem = "log-7B-tp1-dp1-l32-h4096-a32-sl2048-gbs1-mbs1-ratio1-subg10000000-prefetch"
     names = [STUDY.load_point(STUDY.files("points")[n]).log_name for n in ("7B", "7B-hybrid")]
     assert names == [f"{stem}0-flush_async0-opt_gaps0.log", f"{stem}1-flush_async1-opt_gaps2.log"]
+
+
+def test_a_log_name_tells_stages_and_links_apart():
+    fields = {"model": "tiny", "dp": 4, "global_batch_size": 8}
+    plain, staged, linked = (
+        make_point({**fields, **more}).log_name
+        for more in ({}, {"pp": 2, "tp": 2}, {"link_mbit": 20})
+    )
+    assert "-tp1-dp4-l" in plain
+    assert "-tp2-pp2-dp4-l" in staged
+    assert linked == plain.replace("-mbs2-", "-mbs2-link20-")
+    for name, said in ((staged, {"pp": 2, "tp": 2}), (linked, {"link_mbit": 20, "tp": 1})):
+        found = settings_from_name(name)
+        assert {**found, **said} == found
+        assert found["dp"] == 4
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ def test_runs_of_before_the_later_fields_still_count(name, key):
     [
         {"dtype": "fp16"},
         {"pp": 2},
+        {"link_mbit": 20},
         {"zero_stage": 2},
         {"offload_optimizer": "none"},
         {"offload_param": "cpu"},
