@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections import Counter
 from dataclasses import dataclass
@@ -86,7 +85,7 @@ class Cluster:
             layers += 2 * workload.layers_of_stages[stage] * self._exchange_s(workload)
             forward.append(layers + logits)
             backward.append((3 if workload.recomputes else 2) * layers + 2 * logits)
-        numels = [_numel(workload, stage) for stage in stages]
+        numels = [workload.numel(stage) for stage in stages]
         memory = self.memory_bytes_per_s
         rows, columns = matrix_shape(workload.message_shape)
         rank = settings.inter_grad_comp_rank
@@ -123,14 +122,6 @@ class Cluster:
             self._factorise_s(number, rows, columns, settings.grad_comp_rank, dtype)
             for (rows, columns), number in Counter(pairs).items()
         )
-
-
-def _numel(workload: Workload, stage: int) -> int:
-    """Elements of a rank's parameters."""
-    shapes = [*workload.parameters(stage)]
-    if workload.has_embedding(stage):
-        shapes.append(workload.embedding)
-    return sum(math.prod(shape) for shape in shapes)
 
 
 def load_cluster(name: str) -> Cluster:

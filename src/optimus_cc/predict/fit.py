@@ -32,7 +32,7 @@ BUFFER_BYTES = 87_380.0
 """What Linux takes from a sender before it is on its way, at the least; assumed."""
 BURST_BYTES = 15 * 1024 * ETHERNET_SHARE
 """Payload in the token bucket of HTB that shaped links are made with."""
-_ROUNDS = 30
+_ROUNDS = 40
 _WARM_UP = 3
 """First iterations that are left out."""
 
@@ -177,26 +177,27 @@ def fit(run: Run, cores: int) -> Fit:
     reducing = [stage for stage in range(num_stages) if one.dp > 1 or one.has_embedding(stage)]
     # The last rank to come does not wait for others: the least is its own work.
     reduction_s = min(measured["gradients"][s] + measured["embedding"][s] for s in reducing)
-    update_s, compression_s = min(measured["update"]), sum(measured["compression"])
+    # The first stage is the last to come to the update, which does not wait before it either.
+    update_s, compression_s = measured["update"][0], sum(measured["compression"])
+    share = [one.numel(stage) / one.numel(0) for stage in range(num_stages)]
     unit = 4 if run.workload.recomputes else 3
     forward = [s / run.workload.num_micro_batches / unit for s in measured["compute"]]
-    reduction, update, flops_per_s = reduction_s, update_s, math.inf
+    reduction, update, exchange, flops_per_s = reduction_s, update_s, 0.0, math.inf
     for _ in range(_ROUNDS):
         times = Times(
             forward_s=forward,
             backward_s=[(unit - 1) * seconds for seconds in forward],
             reduction_s=[reduction * (stage in reducing) for stage in range(num_stages)],
-            update_s=[update] * num_stages,
+            update_s=[update * numel for numel in share],
+            exchange_s=exchange,
             cores=cores,
         )
         if math.isinf(flops_per_s):
             flops_per_s = _flops_per_s(run.workload, times)
-        found = predict(
-            run.workload,
-            run.settings,
-            with_compression(times, run.workload, run.settings, flops_per_s),
-            FREE,
-        ).phases_s
+        simulated = predict(
+            one, run.settings, with_compression(times, one, run.settings, flops_per_s), FREE
+        )
+        found = simulated.phases_s
         forward = [
             seconds * wanted / got
             for seconds, wanted, got in zip(
@@ -204,7 +205,10 @@ def fit(run: Run, cores: int) -> Fit:
             )
         ]
         reduction *= reduction_s / min(found["reduction"][stage] for stage in reducing)
-        update *= update_s / min(found["update"])
+        update *= update_s / found["update"][0]
+        # What is left of the iteration is the messages'; half of it a round, not to overshoot.
+        left_s = run.iteration_s - simulated.iteration_s
+        exchange = max(0.0, exchange + left_s / (4 * (one.num_micro_batches + one.pp)))
         if sum(found["compression"]):
             flops_per_s *= sum(found["compression"]) / compression_s
     return Fit(times, flops_per_s)

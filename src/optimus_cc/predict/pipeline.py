@@ -19,8 +19,8 @@ from optimus_cc.predict.workload import Shape, Workload
 from optimus_cc.settings import Settings
 from optimus_cc.sizes import ring_bytes
 
-PHASES = ("compute", "compression", "reduction", "update")
-"""What is no communication; the reduction's part is its copies."""
+PHASES = ("compute", "messages", "compression", "reduction", "update")
+"""What ranks do but wait; of messages and of the reduction what they cost beside the link."""
 Span = tuple[int, str, float, float]
 """A rank, what it did, and from when to when, in seconds."""
 
@@ -54,6 +54,8 @@ class Times:
     """To make a gradient of P and Q."""
     power_sgd_s: tuple[float, ...] = ()
     """To compress a stage's gradients and restore them, by stage; empty for nothing."""
+    exchange_s: float = 0.0
+    """Of each exchange with neighbours: what posting it and waking up cost."""
     cores: float = float("inf")
     """How many ranks can compute at once."""
 
@@ -185,24 +187,30 @@ class _Rank:
         count = self.workload.num_micro_batches
         num_warm_up = min(self.workload.pp - self.stage - 1, count)
         for _ in range(num_warm_up):
-            yield self._receive_forward()
+            yield from self._exchange(self._receive_forward())
             yield from self._compute("forward", self.times.forward_s[self.stage])
-            yield self._send_forward()
+            yield from self._exchange(self._send_forward())
         if count > num_warm_up:
-            yield self._receive_forward()
+            yield from self._exchange(self._receive_forward())
         for index in range(count - num_warm_up):
             is_final = index == count - num_warm_up - 1
             yield from self._compute("forward", self.times.forward_s[self.stage])
-            yield [*self._receive_backward(), *self._send_forward()]
+            yield from self._exchange([*self._receive_backward(), *self._send_forward()])
             yield from self._backward(in_epilogue=False)
             yield from self._pack(in_epilogue=is_final)
             received = [] if is_final else self._receive_forward()
-            yield [*received, *self._send_backward(in_epilogue=is_final)]
+            sent = self._send_backward(in_epilogue=is_final)
+            yield from self._exchange([*received, *sent])
         for _ in range(num_warm_up):
-            yield self._receive_backward()
+            yield from self._exchange(self._receive_backward())
             yield from self._backward(in_epilogue=True)
             yield from self._pack(in_epilogue=True)
-            yield self._send_backward(in_epilogue=True)
+            yield from self._exchange(self._send_backward(in_epilogue=True))
+
+    def _exchange(self, events: list[Event]) -> Process:
+        yield events
+        if events:
+            yield from self._compute("messages", self.times.exchange_s)
 
     def _backward(self, *, in_epilogue: bool) -> Process:
         if not self.is_last and self._message(in_epilogue)[1]:

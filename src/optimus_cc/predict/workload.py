@@ -125,6 +125,11 @@ class Workload:
         """Whether a stage has a copy of the tied embedding."""
         return stage in (0, self.pp - 1)
 
+    def numel(self, stage: int) -> int:
+        """Elements of a rank's parameters, the tied embedding's copy included."""
+        embedding = [self.embedding] if self.has_embedding(stage) else []
+        return sum(map(math.prod, [*self.parameters(stage), *embedding]))
+
     def averaged(self, stage: int, settings: Settings) -> tuple[list[tuple[int, int]], list[Shape]]:
         """Shapes of the gradients that replicas average: as low-rank pairs, and whole.
 

@@ -184,7 +184,7 @@ def test_stages_are_those_of_the_trainer(layers, pp, expected):
     assert workload(pp, model=model).layers_of_stages == expected
 
 
-def write_run(folder, stages_ms, **changes):
+def write_run(folder, fields_of_events, **changes):
     folder.mkdir()
     point = {
         "model": {**dataclasses.asdict(MODEL), "architecture": "gpt2"},
@@ -197,7 +197,7 @@ def write_run(folder, stages_ms, **changes):
     (folder / "ds_config.json").write_text(json.dumps({"optimus_cc": settings}))
     fields = dict.fromkeys(("forward_bytes", "backward_bytes"), 0)
     fields |= dict.fromkeys(("gradients_bytes", "embedding_bytes"), 0)
-    event = {"event": "iteration", "iteration_ms": 50.0, **fields, **stages_ms}
+    event = {"event": "iteration", "iteration_ms": 50.0, **fields, **fields_of_events}
     lines = [json.dumps({**event, "iteration": n}) for n in range(1, 7)]
     (folder / "metrics.jsonl").write_text("\n".join(lines))
     return folder
@@ -207,16 +207,18 @@ def write_run(folder, stages_ms, **changes):
 def known():
     """Times of a rank alone, with an unequal last stage."""
     none = (0.0, 0.0)
-    return Times([0.002, 0.005], [0.004, 0.010], [0.003] * 2, [0.004] * 2, 1e-4, 3e-5, none, 2)
+    update = [0.004 * workload().numel(stage) / workload().numel(0) for stage in range(2)]
+    return Times([0.002, 0.005], [0.004, 0.010], [0.003] * 2, update, 1e-4, 3e-5, none, 5e-4, 2)
 
 
 @pytest.fixture
 def folder(tmp_path, known):
     """A run whose phases are those that the model predicts for known times."""
-    found = predict(workload(2, 4, 2), ALL_MESSAGES, known, FREE).phases_s
-    stages = {name: [1e3 * s for s in seconds] for name, seconds in found.items()}
+    found = predict(workload(2, 4, 2), ALL_MESSAGES, known, FREE)
+    stages = {name: [1e3 * s for s in seconds] for name, seconds in found.phases_s.items()}
     stages |= {"gradients": stages.pop("reduction"), "embedding": [0.0, 0.0]}
-    return write_run(tmp_path / "run", {"stages_ms": stages})
+    event = {"stages_ms": stages, "iteration_ms": 1e3 * found.iteration_s}
+    return write_run(tmp_path / "run", event)
 
 
 def test_a_fit_finds_the_times_that_a_run_was_made_of(folder, known):
@@ -226,6 +228,7 @@ def test_a_fit_finds_the_times_that_a_run_was_made_of(folder, known):
     found = fit(run, run.cores)
     for name in ("forward_s", "backward_s", "reduction_s", "update_s"):
         assert getattr(found.times, name) == pytest.approx(getattr(known, name), rel=0.02)
+    assert found.times.exchange_s == pytest.approx(known.exchange_s, rel=0.05)
 
 
 def test_what_cannot_be_fitted_is_refused(tmp_path):
