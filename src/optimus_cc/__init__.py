@@ -11,9 +11,16 @@ They run on ``torch.distributed.pipelining`` (:mod:`optimus_cc.pipelining`) and 
 (:mod:`optimus_cc.megatron`, the only module that needs more than torch).
 """
 
-from optimus_cc.gradients import GradientReduction, Stage
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from optimus_cc.settings import Settings, SettingsError, add_arguments, from_arguments
-from optimus_cc.traffic import COMPRESSION, Kind, Traffic
+
+if TYPE_CHECKING:
+    from optimus_cc.gradients import GradientReduction, Stage
+    from optimus_cc.traffic import COMPRESSION, Kind, Traffic
 
 __all__ = [
     "COMPRESSION",
@@ -26,3 +33,17 @@ __all__ = [
     "add_arguments",
     "from_arguments",
 ]
+_NEED_TORCH = {
+    "COMPRESSION": "traffic",
+    "GradientReduction": "gradients",
+    "Stage": "gradients",
+    "Kind": "traffic",
+    "Traffic": "traffic",
+}
+"""Names, and their modules; imported on first use, so that predictions need no torch."""
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any of the names
+    if name not in _NEED_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_NEED_TORCH[name]}"), name)

@@ -20,18 +20,10 @@ from torch import Tensor
 from optimus_cc import low_rank
 from optimus_cc.error_feedback import ErrorFeedback
 from optimus_cc.settings import Settings
+from optimus_cc.sizes import num_epilogue_messages
 from optimus_cc.traffic import Kind, Traffic
 
-
-def num_epilogue_messages(receiver: int, num_stages: int, num_micro_batches: int) -> int:
-    """Messages of an iteration on a link that are sent in the epilogue.
-
-    Args:
-        receiver: the stage that receives activation gradients on the link, from 0.
-        num_stages: of the pipeline.
-        num_micro_batches: of an iteration.
-    """
-    return min(num_micro_batches, num_stages - receiver - 1)
+__all__ = ["BackwardCompressor", "in_epilogue", "num_epilogue_messages"]
 
 
 def in_epilogue(

@@ -15,35 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optimus_cc.sizes import matrix_shape, pair_numel, saves
+
+__all__ = [
+    "DTYPES",
+    "LowRank",
+    "matrix_shape",
+    "orthonormal",
+    "pair_numel",
+    "require_dtype",
+    "saves",
+]
+
 DTYPES = (torch.float32, torch.bfloat16)
 """Types that can be compressed; arithmetic is in fp32 for both."""
-
-
-def matrix_shape(shape: torch.Size) -> tuple[int, int]:
-    """Rows and columns of a tensor seen as a matrix: all dimensions but the last are rows.
-
-    Args:
-        shape: of the tensor, such as (sequence, micro-batch, hidden).
-
-    Returns:
-        Rows and columns; one row for a vector.
-    """
-    columns = shape[-1] if shape else 1
-    return (shape.numel() // columns if columns else 0), columns
-
-
-def pair_numel(rows: int, columns: int, rank: int) -> int:
-    """Elements of P and Q together, (rows, r) and (columns, r) where r is at most full rank."""
-    return min(rank, rows, columns) * (rows + columns)
-
-
-def saves(shape: torch.Size, rank: int) -> bool:
-    """Whether P and Q have fewer elements than the tensor.
-
-    Where they have not, the tensor itself is sent, which is both smaller and exact.
-    """
-    rows, columns = matrix_shape(shape)
-    return pair_numel(rows, columns, rank) < rows * columns
 
 
 def require_dtype(tensor: Tensor) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optimus_cc.sizes import ring_bytes
+
 
 class Kind(StrEnum):
     """What is communicated, as in the paper's breakdown of an iteration."""
@@ -76,7 +78,7 @@ class Traffic:
         self, kind: Kind, tensor: Tensor, num_ranks: int, compressed: bool = False
     ) -> None:
         """Count an all-reduce: a ring sends each rank's tensor 2 (n - 1) / n times."""
-        self._count(kind, 2 * (num_ranks - 1) * tensor.nbytes // num_ranks, compressed)
+        self._count(kind, ring_bytes(tensor.nbytes, num_ranks), compressed)
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:

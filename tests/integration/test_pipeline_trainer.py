@@ -16,6 +16,8 @@ from launch import evaluate
 from launch.trainers.pipeline import PipelineTrainer
 from optimus_cc import Settings
 from optimus_cc.memory import state_bytes
+from optimus_cc.predict.fit import FREE, read_run
+from optimus_cc.predict.pipeline import Times, predict
 
 pytestmark = pytest.mark.slow
 WORKER = Path(__file__).resolve().parents[1] / "support" / "pipeline_worker.py"
@@ -185,6 +187,16 @@ def test_bytes_of_an_iteration_are_those_of_its_messages(events):
     assert {e["embedding_bytes"] for e in events("replicas")} == {4 * embedding}
     (end,) = events("schemes", "end")
     assert end["backward_mib"] == 6 * 2 * (3 * message + pair) / 2**20
+
+
+@pytest.mark.parametrize("name", ["replicas", "schemes", "bf16", "four-stages"])
+def test_a_predicted_iteration_sends_what_the_trained_one_sent(folders, name):
+    """All kinds, to the byte, after the warm-up of the gradients' compression."""
+    run = read_run(folders / name)
+    free = Times(*([0.0] * run.workload.pp for _ in range(4)))
+    found = predict(run.workload, run.settings, free, FREE)
+    assert found.sent_bytes == run.sent_bytes
+    assert all(run.sent_bytes[kind] for kind in ("forward", "backward", "embedding"))
 
 
 def test_gradients_are_compressed_after_the_warm_up(events):
