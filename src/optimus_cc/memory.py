@@ -32,7 +32,7 @@ def low_rank_bytes(shape: torch.Size, rank: int, error_feedback: bool) -> int:
     if not low_rank.saves(shape, rank):
         return 0
     rows, columns = low_rank.matrix_shape(shape)
-    query = columns * min(rank, rows, columns)
+    query = columns * rank
     return _FP32_BYTES * (query + (rows * columns if error_feedback else 0))
 
 
