@@ -287,6 +287,7 @@ def test_the_command_predicts_from_a_run_and_sets_a_shaped_one_beside_it(capsys,
     assert [row["scheme"] for row in predicted] == list(schemes.ALL)
     assert (beside["kind"], beside["scheme"]) == ("simulated, measured", "name")
     assert (beside["measured_ms"], beside["same_bytes"]) == (50.0, False)
+    assert beside["run"] == str(shaped)
     spans = json.loads(trace.read_text())
     assert {span["tid"] for span in spans} == {0, 1, 2, 3}
     assert all("simulated" in span["name"] for span in spans)
