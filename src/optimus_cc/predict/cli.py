@@ -191,11 +191,12 @@ def _compared(case: _Case, given: argparse.Namespace) -> Iterator[dict[str, Any]
         yield {
             "kind": "simulated, measured",
             "link": f"{run.link_mbit:g} Mbit/s",
-            "scheme": path.name if not run.engine else run.engine,
+            "scheme": run.engine,
             "iteration_ms": round(one.iteration_s * 1e3, 1),
             "measured_ms": round(run.iteration_s * 1e3, 1),
             "error": f"{one.iteration_s / run.iteration_s - 1:+.1%}",
             "same_bytes": one.sent_bytes == run.sent_bytes,
+            "run": str(path),
         }
 
 

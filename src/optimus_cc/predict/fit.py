@@ -33,6 +33,7 @@ BUFFER_BYTES = 87_380.0
 BURST_BYTES = 15 * 1024 * ETHERNET_SHARE
 """Payload in the token bucket of HTB that shaped links are made with."""
 _ROUNDS = 40
+_LEAST_MS = 1e-6
 _WARM_UP = 3
 """First iterations that are left out."""
 
@@ -67,30 +68,33 @@ def read_run(path: Path) -> Run:
         PredictionError: it is none, or of something that is not predicted.
     """
     try:
-        run = json.loads((path / "run.json").read_text(encoding="utf-8"))
-        config = json.loads((path / "ds_config.json").read_text(encoding="utf-8"))
-        lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        events = [json.loads(line) for line in lines]
-        point, block = run["point"], config.get("optimus_cc", {})
-        cores = run.get("provenance", {}).get("cpu", {}).get("cores_usable", 0)
-        settings = Settings(**block)
-        workload = _workload(point)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, PredictionError | SettingsError):
-            raise PredictionError(f"{path}: {error}") from None
+        return _read(path)
+    except (PredictionError, SettingsError) as error:
+        raise PredictionError(f"{path}: {error}") from None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise PredictionError(
             f"{path}: no run folder of the trainer megatron-pipeline ({error!r})"
         ) from None
+
+
+def _read(path: Path) -> Run:
+    run = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    config = json.loads((path / "ds_config.json").read_text(encoding="utf-8"))
+    lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    events = [json.loads(line) for line in lines]
+    point = run["point"]
+    settings = Settings(**config.get("optimus_cc", {}))
+    workload = _workload(point)
     first = max(_WARM_UP, settings.warm_up_iterations(point["iterations"]))
     iterations = [e for e in events if e["event"] == "iteration" and e["iteration"] > first]
     if not iterations:
-        raise PredictionError(f"{path}: no iteration after the first {first}; train more")
+        raise PredictionError(f"no iteration after the first {first}; train more")
     return Run(
         path=path,
         engine=point.get("engine", ""),
         workload=workload,
         settings=settings,
-        cores=cores,
+        cores=run.get("provenance", {}).get("cpu", {}).get("cores_usable", 0),
         link_mbit=point.get("link_mbit", 0),
         iteration_s=_median(e["iteration_ms"] for e in iterations) / 1e3,
         stages_ms=_stages(iterations),
@@ -172,7 +176,10 @@ def fit(run: Run, cores: int) -> Fit:
         raise PredictionError(
             f"{run.path}: metrics.jsonl has no stages_ms, the phases of each stage; run it again"
         )
-    measured = {name: [ms / 1e3 for ms in values] for name, values in run.stages_ms.items()}
+    # Times may be rounded to zero, and are divided by.
+    measured = {
+        name: [max(ms, _LEAST_MS) / 1e3 for ms in values] for name, values in run.stages_ms.items()
+    }
     num_stages, one = run.workload.pp, run.workload
     reducing = [stage for stage in range(num_stages) if one.dp > 1 or one.has_embedding(stage)]
     # The last rank to come does not wait for others: the least is its own work.

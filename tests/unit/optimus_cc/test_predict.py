@@ -240,6 +240,13 @@ def test_what_cannot_be_fitted_is_refused(tmp_path):
         read_run(write_run(tmp_path / "shards", {}, tp=2))
     with pytest.raises(PredictionError, match="no run folder of the trainer"):
         read_run(tmp_path)
+    with pytest.raises(PredictionError, match="no iteration after the first 3; train more"):
+        read_run(write_run(tmp_path / "short", {"event": "evaluation"}))
+    other = write_run(tmp_path / "other", {})
+    metrics = other / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace("embedding_bytes", "something"))
+    with pytest.raises(PredictionError, match="no run folder of the trainer"):
+        read_run(other)
 
 
 def test_the_cluster_is_the_published_one_and_its_source_says_what_is_assumed():
@@ -287,6 +294,7 @@ def test_the_command_predicts_from_a_run_and_sets_a_shaped_one_beside_it(capsys,
     assert [row["scheme"] for row in predicted] == list(schemes.ALL)
     assert (beside["kind"], beside["scheme"]) == ("simulated, measured", "name")
     assert (beside["measured_ms"], beside["same_bytes"]) == (50.0, False)
+    assert beside["run"] == str(shaped)
     spans = json.loads(trace.read_text())
     assert {span["tid"] for span in spans} == {0, 1, 2, 3}
     assert all("simulated" in span["name"] for span in spans)
