@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+LEAD_WORDS = 3
 _WORD = re.compile(r"\w+")
 _LAST_SENTENCE_END = re.compile(r".*[.!?]", re.DOTALL)
 _SENTENCE_END = re.compile(r"[.!?]")
@@ -54,7 +55,15 @@ class Contamination:
             if size >= ngrams.fewest_words:
                 known = self._sequences.setdefault(size, set())
                 known.update(set(_windows(words, size)) - common)
-        self._sizes = sorted(self._sequences, reverse=True)
+        # Most places of a text begin no sequence, which three words tell faster than all sizes.
+        self._lead = min(LEAD_WORDS, *self._sequences) if self._sequences else 0
+        begins: dict[tuple[str, ...], set[int]] = {}
+        for size, known in self._sequences.items():
+            for sequence in known:
+                begins.setdefault(tuple(sequence.split(" ", self._lead)[: self._lead]), set()).add(
+                    size
+                )
+        self._begins = {lead: sorted(sizes, reverse=True) for lead, sizes in begins.items()}
 
     def __len__(self) -> int:
         """Sequences known."""
@@ -101,7 +110,7 @@ class Contamination:
         words = [match[0].lower() for match in found]
         at = 0
         while at < len(words):
-            for size in self._sizes:
+            for size in self._begins.get(tuple(words[at : at + self._lead]), ()):
                 sequence = " ".join(words[at : at + size])
                 if sequence in self._sequences[size]:
                     yield found[at].start(), found[at + size - 1].end(), sequence

@@ -96,7 +96,10 @@ class Fetcher:
     def _read(self, response: requests.Response, types: tuple[str, ...], until_s: float) -> Answer:
         status, headers = response.status_code, response.headers
         if status in MOVED and headers.get("Location"):
-            return Answer(f"HTTP {status}", moved_to=urljoin(response.url, headers["Location"]))
+            # Bytes of UTF-8 and blanks are there as the server has them; an address has neither.
+            place = headers["Location"].encode("latin-1").decode("utf-8", "replace")
+            moved_to = requests.utils.requote_uri(urljoin(response.url, place))
+            return Answer(f"HTTP {status}", moved_to=moved_to)
         if status != requests.codes.ok:
             return Answer(
                 f"HTTP {status}",

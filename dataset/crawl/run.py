@@ -22,7 +22,7 @@ from dataset.files import writing
 from dataset.locks import locked
 from dataset.outputs import JSON_LINES, report_path, require_new, write_report, written
 from dataset.progress import Progress
-from dataset.readers.blocks import Reading, blocks
+from dataset.readers.blocks import Bad, Reading, blocks
 
 PLAN = "plan.json"
 # Addresses looked at beside each other, so that one host with many does not keep all waiting.
@@ -80,8 +80,13 @@ def download(
     require_new(report_path(output))
     folder = output.with_name(f"{output.name}.parts")
     with locked(folder, drop_empty=True):
+        bad: list[Bad] = []
+        counts = Counter({"read": sum(1 for _ in _urls(reading, bad)), "written": 0})
+        counts["bad lines"] = len(bad)
+        if not counts["read"]:
+            first = f" ({reading.words(bad[0])})" if bad else ""
+            raise DatasetError(f"the input holds no address under '{reading.keys[0]}'{first}")
         _claim(folder, reading, settings, restart)
-        counts = Counter({"read": sum(1 for _ in _urls(reading)), "written": 0})
         journal = Journal(folder / NAME, counts["read"])
         try:
             if journal.num_done:
@@ -93,7 +98,7 @@ def download(
                     if record is not None:
                         line = json.dumps(record, ensure_ascii=False)
                         file.write(line.encode(errors="replace") + b"\n")
-                write_report(output, counts, [])
+                write_report(output, counts, map(reading.words, bad))
         finally:
             journal.close()
         (folder / NAME).unlink()
@@ -128,9 +133,9 @@ def _claim(folder: Path, reading: Reading, settings: DownloadSettings, restart: 
         path.write_text(json.dumps(plan) + "\n", encoding="utf-8")
 
 
-def _urls(reading: Reading) -> Generator[str, None, None]:
+def _urls(reading: Reading, bad: list[Bad]) -> Generator[str, None, None]:
     for block in blocks(reading):
-        for record in block.records(reading.keys, []):
+        for record in block.records(reading.keys, bad):
             yield from map(str.strip, record.texts[reading.keys[0]])
 
 
@@ -141,7 +146,7 @@ class _Download:
         self, reading: Reading, settings: DownloadSettings, journal: Journal, extract: Extract
     ) -> None:
         self._settings, self._journal, self._extract = settings, journal, extract
-        self._source = _urls(reading)
+        self._source = _urls(reading, [])
         self._urls = enumerate(self._source)
         self._filter = UrlFilter()
         self._hosts = Hosts(settings.user_agent, settings.host_delay_s, settings.host_at_once)

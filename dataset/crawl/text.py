@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
-from importlib.util import find_spec
 
 from dataset.errors import DatasetError
 
-LIBRARY, VERSION = "trafilatura", "2.3.1"
+# The second is what the first needs of lxml, which older versions of pip leave out.
+LIBRARIES = "trafilatura==2.3.1 lxml_html_clean==0.4.6"
 # Not what a reader reads, or not of this page alone.
 LEFT_OUT = frozenset(
     ("head", "script", "style", "noscript", "template", "svg", "iframe", "object", "nav", "footer",
@@ -35,13 +35,14 @@ def extractor(name: str) -> Extract:
     """
     if name == "visible":
         return visible_text
-    if find_spec(LIBRARY) is None:
+    try:
+        import trafilatura  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        reason = str(error).partition("\n")[0]
         raise DatasetError(
-            f"--extract article needs the package {LIBRARY}: pip install {LIBRARY}=={VERSION}; "
+            f"--extract article needs the package trafilatura ({reason}): pip install {LIBRARIES}; "
             "--extract visible needs none, and leaves more of menus and adverts in"
-        )
-    import trafilatura  # type: ignore[import-not-found,unused-ignore]
-
+        ) from error
     return lambda page: trafilatura.extract(page, include_comments=False) or ""
 
 

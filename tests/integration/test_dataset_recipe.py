@@ -74,7 +74,7 @@ def test_the_recipe_from_addresses_to_training_text(open_site, tmp_path):
         tmp_path, "download", "--input", at("clean.txt"), "--output", at("pages.jsonl.zst"),
         "--user-agent", "tester/1.0", "--extract", "visible", "--host-delay", "0",
     )  # fmt: skip
-    assert counts == {"read": 14, "written": 14}
+    assert counts == {"read": 14, "written": 14, "bad lines": 0}
     counts = run(
         tmp_path, "clean", "--preset", "openwebtext", "--input", at("pages.jsonl.zst"), "--output",
         at("kept.jsonl.zst"), "--groups", at("groups.jsonl"), "--save-fingerprints", at("kept.fp"),

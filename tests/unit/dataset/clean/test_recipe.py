@@ -249,7 +249,9 @@ def test_groups_need_names(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
-def test_what_is_written_beside_the_output_is_not_written_over_and_leaves_with_it(tmp_path):
+def test_what_is_written_beside_the_output_is_not_written_over_and_leaves_with_it(
+    tmp_path, monkeypatch
+):
     reading = write(tmp_path / "in.jsonl", [f"w{number} " * 200 for number in range(40)])
     near = CleanSettings(near_duplicates=0.8, needs_names=True)
     memory = Memory(save=tmp_path / "fp", groups=tmp_path / "groups")
@@ -261,4 +263,14 @@ def test_what_is_written_beside_the_output_is_not_written_over_and_leaves_with_i
     # The texts fit, packed; their fingerprints do not.
     with files_of_at_most(18_000), pytest.raises(DatasetError, match=r"fp: .*make room"):
         clean(reading, near, tmp_path / "out.jsonl.xz", 1, True, memory)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+    def interrupted(*arguments):
+        assert (tmp_path / "fp").exists()
+        assert (tmp_path / "groups").exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "write_report", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        clean(reading, near, tmp_path / "out.jsonl", 1, True, memory)
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]

@@ -56,14 +56,16 @@ def get(tmp_path, urls, settings=FAST, name="out.jsonl", **more):
 
 def test_texts_come_in_the_lists_order_each_with_its_address_and_an_id(site, tmp_path):
     urls = [site.text(f"/{n}", f"page {n} grüßt") for n in range(30)]
+    # The first comes last.
+    site.pages["/0"].insert(0, Reply(status=503))
     counts, records, told = get(tmp_path, urls)
     assert [record["url"] for record in records] == urls
     assert [record["text"] for record in records] == [f"page {n} grüßt" for n in range(30)]
     assert len({record["id"] for record in records}) == 30
-    assert counts == {"read": 30, "written": 30}
+    assert counts == {"read": 30, "written": 30, "bad lines": 0}
     assert told == []
     assert site.asked[0] == "/robots.txt"
-    assert sorted(site.asked[1:]) == sorted(f"/{n}" for n in range(30))
+    assert sorted(site.asked[1:]) == sorted(["/0", *(f"/{n}" for n in range(30))])
     assert site.agents == {"tester/1.0"}
     assert site.most_at_once == 1
 
@@ -99,6 +101,7 @@ def test_why_a_page_has_no_text_is_counted(site, open_site, tmp_path):
         site.put("/forbidden", Reply(status=301, headers={"Location": f"{other.url}/no"})):
             "robots.txt",
         site.put("/moved", Reply(status=301, headers={"Location": there})): None,
+        site.put("/blank", Reply(status=308, headers={"Location": "/a Ã¼"})): None,
         site.put("/mended", Reply(status=503), Reply(status=429), page): None,
         site.put("/plain", Reply(b"a < b", headers={"Content-Type": "text/plain"})): None,
         there: None,
@@ -106,9 +109,10 @@ def test_why_a_page_has_no_text_is_counted(site, open_site, tmp_path):
         "none": "too short",
     }  # fmt: skip
     del site.pages["/gone"]
+    site.put("/a%20%C3%BC", page)
     settings = replace(FAST, most_bytes=1_000_000, timeout_s=1.0)
     counts, records, _ = get(tmp_path, cases, settings)
-    expected = {"read": len(cases), "written": 4}
+    expected = {"read": len(cases), "written": 5, "bad lines": 0}
     for reason in filter(None, cases.values()):
         expected[f"dropped: {reason}"] = expected.get(f"dropped: {reason}", 0) + 1
     assert counts == expected
@@ -133,7 +137,7 @@ def test_why_a_page_has_no_text_is_counted(site, open_site, tmp_path):
 def test_a_site_that_does_not_say_yes_is_not_asked_for_pages(site, tmp_path, robots, reason):
     site.put("/robots.txt", robots)
     counts, _, _ = get(tmp_path, [site.text(f"/{n}", "page") for n in range(3)])
-    assert counts == {"read": 3, "written": 0, f"dropped: {reason}": 3}
+    assert counts == {"read": 3, "written": 0, "bad lines": 0, f"dropped: {reason}": 3}
     assert set(site.asked) == {"/robots.txt"}
 
 
@@ -145,7 +149,7 @@ def test_a_host_that_asks_for_a_long_rest_is_given_up(site, tmp_path):
     urls += [site.text("/2", "page")]
     counts, _, _ = get(tmp_path, urls)
     why = "dropped: HTTP 503, for longer than --longest-wait"
-    assert counts in ({"read": 3, "written": 1, "dropped: HTTP 503": 1, why: 1},)
+    assert counts == {"read": 3, "written": 1, "bad lines": 0, "dropped: HTTP 503": 1, why: 1}
     assert "/2" not in site.asked
 
 
@@ -194,7 +198,7 @@ def test_other_addresses_or_options_are_refused_until_restart(site, tmp_path, mo
         get(tmp_path, urls, replace(FAST, most_bytes=5))
     with pytest.raises(DatasetError, match=r"other input: give the same again to go on, or --rest"):
         get(tmp_path, urls[:2])
-    assert get(tmp_path, urls[:2], restart=True)[0] == {"read": 2, "written": 2}
+    assert get(tmp_path, urls[:2], restart=True)[0] == {"read": 2, "written": 2, "bad lines": 0}
     with pytest.raises(DatasetError, match=r"out.jsonl is there already"):
         get(tmp_path, urls)
 
@@ -219,8 +223,18 @@ def test_a_full_disk_is_named_and_the_same_call_goes_on(site, tmp_path):
     with files_of_at_most(5000), pytest.raises(DatasetError, match=r"make room|no room"):
         get(tmp_path, urls)
     counts, _, told = get(tmp_path, urls)
-    assert counts == {"read": 20, "written": 20}
+    assert counts == {"read": 20, "written": 20, "bad lines": 0}
     assert told[0].startswith("going on: ")
+
+
+def test_a_list_without_addresses_is_refused_and_leaves_nothing(tmp_path):
+    (tmp_path / "in.jsonl").write_text('{"uri": "http://a.example"}')
+    reading = Reading(inputs.find([str(tmp_path / "in.jsonl")]), ("url",), "line")
+    with pytest.raises(
+        DatasetError, match=r"no address under 'url' \(.*in.jsonl:1: no key 'url'\)"
+    ):
+        download(reading, FAST, tmp_path / "out.jsonl", print)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 def test_two_runs_of_the_same_output_do_not_meet(site, tmp_path):

@@ -42,8 +42,9 @@ def test_what_is_no_text_is_decoded_all_the_same():
 
 
 def test_articles_need_a_library_and_say_which(monkeypatch):
-    monkeypatch.setattr("dataset.crawl.text.find_spec", lambda name: None)
-    with pytest.raises(DatasetError, match=r"trafilatura: pip install trafilatura==2.3.1; --e"):
+    monkeypatch.setitem(sys.modules, "trafilatura", None)
+    missing = r"trafilatura \(.*\): pip install trafilatura==2.3.1 lxml_html_clean==0.4.6; --ext"
+    with pytest.raises(DatasetError, match=missing):
         extractor("article")
     assert extractor("visible") is visible_text
 
@@ -52,5 +53,4 @@ def test_a_page_without_an_article_has_no_text(monkeypatch):
     stand_in = types.ModuleType("trafilatura")
     stand_in.extract = lambda page, include_comments: {"<p>a": "a"}.get(page)
     monkeypatch.setitem(sys.modules, "trafilatura", stand_in)
-    monkeypatch.setattr("dataset.crawl.text.find_spec", lambda name: name)
     assert [extractor("article")(page) for page in ("<p>a", "<p>")] == ["a", ""]
