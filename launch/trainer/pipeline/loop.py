@@ -27,6 +27,7 @@ from launch.trainer.metrics import (
     finite_or_none,
     iteration_fields,
 )
+from launch.trainer.pipeline.errors import MessageErrors
 from launch.trainer.pipeline.runtime import distributed, versions
 from launch.trainer.pipeline.stage import Rank, make_rank, settings_of
 from launch.trainer.ranks import Ranks
@@ -60,6 +61,7 @@ class Training:
             for samples in build_samples(run)
         )
         self.sent_bytes: Counter[str] = Counter()
+        self.errors = MessageErrors.of(self.rank)
         self.validation_loss: float | None = None
 
     def begin(self) -> int:
@@ -92,9 +94,10 @@ class Training:
             if self.ranks.is_last:
                 log.write_line(log.iteration_line(point, result))
             sent = self._sent_bytes()
+            errors = self.errors.of_iteration() if self.errors else {}
             if self.ranks.is_first:
                 fields = iteration_fields(point, result, self._phases(), norm, self._peak_bytes())
-                fields |= sent
+                fields |= sent | errors
                 metrics.write("iteration", fields)
                 scalars.write(fields, point.global_batch_size * point.model.seq_length)
             else:
@@ -174,11 +177,13 @@ class Training:
             f"{name.removesuffix('_bytes')}_mib": count / 2**20
             for name, count in self.sent_bytes.items()
         }
+        errors = self.errors.of_run() if self.errors else {}
         if loss is None:
-            return {**mib}
+            return {**mib, **errors}
         perplexity = finite_or_none(log.perplexity(loss))
         return {
             **mib,
+            **errors,
             "validation_loss": finite_or_none(loss),
             "validation_perplexity": perplexity,
         }
