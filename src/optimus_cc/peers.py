@@ -162,8 +162,8 @@ class FourBit:
     @torch.no_grad()
     def average(self, gradients: Sequence[Tensor]) -> None:
         """Average gradients over the ranks, in place; see :meth:`.selective.PowerSgd.average`."""
-        num_ranks = dist.get_world_size(self._group)
         for members in _by_type(gradients):
+            num_ranks = dist.get_world_size(self._group)
             flat = torch.cat([member.flatten() for member in members]).float()
             numel = flat.numel()
             # Parts are whole blocks.

@@ -43,8 +43,11 @@ def test_the_rotation_is_signs_times_hadamard_and_its_transpose_is_its_inverse()
 
 
 def test_four_bits_are_numpys():
-    """Codes by round half to even, two a byte, the first in the low half; then the scale."""
-    numbers = random(5, 64)
+    """Codes by round half to even, two a byte, the first in the low half; then the scale.
+
+    Codes are of the scale that is sent: of the one before its rounding a few would differ.
+    """
+    numbers = random(50, 64)
     rotated = numbers.numpy() @ rotation(0).numpy()
     scales = bf16(np.abs(rotated).max(1, keepdims=True) / np.float32(7))
     codes = np.clip(np.rint(rotated / scales), -7, 7)

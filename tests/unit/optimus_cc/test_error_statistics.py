@@ -133,12 +133,22 @@ def test_statistics_are_of_the_messages_and_change_nothing_of_them(method, feedb
         assert found[name] == (pytest.approx(wanted[name][0], abs=1e-5), wanted[name][1])
 
 
-def test_a_message_that_is_sent_whole_has_no_error():
+def test_a_message_that_is_sent_whole_has_no_error_and_keeps_its_place():
     settings = Settings(
-        inter_grad_comp=True, inter_grad_comp_epilogue_only=True, check_orth_error=True
+        inter_grad_comp=True,
+        inter_grad_comp_rank=2,
+        inter_grad_comp_epilogue_only=True,
+        check_orth_error=True,
     )
     compressor = BackwardCompressor(settings)
-    compressor.statistics.arrived(0, random(0))
-    compressor.compress(random(1), in_epilogue=False)
-    compressor.statistics.arrived(0, random(2))
-    assert not compressor.statistics.take().any()
+    activations = [random(seed) for seed in range(3)]
+    for activation in activations:
+        compressor.statistics.arrived(0, activation)
+    gradient = random(9)
+    compressor.compress(random(8), in_epilogue=False)
+    packed = compressor.compress(gradient, in_epilogue=True)
+    error = gradient - compressor.restore(packed, gradient.shape, True)
+    wanted = expected(activations[1:], [gradient], [error])
+    found = taken(compressor.statistics)
+    for name in STATISTICS:
+        assert found[name] == (pytest.approx(wanted[name][0], abs=1e-5), 1)
