@@ -23,7 +23,7 @@ class ErrorFeedback:
 
     def __init__(self, enabled: bool) -> None:
         """Start without errors; when not ``enabled``, none is ever kept."""
-        self._enabled = enabled
+        self.enabled = enabled
         self._errors: dict[Hashable, Tensor] = {}
 
     def add(self, key: Hashable, message: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class ErrorFeedback:
             sent: what the receiver makes of the message, of that shape, fp32. Where the difference
                 is not finite nothing is remembered, or one overflow would spoil all that follows.
         """
-        if self._enabled:
+        if self.enabled:
             self._errors[key] = torch.nan_to_num(given - sent, nan=0.0, posinf=0.0, neginf=0.0)
 
     def error(self, key: Hashable) -> Tensor | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, distributed as dist
 
 from optimus_cc.embedding import TiedEmbedding
-from optimus_cc.selective import PowerSgd
+from optimus_cc.selective import Compressor, compressor
 from optimus_cc.settings import Settings
 from optimus_cc.traffic import COMPRESSION, Kind, Traffic
 
@@ -71,10 +71,10 @@ class GradientReduction:
         left_out = tied.weight if tied is not None and tied.fused else None
         trained = [p for p in parameters if p.requires_grad]
         self._averaged = [p for p in trained if p is not left_out]
-        self._power_sgd: PowerSgd | None = None
+        self._power_sgd: Compressor | None = None
         self._warm_up = 0
         if settings.compresses_gradients_of(stage.index) and self._num_replicas > 1:
-            self._power_sgd = PowerSgd(settings, stage.replicas, self._traffic)
+            self._power_sgd = compressor(settings, stage.replicas, self._traffic)
             self._warm_up = settings.warm_up_iterations(num_iterations)
 
     @torch.no_grad()

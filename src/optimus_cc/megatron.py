@@ -80,6 +80,12 @@ class CompressedCommunicator(P2PCommunicator):
         grads = self._compressed(input_tensor_grads, is_first_stage, in_epilogue=True)
         super().send_backward(grads, is_first_stage)
 
+    def recv_forward(self, tensor_shapes: Any, is_first_stage: bool) -> Any:  # noqa: ANN401
+        """Receive activations; one shape gives one tensor, a list a list."""
+        received = super().recv_forward(tensor_shapes, is_first_stage)
+        self._note(received)
+        return received
+
     def recv_backward(self, tensor_shapes: Any, is_last_stage: bool) -> Any:  # noqa: ANN401
         """Receive gradients in the epilogue; one shape gives one tensor, a list a list."""
         shapes = _as_list(tensor_shapes)
@@ -98,6 +104,7 @@ class CompressedCommunicator(P2PCommunicator):
         received = super().send_backward_recv_forward(
             grads, _as_list(tensor_shapes), is_first_stage
         )
+        self._note(received)
         return received if isinstance(input_tensor_grads, list) else received[0]
 
     def send_forward_recv_backward(
@@ -140,8 +147,19 @@ class CompressedCommunicator(P2PCommunicator):
                 for stream, grad in enumerate(listed)
             ]
 
+    def _note(self, activations: Messages) -> None:
+        """Give received activations to the statistics of errors, if there are any."""
+        statistics = self.compressor.statistics
+        if statistics is None or activations is None:
+            return
+        listed = [activations] if isinstance(activations, Tensor) else activations
+        for stream, activation in enumerate(listed):
+            if activation is not None:
+                statistics.arrived(stream, activation)
+
     def _received_shapes(self, shapes: list[Any], in_epilogue: bool) -> list[torch.Size]:
-        return [self.compressor.received_shape(shape, in_epilogue) for shape in shapes]
+        dtype = self._dtype
+        return [self.compressor.received_shape(shape, in_epilogue, dtype) for shape in shapes]
 
     def _restored(
         self, received: Sequence[Tensor | None], shapes: list[Any], *, in_epilogue: bool
@@ -209,11 +227,16 @@ class CompressedCommunicator(P2PCommunicator):
                 for work in works:
                     work.wait()
 
-    def _buffer(self, shape: Any) -> Tensor:  # noqa: ANN401 - torch.Size, tuple or list
-        dtype = self.config.pipeline_dtype
+    @property
+    def _dtype(self) -> torch.dtype:
+        """Type of all messages."""
+        dtype: torch.dtype | None = self.config.pipeline_dtype
         if dtype is None:
             raise SettingsError("pipeline_dtype = None: set it to the type of the activations")
-        return torch.empty(tuple(shape), dtype=dtype, device=self.device, requires_grad=True)
+        return dtype
+
+    def _buffer(self, shape: Any) -> Tensor:  # noqa: ANN401 - torch.Size, tuple or list
+        return torch.empty(tuple(shape), dtype=self._dtype, device=self.device, requires_grad=True)
 
 
 class FinalizeGradients:

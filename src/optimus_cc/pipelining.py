@@ -85,12 +85,19 @@ class CompressedStage(PipelineStage):
         awaited = []
         for operation in operations:
             gradient = operation.tensor
-            shape = self.compressor.received_shape(gradient.shape, late)
+            shape = self.compressor.received_shape(gradient.shape, late, gradient.dtype)
             if shape != gradient.shape:
                 operation.tensor = gradient.new_empty(shape)
                 awaited.append((gradient, operation.tensor))
         self._awaited[bwd_chunk_id] = awaited
         return operations
+
+    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Any, ...]:
+        activations: tuple[Any, ...] = super()._retrieve_recv_activations(fwd_chunk_id)
+        if self.compressor.statistics is not None and not self.is_first:
+            for stream, activation in enumerate(activations):
+                self.compressor.statistics.arrived(stream, activation)
+        return activations
 
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[Tensor | None, ...]:
         late = self._in_epilogue(bwd_chunk_id, self.stage_index)

@@ -1,26 +1,28 @@
-"""Selective stage compression (SC): PowerSGD for the gradients of some pipeline stages.
+"""Selective stage compression (SC): compressed reduction of the gradients of some stages.
 
 The first stages end their backward last, so that nothing overlaps the reduction of their gradients:
 those are worth compressing. Matrices are reduced as low-rank pairs with error feedback, equal
-shapes at once; vectors and small matrices are reduced whole.
+shapes at once; vectors and small matrices are reduced whole. That is :class:`PowerSgd`, for
+gradients that a schedule leaves in place until all micro-batches are through, as megatron-core's
+does. :mod:`optimus_cc.peers` has other ways, and :func:`compressor` makes the one that the settings
+ask for.
 
-Two forms: :class:`PowerSgd` for gradients that a schedule leaves in place until all micro-batches
-are through, as megatron-core's does, and :func:`register_power_sgd` for a stage wrapped in torch's
-``DistributedDataParallel``, which uses torch's own hook.
+:func:`register_power_sgd` is for a stage wrapped in torch's ``DistributedDataParallel``, which uses
+torch's own hook.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_power_sgd
 from torch.nn.parallel import DistributedDataParallel
 
-from optimus_cc import low_rank
+from optimus_cc import low_rank, peers
 from optimus_cc.error_feedback import ErrorFeedback
 from optimus_cc.settings import Settings, SettingsError
 from optimus_cc.traffic import Kind, Traffic
@@ -28,6 +30,30 @@ from optimus_cc.traffic import Kind, Traffic
 _MIB = 2**20
 _TORCH_FIRST_ITERATION = 2
 """torch rebuilds its buckets in the first iterations, and refuses to compress before."""
+
+
+class Compressor(Protocol):
+    """Averages gradients over ranks approximately, for fewer bytes."""
+
+    def takes(self, gradient: Tensor) -> bool:
+        """Whether a gradient is worth compressing."""
+
+    def average(self, gradients: Sequence[Tensor]) -> None:
+        """Average gradients over the ranks, in place; see :meth:`PowerSgd.average`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is remembered from call to call."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave."""
+
+
+def compressor(settings: Settings, group: dist.ProcessGroup, traffic: Traffic) -> Compressor:
+    """What reduces gradients over ``group`` in the way that the settings ask for."""
+    makers = {"4bit": peers.FourBit, "torch-power-sgd": peers.TorchPowerSgd}
+    make: Any = makers.get(settings.grad_comp_method, PowerSgd)
+    made: Compressor = make(settings, group, traffic)
+    return made
 
 
 class PowerSgd:
@@ -113,10 +139,16 @@ def register_power_sgd(
         The hook's state, whose ``compression_stats()`` counts elements; None for other stages.
 
     Raises:
-        SettingsError: gloo would hang, because the gradients are not in one bucket.
+        SettingsError: gloo would hang, because the gradients are not in one bucket, or the method
+            is another.
     """
     if not settings.compresses_gradients_of(stage):
         return None
+    if settings.grad_comp_method == "4bit":
+        raise SettingsError(
+            "grad_comp_method = '4bit': DistributedDataParallel gets torch's PowerSGD hook; leave "
+            "the stage unwrapped and use GradientReduction"
+        )
     size_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     one_bucket = not model.bucket_bytes_cap_default and size_bytes <= model.bucket_bytes_cap
     if dist.get_backend(model.process_group) == "gloo" and not one_bucket:

@@ -11,6 +11,14 @@ NO_INTERLEAVING = (
 )
 
 
+INTER_GRAD_COMP_METHODS = ("low-rank", "hadamard-4bit", "fp8")
+"""Ways to compress a message between stages."""
+GRAD_COMP_METHODS = ("power-sgd", "torch-power-sgd", "4bit")
+"""Ways to compress gradients over replicas."""
+_OTHER_NAMES = {"check_orth_error": ("--check-orth-error", "--check_orth_error_acti")}
+"""More spellings of an option; the last is the artifact's."""
+
+
 class SettingsError(ValueError):
     """A setting is wrong or does not go with another; the message says what to do instead."""
 
@@ -24,9 +32,11 @@ class Settings:
     """
 
     inter_grad_comp: bool = False
-    """CB: send activation gradients to the previous stage as low-rank pairs."""
+    """CB: compress the activation gradients that are sent to the previous stage."""
+    inter_grad_comp_method: str = "low-rank"
+    """How: ``low-rank`` pairs, ``hadamard-4bit`` or ``fp8`` numbers (:mod:`optimus_cc.blocks`)."""
     inter_grad_comp_rank: int = 12
-    """Columns of P and Q of an activation gradient."""
+    """Columns of P and Q of an activation gradient, when messages are ``low-rank``."""
     inter_grad_comp_epilogue_only: bool = False
     """Only those that no forward overlaps: after the last steady step and in the cool-down."""
     use_error_feedback: bool = False
@@ -34,15 +44,19 @@ class Settings:
     emb_comm_opt: bool = False
     """FE: reduce the tied embedding's gradient once, over both stages and all replicas."""
     grad_comp: bool = False
-    """Reduce matrices' gradients over the data-parallel ranks as low-rank pairs (PowerSGD)."""
+    """Compress matrices' gradients when they are reduced over the data-parallel ranks."""
+    grad_comp_method: str = "power-sgd"
+    """How: as low-rank pairs by our ``power-sgd`` or by ``torch-power-sgd``, or in ``4bit``."""
     grad_comp_rank: int = 128
-    """Columns of P and Q of a parameter's gradient."""
+    """Columns of P and Q of a parameter's gradient, when they are low-rank."""
     grad_comp_warm_up: float = 0.1
     """Share of the iterations, from the start, in which gradients are reduced whole."""
     selective_grad_comp: bool = False
     """SC: gradients of the first stages only, which are the last to be ready."""
     selective_grad_comp_way: int = 2
     """How many stages from the first on."""
+    check_orth_error: bool = False
+    """Compare what messages left out with the activations, as error propagation assumes."""
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -59,14 +73,25 @@ class Settings:
                 f"grad_comp_warm_up = {self.grad_comp_warm_up}: must be a share of the "
                 "iterations, from 0 to less than 1"
             )
-        self._need("inter_grad_comp_epilogue_only", "inter_grad_comp")
-        self._need("selective_grad_comp", "grad_comp")
+        for name, known in (
+            ("inter_grad_comp_method", INTER_GRAD_COMP_METHODS),
+            ("grad_comp_method", GRAD_COMP_METHODS),
+        ):
+            if getattr(self, name) not in known:
+                raise SettingsError(
+                    f"{name} = {getattr(self, name)!r}: must be one of {', '.join(known)}"
+                )
+        for name in ("inter_grad_comp_epilogue_only", "inter_grad_comp_method", "check_orth_error"):
+            self._need(name, "inter_grad_comp")
+        for name in ("selective_grad_comp", "grad_comp_method"):
+            self._need(name, "grad_comp")
         self._need("use_error_feedback", "inter_grad_comp", "grad_comp")
 
     def _need(self, name: str, *one_of: str) -> None:
-        if getattr(self, name) and not any(getattr(self, other) for other in one_of):
+        value = getattr(self, name)
+        if value != _DEFAULTS[name] and not any(getattr(self, other) for other in one_of):
             needed = " or ".join(f"--{other}" for other in one_of)
-            raise SettingsError(f"{name} = True: has no effect without {needed}; add it")
+            raise SettingsError(f"{name} = {value!r}: has no effect without {needed}; add it")
 
     def check_stages(self, num_stages: int) -> None:
         """Check the settings against a pipeline.
@@ -108,14 +133,18 @@ class Settings:
         return int(self.grad_comp_warm_up * num_iterations + 1e-9)
 
 
+_DEFAULTS = {field.name: field.default for field in fields(Settings)}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the artifact's options to a program's own."""
     group = parser.add_argument_group("compressed communication")
     for field in fields(Settings):
+        names = (f"--{field.name}", *_OTHER_NAMES.get(field.name, ()))
         if isinstance(field.default, bool):
-            group.add_argument(f"--{field.name}", action="store_true")
+            group.add_argument(*names, action="store_true")
         else:
-            group.add_argument(f"--{field.name}", type=type(field.default), default=field.default)
+            group.add_argument(*names, type=type(field.default), default=field.default)
 
 
 def from_arguments(arguments: argparse.Namespace) -> Settings:

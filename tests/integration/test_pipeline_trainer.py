@@ -57,6 +57,13 @@ SCHEMES = {
     "grad_comp_warm_up": 0.2,
     "save_interval": 3,
 }
+PEERS = {
+    "engine": "cb-4bit",
+    "inter_grad_comp_epilogue_only": False,
+    "save_interval": 3,
+    "check_orth_error": True,
+}
+GRADIENTS = {"grad_comp_warm_up": 0.2, "save_interval": 3, "selective_grad_comp_way": 2}
 RUNS = {
     "replicas": {"engine": "uncompressed"},
     "shards": {"engine": "uncompressed", "dp": 1, "tp": 2},
@@ -65,9 +72,20 @@ RUNS = {
     "bf16": {"engine": "cb", "inter_grad_comp_rank": 2, "dtype": "bf16"},
     "four-stages": {"engine": "cb", "inter_grad_comp_rank": 2, "pp": 4, "dp": 1,
                     "save_interval": 6, "model": {**MODEL, "layers": 6}},
+    "peers": PEERS,
+    "peers-continued": PEERS,
+    "peers-unchecked": {**PEERS, "check_orth_error": False},
+    "gradients-4bit": {**GRADIENTS, "engine": "fe+sc-4bit"},
+    "gradients-4bit-continued": {**GRADIENTS, "engine": "fe+sc-4bit"},
     "unknown": {"engine": "uncompressed"},
     "untied": {"engine": "cb+fe", "model": {**MODEL, "architecture": "llama"}},
 }  # fmt: skip
+WHOLE = {
+    "continued": "schemes",
+    "peers-continued": "peers",
+    "gradients-4bit-continued": "gradients-4bit",
+}
+"""Runs that go on from the middle of another."""
 
 
 def point_of(fields):
@@ -104,8 +122,9 @@ def folders(tmp_path_factory):
     words = []
     for name, fields in RUNS.items():
         path = write_run(parent / name, corpus, fields)
-        start = f"={parent / 'schemes' / 'checkpoints' / 'iteration-000003'}"
-        words.append(f"{free_port()}:{path}{start if name == 'continued' else ''}")
+        begun = WHOLE.get(name)
+        start = f"={parent / begun / 'checkpoints' / 'iteration-000003'}" if begun else ""
+        words.append(f"{free_port()}:{path}{start}")
     paths = python_path(ROOT, ROOT / "src")
     run_ranks(WORKER, *words, num_ranks=4, PYTHONPATH=paths)
     return parent
@@ -151,13 +170,14 @@ def test_an_evaluation_is_its_perplexity_and_a_result_of_the_run(events):
     assert end["validation_perplexity"] == last["perplexity"]
 
 
-def test_a_continued_run_is_one_that_never_stopped(events):
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_continued_run_is_one_that_never_stopped(events, name):
     """Bit for bit, with the queries and errors of every kind of compression."""
-    losses = [event["loss"] for event in events("schemes")]
-    assert [event["loss"] for event in events("continued")] == losses[3:]
-    (whole,), (continued,) = events("schemes", "end"), events("continued", "end")
-    for name in ("weights_sha256", "optimizer_sha256"):
-        assert whole[name] == continued[name]
+    losses = [event["loss"] for event in events(WHOLE[name])]
+    assert [event["loss"] for event in events(name)] == losses[3:]
+    (whole,), (continued,) = events(WHOLE[name], "end"), events(name, "end")
+    for digest in ("weights_sha256", "optimizer_sha256"):
+        assert whole[digest] == continued[digest]
     assert whole["weights_sha256"] != events("replicas", "end")[0]["weights_sha256"]
 
 
@@ -172,6 +192,28 @@ def test_stages_of_different_numbers_of_layers_hold_the_whole_model(folders):
     embedding, positions, norm = 512 * 32, 16 * 32, 2 * 32  # the last stage has a copy of the first
     assert inner == other == 2 * (first - embedding - positions) == 2 * (last - embedding - norm)
     assert first + inner + other + last == point.model.num_parameters() + embedding
+
+
+def test_statistics_of_errors_change_nothing_and_are_of_each_link(events):
+    """Four micro-batches of one link: four errors, three of which another micro-batch follows."""
+    (checked,), (plain,) = events("peers", "end"), events("peers-unchecked", "end")
+    assert checked["weights_sha256"] == plain["weights_sha256"]
+    names = ("error_cosine", "error_mean", "difference_mean", "relative_error")
+    every = events("peers")
+    for event in every:
+        assert {key for key in event if key.startswith("link_")} == {f"link_0_{n}" for n in names}
+        assert 0.05 < event["link_0_relative_error"] < 0.3
+        assert all(-1 < event[f"link_0_{name}"] < 1 for name in names)
+    for name in names:
+        sizes = [abs(event[f"link_0_{name}"]) for event in every]
+        assert checked[name] == pytest.approx(sum(sizes) / len(sizes))
+        assert name not in plain
+    assert not any(key.startswith("link_") for key in events("peers-unchecked")[0])
+
+
+def test_messages_of_four_bits_are_as_large_as_their_blocks(events):
+    for event in events("peers"):
+        assert event["backward_bytes"] == 2 * 4 * 34 * (2 * 16 * 32) // 64
 
 
 def test_bytes_of_an_iteration_are_those_of_its_messages(events):
@@ -280,15 +322,22 @@ def test_a_checkpoint_of_another_scheme_is_refused(folders):
     assert "was saved with 'cb+fe+sc'" in reasons[0]
 
 
-def test_every_scheme_is_what_the_published_options_say():
-    for name in STUDY.engines:
-        block = PipelineTrainer().ds_config(point_of({"engine": name})).get("optimus_cc", {})
-        assert block.get("inter_grad_comp", False) == (name != "uncompressed")
-        assert block.get("use_error_feedback", False) == (
-            name not in ("uncompressed", "cb-without-lep")
-        )
-        assert block.get("emb_comm_opt", False) == ("fe" in name)
-        assert block.get("selective_grad_comp", False) == ("sc" in name)
-        if name != "uncompressed":
-            assert block["inter_grad_comp_rank"] == 12
-            assert block["inter_grad_comp_epilogue_only"] is True
+@pytest.mark.parametrize("name", STUDY.engines)
+def test_every_engine_is_what_its_name_says(name):
+    block = PipelineTrainer().ds_config(point_of({"engine": name})).get("optimus_cc", {})
+    assert block.get("inter_grad_comp", False) == ("cb" in name)
+    assert block.get("use_error_feedback", False) == (
+        name != "uncompressed" and "without-lep" not in name
+    )
+    assert block.get("emb_comm_opt", False) == ("fe" in name)
+    assert (
+        block.get("selective_grad_comp", False) == block.get("grad_comp", False) == ("sc" in name)
+    )
+    bits = {"4bit": "hadamard-4bit", "fp8": "fp8"}
+    methods = [method for word, method in bits.items() if word in name and "cb" in name]
+    assert block.get("inter_grad_comp_method", "low-rank") == (methods or ["low-rank"])[0]
+    gradients = {"fe+sc-torch": "torch-power-sgd", "fe+sc-4bit": "4bit"}
+    assert block.get("grad_comp_method", "power-sgd") == gradients.get(name, "power-sgd")
+    if "cb" in name:
+        assert block["inter_grad_comp_epilogue_only"] is True
+        assert block.get("inter_grad_comp_rank", 12) == 12

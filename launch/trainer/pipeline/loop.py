@@ -28,6 +28,7 @@ from launch.trainer.metrics import (
     finite_or_none,
     iteration_fields,
 )
+from launch.trainer.pipeline.errors import MessageErrors
 from launch.trainer.pipeline.measured import measure
 from launch.trainer.pipeline.runtime import distributed, versions
 from launch.trainer.pipeline.stage import Rank, make_rank, settings_of
@@ -64,6 +65,7 @@ class Training:
         self.sent_bytes: Counter[str] = Counter()
         self.device_peak_bytes = 0
         self.link = LinkBytes(run.point)
+        self.errors = MessageErrors.of(self.rank)
         self.validation_loss: float | None = None
 
     def begin(self) -> int:
@@ -100,10 +102,11 @@ class Training:
             if self.ranks.is_last:
                 log.write_line(log.iteration_line(point, result))
             peak_bytes = self._peak_bytes()
+            errors = self.errors.of_iteration() if self.errors else {}
             if self.ranks.is_first:
                 phases = measured.phases_ms
                 fields = iteration_fields(point, result, phases, norm, peak_bytes)
-                fields |= {**measured.sent_bytes, "stages_ms": measured.stages_ms}
+                fields |= {**measured.sent_bytes, "stages_ms": measured.stages_ms, **errors}
                 metrics.write("iteration", fields)
                 scalars.write(fields, point.global_batch_size * point.model.seq_length)
             if evaluates_after(point, iteration):
@@ -170,11 +173,13 @@ class Training:
         mib = {f"{name.removesuffix('_bytes')}_mib": n / 2**20 for name, n in count.items()}
         mib["counted_sent_mib"] = sum(self.sent_bytes.values()) / 2**20
         mib |= self.link.results(self.rank.device)
+        errors = self.errors.of_run() if self.errors else {}
         if loss is None:
-            return {**mib}
+            return {**mib, **errors}
         perplexity = finite_or_none(log.perplexity(loss))
         return {
             **mib,
+            **errors,
             "validation_loss": finite_or_none(loss),
             "validation_perplexity": perplexity,
         }

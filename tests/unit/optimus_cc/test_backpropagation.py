@@ -18,7 +18,7 @@ def gradient(seed, shape=(4, 3, 8), dtype=torch.float32):
 def send(compressor, message, late=True):
     packed = compressor.compress(message, late)
     shape = message.shape
-    assert packed.shape == compressor.received_shape(shape, late)
+    assert packed.shape == compressor.received_shape(shape, late, message.dtype)
     return compressor.restore(packed, shape, late)
 
 
@@ -39,7 +39,7 @@ def test_sent_and_error_add_up_to_what_was_given(seeds, rank, dtype, exponent):
     for message in messages:
         before = sender.error(message.shape)
         packed = sender.compress(message, in_epilogue=True)
-        sent = receiver._product(packed, message.shape)  # in fp32, before its last rounding
+        sent = receiver._format.unpack(packed, message.shape)  # in fp32, before its last rounding
         error = sender.error(message.shape)
         carried = message.double() + (before.double() if before is not None else 0.0)
         # One subtraction in fp32 is rounded; all else is exact.

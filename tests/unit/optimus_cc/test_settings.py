@@ -7,7 +7,8 @@ import torch
 
 from optimus_cc import Settings, SettingsError, Traffic, add_arguments, from_arguments
 from optimus_cc.embedding import Place, group_ranks
-from optimus_cc.selective import PowerSgd
+from optimus_cc.peers import FourBit, TorchPowerSgd
+from optimus_cc.selective import PowerSgd, compressor
 from optimus_cc.traffic import Kind
 
 README = """--inter_grad_comp --inter_grad_comp_rank 12 --inter_grad_comp_epilogue_only
@@ -36,6 +37,15 @@ def test_the_artifacts_options_are_accepted_as_they_are():
     )
 
 
+def test_other_methods_and_statistics_are_options_too():
+    words = "--inter_grad_comp --inter_grad_comp_method fp8 --grad_comp --grad_comp_method 4bit"
+    found = parse(words)
+    assert (found.inter_grad_comp_method, found.grad_comp_method) == ("fp8", "4bit")
+    for name in ("--check_orth_error", "--check-orth-error", "--check_orth_error_acti"):
+        assert parse(f"--inter_grad_comp {name}").check_orth_error
+    assert not found.check_orth_error
+
+
 def test_the_defaults_compress_nothing_and_are_the_readmes():
     settings = parse("")
     assert settings == Settings()
@@ -43,6 +53,10 @@ def test_the_defaults_compress_nothing_and_are_the_readmes():
     assert not settings.compresses_gradients_of(0)
     assert (settings.inter_grad_comp_rank, settings.grad_comp_rank) == (12, 128)
     assert settings.grad_comp_warm_up == 0.1
+    assert (settings.inter_grad_comp_method, settings.grad_comp_method) == (
+        "low-rank",
+        "power-sgd",
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,6 +70,17 @@ def test_the_defaults_compress_nothing_and_are_the_readmes():
         ("--selective_grad_comp", "no effect without --grad_comp; add it"),
         ("--use_error_feedback", "no effect without --inter_grad_comp or --grad_comp"),
         ("--grad_comp --selective_grad_comp_way 0", "selective_grad_comp_way = 0: must be"),
+        (
+            "--inter_grad_comp --inter_grad_comp_method fp4",
+            "inter_grad_comp_method = 'fp4': must be one of low-rank, hadamard-4bit, fp8",
+        ),
+        (
+            "--grad_comp --grad_comp_method signs",
+            "grad_comp_method = 'signs': must be one of power-sgd, torch-power-sgd, 4bit",
+        ),
+        ("--inter_grad_comp_method fp8", "= 'fp8': has no effect without --inter_grad_comp; add"),
+        ("--grad_comp_method 4bit", "= '4bit': has no effect without --grad_comp; add it"),
+        ("--grad_comp --check_orth_error", "= True: has no effect without --inter_grad_comp; add"),
     ],
 )
 def test_what_is_wrong_is_named(words, message):
@@ -104,6 +129,23 @@ def test_a_training_without_iterations_is_refused():
 def test_matrices_alone_are_compressed_and_only_where_that_is_smaller(shape, taken):
     power_sgd = PowerSgd(Settings(grad_comp=True, grad_comp_rank=3), None, Traffic())
     assert power_sgd.takes(torch.zeros(shape)) is taken
+
+
+@pytest.mark.parametrize(
+    ("method", "made", "small_is_taken"),
+    [("power-sgd", PowerSgd, False), ("torch-power-sgd", TorchPowerSgd, False),
+     ("4bit", FourBit, True)],
+)  # fmt: skip
+def test_a_method_is_the_compressor_of_its_name(method, made, small_is_taken):
+    """Small matrices are worth four bits, and not a pair of rank three; vectors never are."""
+    settings = Settings(grad_comp=True, grad_comp_rank=3, grad_comp_method=method)
+    found = compressor(settings, None, Traffic())
+    assert isinstance(found, made)
+    assert found.takes(torch.zeros(24, 16))
+    assert found.takes(torch.zeros(4, 4)) is small_is_taken
+    assert not found.takes(torch.zeros(24))
+    with pytest.raises(TypeError, match=r"dtype = torch.float16"):
+        found.average([torch.zeros(24, 16, dtype=torch.float16)])
 
 
 def grid(stages, replicas, shards):
