@@ -120,7 +120,7 @@ CORE_FIELDS: dict[str, FieldRow] = {
         unit="Mbit/s",
         zero="links as they are",
         added_later=True,
-        axis="rate of each rank's link, either way, shaped (Mbit/s)",
+        axis="shaped links (Mbit/s)",
     ),
     "micro_batch_size": FieldRow(
         title="micro-batch", default=1, axis="micro-batch (samples)", log_axis=True

@@ -94,7 +94,8 @@ class _Swept:
         ]
         names = [*(one.title for one in in_order(every)), FAILED]
         notes = [describe(values), *self._notes(), beside.how if beside else how]
-        notes.append(self._tables.provenance({p for one, _ in rows for p in one.values["path"]}))
+        drawn = (one.values.loc[one.values[X].notna(), "path"] for one, _ in rows)
+        notes.append(self._tables.provenance({path for paths in drawn for path in paths}))
 
         def inches(row: tuple[Panel, object]) -> float:
             return _ROW_INCHES + 0.15 * titles[row[0].title].count("\n")

@@ -138,4 +138,5 @@ def rotation(seed: int) -> Tensor:
         matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
     generator = torch.Generator().manual_seed(seed)
     signs: Tensor = 2.0 * torch.randint(0, 2, (BLOCK_NUMEL, 1), generator=generator) - 1.0
-    return signs * matrix / BLOCK_NUMEL**0.5
+    rotated: Tensor = signs * matrix / BLOCK_NUMEL**0.5
+    return rotated

@@ -38,7 +38,11 @@ def test_links_as_they_are_have_a_bar_of_their_own(tables):
 
 def test_a_figure_says_that_links_were_shaped(tables):
     (figure,) = swept.draw(tables, ROW)
-    assert "cpu NVIDIA H100, 20, 100 Mbit/s links, shaped" in words(figure)
+    said = words(figure)
+    assert "cpu NVIDIA H100, 20, 100 Mbit/s links, shaped" in said
+    assert "links as they are" not in said
+    (bars,) = rates.draw(tables, ROW.model_copy(update={"kind": "rates"}))
+    assert "20, 100 Mbit/s links, shaped, and links as they are" in words(bars)
 
 
 def test_tables_of_before_there_were_links_say_nothing_of_them(sweep, tmp_path):
