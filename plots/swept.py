@@ -59,7 +59,9 @@ class _Swept:
         self._wanted = [quantity(column, self._study.phases) for column in figure.y]
         known = [panel.values for panel in panels if self._at(panel)]
         self._quantities = [
-            q for q in self._wanted if any(values[q.column].notna().any() for values in known)
+            q
+            for q in self._wanted
+            if any(q.column in values and values[q.column].notna().any() for values in known)
         ]
         self._several = any(len(self._at(panel)) > 1 for panel in panels)
         self._panels = [p for p in panels if not self._several or len(self._at(p)) > 1]

@@ -202,3 +202,11 @@ def test_a_figure_of_nothing_is_refused_in_a_line(tmp_path, sweep, name):
     tables = read_tables(sweep.write(tmp_path / "t"))
     with pytest.raises(PlotError, match="no run has"):
         figure.draw(tables)
+
+
+def test_a_quantity_that_the_tables_lack_is_refused_in_a_line(tmp_path, sweep):
+    sweep.grid(micro_batch_size=[1, 2])
+    tables, figure = read_tables(sweep.write(tmp_path / "t")), FIGURES["micro-batch"]
+    row = figure.row.model_copy(update={"y": ("packing_gb_per_s",)})
+    with pytest.raises(PlotError, match="no run has packing at a known micro_batch_size"):
+        figure.kind.draw(tables, row)
