@@ -91,7 +91,9 @@ def _shared_rows(runs: Sequence[Run]) -> list[tuple[str, str]]:
     same = [
         namer.setting(name, value)
         for name, values in found.items()
-        if len(values) == 1 and (value := next(iter(values))) is not None
+        if len(values) == 1
+        and (value := next(iter(values))) is not None
+        and (value or not study.all_fields[name].zero)
     ]
     return [("all points", ", ".join(same))] if same else []
 
