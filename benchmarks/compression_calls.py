@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from optimus_cc import Settings, Traffic
 from optimus_cc.backpropagation import BackwardCompressor
 from optimus_cc.memory import held_bytes
-from optimus_cc.selective import PowerSgd
+from optimus_cc.selective import compressor
 
 SIGNAL_RANK = 8
 NOISE = 0.1
@@ -84,8 +84,8 @@ class Gradients:
         """Keep copies of the matrices, (number, rows, columns)."""
         self._together, self._apart = ([m.clone() for m in matrices] for _ in range(2))
         self._traffic = Traffic()
-        self._one = PowerSgd(settings, group, self._traffic)
-        self._each = [PowerSgd(settings, group, self._traffic) for _ in matrices]
+        self._one = compressor(settings, group, self._traffic)
+        self._each = [compressor(settings, group, self._traffic) for _ in matrices]
 
     def at_once(self) -> None:
         """Compress and restore all of them as one stack."""
@@ -93,8 +93,8 @@ class Gradients:
 
     def one_by_one(self) -> None:
         """Compress and restore one after the other."""
-        for power_sgd, matrix in zip(self._each, self._apart, strict=True):
-            power_sgd.average([matrix])
+        for one, matrix in zip(self._each, self._apart, strict=True):
+            one.average([matrix])
 
     @property
     def state_bytes(self) -> int:

@@ -155,7 +155,8 @@ def _notes(
     notes = ["a mark a point" if counts == {1} else "a mark a point, the median of its runs"]
     notes += [f"{', '.join(usual)} where a mark says nothing else"] if usual else []
     notes.append("names without room are left out")
-    notes.append("rate of the median iteration after the warm-up, cost at its peak")
+    if all(name not in tables.study.results for name, _ in shown):
+        notes.append("rate of the median iteration after the warm-up, cost at its peak")
     if any(mark.look is None for mark in marks):
         notes.append("hollow: published by others, on other hardware and data; not measured here")
     return [*notes, tables.provenance(tables.runs.loc[tables.runs["source"] == MEASURED, "path"])]

@@ -12,6 +12,7 @@ powers of two hold.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -137,6 +138,5 @@ def rotation(seed: int) -> Tensor:
     while len(matrix) < BLOCK_NUMEL:
         matrix = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), matrix)
     generator = torch.Generator().manual_seed(seed)
-    signs: Tensor = 2.0 * torch.randint(0, 2, (BLOCK_NUMEL, 1), generator=generator) - 1.0
-    rotated: Tensor = signs * matrix / BLOCK_NUMEL**0.5
-    return rotated
+    signs = 2.0 * torch.randint(0, 2, (BLOCK_NUMEL, 1), generator=generator) - 1.0
+    return signs * matrix / math.sqrt(BLOCK_NUMEL)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from optimus_cc import low_rank
+from optimus_cc.block_sizes import BITS
 from optimus_cc.settings import Settings
 
 _FP32_BYTES = 4
@@ -50,12 +51,23 @@ def state_bytes(
         messages: shape of an activation gradient, one for each stream; usually one.
         gradients: shapes of the parameters that are averaged over replicas, of which there are
             several; with FE the tied embedding is not one of them.
+
+    Raises:
+        ValueError: gradients are compressed in another way than by our PowerSGD.
     """
     feedback, total = settings.use_error_feedback, 0
     if settings.inter_grad_comp and stage > 0:
         rank = settings.inter_grad_comp_rank
-        total += sum(low_rank_bytes(shape, rank, feedback) for shape in messages)
+        if settings.inter_grad_comp_method in BITS:
+            total += sum(_FP32_BYTES * shape.numel() * feedback for shape in messages)
+        else:
+            total += sum(low_rank_bytes(shape, rank, feedback) for shape in messages)
     if settings.compresses_gradients_of(stage):
+        if settings.grad_comp_method != "power-sgd":
+            raise ValueError(
+                f"grad_comp_method = {settings.grad_comp_method!r}: what it keeps is known of a "
+                "run alone; give 'power-sgd'"
+            )
         rank = settings.grad_comp_rank
         matrices = (shape for shape in gradients if len(shape) == 2)
         total += sum(low_rank_bytes(shape, rank, feedback) for shape in matrices)

@@ -25,7 +25,8 @@ class TorchPowerSgd:
     """Torch's ``powerSGD_hook``, in the gradients' own type throughout.
 
     The hook expects a bucket of ``DistributedDataParallel``. It gets one that holds all gradients
-    of a type, so that it reduces all P at once, and all Q.
+    of a type, so that it reduces all P at once, and all Q. What it takes is compression to
+    :class:`Traffic`, its reductions included, which lie inside the hook.
     """
 
     def __init__(
@@ -177,11 +178,13 @@ class FourBit:
         """The mean of a flat fp32 tensor over the ranks."""
         packed = self._pack(("own", key), flat)
         received = torch.empty_like(packed)
-        dist.all_to_all_single(received, packed, group=self._group)
+        with self._traffic.timed(Kind.GRADIENTS):
+            dist.all_to_all_single(received, packed, group=self._group)
         part = self._blocks.unpack(received, flat.numel()).view(num_ranks, -1).mean(0)
         packed_part = self._pack(("mean", key), part)
         parts = [torch.empty_like(packed_part) for _ in range(num_ranks)]
-        dist.all_gather(parts, packed_part, group=self._group)
+        with self._traffic.timed(Kind.GRADIENTS):
+            dist.all_gather(parts, packed_part, group=self._group)
         # Scattered and gathered, each rank sends what an all-reduce of these bytes sends in a ring.
         self._traffic.all_reduce(Kind.GRADIENTS, packed, num_ranks, compressed=True)
         return self._blocks.unpack(torch.cat(parts), flat.numel())

@@ -36,6 +36,7 @@ from optimus_cc import (
     low_rank,
     traffic as traffic_module,
 )
+from optimus_cc.backpropagation import BackwardCompressor
 from optimus_cc.embedding import Place, TiedEmbedding, make_group
 from optimus_cc.megatron import CompressedCommunicator, FinalizeGradients
 
@@ -133,7 +134,7 @@ class Training:
             self.communicator = CompressedCommunicator(
                 self.groups.pp, self.config, settings, CPU, traffic=self.traffic
             )
-            self.communicator.compressor._low_rank._seed = seed
+            self.communicator.compressor = BackwardCompressor(settings, self.traffic, seed)
 
     def _remembering(self, finalize):
         def remember_and_reduce(*arguments, **options):

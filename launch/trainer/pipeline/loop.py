@@ -119,10 +119,12 @@ class Training:
         rank.model.zero_grad()
         rank.traffic.reset()
         with rank.clock.phase("schedule"):
-            loss = rank.run(self.batches.of_iteration(iteration))
+            losses = rank.run(self.batches.of_iteration(iteration))
         with rank.clock.phase("update"):
             norm = rank.optimizer.step(iteration)
-        return loss, norm
+        # After the norm, for which all ranks wait anyway: before, waiting for the last stage's
+        # loss would look like computing.
+        return rank.mean(losses), norm
 
     def _peak_bytes(self) -> int | None:
         if self.rank.device.type != "cuda":
@@ -137,10 +139,8 @@ class Training:
         self.rank.model.eval()
         with torch.no_grad():
             count = self.point.eval_iterations
-            losses = [
-                self.rank.run(self.validation.of_iteration(number), forward_only=True)
-                for number in range(1, count + 1)
-            ]
+            of_batches = map(self.validation.of_iteration, range(1, count + 1))
+            losses = [self.rank.mean(self.rank.run(b, forward_only=True)) for b in of_batches]
         self.rank.model.train()
         loss = sum(losses) / count
         if self.ranks.is_last:

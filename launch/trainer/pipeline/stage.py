@@ -63,18 +63,18 @@ class Rank:
     clock: PhaseClock
     mask: Tensor | None
 
-    def run(self, batches: Iterator[MicroBatch], *, forward_only: bool = False) -> float:
+    def run(self, batches: Iterator[MicroBatch], *, forward_only: bool = False) -> list[Tensor]:
         """Run an iteration's micro-batches; gradients are reduced at the end, unless forward only.
 
         Returns:
-            Loss, mean over the global batch; the same on every rank.
+            Loss of each micro-batch on the last stage, nothing on the others.
         """
         from megatron.core.pipeline_parallel.schedules import (
             forward_backward_pipelining_without_interleaving,
         )
 
         point = self.point
-        losses = forward_backward_pipelining_without_interleaving(
+        losses: list[Tensor] = forward_backward_pipelining_without_interleaving(
             forward_step_func=self._forward_step,
             data_iterator=batches,
             model=self.model,
@@ -85,7 +85,7 @@ class Rank:
             p2p_communicator=self.communicator,
             pg_collection=self.groups,
         )
-        return self._mean(losses)
+        return losses
 
     def _forward_step(
         self, batches: Iterator[MicroBatch], model: Callable[..., Tensor]
@@ -94,8 +94,11 @@ class Rank:
         output = model(batch.tokens, batch.position_ids, self.mask, labels=batch.labels)
         return output, _mean_loss
 
-    def _mean(self, losses: list[Tensor]) -> float:
-        """Mean over micro-batches and replicas, which the last stage alone has."""
+    def mean(self, losses: list[Tensor]) -> float:
+        """Mean over the global batch of what :meth:`run` gave; the same on every rank.
+
+        Every rank calls it, and waits for the last stage.
+        """
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         if self.part.is_last:
             total += torch.stack(losses).double().mean()

@@ -1,5 +1,6 @@
 """A rate against memory: marks of points, published ones beside and told apart."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -110,6 +111,18 @@ def test_the_figure_says_what_was_published_and_draws_it_hollow(tables):
     note = " ".join(drawn.get_supxlabel().split())
     assert "not measured here" in note
     assert "A CPU" in note
+
+
+@pytest.mark.parametrize(
+    ("cost", "said"), [("max_allocated_gib", True), ("validation_loss", False)]
+)
+def test_rates_and_peaks_are_explained_and_numbers_of_whole_runs_are_not(tables, cost, said):
+    made = tables(run("no-zero", 9.0, 0.5))
+    study = made.study.model_copy(update={"results": {"validation_loss": "a loss"}})
+    made = dataclasses.replace(made, study=study)
+    mark = tradeoff.Mark("0", 1.0, 9.0, None)
+    notes = tradeoff._notes(made, [(cost, [mark])], [])
+    assert any("cost at its peak" in note for note in notes) == said
 
 
 def test_nothing_to_draw_is_told(tables):
