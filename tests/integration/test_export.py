@@ -134,7 +134,7 @@ def model_in(folder):
 
 @torch.no_grad()
 def difference(folder, run_dir):
-    """Largest difference of the exported model's logits, as a share of the trained one's largest."""
+    """Largest difference of the exported model's logits, as a share of our largest logit."""
     answer = torch.load(run_dir / "logits.pt")
     found = model_in(folder)(answer["tokens"]).logits
     size = MODEL["vocab_size"]
