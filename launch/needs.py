@@ -48,7 +48,7 @@ def _lack(need: str, point: Point, machine: Machine) -> str:
         return "" if on_gpu else "needs a GPU, and this run has none"
     if need == TWO_RANKS:
         few = point.num_ranks < 2
-        return f"needs two ranks or more, and dp {point.dp} x tp {point.tp} is one" if few else ""
+        return "needs two ranks or more, and tp x pp x dp is one" if few else ""
     package = Requirement(need)
     try:
         version = metadata.version(package.name)

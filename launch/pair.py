@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,30 @@ def _header(prefix: str) -> tuple[bytes, int, int, int, int] | None:
     magic, version, code, num_sequences, num_boundaries = _HEADER.unpack(raw)
     is_known = magic == _MAGIC and version == 1 and code in _TOKEN_TYPES
     return (magic, version, code, num_sequences, num_boundaries) if is_known else None
+
+
+def documents(prefix: str, chosen: range) -> Iterator[list[int]]:
+    """Tokens of some documents, end-of-document tokens included; none where the index is another's.
+
+    Args:
+        prefix: Of the pair, whose sequences are whole documents, as text has them.
+        chosen: Which ones, in order.
+    """
+    header, kind = _header(prefix), token_type(prefix)
+    if header is None or kind is None:
+        return
+    num_sequences = header[3]
+    lengths = np.fromfile(f"{prefix}.idx", "<i4", num_sequences, offset=_HEADER.size)
+    offset = _HEADER.size + lengths.nbytes
+    starts = np.fromfile(f"{prefix}.idx", "<i8", num_sequences, offset=offset)
+    for index in chosen:
+        yield np.fromfile(f"{prefix}.bin", kind, lengths[index], offset=starts[index]).tolist()
+
+
+def num_documents(prefix: str) -> int:
+    """How many there are; 0 when the index is not Megatron's."""
+    header = _header(prefix)
+    return 0 if header is None else header[3]
 
 
 @functools.cache

@@ -72,9 +72,13 @@ if [ "$lean" = 1 ]; then
   stand_in huggingface-hub "${hub#huggingface-hub==}"
 fi
 
-# DeepSpeed is published as source alone. Without its compiled ops it is pure Python, so that one
-# wheel serves every Python; the ops are compiled on the other machine.
-DS_BUILD_OPS=0 pip wheel -q --no-deps -w "$work" "$(pinned deepspeed)"
+# Published as source alone, and pure Python, so that one wheel serves every Python. DeepSpeed is so
+# without its compiled ops, which are compiled on the other machine.
+sources=(deepspeed)
+[ "$lean" = 1 ] || sources+=(rouge-score sqlitedict word2number)
+for name in "${sources[@]}"; do
+  DS_BUILD_OPS=0 pip wheel -q --no-deps -w "$work" "$(pinned "$name")"
+done
 cp "$work"/deepspeed-*.whl "$dir"
 
 # pip takes a wheel only for exactly the glibc versions that are named.

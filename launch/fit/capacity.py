@@ -88,8 +88,8 @@ def shortages(point: Point, machine: Machine) -> list[str]:
     gpus = machine.gpu_free_bytes
     if on_gpu and len(gpus) < point.num_ranks:
         return [
-            f"tp {point.tp} x dp {point.dp} needs {point.num_ranks} GPUs, {len(gpus)} found"
-            + _visible()
+            f"tp {point.tp} x pp {point.pp} x dp {point.dp} needs {point.num_ranks} GPUs, "
+            f"{len(gpus)} found" + _visible()
         ]
     need, _ = _need(point, on_gpu)
     lines = []

@@ -123,7 +123,7 @@ def ranks_a_node(num_ranks: int, num_nodes: int) -> int:
     if num_ranks % num_nodes:
         raise ConfigError(
             f"--nnodes {num_nodes}: {num_ranks} rank{'' if num_ranks == 1 else 's'} cannot be "
-            f"shared out equally over them; --dp N sets how many there are (tp x dp)"
+            f"shared out equally over them; --dp N sets how many there are (tp x pp x dp)"
         )
     return num_ranks // num_nodes
 

@@ -109,6 +109,48 @@ def test_two_hosts_train_as_one_machine_does(tmp_path, hosts):
     assert results["torchrun"] == results["deepspeed"] == results["one"]
 
 
+STAGES = """
+name = "stages"
+model = "tiny"
+point = { pp = 2, dp = 1, device = "cpu", iterations = 2, eval_interval = 0, global_batch_size = 8 }
+engines = [{ engine = "cb+fe", inter_grad_comp_rank = 4 }]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_batch_job_of_two_hosts_trains_stages_as_one_machine_does(tmp_path, hosts):
+    """LSF's own script, started with what LSF tells a job; the link between stages is a veth."""
+    addresses, known = hosts
+    sweep = tmp_path / "stages.toml"
+    sweep.write_text(STAGES)
+    told = tmp_path / "hosts"
+    told.write_text("".join(f"{address}\n" * 2 for address in addresses))  # a line a slot
+    words = ["--study", "optimus-cc", "--sweep", str(sweep), "--results-dir"]
+    lsf = {"LSB_DJOB_HOSTFILE": str(told), "LSB_JOBID": "7", "LSB_JOBINDEX": "1"}
+    env = environment(SSH_HOSTS=known, GLOO_SOCKET_IFNAME="eth0", **lsf)
+    env["BATCH_LOG"] = str(tmp_path / "calls")
+    far, near = tmp_path / "far", tmp_path / "near"
+    submit = [sys.executable, "-m", "launch.submit", "--scheduler", "lsf", "--ranks-per-node", "1"]
+    rest = ["--", "--monitor-interval", "0"]
+    subprocess.run([*submit, *words, str(far), *rest], cwd=ROOT, env=env, check=True)
+    (script,) = far.glob("optimus-cc/stages/submissions/001/stages-2-nodes.sh")
+    sweep_here = [sys.executable, "-m", "launch.sweep", *words, str(near), *rest[1:], "--no-report"]
+    found = []
+    for folder, words in ((far, ["bash", str(script)]), (near, sweep_here)):
+        done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+        log = "".join(path.read_text() for path in folder.rglob("log-*.log"))
+        assert done.returncode == 0, done.stdout + done.stderr + log[-3000:]
+        (metrics,) = folder.rglob("metrics.jsonl")
+        events = [json.loads(line) for line in metrics.read_text().splitlines()]
+        losses = [event["loss"] for event in events if event["event"] == "iteration"]
+        found.append((losses, events[-1]["weights_sha256"], events[-1]["optimizer_sha256"]))
+    assert len(found[0][0]) == 2
+    assert found[0] == found[1]
+    (nodes,) = far.rglob("nodes.json")
+    assert [start["host"] for start in json.loads(nodes.read_text())["starts"]] == addresses
+
+
 @pytest.fixture
 def empty_data(tmp_path):
     prefix = tmp_path / "data"

@@ -31,6 +31,7 @@ from launch.trainer.metrics import (
 from launch.trainer.pipeline.errors import MessageErrors
 from launch.trainer.pipeline.measured import measure
 from launch.trainer.pipeline.runtime import distributed, versions
+from launch.trainer.pipeline.shards import description, file_name, read_shard
 from launch.trainer.pipeline.stage import Rank, make_rank, settings_of
 from launch.trainer.ranks import Ranks
 from launch.trainer.runfile import RunFile
@@ -74,9 +75,7 @@ class Training:
         if checkpoint is None:
             return 1
         require_usable(self.run, checkpoint)
-        path = checkpoint.path / _file_name(self.ranks.rank)
-        # Queries and errors have keys that are tuples, which is all that is not a tensor.
-        state = torch.load(path, map_location=self.rank.device, weights_only=True)
+        state = read_shard(checkpoint.path / file_name(self.ranks.rank), self.rank.device)
         self.rank.load_state_dict(state["rank"])
         set_random_states(_on_host(state["random"]), self.rank.device)
         return checkpoint.iteration + 1
@@ -151,8 +150,12 @@ class Training:
         self.validation_loss = loss
 
     def _save(self, iteration: int) -> None:
-        state = {"rank": self.rank.state_dict(), "random": random_states(self.rank.device)}
-        name = _file_name(self.ranks.rank)
+        state = {
+            **description(self.rank.model, self.rank.groups),
+            "rank": self.rank.state_dict(),
+            "random": random_states(self.rank.device),
+        }
+        name = file_name(self.ranks.rank)
 
         def write(partial: Any) -> None:  # noqa: ANN401 - pathlib.Path
             partial.mkdir(parents=True, exist_ok=True)
@@ -250,10 +253,6 @@ def _start_fields(training: Training, device: torch.device) -> dict[str, Any]:
         "seed": point.seed,
         "continued_from": str(training.run.checkpoint.path) if training.run.checkpoint else None,
     }
-
-
-def _file_name(rank: int) -> str:
-    return f"rank-{rank:05d}.pt"
 
 
 def _on_host(states: dict[str, Any]) -> dict[str, Any]:

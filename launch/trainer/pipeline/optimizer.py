@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ class Optimizer:
 
     def __init__(
         self,
-        parameters: Sequence[torch.nn.Parameter],
+        parameters: Mapping[str, torch.nn.Parameter],
         point: Point,
         model_group: dist.ProcessGroup,
         *,
@@ -30,12 +30,13 @@ class Optimizer:
         """Make the master weights.
 
         Args:
-            parameters: of this rank.
+            parameters: of this rank, by the names they are saved under.
             point: learning rate, Adam's numbers and clipping.
             model_group: the ranks that hold one model, over TP and PP.
             is_first_shard: whether what every tensor-parallel rank holds is counted here.
         """
-        self._parameters = list(parameters)
+        self._names = list(parameters)
+        self._parameters = list(parameters.values())
         self._point = point
         self._group = model_group
         self._counted = [_is_counted(p, is_first_shard) for p in self._parameters]
@@ -97,14 +98,19 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """Master weights and moments, to go on as if training had not stopped."""
-        return {"masters": [m.detach() for m in self._masters], "adam": self._adam.state_dict()}
+        masters = (master.detach() for master in self._masters)
+        return {
+            "masters": dict(zip(self._names, masters, strict=True)),
+            "adam": self._adam.state_dict(),
+        }
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what :meth:`state_dict` gave, the parameters included."""
-        for parameter, master, saved in zip(
-            self._parameters, self._masters, state["masters"], strict=True
+        for name, parameter, master in zip(
+            self._names, self._parameters, self._masters, strict=True
         ):
+            saved = state["masters"][name]
             master.copy_(saved)
             parameter.copy_(saved)
         self._adam.load_state_dict(state["adam"])

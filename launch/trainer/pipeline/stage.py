@@ -18,6 +18,7 @@ from launch.trainer.data import MicroBatch
 from launch.trainer.model import DTYPES, Stage as Part, causal_mask, make_gpt
 from launch.trainer.pipeline.optimizer import Optimizer
 from launch.trainer.pipeline.runtime import process_groups
+from launch.trainer.pipeline.shards import named_weights
 from launch.trainer.runfile import RunFile
 from optimus_cc import (
     COMPRESSION,
@@ -196,7 +197,7 @@ def make_rank(run: RunFile, device: torch.device) -> Rank:
         ),
         reduction=reduction,
         optimizer=Optimizer(
-            list(model.parameters()), point, groups.mp, is_first_shard=groups.tp.rank() == 0
+            named_weights(model), point, groups.mp, is_first_shard=groups.tp.rank() == 0
         ),
         clock=PhaseClock(device, CLOCK_PHASES),
         mask=causal_mask(point, device),

@@ -49,7 +49,7 @@ class TestNeeds:
             (["gpu"], CPU, {}, ["needs a GPU, and this run has none"]),
             (["gpu"], GPU, {"device": "cpu"}, ["needs a GPU, and this run has none"]),
             (["gpu"], GPU, {}, []),
-            (["two-ranks"], CPU, {}, ["needs two ranks or more, and dp 1 x tp 1 is one"]),
+            (["two-ranks"], CPU, {}, ["needs two ranks or more, and tp x pp x dp is one"]),
             (["two-ranks"], CPU, {"tp": 2}, []),
             (["deepspeed>=0.1"], CPU, {}, []),
             (

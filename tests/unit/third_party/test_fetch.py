@@ -148,7 +148,10 @@ def test_an_unknown_name_gets_its_nearest(capsys):
 
 def test_the_list_names_url_commit_and_licence_of_each():
     versions = read_versions(LISTED)
-    assert set(versions) == {"megatron-deepspeed", "deepspeed-fork", "artifact", "apex"}
+    assert set(versions) == {
+        *("megatron-deepspeed", "deepspeed-fork", "artifact", "apex"),
+        *("optimus-cc", "powersgd", "lm-eval"),
+    }
     assert versions["megatron-deepspeed"].commit.startswith("6acc370a")
     for version in versions.values():
         assert version.url.startswith("https://github.com/")

@@ -83,7 +83,7 @@ def test_a_model_that_does_not_fit_is_refused_with_what_is_needed_and_free():
 def test_more_ranks_than_gpus_are_refused(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert shortages(make_point({"model": "20B"}), SMALL_GPU) == [
-        "tp 1 x dp 4 needs 4 GPUs, 1 found"
+        "tp 1 x pp 1 x dp 4 needs 4 GPUs, 1 found"
     ]
     assert "needs 1 GPUs, 0 found" in shortages(point("tiny", device="cuda"), LAPTOP)[0]
 

@@ -1,0 +1,445 @@
+"""Checkpoints of pipelines, merged, read by Hugging Face's GPT-2 and judged by lm-eval."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import trainer_runs
+from processes import python_path
+from ranks import free_port, run_ranks
+from trainer_runs import ROOT
+
+from configs.errors import ConfigError
+from configs.study import load_study
+from dataset import indexed
+from dataset.tokenizer.bpe import ByteLevelBpe
+from launch.export import __main__ as export, gpt2
+from launch.pair import documents
+from launch.trainer.checkpoint_files import find_checkpoint
+from launch.trainer.pipeline.shards import read_shard
+from launch.trainers.pipeline import PipelineTrainer
+
+pytestmark = pytest.mark.slow
+WORKER = Path(__file__).resolve().parents[1] / "support" / "logits_worker.py"
+STUDY = load_study("optimus-cc")
+MODEL = {
+    "name": "test",
+    "hidden": 32,
+    "ffn": 96,
+    "layers": 4,
+    "heads": 4,
+    "kv_heads": 4,
+    "seq_length": 32,
+    "vocab_size": 500,
+    "architecture": "gpt2",
+}
+COMMON = {
+    "model": MODEL,
+    "engine": "uncompressed",
+    "micro_batch_size": 2,
+    "global_batch_size": 8,
+    "iterations": 2,
+    "save_interval": 2,
+    # Weights so large that no other GELU or epsilon could be taken for ours.
+    "lr": 0.2,
+    "dtype": "fp32",
+    "zero_stage": 0,
+    "offload_optimizer": "none",
+    "activation_checkpointing": False,
+    "device": "cpu",
+    "split": "80,20,0",
+}
+RUNS = {
+    "stages-and-replicas": {"pp": 2, "dp": 2, "engine": "cb+fe", "inter_grad_comp_rank": 2},
+    "stages-and-shards": {"pp": 2, "tp": 2, "dp": 1},
+    "four-shards": {"tp": 4, "dp": 1},
+    "bf16": {"pp": 2, "tp": 2, "dp": 1, "dtype": "bf16"},
+}
+TASKS = "held_out_perplexity,held_out_endings"
+LIMIT = 6
+
+
+def make_corpus(folder):
+    """Documents of words in an order that numbers draw, their tokenizer and their manifest."""
+    folder.mkdir()
+    draw = np.random.default_rng(3)
+    words = np.array(["the", "pipeline", "sends", "gradients", "back", "while", "stages", "wait"])
+    texts = [" ".join(draw.choice(words, 150)) + "." for _ in range(30)]
+    tokenizer = ByteLevelBpe.learn(texts, 290)
+    tokenizer.save(folder / "tokenizer.json")
+    documents = [tokenizer.encode(text) for text in texts]
+    indexed.write(folder / "corpus", documents, eod=tokenizer.eod, vocab_size=290)
+    manifest = {"prefix": "corpus", "vocab_size": 290, "eod": 0, "tokenizer": "tokenizer.json"}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder / "corpus"
+
+
+def write_run(folder, corpus, fields):
+    folder.mkdir()
+    point = STUDY.point_type(**{**COMMON, **fields})
+    run = {
+        "schema_version": 2,
+        "run_id": "test",
+        "study": STUDY.as_table(),
+        "point": point.model_dump(mode="json"),
+        "log": point.log_name,
+        "metrics": "metrics.jsonl",
+        "data_prefix": str(corpus),
+    }
+    (folder / "ds_config.json").write_text(json.dumps(PipelineTrainer().ds_config(point)))
+    path = folder / "run.json"
+    path.write_text(json.dumps(run))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    parent = tmp_path_factory.mktemp("runs")
+    corpus = make_corpus(parent / "data")
+    runs = [write_run(parent / name, corpus, fields) for name, fields in RUNS.items()]
+    words = [f"{free_port()}:{path}" for path in runs]
+    run_ranks(WORKER, *words, num_ranks=4, PYTHONPATH=python_path(ROOT, ROOT / "src"))
+    return parent
+
+
+@pytest.fixture(scope="module")
+def whole(folders):
+    """The export that lm-eval judges."""
+    out = folders / "whole"
+    assert export.main([str(folders / "stages-and-replicas"), "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def copy(folders, tmp_path):
+    """A copy of a run to be spoilt, and the folder of its checkpoint."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(folders / "stages-and-shards", run_dir)
+    return run_dir, find_checkpoint(run_dir).path
+
+
+def model_in(folder):
+    from transformers import GPT2LMHeadModel
+
+    return GPT2LMHeadModel.from_pretrained(folder).eval()
+
+
+@torch.no_grad()
+def difference(folder, run_dir):
+    """Largest difference of the exported model's logits, as a share of our largest logit."""
+    answer = torch.load(run_dir / "logits.pt")
+    found = model_in(folder)(answer["tokens"]).logits
+    size = MODEL["vocab_size"]
+    assert found.shape[-1] == size < answer["logits"].shape[-1]
+    ours = answer["logits"][..., :size].float()
+    return ((found - ours).abs().max() / ours.abs().max()).item()
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("stages-and-replicas", 2e-6),
+        ("stages-and-shards", 2e-6),
+        ("four-shards", 2e-6),
+        ("bf16", 0.05),  # which has eight bits
+    ],
+)
+def test_hugging_face_computes_our_logits(folders, tmp_path, name, limit):
+    out = tmp_path / "out"
+    assert export.main([str(folders / name), "--out", str(out)]) == 0
+    assert difference(out, folders / name) < limit
+
+
+def test_logits_differ_where_queries_keys_and_values_are_in_another_order(
+    folders, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(gpt2, "by_kind", lambda rows, heads: rows)
+    export.main([str(folders / "stages-and-shards"), "--out", str(tmp_path / "out")])
+    assert difference(tmp_path / "out", folders / "stages-and-shards") > 1e-3
+
+
+def test_queries_keys_and_values_of_all_heads_follow_each_other():
+    heads, size = 2, 3
+    rows = torch.tensor(
+        [[100 * h + 10 * k + i] for h in (0, 1) for k in range(3) for i in range(size)]
+    )
+    expected = [100 * h + 10 * k + i for k in range(3) for h in range(heads) for i in range(size)]
+    assert gpt2.by_kind(rows, heads).flatten().tolist() == expected
+    assert gpt2.by_kind(rows.flatten(), heads).tolist() == expected
+
+
+def test_names_in_a_checkpoint_are_those_of_the_whole_model(folders):
+    path = find_checkpoint(folders / "stages-and-shards").path
+    states = [read_shard(path / f"rank-{rank:05d}.pt") for rank in range(4)]
+    assert [state["place"] for state in states] == [
+        {"tp": tp, "pp": pp, "dp": 0} for pp in (0, 1) for tp in (0, 1)
+    ]
+    layers = [
+        {int(name.split(".")[2]) for name in state["split_along"] if "layers" in name}
+        for state in states
+    ]
+    assert layers == [{0, 1}, {0, 1}, {2, 3}, {2, 3}]
+    for state in states:
+        axes = state["split_along"]
+        assert list(axes) == list(state["rank"]["optimizer"]["masters"])
+        assert axes["embedding.word_embeddings.weight"] == 0
+        first = min(name for name in axes if "linear_proj.weight" in name)
+        assert (axes[first], axes[first.replace("weight", "bias")]) == (1, None)
+
+
+def refusal(run_dir, tmp_path):
+    out = tmp_path / "refused" / "out"
+    with pytest.raises(ConfigError) as refused:
+        export.main([str(run_dir), "--out", str(out)])
+    assert not list(out.parent.iterdir())  # nothing half-made is left
+    return str(refused.value)
+
+
+def change_state(path, change):
+    state = torch.load(path, weights_only=True)
+    change(state)
+    torch.save(state, path)
+    change_description(
+        path.parent, lambda table: table["files"].update({path.name: path.stat().st_size})
+    )
+
+
+def change_description(folder, change):
+    path = folder / "checkpoint.json"
+    table = json.loads(path.read_text())
+    change(table)
+    path.write_text(json.dumps(table))
+
+
+def test_a_damaged_shard_is_refused(copy, tmp_path):
+    run_dir, folder = copy
+    path = folder / "rank-00001.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert "the checkpoint is damaged: " in refusal(run_dir, tmp_path)
+
+
+def test_a_missing_shard_is_refused(copy, tmp_path):
+    run_dir, folder = copy
+    change_description(folder, lambda table: table["files"].pop("rank-00003.pt"))
+    assert "rank-00003.pt is missing, of 4 ranks' files" in refusal(run_dir, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["embedding.word_embeddings.weight", "decoder.final_layernorm.weight"]
+)
+def test_copies_of_a_weight_that_differ_are_refused(copy, tmp_path, name):
+    """The last stage's copy of a tied embedding, and a norm that both shards have."""
+
+    def change(state):
+        state["rank"]["optimizer"]["masters"][name][0] += 1e-6
+
+    run_dir, folder = copy
+    change_state(folder / "rank-00003.pt", change)
+    assert f"{name} differs from the copy" in refusal(run_dir, tmp_path)
+
+
+def test_a_shard_that_is_there_twice_stands_for_no_other(copy, tmp_path):
+    run_dir, folder = copy
+    shutil.copy(folder / "rank-00000.pt", folder / "rank-00001.pt")
+    assert "has 1 shards, and tp = 2" in refusal(run_dir, tmp_path)
+
+
+def test_a_weight_that_no_stage_has_is_refused(copy, tmp_path):
+    run_dir, folder = copy
+    change_description(folder, lambda table: table["point"]["model"].update(layers=5))
+    assert "decoder.layers.4.input_layernorm.weight is missing" in refusal(run_dir, tmp_path)
+
+
+@pytest.mark.parametrize(("field", "value"), [("architecture", "llama"), ("kv_heads", 2)])
+def test_what_gpt2_has_not_is_refused_by_name(copy, tmp_path, field, value):
+    run_dir, folder = copy
+    change_description(folder, lambda table: table["point"]["model"].update({field: value}))
+    assert refusal(run_dir, tmp_path).startswith(f"{field} = ")
+
+
+def test_a_checkpoint_without_names_is_refused(copy, tmp_path):
+    """The format before this one; whoever goes on training meets the same line."""
+    run_dir, folder = copy
+    change_state(folder / "rank-00000.pt", lambda state: state.pop("format"))
+    message = refusal(run_dir, tmp_path)
+    assert "format = 1: this trainer reads 2, in which weights have names" in message
+    with pytest.raises(ConfigError, match="format = 1"):
+        read_shard(folder / "rank-00000.pt")
+
+
+def test_nothing_is_overwritten(folders, whole):
+    before = (whole / "model.safetensors").stat().st_mtime_ns
+    with pytest.raises(ConfigError, match="already there"):
+        export.main([str(folders / "bf16"), "--out", str(whole)])
+    assert (whole / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_the_tokenizer_is_that_of_the_data(folders, whole, tmp_path, capsys):
+    from transformers import AutoTokenizer
+
+    text, ours = "the pipeline  waits, é", ByteLevelBpe.load(folders / "data" / "tokenizer.json")
+    tokenizer = AutoTokenizer.from_pretrained(whole)
+    assert tokenizer(text).input_ids == ours.encode(text).tolist()
+    assert tokenizer.eos_token_id == ours.eod == 0
+    assert model_in(whole).config.eos_token_id == 0
+    # A checkpoint away from its run is exported too, and says what it lacks.
+    alone = tmp_path / "alone"
+    shutil.copytree(find_checkpoint(folders / "bf16").path, alone)
+    capsys.readouterr()
+    assert export.main([str(alone), "--out", str(tmp_path / "out")]) == 0
+    assert "no tokenizer: the checkpoint lies in no run's folder" in capsys.readouterr().out
+    assert not (tmp_path / "out" / "tokenizer.json").exists()
+
+
+def test_other_data_than_the_run_read_are_refused(copy, folders, tmp_path):
+    run_dir, folder = copy
+    facts = {end: {"bytes": 1, "sha256": end} for end in (".bin", ".idx")}
+    change_description(folder, lambda table: table.update(data=facts))
+    shutil.copytree(folders / "data", tmp_path / "data")
+    manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
+    manifest["files"] = {"corpus.bin": {"bytes": 2, "sha256": ""}}
+    (tmp_path / "data" / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigError, match="other data than the checkpoint"):
+        export.main(
+            [
+                str(run_dir),
+                "--out",
+                str(tmp_path / "out"),
+                "--data-prefix",
+                str(tmp_path / "data/corpus"),
+            ]
+        )
+
+
+def zero_shot(folder, tasks, home):
+    """Run the command without a network."""
+    environment = {
+        **os.environ,
+        "HF_HOME": str(home),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+    }
+    command = [sys.executable, "-m", "launch.zero_shot", str(folder), "--tasks", tasks]
+    command += ["--limit", str(LIMIT), "--out", str(home / "found.json")]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@torch.no_grad()
+def log_likelihood(model, tokens, num_scored):
+    """Of the last tokens of a text that begins a document."""
+    given = torch.tensor([[0, *tokens]])
+    logs = model(given[:, :-1]).logits.log_softmax(-1)
+    each = logs.gather(-1, given[:, 1:, None])[0, :, 0]
+    return each[-num_scored:].sum().item()
+
+
+def test_a_model_is_judged_by_held_out_texts_without_a_network(whole, folders, tmp_path):
+    done = zero_shot(whole, TASKS, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["export"]["iteration"] == 2
+    assert set(found["num_samples"].values()) == {LIMIT}
+    assert "held_out_endings     6" in done.stdout
+    model, encode = model_in(whole), ByteLevelBpe.load(whole / "tokenizer.json").encode
+
+    lines = (whole / "tasks" / "held_out_perplexity.jsonl").read_text().splitlines()
+    texts = [json.loads(line)["text"] for line in lines][:LIMIT]
+    tokens = [encode(text).tolist() for text in texts]
+    assert max(map(len, tokens)) <= MODEL["seq_length"]
+    total = sum(log_likelihood(model, text, len(text)) for text in tokens)
+    expected = -total / math.log(2) / sum(len(text.encode()) for text in texts)
+    assert found["results"]["held_out_perplexity"]["bits_per_byte"] == pytest.approx(
+        expected, rel=1e-5
+    )
+
+    right = 0
+    for line in (whole / "tasks" / "held_out_endings.jsonl").read_text().splitlines()[:LIMIT]:
+        row = json.loads(line)
+        start = len(encode(row["text"]))
+        scores = []
+        for ending in row["endings"]:
+            both = encode(row["text"] + ending).tolist()
+            scores.append(log_likelihood(model, both, len(both) - start))
+        right += int(np.argmax(scores)) == row["label"]
+    assert found["results"]["held_out_endings"]["acc"] == pytest.approx(right / LIMIT)
+
+
+def test_held_out_tasks_are_of_documents_that_no_training_saw(folders, whole):
+    found = list(documents(str(folders / "data" / "corpus"), range(30)))
+    decode = ByteLevelBpe.load(whole / "tokenizer.json").decode
+    seen, held_out = (decode(list(chain(*part))) for part in (found[:24], found[24:]))
+    for line in (whole / "tasks" / "held_out_endings.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        text = row["text"] + row["endings"][row["label"]]
+        assert text in held_out
+        assert text not in seen
+
+
+def test_without_a_network_the_data_that_lack_are_named(whole, tmp_path):
+    done = zero_shot(whole, "lambada_openai,piqa", tmp_path)
+    assert done.returncode == 2
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert "lambada_openai needs EleutherAI/lambada_openai" in line
+    assert "piqa needs baber/piqa" in line
+    assert "run it where there is a network, or copy its cache (HF_HOME)" in line
+    assert not (tmp_path / "found.json").exists()
+
+
+@pytest.mark.filterwarnings("ignore")  # what megatron-core says when it is imported
+def test_deepspeeds_checkpoints_are_exported_too(folders, tmp_path):
+    """Out of ZeRO-3's parts: the loss is that of the run's own last evaluation."""
+    fields = {
+        "model": {**MODEL, "vocab_size": 512},
+        "iterations": 2,
+        "save_interval": 2,
+        "eval_interval": 2,
+        "eval_iterations": 1,
+        "dtype": "fp32",
+        "split": "80,20,0",
+    }
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    path = trainer_runs.write_run(run_dir, folders / "data" / "corpus", fields)
+    done = trainer_runs.launch(path)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert export.main([str(run_dir), "--out", str(tmp_path / "out")]) == 0
+    assert hugging_face_loss(tmp_path / "out", path) == pytest.approx(evaluated(run_dir), abs=1e-5)
+
+
+def evaluated(run_dir):
+    events = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    (loss,) = (event["loss"] for event in events if event["event"] == "evaluation")
+    return loss
+
+
+@torch.no_grad()
+def hugging_face_loss(folder, run_json):
+    """Loss on the samples that the run evaluated on."""
+    from launch.trainer.data import build_samples
+    from launch.trainer.runfile import read_run_file
+    from launch.trainer.runtime import eager_imports
+
+    (run_json.parent / "metrics.jsonl").rename(run_json.parent / "seen.jsonl")
+    run = read_run_file(run_json)
+    (run_json.parent / "seen.jsonl").rename(run_json.parent / "metrics.jsonl")
+    with eager_imports():
+        _, validation = build_samples(run)
+    samples = [validation[index] for index in range(run.point.global_batch_size)]
+    tokens, labels = (
+        torch.stack([sample[key] for sample in samples]) for key in ("tokens", "labels")
+    )
+    logits = model_in(folder)(tokens).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).item()
