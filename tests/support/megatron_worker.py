@@ -121,7 +121,7 @@ class Training:
             self.communicator = CompressedCommunicator(
                 self.groups.pp, self.config, settings, CPU, traffic=self.traffic
             )
-            self.communicator.compressor._low_rank._seed = seed
+            self.communicator.compressor._format._low_rank._seed = seed
 
     def _remembering(self, finalize):
         def remember_and_reduce(*arguments, **options):
