@@ -34,7 +34,7 @@ MODEL = {
     "name": "test",
     "hidden": 32,
     "ffn": 96,
-    "layers": 4,
+    "layers": 5,
     "heads": 4,
     "kv_heads": 4,
     "seq_length": 32,
