@@ -130,7 +130,7 @@ def gradient_cases(
     """
     point = found[0]
     model, whole = point.model, point.model.ffn // point.tp
-    count = model.layers // point.pp
+    count = model.layers_of_stages(point.pp)[0]
     stack = count if rows is None else min(count, MOST_CUT)
     height = whole if rows is None else max(1, min(whole, rows // stack))
     shape = torch.Size((stack, height, model.hidden))

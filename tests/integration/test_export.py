@@ -186,7 +186,7 @@ def test_names_in_a_checkpoint_are_those_of_the_whole_model(folders):
         {int(name.split(".")[2]) for name in state["split_along"] if "layers" in name}
         for state in states
     ]
-    assert layers == [{0, 1}, {0, 1}, {2, 3}, {2, 3}]
+    assert layers == [{0, 1, 2}, {0, 1, 2}, {3, 4}, {3, 4}]
     for state in states:
         axes = state["split_along"]
         assert list(axes) == list(state["rank"]["optimizer"]["masters"])
@@ -256,8 +256,8 @@ def test_a_shard_that_is_there_twice_stands_for_no_other(copy, tmp_path):
 
 def test_a_weight_that_no_stage_has_is_refused(copy, tmp_path):
     run_dir, folder = copy
-    change_description(folder, lambda table: table["point"]["model"].update(layers=5))
-    assert "decoder.layers.4.input_layernorm.weight is missing" in refusal(run_dir, tmp_path)
+    change_description(folder, lambda table: table["point"]["model"].update(layers=6))
+    assert "decoder.layers.5.input_layernorm.weight is missing" in refusal(run_dir, tmp_path)
 
 
 @pytest.mark.parametrize(("field", "value"), [("architecture", "llama"), ("kv_heads", 2)])

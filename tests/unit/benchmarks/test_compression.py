@@ -62,7 +62,10 @@ def test_every_way_to_compress_is_there_once(part):
 
 def test_a_message_is_the_models_or_says_how_many_rows_it_was_cut_to():
     found = list(compression.points(STUDY, MESSAGES, "tiny", (2, 4)))
-    assert {compression.settings_of(point).inter_grad_comp_rank for point in found} == {2, 4}
+    every = map(compression.settings_of, found)
+    low_rank = [s for s in every if s.inter_grad_comp_method == "low-rank"]
+    assert {settings.inter_grad_comp_rank for settings in low_rank} == {2, 4}
+    assert len(low_rank) < len(found)  # numbers of few bits have no rank
     ((whole,),), ((cut,),) = (compression.message_cases(found[:1], CPU, n) for n in (None, 48))
     assert (whole.what, whole.whole_bytes) == ("tiny, 128 x 64", 4 * 128 * 64)
     assert (cut.what, cut.whole_bytes) == ("tiny, 48 (of 128) x 64", 4 * 48 * 64)
