@@ -12,11 +12,13 @@ from deep_optimizer_states.cores import usable_cores
 from deep_optimizer_states.predict.machine import Machine as Profile, load_machine
 from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.workload import WorkloadError
+from launch.fit import pipelines
 from launch.fit.capacity import PROFILES, runs_on_gpu
 from launch.fit.machine import Machine
 from launch.records.identity import settings_key
 from launch.records.ledger import Record
 from launch.simulate.workloads import AsOf, workload_of
+from optimus_cc.predict.workload import PredictionError
 
 START_S = {True: 45.0, False: 5.0}
 """From the launch to the first iteration, on a GPU or not."""
@@ -50,11 +52,15 @@ def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> 
     on_gpu = runs_on_gpu(point, machine)
     cores = usable_cores()
     start = START_S[on_gpu] * (1 if on_gpu else max(1.0, point.num_ranks / cores))
+    nameless, rates = point.model_copy(update={"name": ""}), PROFILES[on_gpu]
     try:
-        iteration = _iteration_s(point.model_copy(update={"name": ""}), on_gpu, cores)
-    except WorkloadError as error:
+        if point.pp > 1 and on_gpu:
+            iteration, rates = pipelines.iteration_s(nameless), pipelines.CLUSTER
+        else:
+            iteration = _iteration_s(nameless, on_gpu, cores)
+    except (WorkloadError, PredictionError) as error:
         return Estimate(None, f"not predicted: {error}")
-    how = f"rough, from the rates of {PROFILES[on_gpu]}"
+    how = f"rough, from the rates of {rates}"
     return Estimate(start + point.iterations * iteration, how)
 
 

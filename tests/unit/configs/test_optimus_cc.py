@@ -46,7 +46,7 @@ def test_every_point_of_every_sweep_can_be_run(name, form):
     assert STUDY.reference in engines
 
 
-@pytest.mark.parametrize(("form", "rank", "stages"), [("full", 16, 3), ("tiny", 4, 1)])
+@pytest.mark.parametrize(("form", "rank", "stages"), [("full", 16, 3), ("tiny", 16, 1)])
 def test_the_schemes_sweep_compares_the_published_schemes(form, rank, stages):
     found = points("schemes", form)
     assert [point.engine for point in found[:5]] == list(STUDY.engines)[:5]

@@ -1,6 +1,8 @@
+import json
+
 import pytest
 
-from configs.study import make_point
+from configs.study import load_study, make_point
 from deep_optimizer_states.predict.memory.peaks import GIB
 from launch.ds_json import deepspeed_config
 from launch.fit import estimate as module
@@ -8,6 +10,7 @@ from launch.fit.estimate import estimate
 from launch.fit.machine import Machine
 from launch.records.identity import settings_key
 from launch.simulate import workloads
+from optimus_cc.predict.cli import main as optimus_cc_predict
 
 CPU = Machine(20 * GIB)
 GPUS = Machine(500 * GIB, (80 * GIB,) * 4)
@@ -65,3 +68,33 @@ def test_a_run_that_the_model_does_not_know_has_no_estimate(monkeypatch):
     found = estimate(make_point({"model": "tiny", "seed": 77}), CPU)
     assert found.seconds is None
     assert found.how.startswith("not predicted: zero_optimization.stage = 1: ")
+
+
+def pipeline(**fields):
+    study = load_study("optimus-cc")
+    return study.make_point({"model": "gpt2-2.5B", "iterations": 10, **fields})
+
+
+def test_a_pipeline_on_gpus_is_simulated_as_its_own_predictions_are(capsys):
+    found = estimate(pipeline(), GPUS)
+    assert found.how == "rough, from the rates of a100x64"
+    assert optimus_cc_predict(["--model", "2.5B", "--scheme", "uncompressed", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    expected_s = module.START_S[True] + 10 * row["iteration_ms"] / 1e3
+    # The study's vocabulary is padded to another multiple.
+    assert found.seconds == pytest.approx(expected_s, rel=0.01)
+    assert estimate(pipeline(engine="cb+fe"), GPUS).seconds < found.seconds
+
+
+def test_a_pipeline_that_is_not_predicted_says_why():
+    found = estimate(pipeline(dtype="fp16"), GPUS)
+    assert found.seconds is None
+    assert found.how.startswith("not predicted: dtype = 'fp16'")
+    point = pipeline()
+    llama = point.model.model_copy(update={"architecture": "llama"})
+    found = estimate(point.model_copy(update={"model": llama}), GPUS)
+    assert found.how.startswith("not predicted: architecture = 'llama'")
+
+
+def test_a_pipeline_without_gpus_has_no_estimate():
+    assert estimate(pipeline(), CPU).seconds is None
