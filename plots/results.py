@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from configs.errors import ConfigError
+from configs.naming import Namer
 from configs.study import Figure as FigureRow, Study, load_study
 from plots.canvas import canvas, fold, plain
 from plots.tables import MEASURED, PUBLISHED, PlotError, Tables
@@ -124,14 +125,20 @@ def _measured(tables: Tables, name: str) -> list[Bar]:
     if name not in runs:
         return []
     known = runs[runs[name].notna() & (runs["source"] == MEASURED)]
-    several = known["dp"].nunique() > 1
-    bars = []
+    layout = [field for field in ("pp", "dp") if known[field].nunique() > 1]
+    namer, bars = Namer(study), []
     for engine, row in study.engines.items():
-        for dp, own in known[known["engine"] == engine].groupby("dp", dropna=False):
-            label = f"{row.title}, DP {dp:g}" if several else row.title
-            style = row.style
-            values = tuple(map(float, own[name]))
-            bars.append(Bar(label, values, MEASURED, style.colour or _GREY, style.hatch))
+        of_engine, style = known[known["engine"] == engine], row.style
+        own = [field for field in row.fields if field in of_engine]
+        told = [*layout, *(field for field in own if of_engine[field].nunique() > 1)]
+        # Without a field that tells them apart all runs of an engine are one bar.
+        groups = of_engine.groupby(told, dropna=False) if told else [((), of_engine)]
+        for values, group in groups:
+            words = [namer.setting(*both) for both in zip(told, values, strict=True)]
+            numbers = tuple(map(float, group[name]))
+            label = ", ".join([row.title, *words])
+            if numbers:
+                bars.append(Bar(label, numbers, MEASURED, style.colour or _GREY, style.hatch))
     return bars
 
 

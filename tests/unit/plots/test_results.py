@@ -16,7 +16,8 @@ def tables(tmp_path):
 
     def make(rows, study=STUDY):
         names = ["path", "label", "case", "engine", "device", "hardware", "iteration_ms", "dp"]
-        names += ["warmup_iterations", "timed_iterations", "source", *study.results]
+        names += ["pp", *study.fields, "warmup_iterations", "timed_iterations", "source"]
+        names += study.results
         lines = [",".join(names)]
         for number, row in enumerate(rows):
             same = {"path": f"{number}.log", "case": "tiny", "device": "cpu", "dp": 1}
@@ -45,6 +46,21 @@ def test_devices_are_named_where_there_are_several_numbers_of_them(tables):
     rows = [{"engine": "no-deepspeed", "epoch_s": 5.0 / dp, "dp": dp} for dp in (1, 2)]
     labels = [bar.label for bar in shown(tables(rows))["epoch_s"] if bar.source == "measured"]
     assert labels == ["no DeepSpeed, DP 1", "no DeepSpeed, DP 2"]
+
+
+def test_runs_that_differ_in_stages_or_in_an_engines_own_field_have_bars_of_their_own(tables):
+    study = load_study("optimus-cc")
+    own = {"engine": "cb", "backward_mib": 1.0, "pp": 2, "inter_grad_comp_epilogue_only": True}
+    rows = [own, own | {"pp": 4}, own | {"inter_grad_comp_epilogue_only": False}]
+    rows += [{"engine": "uncompressed", "backward_mib": 3.0, "pp": 2}]
+    found = dict(results.panels(tables(rows, study), figures(study)["schemes"].row))
+    labels = [bar.label for bar in found["backward_mib"]]
+    assert labels == [
+        "baseline, PP 2",
+        "CB, PP 2, no epilogue only",
+        "CB, PP 2, epilogue only",
+        "CB, PP 4, epilogue only",
+    ]
 
 
 def test_what_was_published_stands_beside_and_says_so(tables):
