@@ -6,6 +6,7 @@ import functools
 
 from configs.schema import Point
 from launch.ds_json import deepspeed_config
+from launch.trainers.pipeline import COMPRESSION
 from optimus_cc.predict.cluster import ELEMENT_BYTES, load_cluster
 from optimus_cc.predict.pipeline import predict
 from optimus_cc.predict.workload import Model, PredictionError, Workload
@@ -43,7 +44,7 @@ def iteration_s(point: Point) -> float:
         element_bytes=ELEMENT_BYTES[point.dtype],
         recomputes=point.activation_checkpointing,
     )
-    settings = Settings(**deepspeed_config(point).get("optimus_cc", {}))
+    settings = Settings(**deepspeed_config(point).get(COMPRESSION, {}))
     cluster = load_cluster(CLUSTER)
     times = cluster.times(workload, settings, point.dtype)
     links = cluster.links(cluster.link_gbit, copies=point.tp)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -45,11 +46,16 @@ def code_of(entries: Iterable[str]) -> dict[str, str]:
     return {_name(path): _hash(path) for path in sorted(found)}
 
 
+_parsing = threading.Lock()
+
+
 @functools.cache
 def _imported(path: Path) -> tuple[Path, ...]:
     """Files of ours that a Python file imports, anywhere in it."""
     try:
-        tree = ast.parse(path.read_bytes())
+        # Python 3.11 raises SystemError where two threads parse at once.
+        with _parsing:
+            tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError):
         return ()
     modules = {name for node in ast.walk(tree) for name in _names(node)}

@@ -10,11 +10,13 @@ from launch.ds_json import deepspeed_config
 from launch.trainers.own import OwnTrainer
 
 MODULE = "launch.trainer.pipeline.pretrain_gpt"
+COMPRESSION = "optimus_cc"
+"""Key of ``ds_config.json`` that holds what is compressed."""
 _KEPT = (
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
     "zero_optimization",
-    "optimus_cc",
+    COMPRESSION,
 )
 """What of a run's ``ds_config.json`` means something without DeepSpeed."""
 

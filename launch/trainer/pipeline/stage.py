@@ -20,6 +20,7 @@ from launch.trainer.pipeline.optimizer import Optimizer
 from launch.trainer.pipeline.runtime import process_groups
 from launch.trainer.pipeline.shards import named_weights
 from launch.trainer.runfile import RunFile
+from launch.trainers.pipeline import COMPRESSION as BLOCK
 from optimus_cc import (
     COMPRESSION,
     GradientReduction,
@@ -31,8 +32,6 @@ from optimus_cc import (
 )
 from optimus_cc.embedding import Place, TiedEmbedding, make_group
 
-BLOCK = "optimus_cc"
-"""Key of ``ds_config.json`` that holds the settings of :class:`optimus_cc.Settings`."""
 CLOCK_PHASES = ("schedule", "update")
 """What the clock of a rank times: all that the schedule does, and the update."""
 COMMUNICATION = {

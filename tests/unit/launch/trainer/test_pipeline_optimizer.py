@@ -51,7 +51,8 @@ def norm_of(given):
 
 
 def optimizer(given, is_first_shard=True, **fields):
-    return Optimizer(given, point(**fields), None, is_first_shard=is_first_shard)
+    named = {f"weight-{index}": parameter for index, parameter in enumerate(given)}
+    return Optimizer(named, point(**fields), None, is_first_shard=is_first_shard)
 
 
 def test_it_is_torchs_adamw_at_the_schedules_rate():
