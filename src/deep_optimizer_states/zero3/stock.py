@@ -36,8 +36,8 @@ class Stock(Protocol):
     fp16_partitioned_groups_flat: list[Tensor]
     """This rank's 16-bit weights by subgroup, each 1-D: on the device, or in host memory."""
     fp16_partitioned_groups_flat_numel: list[int]
-    offload_param: bool
-    """Whether 16-bit weights live in host memory; of every parameter, the persistent ones too."""
+    param_groups_fp16_flat_cpu_memory: list[Tensor]
+    """Host memory of all 16-bit weights, by parameter group; empty without ``offload_param``."""
     grad_partitions_flat_buffer: Tensor
     """This rank's gradients in the accumulation type, 1-D, subgroup after subgroup."""
     norm_for_param_grads: dict[int, Tensor]
@@ -79,7 +79,7 @@ class Layout:
     slices: dict[int, Tile]
     owned: frozenset[int]
     persistent: list[Tile]
-    weights_on_host: bool
+    weights_on_host: bool = False
 
     @classmethod
     def of(cls, stock: Stock) -> Layout:
@@ -97,7 +97,9 @@ class Layout:
         ids = [param.ds_id for param in stock.persistent_parameters]
         persistent = [slices[ds_id] for ds_id in ids if ds_id in slices]
         starts = subgroup_offsets(numels)
-        on_host = stock.offload_param or _are_on_host(stock.fp16_partitioned_groups_flat)
+        # Without a GPU device memory is host memory as well, so the tensors do not tell.
+        on_host = bool(stock.param_groups_fp16_flat_cpu_memory)
+        on_host |= _are_on_host(stock.fp16_partitioned_groups_flat)
         return cls(numels, starts, slices, frozenset(owned), persistent, on_host)
 
     def view(self, flat: Tensor, ds_id: int) -> Tensor:

@@ -1,7 +1,7 @@
 """ZeRO-3 whose 16-bit weights live in host memory as well: ``offload_param`` and ``zero.Init``.
 
-Not a test itself, see ``equality_worker``. The ways that weights take depend on where they live: the
-CPU writes them where they are, and the device sends its own back.
+Not a test itself, see ``equality_worker``. The CPU writes such weights where they are, and the
+device sends its own back.
 """
 
 import functools
