@@ -6,6 +6,7 @@ What is not overridden (partitioning, reduction, clipping, loss scale, checkpoin
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -106,7 +107,8 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         self._settings = chosen
         apart = runs_apart(layout) if chosen.just_in_time_forward else ()
         way = (chosen.policy, chosen.stride, chosen.ratio, chosen.tile_numel)
-        return Schedule.make(layout.numels, *way, apart)
+        schedule = Schedule.make(layout.numels, *way, apart)
+        return dataclasses.replace(schedule, weights_on_host=layout.weights_on_host)
 
     def initialize_optimizer_states(self) -> None:
         """Create the moments where they live; no fp32 gradients."""
