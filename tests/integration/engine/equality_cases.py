@@ -253,7 +253,12 @@ def ds_config(case, block):
     return config | ({"deep_optimizer_states": block} if block else {})
 
 
-FAMILIES = ("cases_offload_param",)
+FAMILIES = (
+    "cases_offload_param",
+    "cases_states16",
+    "cases_zero12",
+    "cases_models",
+)
 """Modules beside this one, each with ``CASES`` of its own: other stages, settings and models."""
 
 
