@@ -74,12 +74,14 @@ class Sizes:
         staging_numel: Largest tile stepped on the CPU.
         grad_dtype: Type of gradients.
         weights_dtype: Type of the model's weights.
+        state_dtypes: Types of master weights and of moments, the widest that they will have.
     """
 
     slot_numel: int
     staging_numel: int
     grad_dtype: torch.dtype
     weights_dtype: torch.dtype
+    state_dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32)
 
 
 class _Buffers:
@@ -94,6 +96,11 @@ class _Buffers:
 
     def views(self, numel: int) -> list[Tensor]:
         return [tensor.narrow(0, 0, numel) for tensor in self.tensors]
+
+    def views_like(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Room for each of ``tensors`` in its type, which may be narrower than the buffer's."""
+        pairs = zip(self.tensors, tensors, strict=False)
+        return [mine.view(like.dtype).narrow(0, 0, like.numel()) for mine, like in pairs]
 
 
 class Executor:
@@ -119,12 +126,12 @@ class Executor:
         self._timeline = timeline
         self._device = device
         self._host_adam = host_adam
-        fp32 = torch.float32
+        master, moments = sizes.state_dtypes
         self._slots = [
             _Buffers(
                 tuple(
                     device.empty_device(sizes.slot_numel, dtype)
-                    for dtype in (fp32, fp32, fp32, sizes.grad_dtype)
+                    for dtype in (master, moments, moments, sizes.grad_dtype)
                 )
             )
             for _ in range(NUM_SLOTS if sizes.slot_numel else 0)
@@ -271,7 +278,7 @@ class Executor:
         sources = [*work.tensors.state]
         if work.device_grad is None:
             sources.append(work.tensors.grad)
-        targets = slot.views(work.tensors.numel)[: len(sources)]
+        targets = slot.views_like(sources)
         lane.submit(f"prefetch of {work.name}", lambda: copy_all(targets, sources))
         slot.filled = lane.record()
 
@@ -281,10 +288,10 @@ class Executor:
         if slot is not None:
             assert slot.filled is not None, tile
             lane.wait(slot.filled, Wait.PREFETCHED)
-            master, exp_avg, exp_avg_sq, grad = slot.views(tensors.numel)
-            if work.device_grad is not None:
-                grad = work.device_grad
-            tensors = AdamTensors(master, exp_avg, exp_avg_sq, grad, tensors.weights)
+            state = slot.views_like(tensors.state)
+            is_away = work.device_grad is None
+            grad = slot.views(tensors.numel)[-1] if is_away else work.device_grad
+            tensors = AdamTensors(*state, grad, tensors.weights)
         lane.submit(
             f"step of {work.name}",
             lambda: self._device.adam(tensors, work.scalars, work.tail_start),
@@ -298,8 +305,8 @@ class Executor:
         slot, lane = self._held.pop(tile), self._device.d2h
         assert slot.stepped is not None, tile
         lane.wait(slot.stepped, Wait.STEPPED)
-        sources = slot.views(work.tensors.numel)[:3]
         targets = work.tensors.state
+        sources = slot.views_like(targets)
         lane.submit(f"state flush of {work.name}", lambda: copy_all(targets, sources))
         if self._is_sharing:
             assert slot.begin is not None, tile

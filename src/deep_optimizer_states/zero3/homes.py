@@ -41,6 +41,12 @@ class StateHomes:
         self._masters: list[Tensor] = []
         self._moments: list[dict[str, Tensor]] = []
 
+    @property
+    def _moments_dtype(self) -> torch.dtype:
+        """Type of fresh moments, as ``DeepSpeedCPUAdam`` chooses it."""
+        is_fp32 = self._stock.optimizer.fp32_optimizer_states
+        return torch.float32 if is_fp32 else self._stock.master_weights_and_grads_dtype
+
     def reserve(self, settings: Settings, grad_bytes: int) -> None:
         """See that the memory is there, and choose the cores that it will be near. Every rank must.
 
@@ -57,7 +63,10 @@ class StateHomes:
         free_bytes = settings.host_memory_bytes or free_host_bytes()
         # Or a rank that comes late counts what another has taken already.
         dist.barrier(group=self._stock.dp_process_group)
-        check_host_memory(host_numel, staging_bytes + grad_bytes, free_bytes, local_ranks())
+        master_bytes = self._stock.master_weights_and_grads_dtype.itemsize
+        state_bytes = master_bytes + len(_MOMENTS) * self._moments_dtype.itemsize
+        needs = (host_numel, staging_bytes + grad_bytes)
+        check_host_memory(*needs, free_bytes, local_ranks(), state_bytes)
         self._lanes.near = self._choose_cores(settings)
 
     def _choose_cores(self, settings: Settings) -> LaneCores:
@@ -80,8 +89,11 @@ class StateHomes:
 
     def make_moments(self) -> None:
         """Create the moments where they live; no fp32 gradients."""
+        dtype = self._moments_dtype
         for idx, master in enumerate(self._masters):
-            zeros = [self._home_of(idx, torch.zeros_like(master.data)) for _ in _MOMENTS]
+            zeros = [
+                self._home_of(idx, torch.zeros_like(master.data, dtype=dtype)) for _ in _MOMENTS
+            ]
             self._moments.append(dict(zip(_MOMENTS, zeros, strict=True)))
             self._stock.optimizer.state[master] = {"step": 0, **self._moments[idx]}
 
@@ -93,12 +105,16 @@ class StateHomes:
     def return_home(self) -> None:
         """Copy loaded moments into the tensors that held them before loading.
 
-        torch's ``load_state_dict`` puts its own tensors in place of ours; a checkpoint from before
-        the first step has none.
+        torch's ``load_state_dict`` puts its own tensors in place of ours, in the type of the master
+        weights. Stock goes on with those, so fp32 moments of 16-bit master weights have 16 bits
+        from then on. A checkpoint from before the first step has none.
         """
-        for master, home in zip(self._masters, self._moments, strict=True):
+        for idx, (master, home) in enumerate(zip(self._masters, self._moments, strict=True)):
             loaded = self._stock.optimizer.state.setdefault(master, {})
             for key in _MOMENTS:
+                dtype = loaded[key].dtype if key in loaded else self._moments_dtype
+                if home[key].dtype != dtype:
+                    home[key] = self._home_of(idx, home[key].to(dtype))
                 if key not in loaded:
                     home[key].zero_()
                 elif loaded[key] is not home[key]:

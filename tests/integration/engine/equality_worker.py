@@ -227,10 +227,10 @@ def check_each_type_once():
     """The device's self-check takes a third of the time of an engine as small as these."""
     check, seen = steppers.check_device_adam, set()
 
-    def check_once(lanes, host_adam, tail, decoupled, dtypes):
-        if (decoupled, dtypes) not in seen:
-            seen.add((decoupled, dtypes))
-            check(lanes, host_adam, tail, decoupled, dtypes)
+    def check_once(lanes, host_adam, tail, *types):
+        if types not in seen:
+            seen.add(types)
+            check(lanes, host_adam, tail, *types)
 
     steppers.check_device_adam = check_once
 
