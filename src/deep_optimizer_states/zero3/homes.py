@@ -107,20 +107,34 @@ class StateHomes:
 
         torch's ``load_state_dict`` puts its own tensors in place of ours, in the type of the master
         weights. Stock goes on with those, so fp32 moments of 16-bit master weights have 16 bits
-        from then on. A checkpoint from before the first step has none.
+        from then on. Stock's checkpoints from before the first update have no moments, and ours
+        have zeros: fresh ones are made.
         """
         for idx, (master, home) in enumerate(zip(self._masters, self._moments, strict=True)):
             loaded = self._stock.optimizer.state.setdefault(master, {})
+            is_fresh = not loaded.get("step", 0)
             for key in _MOMENTS:
-                dtype = loaded[key].dtype if key in loaded else self._moments_dtype
+                dtype = self._moments_dtype if is_fresh else loaded[key].dtype
                 if home[key].dtype != dtype:
                     home[key] = self._home_of(idx, home[key].to(dtype))
-                if key not in loaded:
+                if is_fresh:
                     home[key].zero_()
                 elif loaded[key] is not home[key]:
                     home[key].copy_(loaded[key])
                 loaded[key] = home[key]
             loaded["step"] = int(loaded.get("step", 0))
+
+    def without_fresh_moments(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A checkpoint's contents as stock would have them before the first update.
+
+        Stock has no moments then and makes them in their own type later. Zeros in a checkpoint
+        would come back in the type of the master weights, and stay so.
+        """
+        inner = state_dict["optimizer_state_dict"]
+        if self._moments_dtype == self._stock.master_weights_and_grads_dtype:
+            return state_dict
+        kept = {idx: state for idx, state in inner["state"].items() if state["step"]}
+        return {**state_dict, "optimizer_state_dict": {**inner, "state": kept}}
 
     def state_of(self, subgroup: int) -> dict[str, Any]:
         """What the optimizer keeps of a subgroup: ``step`` and both moments."""

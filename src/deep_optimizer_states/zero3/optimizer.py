@@ -153,7 +153,8 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         """Stock's, of finished state."""
         self.background.refuse_to_save()
         self.background.wait()
-        return dict(super().state_dict())
+        found = dict(super().state_dict())
+        return self._homes.without_fresh_moments(found)
 
     def checkpoint_event_prologue(self) -> None:
         """Before a checkpoint is written or loaded: everything in flight arrives."""

@@ -96,7 +96,7 @@ def run(case, block, faults=None):
         if block is not None:  # or page-locked memory lies anywhere
             assert engine.optimizer._lanes.near is not ANYWHERE
         results = train(engine, case, case.steps)
-        if "fp16" in case.config:
+        if case.config.get("fp16", {}).get("enabled"):
             assert 0 < engine.skipped_steps < case.steps, "no overflow, or nothing else"
         results = (*results, getattr(engine, "seen", []))
         return results, state_of(engine), type(engine.optimizer).__name__
