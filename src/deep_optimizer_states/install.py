@@ -81,7 +81,6 @@ def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any
     from deep_optimizer_states.engine_calls import time_own_stream
     from deep_optimizer_states.zero3.optimizer import InterleavedZeroOptimizer
 
-    # Its fp32_optimizer_states matters not: moments are in the type of the master weights, fp32.
     if type(optimizer) is not DeepSpeedCPUAdam:
         raise ConfigError(
             f'"{BLOCK}" works on DeepSpeedCPUAdam; the optimizer is '
@@ -148,8 +147,6 @@ def check_supported(config: Any) -> None:
     param_device = "none" if offload_param is None else _text(offload_param.device)
     ratio = 1.0 if offload is None else offload.ratio
     name = config.optimizer_name or "adam"  # none: the caller passes its own, checked later
-    fp16 = config.float16_config.fp16_master_weights_and_grads
-    bf16 = config.bfloat16_config.bf16_master_weights_and_grads
     deepcompile = getattr(config.compile_config, "deepcompile", False)
     is_adam = name.lower() in ("adam", "adamw")
     torch_adam = (config.optimizer_params or {}).get("torch_adam")
@@ -166,9 +163,7 @@ def check_supported(config: Any) -> None:
         (ratio != 1.0, f'offload_optimizer.ratio = {ratio}: set it to 1 and choose a "policy"'),
         (zero.zenflow is not None, "zero_optimization.zenflow: take it out"),
         (getattr(offload, "super_offload", False), f"super_offload = {out}"),
-        (fp16, f"fp16_master_weights_and_grads = {out}: master weights are fp32"),
         (deepcompile, f"compile.deepcompile = {out}: it bypasses the gradient path"),
-        (bf16, f"bf16_master_weights_and_grads = {out}: master weights are fp32"),
     ]
     found = [sentence for is_wrong, sentence in wrong if is_wrong]
     if found:

@@ -1,8 +1,14 @@
 """Find out how the installed DeepSpeed's CPUAdam rounds, by running it.
 
 The vector part of its kernel is fixed by the source. The scalar code for the last elements is
-contracted by whatever compiler built it, and the vector width depends on the CPU. So the real op is
-run once on a few thousand numbers, and the variant of ours with the same bits is taken.
+contracted by whatever compiler built it, and the vector width depends on the CPU and on the types.
+So the real op is run once on a few thousand numbers in the types of the run, and the variant of
+ours with the same bits is taken.
+
+[Note: cancellation] A contraction changes the last bit of an fp32 number, which rounding to 16 bits
+hides in all but one of 2^16 cases. So the first step of 16-bit state begins with moments that nearly
+cancel against the gradient: what is left of them is little more than the error of one rounding, and
+differs between the variants in its leading bits.
 """
 
 from __future__ import annotations
@@ -25,31 +31,40 @@ _STEPS = 3
 _WIDTHS = (16, 8, 4, sys.maxsize, 1)  # maxsize: built without vectors, so all is tail
 _PROBE_ID = -20241  # DeepSpeed numbers its optimizers from 0
 _GROUP = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+_CANCELLING = {**_GROUP, "betas": (0.25 + 2.0**-25, 0.25 - 2.0**-26), "weight_decay": 0.0}
+"""A moment of minus three times what is added to it nearly cancels; the second stays positive."""
 
 
-def find_tail(optimizer: Any) -> Tail:
+def find_tail(
+    optimizer: Any,
+    master_dtype: torch.dtype = torch.float32,
+    moment_dtype: torch.dtype = torch.float32,
+) -> Tail:
     """The tail of the op that ``optimizer``, a DeepSpeedCPUAdam, uses.
+
+    Args:
+        optimizer: Whose op is run.
+        master_dtype: Of master weights, and of the gradients that the op reads.
+        moment_dtype: Of both moments.
 
     Raises:
         KernelError: No variant gives the op's bits: equality with stock is not possible here.
     """
-    return tail_of_op(optimizer.ds_opt_adam, bool(optimizer.adam_w_mode))
+    dtypes = (master_dtype, moment_dtype)
+    return tail_of_op(optimizer.ds_opt_adam, bool(optimizer.adam_w_mode), dtypes)
 
 
 @functools.cache
-def tail_of_op(op: Any, decoupled: bool) -> Tail:
+def tail_of_op(
+    op: Any, decoupled: bool, dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32,) * 2
+) -> Tail:
     """The same of DeepSpeed's compiled op itself; ``decoupled`` for AdamW."""
-    group = {**_GROUP, "bias_correction": True}
-    generator = torch.Generator("cpu").manual_seed(20241)
-    # The caller may have set another default type or device.
-    inputs = [
-        torch.randn(_NUMEL, generator=generator, dtype=torch.float32, device="cpu")
-        for _ in range(_STEPS + 1)
-    ]
-    expected = _run_stock(op, group, decoupled, inputs)
+    runs = [(group, probe_inputs(group, dtypes)) for group in _groups_of(dtypes)]
+    expected = [_run_stock(op, group, decoupled, inputs) for group, inputs in runs]
     for width, mode in itertools.product(_WIDTHS, (1, 0, 2)):
         tail = Tail(width, mode)
-        if all(map(torch.equal, _run_ours(tail, group, decoupled, inputs), expected)):
+        found = (_run_ours(tail, group, decoupled, inputs) for group, inputs in runs)
+        if all(all(map(torch.equal, *pair)) for pair in zip(found, expected, strict=True)):
             return tail
     raise KernelError(
         "DeepSpeedCPUAdam on this machine rounds in a way that no variant of our kernel repeats; "
@@ -57,16 +72,48 @@ def tail_of_op(op: Any, decoupled: bool) -> Tail:
     )
 
 
+def _groups_of(dtypes: tuple[torch.dtype, torch.dtype]) -> list[dict[str, Any]]:
+    groups = [_GROUP] if set(dtypes) == {torch.float32} else [_CANCELLING, _GROUP]
+    return [{**group, "bias_correction": True} for group in groups]
+
+
+def probe_inputs(
+    group: dict[str, Any], dtypes: tuple[torch.dtype, torch.dtype]
+) -> list[list[torch.Tensor]]:
+    """Numbers to step: master weights and moments, then one list for each step's gradient.
+
+    Args:
+        group: One of the groups of hyperparameters that the probe uses.
+        dtypes: Of master weights and gradients, and of moments.
+    """
+    master_dtype, moment_dtype = dtypes
+    generator = torch.Generator("cpu").manual_seed(20241)
+    # The caller may have set another default type or device.
+    master, *grads = [
+        torch.randn(_NUMEL, generator=generator, dtype=torch.float32, device="cpu")
+        for _ in range(_STEPS + 1)
+    ]
+    state = [master.to(master_dtype), *torch.zeros(2, _NUMEL, dtype=moment_dtype, device="cpu")]
+    if group["betas"] == _CANCELLING["betas"]:  # see [Note: cancellation]
+        # Few bits, so that three times the number and three times its square are exact in bf16.
+        few = torch.randint(5, 10, (_NUMEL,), generator=generator, device="cpu").float() * 16
+        grads[0] = few * torch.where(grads[0] < 0, -1.0, 1.0)
+        state[1].copy_(-3 * grads[0])
+        state[2].copy_(-3 * grads[0] ** 2)
+        del grads[1:]
+    return [state, *([grad.to(master_dtype)] for grad in grads)]
+
+
 def _run_stock(
-    op: Any, group: dict[str, Any], decoupled: bool, inputs: list[torch.Tensor]
+    op: Any, group: dict[str, Any], decoupled: bool, inputs: list[list[torch.Tensor]]
 ) -> list[torch.Tensor]:
     # The op itself, not a second DeepSpeedCPUAdam: constructing one starts a process.
-    master, *grads = inputs
-    state = [master.clone(), torch.zeros_like(master), torch.zeros_like(master)]
+    before, *steps = inputs
+    state = [tensor.clone() for tensor in before]
     settings = (group["lr"], *group["betas"], group["eps"], group["weight_decay"])
     op.create_adam(_PROBE_ID, *settings, decoupled, False)
     try:
-        for step, grad in enumerate(grads, start=1):
+        for step, (grad,) in enumerate(steps, start=1):
             op.adam_update(_PROBE_ID, step, *settings, True, state[0], grad, *state[1:])
     finally:
         op.destroy_adam(_PROBE_ID)
@@ -74,14 +121,14 @@ def _run_stock(
 
 
 def _run_ours(
-    tail: Tail, group: dict[str, Any], decoupled: bool, inputs: list[torch.Tensor]
+    tail: Tail, group: dict[str, Any], decoupled: bool, inputs: list[list[torch.Tensor]]
 ) -> list[torch.Tensor]:
-    master, *grads = inputs
-    state = [master.clone(), torch.zeros_like(master), torch.zeros_like(master)]
-    weights = torch.empty_like(master)
+    before, *steps = inputs
+    state = [tensor.clone() for tensor in before]
+    weights = torch.empty_like(state[0])
     powers = BetaPowers(group["betas"])
     adam = make_host_adam(tail.mode)
-    for step, grad in enumerate(grads, start=1):
+    for step, (grad,) in enumerate(steps, start=1):
         scalars = adam_scalars(group, powers.at(step, group["betas"]), 1.0, decoupled)
         tensors = AdamTensors(state[0], state[1], state[2], grad, weights)
         adam.step(tensors, scalars, tail.start(_NUMEL), num_threads=1)

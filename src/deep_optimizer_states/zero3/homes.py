@@ -41,6 +41,12 @@ class StateHomes:
         self._masters: list[Tensor] = []
         self._moments: list[dict[str, Tensor]] = []
 
+    @property
+    def _moments_dtype(self) -> torch.dtype:
+        """Type of fresh moments, as ``DeepSpeedCPUAdam`` chooses it."""
+        is_fp32 = self._stock.optimizer.fp32_optimizer_states
+        return torch.float32 if is_fp32 else self._stock.master_weights_and_grads_dtype
+
     def reserve(self, settings: Settings, grad_bytes: int) -> None:
         """See that the memory is there, and choose the cores that it will be near. Every rank must.
 
@@ -57,7 +63,10 @@ class StateHomes:
         free_bytes = settings.host_memory_bytes or free_host_bytes()
         # Or a rank that comes late counts what another has taken already.
         dist.barrier(group=self._stock.dp_process_group)
-        check_host_memory(host_numel, staging_bytes + grad_bytes, free_bytes, local_ranks())
+        master_bytes = self._stock.master_weights_and_grads_dtype.itemsize
+        state_bytes = master_bytes + len(_MOMENTS) * self._moments_dtype.itemsize
+        needs = (host_numel, staging_bytes + grad_bytes)
+        check_host_memory(*needs, free_bytes, local_ranks(), state_bytes)
         self._lanes.near = self._choose_cores(settings)
 
     def _choose_cores(self, settings: Settings) -> LaneCores:
@@ -80,8 +89,11 @@ class StateHomes:
 
     def make_moments(self) -> None:
         """Create the moments where they live; no fp32 gradients."""
+        dtype = self._moments_dtype
         for idx, master in enumerate(self._masters):
-            zeros = [self._home_of(idx, torch.zeros_like(master.data)) for _ in _MOMENTS]
+            zeros = [
+                self._home_of(idx, torch.zeros_like(master.data, dtype=dtype)) for _ in _MOMENTS
+            ]
             self._moments.append(dict(zip(_MOMENTS, zeros, strict=True)))
             self._stock.optimizer.state[master] = {"step": 0, **self._moments[idx]}
 
@@ -93,18 +105,36 @@ class StateHomes:
     def return_home(self) -> None:
         """Copy loaded moments into the tensors that held them before loading.
 
-        torch's ``load_state_dict`` puts its own tensors in place of ours; a checkpoint from before
-        the first step has none.
+        torch's ``load_state_dict`` puts its own tensors in place of ours, in the type of the master
+        weights. Stock goes on with those, so fp32 moments of 16-bit master weights have 16 bits
+        from then on. Stock's checkpoints from before the first update have no moments, and ours
+        have zeros: fresh ones are made.
         """
-        for master, home in zip(self._masters, self._moments, strict=True):
+        for idx, (master, home) in enumerate(zip(self._masters, self._moments, strict=True)):
             loaded = self._stock.optimizer.state.setdefault(master, {})
+            is_fresh = not loaded.get("step", 0)
             for key in _MOMENTS:
-                if key not in loaded:
+                dtype = self._moments_dtype if is_fresh else loaded[key].dtype
+                if home[key].dtype != dtype:
+                    home[key] = self._home_of(idx, home[key].to(dtype))
+                if is_fresh:
                     home[key].zero_()
                 elif loaded[key] is not home[key]:
                     home[key].copy_(loaded[key])
                 loaded[key] = home[key]
             loaded["step"] = int(loaded.get("step", 0))
+
+    def without_fresh_moments(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A checkpoint's contents as stock would have them before the first update.
+
+        Stock has no moments then and makes them in their own type later. Zeros in a checkpoint
+        would come back in the type of the master weights, and stay so.
+        """
+        inner = state_dict["optimizer_state_dict"]
+        if self._moments_dtype == self._stock.master_weights_and_grads_dtype:
+            return state_dict
+        kept = {idx: state for idx, state in inner["state"].items() if state["step"]}
+        return {**state_dict, "optimizer_state_dict": {**inner, "state": kept}}
 
     def state_of(self, subgroup: int) -> dict[str, Any]:
         """What the optimizer keeps of a subgroup: ``step`` and both moments."""

@@ -65,10 +65,11 @@ class UpdatePhase:
         grad_dtype, weights_dtype = stock.gradient_accumulation_dtype, stock.dtype
         read = {grad_dtype} if schedule.slot_numel else set()
         if schedule.resident_tiles:
-            read |= {grad_dtype, torch.float32}  # fp32: of parameters that took no part
+            # The second is that of gradients of parameters that took no part.
+            read |= {grad_dtype, stock.master_weights_and_grads_dtype}
         for dtype in read:
             steppers.check(bool(stock.optimizer.adam_w_mode), dtype, weights_dtype)
-        sizes = Sizes.of(schedule, grad_dtype, weights_dtype)
+        sizes = Sizes.of(schedule, grad_dtype, weights_dtype, steppers.state_dtypes)
         lanes, host_adam = steppers.lanes, steppers.host_adam
         num_threads = lanes.near.num_threads
         self._executor = Executor(sizes, lanes, host_adam, num_threads, self._open_timeline())
@@ -155,7 +156,7 @@ class UpdatePhase:
         """What each tile needs.
 
         Args:
-            widened: fp32 gradients of subgroups that are stepped where their state lives.
+            widened: Gradients of subgroups, in the type of master weights, that are stepped where their state lives.
             grad_scale: What stock would multiply gradients with.
         """
         grads, tensors, scalars = self._gradients, [], []

@@ -96,7 +96,7 @@ def run(case, block, faults=None):
         if block is not None:  # or page-locked memory lies anywhere
             assert engine.optimizer._lanes.near is not ANYWHERE
         results = train(engine, case, case.steps)
-        if "fp16" in case.config:
+        if case.config.get("fp16", {}).get("enabled"):
             assert 0 < engine.skipped_steps < case.steps, "no overflow, or nothing else"
         results = (*results, getattr(engine, "seen", []))
         return results, state_of(engine), type(engine.optimizer).__name__
@@ -227,10 +227,10 @@ def check_each_type_once():
     """The device's self-check takes a third of the time of an engine as small as these."""
     check, seen = steppers.check_device_adam, set()
 
-    def check_once(lanes, host_adam, tail, decoupled, dtypes):
-        if (decoupled, dtypes) not in seen:
-            seen.add((decoupled, dtypes))
-            check(lanes, host_adam, tail, decoupled, dtypes)
+    def check_once(lanes, host_adam, tail, *types):
+        if types not in seen:
+            seen.add(types)
+            check(lanes, host_adam, tail, *types)
 
     steppers.check_device_adam = check_once
 
