@@ -69,7 +69,7 @@ class Case:
         own_optimizer: Whether DeepSpeed is given a ``DeepSpeedCPUAdam``.
         most_ranks: On more of them stock itself fails.
         policies: What alone it is run under; empty for all.
-        is_cut: Whether stock must have cut the state into three pieces at least.
+        is_cut: Whether the state must be in three subgroups at least.
         states: Type of master weights and moments.
     """
 
@@ -253,7 +253,7 @@ def ds_config(case, block):
     return config | ({"deep_optimizer_states": block} if block else {})
 
 
-FAMILIES = ()
+FAMILIES = ("cases_zero12",)
 """Modules beside this one, each with ``CASES`` of its own: other stages, settings and models."""
 
 
