@@ -73,13 +73,7 @@ def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any
         return original(engine, optimizer)
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    # The method imports this module when it runs, and it subclasses stock's optimizer: it must not
-    # meet ours in its place.
-    from deepspeed.runtime.superoffload import superoffload_stage3  # noqa: F401
-    from deepspeed.runtime.zero import stage3
-
     from deep_optimizer_states.engine_calls import time_own_stream
-    from deep_optimizer_states.zero3.optimizer import InterleavedZeroOptimizer
 
     if type(optimizer) is not DeepSpeedCPUAdam:
         raise ConfigError(
@@ -87,20 +81,48 @@ def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any
             f"{type(optimizer).__name__}. Give DeepSpeed an Adam or AdamW "
             '"optimizer" block, or pass it a DeepSpeedCPUAdam'
         )
-    # The method imports the name from this module when it runs: swap it for the length of the call.
-    stock = stage3.DeepSpeedZeroOptimizer_Stage3
-    stage3.DeepSpeedZeroOptimizer_Stage3 = functools.partial(
+    module, name, ours = _adapter_of(engine, settings)
+    # The method looks the name up in this module when it runs: swap it for the length of the call.
+    stock = getattr(module, name)
+    setattr(module, name, ours)
+    try:
+        made = original(engine, optimizer)
+    finally:
+        setattr(module, name, stock)
+    if settings.just_in_time_forward and engine.zero_optimization_stage() == 3:
+        time_own_stream(engine.tput_timer)
+    return made
+
+
+def _adapter_of(engine: Any, settings: Settings) -> tuple[Any, str, Any]:
+    """Where DeepSpeed finds the class of this engine's stage, and what takes its place there."""
+    if engine.zero_optimization_stage() < 3:
+        from deepspeed.runtime import engine as module
+
+        from deep_optimizer_states.zero12.optimizer import InterleavedFlatOptimizer
+
+        zero = engine._config.zero_config
+        is_given = "sub_group_size" in zero.model_fields_set
+        flat = functools.partial(
+            InterleavedFlatOptimizer,
+            settings=settings,
+            # Stock has no subgroups at these stages, so that its default means nothing here.
+            subgroup_numel=zero.sub_group_size if is_given else 0,
+        )
+        return module, "DeepSpeedZeroOptimizer", flat
+    # DeepSpeed imports this module later, and it subclasses stock's optimizer: it must not meet
+    # ours in its place.
+    from deepspeed.runtime.superoffload import superoffload_stage3  # noqa: F401
+    from deepspeed.runtime.zero import stage3
+
+    from deep_optimizer_states.zero3.optimizer import InterleavedZeroOptimizer
+
+    zero3 = functools.partial(
         InterleavedZeroOptimizer,
         settings=settings,
         is_managed=engine.managed_gradient_accumulation(),
     )
-    try:
-        ours = original(engine, optimizer)
-    finally:
-        stage3.DeepSpeedZeroOptimizer_Stage3 = stock
-    if settings.just_in_time_forward:
-        time_own_stream(engine.tput_timer)
-    return ours
+    return stage3, "DeepSpeedZeroOptimizer_Stage3", zero3
 
 
 def _is_ours(engine: Any) -> bool:
@@ -147,6 +169,8 @@ def check_supported(config: Any) -> None:
     param_device = "none" if offload_param is None else _text(offload_param.device)
     ratio = 1.0 if offload is None else offload.ratio
     name = config.optimizer_name or "adam"  # none: the caller passes its own, checked later
+    fp16 = config.float16_config.fp16_master_weights_and_grads
+    bf16 = config.bfloat16_config.bf16_master_weights_and_grads
     deepcompile = getattr(config.compile_config, "deepcompile", False)
     is_adam = name.lower() in ("adam", "adamw")
     torch_adam = (config.optimizer_params or {}).get("torch_adam")
@@ -154,7 +178,7 @@ def check_supported(config: Any) -> None:
     wrong = [
         (not is_adam, f'optimizer.type = {name}: set it to "Adam" or "AdamW"'),
         (torch_adam, f"optimizer.params.torch_adam = {out}: the update is DeepSpeedCPUAdam's"),
-        (zero.stage != 3, f"zero_optimization.stage = {zero.stage}: set it to 3"),
+        (zero.stage not in (1, 2, 3), f"zero_optimization.stage = {zero.stage}: set it to 3"),
         (device != "cpu", f'offload_optimizer.device = {device}: set it to "cpu"'),
         (
             param_device not in ("none", "cpu"),
@@ -163,6 +187,8 @@ def check_supported(config: Any) -> None:
         (ratio != 1.0, f'offload_optimizer.ratio = {ratio}: set it to 1 and choose a "policy"'),
         (zero.zenflow is not None, "zero_optimization.zenflow: take it out"),
         (getattr(offload, "super_offload", False), f"super_offload = {out}"),
+        (zero.stage < 3 and fp16, f"fp16_master_weights_and_grads = {out}, or use stage 3"),
+        (zero.stage < 3 and bf16, f"bf16_master_weights_and_grads = {out}, or use stage 3"),
         (deepcompile, f"compile.deepcompile = {out}: it bypasses the gradient path"),
     ]
     found = [sentence for is_wrong, sentence in wrong if is_wrong]

@@ -69,7 +69,7 @@ class Case:
         own_optimizer: Whether DeepSpeed is given a ``DeepSpeedCPUAdam``.
         most_ranks: On more of them stock itself fails.
         policies: What alone it is run under; empty for all.
-        is_cut: Whether stock must have cut the state into three pieces at least.
+        is_cut: Whether the state must be in three subgroups at least.
         states: Type of master weights and moments.
     """
 
@@ -257,7 +257,6 @@ FAMILIES = (
     "cases_offload_param",
     "cases_states16",
     "cases_zero12",
-    "cases_models",
 )
 """Modules beside this one, each with ``CASES`` of its own: other stages, settings and models."""
 
