@@ -98,7 +98,7 @@ class Sizes:
         schedule: Schedule,
         grad_dtype: torch.dtype,
         weights_dtype: torch.dtype,
-        state_dtypes: tuple[torch.dtype, torch.dtype],
+        state_dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32),
     ) -> Sizes:
         """What a schedule's tiles need."""
         numels = (schedule.slot_numel, schedule.staging_numel)
