@@ -103,7 +103,8 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
 
     def _settle_schedule(self, layout: Layout) -> Schedule:
         has_gpu = get_accelerator().device_name() == "cuda"
-        chosen, why = settle_policy(self._settings, layout.numels, local_ranks(), has_gpu)
+        run = (layout.numels, local_ranks(), has_gpu, layout.weights_on_host)
+        chosen, why = settle_policy(self._settings, *run)
         if why:
             log_dist(f"deep_optimizer_states: {why}", ranks=[0])
         self._settings = chosen

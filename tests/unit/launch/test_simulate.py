@@ -146,7 +146,7 @@ def test_the_papers_software_ends_the_update_before_the_forward(with_json):
         (offload(device="nvme"), r"offload_optimizer\.device = 'nvme': "),
         (offload(super_offload=True), r"offload_optimizer\.super_offload = True: "),
         (zero(zenflow={"topk_ratio": 0.1}), r"zero_optimization\.zenflow = "),
-        (zero(offload_param={"device": "cpu"}), r"zero_optimization\.offload_param = "),
+        (zero(offload_param={"device": "nvme"}), r"offload_param\.device = 'nvme': "),
         (lambda c: c.update(compile={"deepcompile": True}), r"compile\.deepcompile = True: "),
         (lambda c: c.update(optimizer={"type": "Muon"}), r"optimizer\.type = 'Muon': "),
         (lambda c: c.clear(), r"zero_optimization\.stage = None: "),
