@@ -13,6 +13,8 @@ BF16_ALL = {**BF16_MASTERS, "bf16_optimizer_states": True}
 FP16_MASTERS = {**FP16, "fp16_master_weights_and_grads": True}
 NARROW_MOMENTS = {"fp32_optimizer_states": False}
 ADAMW_NARROW = {"type": "AdamW", "params": NARROW_MOMENTS}
+
+
 def masters_in_fp16(**config):
     return {"bf16": {"enabled": False}, "fp16": FP16_MASTERS, **config}
 
