@@ -5,10 +5,10 @@ contracted by whatever compiler built it, and the vector width depends on the CP
 So the real op is run once on a few thousand numbers in the types of the run, and the variant of
 ours with the same bits is taken.
 
-[Note: cancellation] A contraction changes the last bit of an fp32 number, which rounding to 16 bits
-hides in all but one of 2^16 cases. So the first step of 16-bit state begins with moments that nearly
-cancel against the gradient: what is left of them is little more than the error of one rounding, and
-differs between the variants in its leading bits.
+[Note: cancellation] A contraction changes the last bit of an fp32 number, which rounding to 16
+bits hides in all but one of 2^16 cases. So the first step of 16-bit state begins with moments that
+nearly cancel against the gradient: what is left of them is little more than the error of one
+rounding, and differs between the variants in its leading bits.
 """
 
 from __future__ import annotations

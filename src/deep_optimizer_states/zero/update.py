@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-import torch
 from deepspeed import comm as dist
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.utils import log_dist
@@ -180,7 +179,8 @@ class UpdatePhase:
         """What each tile needs.
 
         Args:
-            widened: Gradients of subgroups, in the type of master weights, that are stepped where their state lives.
+            widened: Gradients of subgroups that are stepped where their state lives, in the type of
+                master weights.
             grad_scale: What stock would multiply gradients with.
         """
         grads, tensors, scalars = self._gradients, [], []

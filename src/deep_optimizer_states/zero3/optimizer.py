@@ -34,8 +34,9 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
     """ZeRO-3 offload whose update is spread over CPU and device, with stock's bits.
 
     Host memory holds master weights and moments (fp32) and one gradient in the accumulation type,
-    14 bytes a parameter, or 8 where all of that has 16 bits. There is no second gradient in the type
-    of the master weights: both kernels read the first one and convert it themselves. Resident subgroups have all of that on the device instead.
+    14 bytes a parameter, or 8 where all of that has 16 bits. There is no second gradient in the
+    type of the master weights: both kernels read the first one and convert it themselves. Resident
+    subgroups have all of that on the device instead.
 
     It owns the objects that do the work, and alone assigns to stock's own attributes. The objects
     are made in :meth:`_create_fp32_partitions`, which stock's constructor calls as soon as it has
