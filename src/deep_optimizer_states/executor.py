@@ -317,10 +317,11 @@ class Executor:
         if slot is not None:
             assert slot.filled is not None, tile
             lane.wait(slot.filled, Wait.PREFETCHED)
-            state, views = slot.views_like(tensors.state), slot.views(tensors.numel)
+            master, exp_avg, exp_avg_sq = slot.views_like(tensors.state)
+            views = slot.views(tensors.numel)
             grad = views[3] if work.device_grad is None else work.device_grad
             weights = views[4] if self._weights_on_host else tensors.weights
-            tensors = AdamTensors(*state, grad, weights)
+            tensors = AdamTensors(master, exp_avg, exp_avg_sq, grad, weights)
         elif self._weights_on_host:  # see [Note: weights on the host]
             slot = self._held[tile] = next(self._next_outbox)
             if slot.free is not None:
