@@ -1,6 +1,5 @@
 """ZeRO-1 and ZeRO-2 with the optimizer offloaded. Not a test itself, see ``equality_cases``."""
 
-import dataclasses
 
 import torch
 from deepspeed.utils import safe_get_full_grad, safe_set_full_grad, safe_update_full_grad_vectorized

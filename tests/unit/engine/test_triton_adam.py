@@ -29,7 +29,7 @@ from ptx_launch import PtxKernel, use_target  # noqa: E402
 
 from deep_optimizer_states.kernels import triton_adam  # noqa: E402
 from deep_optimizer_states.kernels.triton_adam import TritonAdam  # noqa: E402
-from deep_optimizer_states.zero3.steppers import Steppers  # noqa: E402
+from deep_optimizer_states.zero.steppers import Steppers  # noqa: E402
 
 FULL = bool(os.environ.get("PTX_FULL"))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
