@@ -1,7 +1,5 @@
 """ZeRO-1 and ZeRO-2 with the optimizer offloaded. Not a test itself, see ``equality_cases``."""
 
-import dataclasses
-
 import torch
 from deepspeed.utils import safe_get_full_grad, safe_set_full_grad, safe_update_full_grad_vectorized
 from equality_cases import (
@@ -114,8 +112,9 @@ CASES = {
 }
 for number in (2, 1):
     CASES[f"ZeRO-{number}: fp16, dynamic scale, overflows"] = of_fp16(number)
-    CASES[f"ZeRO-{number}: fp16, unused after an overflow"] = of_fp16(
-        number, skips=lambda n: (2, 3) if n // 2 % 2 else ()
+    # After a window without overflow: an older gradient that overflowed makes stock's weights NaN.
+    CASES[f"ZeRO-{number}: unused in windows that overflow"] = of_fp16(
+        number, skips=lambda n: (2, 3) if n >= 8 and n // 2 % 2 == 0 else ()
     )
     CASES[f"ZeRO-{number}: used early alone, fp16, overflows"] = of_fp16(
         number, skips=lambda n: MIXED.get(n, ())
