@@ -38,8 +38,8 @@ def report(reports):
 def test_checkpoints_are_exchanged_with_stock_both_ways(reports, ranks):
     """Of each stage, also from before the first step; and universal ones."""
     for found in reports[ranks]:
-        ways = dict.fromkeys(("stock to ours", "ours to stock", "ours to ours"), [])
-        assert found["exchange"] == dict.fromkeys("12", {"new": ways, "step3": ways})
+        ways = {way: [] for way in ("stock to ours", "ours to stock", "ours to ours")}
+        assert found["exchange"] == {stage: {"new": ways, "step3": ways} for stage in "12"}
         assert found["universal"] == ways
 
 
