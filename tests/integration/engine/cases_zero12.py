@@ -1,6 +1,5 @@
 """ZeRO-1 and ZeRO-2 with the optimizer offloaded. Not a test itself, see ``equality_cases``."""
 
-
 import torch
 from deepspeed.utils import safe_get_full_grad, safe_set_full_grad, safe_update_full_grad_vectorized
 from equality_cases import (
@@ -19,9 +18,8 @@ from equality_cases import (
     two_groups,
 )
 
-EVERY = ("all-host", "stride 1", "stride 2", "stride 3", "all-device", "dynamic")
+POLICIES = ("all-host", "stride 1", "stride 2", "stride 3", "all-device", "dynamic")
 """What has a meaning where the state of a parameter group is one tensor."""
-FEW = ("stride 2", "dynamic")
 FP32 = {"bf16": {"enabled": False}}
 SUM_IN_FP32 = {"data_types": {"grad_accum_dtype": "fp32"}}
 MIXED = {9: (2,), 10: (2,), 15: (2,), 17: (4,)}
@@ -54,7 +52,7 @@ def change_gradients(engine, micro_step):
 
 def of_stage(stage, **given):
     zero = {"stage": stage, **given.pop("zero", {})}
-    return Case(**{"zero": zero, "policies": FEW, **given})
+    return Case(**{"zero": zero, "policies": POLICIES, "few": 1, **given})
 
 
 def of_fp16(stage, **given):
@@ -63,7 +61,7 @@ def of_fp16(stage, **given):
 
 
 SETTINGS = {
-    "bf16, clipping, accumulation 2": {"policies": EVERY},
+    "bf16, clipping, accumulation 2": {"few": 0},
     "bf16, gradients summed in fp32": {"config": SUM_IN_FP32},
     "fp32": {"dtype": torch.float32, "config": FP32},
     "no clipping, accumulation 1": {"accumulation": 1, "config": {"gradient_clipping": 0.0}},
@@ -106,16 +104,23 @@ SETTINGS = {
     "safe_get_* between steps": {"before": read_state_between},
     "safe_set_full_fp32_param": {"before": set_weights_midway},
 }
+OTHERWISE_AT_STAGE_1 = (
+    *("bf16, clipping, accumulation 2", "bf16, gradients summed in fp32", "fp32"),
+    *("two parameter groups, own betas", "contiguous_gradients off", "overlap_comm"),
+    *("frozen parameters", "unused in every other window", "used early in a window alone"),
+    *("windows that the caller ends", "gradients looked at"),
+)
+"""Where stock's backward goes another way than at stage 2: it reduces at the end of a window."""
 CASES = {
     f"ZeRO-{stage}: {name}": of_stage(stage, **given)
     for stage in (2, 1)
     for name, given in SETTINGS.items()
+    if stage == 2 or name in OTHERWISE_AT_STAGE_1
 }
 for number in (2, 1):
     CASES[f"ZeRO-{number}: fp16, dynamic scale, overflows"] = of_fp16(number)
-    CASES[f"ZeRO-{number}: fp16, unused after an overflow"] = of_fp16(
-        number, skips=lambda n: (2, 3) if n // 2 % 2 else ()
+    # After a window without overflow: an older gradient that overflowed makes stock's weights NaN.
+    CASES[f"ZeRO-{number}: unused in windows that overflow"] = of_fp16(
+        number, skips=lambda n: (2, 3) if n >= 8 and n // 2 % 2 == 0 else ()
     )
-    CASES[f"ZeRO-{number}: used early alone, fp16, overflows"] = of_fp16(
-        number, skips=lambda n: MIXED.get(n, ())
-    )
+CASES["ZeRO-2: used early alone, fp16, overflows"] = of_fp16(2, skips=lambda n: MIXED.get(n, ()))

@@ -69,6 +69,7 @@ class Case:
         own_optimizer: Whether DeepSpeed is given a ``DeepSpeedCPUAdam``.
         most_ranks: On more of them stock itself fails.
         policies: What alone it is run under; empty for all.
+        few: How many of ``policies``, by turns, where not all is run; 0 for all of them.
         is_cut: Whether the state must be in three subgroups at least.
         states: Type of master weights and moments.
     """
@@ -87,6 +88,7 @@ class Case:
     steps: int = STEPS
     most_ranks: int = 4
     policies: tuple = ()
+    few: int = 0
     is_cut: bool = True
     states: str = "fp32"
 

@@ -118,8 +118,11 @@ def policies_of(number, case_name, extent):
     case = CASES[case_name]
     if world > case.most_ranks:
         return ()
+    if case.few and extent != "all" and world > 2:
+        return ()
     if case.policies:
-        return case.policies
+        few = len(case.policies) if extent == "all" or not case.few else case.few
+        return tuple((case.policies * 2)[number % len(case.policies) :][:few])
     if case_name == FIRST_CASE or extent == "all":
         return tuple(POLICIES)
     if extent == "many":
