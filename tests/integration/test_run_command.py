@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from deep_optimizer_states.run import HOOK, environment
+from launch.hosts.ranks import free_port
 
 RUN = [sys.executable, "-m", "deep_optimizer_states", "run"]
 INSTALLED = "deep_optimizer_states is installed in DeepSpeed"
@@ -157,18 +159,52 @@ def test_the_environment_of_a_run_within_a_run_is_the_same():
     assert environment({}) == {"PYTHONPATH": str(HOOK)}
 
 
-def told_by(ranks, done, folder):
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+OURS = "InterleavedZeroOptimizer"
+DS_CONFIG = {
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
+    "deep_optimizer_states": {"enabled": True, "policy": "dynamic"},
+}
+
+
+def told_by(num_ranks, done, folder):
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
-    assert done.stderr.count(INSTALLED) >= 1
-    return [json.loads((folder / f"told.{rank}.json").read_text()) for rank in range(ranks)]
+    assert INSTALLED in done.stderr
+    return [json.loads((folder / f"told.{rank}.json").read_text()) for rank in range(num_ranks)]
+
+
+def knows_the_plugin(program):
+    return "import deep_optimizer_states" in program.read_text()
 
 
 @pytest.mark.slow
 def test_ranks_of_torchrun_train_with_it_though_no_line_says_so(elsewhere):
     folder, start = elsewhere
     program = WORKERS / "unaware_program.py"
-    assert "deep_optimizer_states" not in program.read_text().replace('"deep_optimizer_states"', "")
+    assert not knows_the_plugin(program)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    one_thread = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
-    done = start(*RUN, sys.executable, *launcher, program, folder, **one_thread)
-    assert told_by(2, done, folder) == ["InterleavedZeroOptimizer"] * 2
+    done = start(*RUN, sys.executable, *launcher, program, folder, **ONE_THREAD)
+    assert told_by(2, done, folder) == [OURS, OURS]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("accelerate"), reason="not installed: accelerate")
+def test_a_trainer_under_accelerate_launch_and_its_yaml_trains_with_it(elsewhere):
+    folder, start = elsewhere
+    program = WORKERS / "tiny_llama.py"
+    assert not knows_the_plugin(program)
+    (folder / "ds.json").write_text(json.dumps(DS_CONFIG))
+    (folder / "accelerate.yaml").write_text(
+        "distributed_type: DEEPSPEED\n"
+        f"deepspeed_config: {{deepspeed_config_file: {folder}/ds.json, zero3_init_flag: true}}\n"
+        "num_machines: 1\nnum_processes: 1\n"
+    )
+    launch = ["-m", "accelerate.commands.accelerate_cli", "launch"]
+    launch += ["--config_file", "accelerate.yaml", "--main_process_port", free_port()]
+    done = start(*RUN, sys.executable, *launch, program, folder, **ONE_THREAD)
+    assert told_by(1, done, folder) == [OURS]

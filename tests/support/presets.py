@@ -11,7 +11,10 @@ EQUAL = "equal"
 PARAM_OFFLOAD = "offload_param.device = cpu: take offload_param out"
 STAGE_2 = "zero_optimization.stage = 2: set it to 3"
 TORCH_ADAM = "optimizer.params.torch_adam = true: take it out"
-OWN_ADAM = "the optimizer is AdamW"
+OWN_ADAM = (
+    'the optimizer is AdamW. Give DeepSpeed an Adam or AdamW "optimizer" block, or pass it a '
+    'DeepSpeedCPUAdam, or take "zero_force_ds_cpu_optimizer": false out'
+)
 NO_OFFLOAD = 'offload_optimizer.device = none: set it to "cpu"'
 
 
@@ -120,9 +123,7 @@ def with_deepspeeds_adam(config):
 LLAMA_FACTORY = {**AUTO_BATCHES, "zero_allow_untested_optimizer": True, **AUTO_TYPES}
 LLAMA_FACTORY_3 = {
     **LLAMA_FACTORY,
-    "zero_optimization": zero_3(
-        overlap_comm=False, stage3_gather_16bit_weights_on_model_save=True
-    ),
+    "zero_optimization": zero_3(overlap_comm=False, stage3_gather_16bit_weights_on_model_save=True),
 }
 AXOLOTL_3 = {
     **AUTO_BATCHES,
@@ -146,9 +147,7 @@ AXOLOTL_3 = {
 MS_SWIFT = {**AUTO_BATCHES, **AUTO_TYPES, **QUIET}
 MS_SWIFT_3 = {
     **MS_SWIFT,
-    "zero_optimization": zero_3(
-        overlap_comm=False, stage3_gather_16bit_weights_on_model_save=True
-    ),
+    "zero_optimization": zero_3(overlap_comm=False, stage3_gather_16bit_weights_on_model_save=True),
 }
 HF_DOCS = {
     **AUTO_BATCHES,
@@ -176,7 +175,6 @@ ACCELERATE_3 = {
         overlap_comm=True, stage3_gather_16bit_weights_on_model_save="auto"
     ),
 }
-TORCH_ADAM = {"lr": "auto", "weight_decay": "auto", "torch_adam": True, "adam_w_mode": True}
 ACCELERATE_2 = {
     **ACCELERATE,
     "optimizer": {
@@ -260,7 +258,7 @@ PRESETS = {
         STAGE_2,
     ),
     "Transformers ZeRO-3": Preset(
-        "Transformers' page on DeepSpeed, with its optimizer and scheduler, 4.49 (2025)",
+        "Transformers 4.49, page on DeepSpeed, with its optimizer and scheduler, 2025",
         HF_DOCS_3,
         PARAM_OFFLOAD,
     ),
@@ -268,7 +266,7 @@ PRESETS = {
         "the same without offload_param", without_param_offload(HF_DOCS_3)
     ),
     "Transformers ZeRO-2": Preset(
-        "Transformers' page on DeepSpeed, with its optimizer and scheduler, 4.49 (2025)",
+        "Transformers 4.49, page on DeepSpeed, with its optimizer and scheduler, 2025",
         {
             **HF_DOCS,
             "zero_optimization": zero_2(5e8, overlap_comm=True, round_robin_gradients=True),
