@@ -10,6 +10,7 @@ usage: python -m deep_optimizer_states COMMAND [-h]
 
   plan        predict time and memory of a run, and the best policy
   calibrate   measure this machine's rates into a profile for `plan --machine`
+  run         run a command with the plugin installed in every process that uses DeepSpeed
 """
 
 
@@ -25,6 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from deep_optimizer_states.calibrate import cli as calibrate  # it may need torch
 
         return calibrate.main(words[1:])
+    if command == "run":
+        from deep_optimizer_states import run
+
+        return run.main(words[1:])
     asked = command in ("-h", "--help")
     out = sys.stdout if asked else sys.stderr
     if not asked:

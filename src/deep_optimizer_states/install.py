@@ -29,6 +29,9 @@ def install() -> None:
     if _originals:
         return
     check_deepspeed()
+    if _originals:
+        # DeepSpeed was imported by the check, and the hook of `run` has installed everything.
+        return
     from deepspeed.runtime.config import DeepSpeedConfig
     from deepspeed.runtime.engine import DeepSpeedEngine
 
@@ -86,10 +89,12 @@ def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any
     from deep_optimizer_states.engine_calls import time_own_stream
 
     if type(optimizer) is not DeepSpeedCPUAdam:
+        forced = engine._config.zero_force_ds_cpu_optimizer
+        out = "" if forced else ', or take "zero_force_ds_cpu_optimizer": false out'
         raise ConfigError(
             f'"{BLOCK}" works on DeepSpeedCPUAdam; the optimizer is '
             f"{type(optimizer).__name__}. Give DeepSpeed an Adam or AdamW "
-            '"optimizer" block, or pass it a DeepSpeedCPUAdam'
+            f'"optimizer" block, or pass it a DeepSpeedCPUAdam{out}'
         )
     module, name, ours = _adapter_of(engine, settings)
     # The method looks the name up in this module when it runs: swap it for the length of the call.

@@ -54,6 +54,28 @@ def test_install_twice_and_uninstall_leaves_deepspeed_as_it_was():
     assert methods() == before
 
 
+def test_installing_while_deepspeed_is_first_imported_wraps_nothing_twice(monkeypatch):
+    """As in a program that installs the plugin itself and is started by ``run``."""
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    module = sys.modules[deep_optimizer_states.install.__module__]
+    before, check, nested = DeepSpeedEngine.step, module.check_deepspeed, []
+
+    def import_deepspeed_with_its_hook():
+        check()
+        if not nested:
+            nested.append(1)
+            deep_optimizer_states.install()
+
+    monkeypatch.setattr(module, "check_deepspeed", import_deepspeed_with_its_hook)
+    deep_optimizer_states.install()
+    try:
+        assert DeepSpeedEngine.step.__wrapped__ is before
+    finally:
+        deep_optimizer_states.uninstall()
+    assert DeepSpeedEngine.step is before
+
+
 def test_block_is_accepted(installed):
     assert read(ds_config()).deep_optimizer_states.policy == "stride"
 
@@ -178,9 +200,12 @@ def test_everything_wrong_is_named_at_once(installed):
         read(ds_config(zero_optimization={"stage": 0}))
 
 
-def configure(optimizer, settings, original, module=None, stage=3):
+def configure(optimizer, settings, original, module=None, stage=3, forces_cpu_adam=True):
+    config = SimpleNamespace(
+        deep_optimizer_states=settings, zero_force_ds_cpu_optimizer=forces_cpu_adam
+    )
     engine = SimpleNamespace(
-        _config=SimpleNamespace(deep_optimizer_states=settings),
+        _config=config,
         module=module,
         zero_optimization_stage=lambda: stage,
         managed_gradient_accumulation=lambda: True,
@@ -288,6 +313,12 @@ class OwnAdam(DeepSpeedCPUAdam):
 def test_an_optimizer_that_is_not_deepspeeds_cpu_adam_is_refused(make):
     with pytest.raises(ConfigError, match="works on DeepSpeedCPUAdam; the optimizer is"):
         configure(make(), Settings(enabled=True), lambda engine, optimizer: None)
+
+
+def test_a_config_that_keeps_the_users_adam_is_told_which_key_to_take_out():
+    adam = torch.optim.AdamW([torch.zeros(4)])
+    with pytest.raises(ConfigError, match='take "zero_force_ds_cpu_optimizer": false out'):
+        configure(adam, Settings(enabled=True), lambda *_: None, forces_cpu_adam=False)
 
 
 def test_disabled_block_restricts_nothing(installed):

@@ -1,0 +1,53 @@
+"""Presets of the frameworks, as they ship: equal to stock in every bit, or refused by a line."""
+
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import presets
+import pytest
+from presets import EQUAL, PRESETS
+from ranks import run_ranks
+
+HERE = Path(__file__).parent
+DOCS = HERE.parents[2] / "docs" / "frameworks.md"
+MISSING = [name for name in ("transformers", "accelerate", "lightning") if not find_spec(name)]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """What became of each preset; one process trains them all."""
+    if MISSING:
+        pytest.skip(f"not installed: {', '.join(MISSING)}")
+    report = tmp_path_factory.mktemp("presets") / "report.json"
+    folders = [str(Path(presets.__file__).parent), os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(filter(None, folders))
+    run_ranks(HERE / "presets_worker.py", report, CUDA_VISIBLE_DEVICES="", PYTHONPATH=path)
+    return json.loads(report.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_is_equal_to_stock_or_refused_by_its_line(outcomes, name):
+    expected = PRESETS[name].outcome
+    if expected == EQUAL:
+        assert outcomes[name] == EQUAL
+    else:
+        assert outcomes[name].startswith("ConfigError: ")
+        assert expected in outcomes[name]
+
+
+def rows_of_the_docs():
+    text = DOCS.read_text(encoding="utf-8")
+    lines = [line.strip("| ") for line in text.splitlines() if line.startswith("|")]
+    return {cells[0].strip(): cells for cells in (line.split("|") for line in lines)}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_docs_say_what_becomes_of_it(name):
+    cells = rows_of_the_docs()[name]
+    preset = PRESETS[name]
+    assert cells[1].strip() == preset.source
+    assert cells[2].strip() == ("equal" if preset.outcome == EQUAL else f"`{preset.outcome}`")
