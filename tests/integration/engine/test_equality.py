@@ -55,7 +55,7 @@ def test_every_feature_under_every_policy_equals_stock(reports):
 
 
 ZERO_12 = 41
-"""Features of ZeRO-1 and ZeRO-2; each under one of six policies by turns, the first two under two."""
+"""Features of ZeRO-1 and ZeRO-2; each under one of six policies by turns, two under two."""
 NUM_FEATURES = 31 + ZERO_12
 NUM_COMPARISONS = {
     # The first of 31 features under eight policies and the others; two engines at once; resumes.
