@@ -8,17 +8,24 @@ import functools
 
 import deepspeed
 import torch
-from equality_cases import FP16, Case, Net, ds_config, evaluate_between, two_groups
+from equality_cases import (
+    FP16,
+    Case,
+    Net,
+    ds_config,
+    evaluate_between,
+    frozen_net,
+    two_groups,
+)
 
 CPU = {"offload_param": {"device": "cpu"}}
 PAGEABLE = {"offload_param": {"device": "cpu", "pin_memory": False}}
-NOTHING_LIVE = {
-    "stage3_max_live_parameters": 0,
-    "stage3_max_reuse_distance": 0,
-    "stage3_prefetch_bucket_size": 0,
-}
-ONE_OF_EACH = dict.fromkeys([*NOTHING_LIVE, "stage3_param_persistence_threshold"], 1)
-EVERYTHING_LIVE = dict.fromkeys(ONE_OF_EACH, 10**9)
+LIMITS = (
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+)
 
 
 def net_in_zero_init(**of_init):
@@ -42,7 +49,6 @@ def gather_and_change_midway(engine, micro_step):
 
 CASES = {
     "offload_param": Case(zero=CPU),
-    "offload_param, pageable": Case(zero=PAGEABLE, accumulation=1),
     "offload_param, fp16, overflows": Case(
         dtype=torch.float16,
         config={"bf16": {"enabled": False}, "fp16": FP16},
@@ -50,15 +56,15 @@ CASES = {
         steps=12,
     ),
     "offload_param, fp32": Case(dtype=torch.float32, config={"bf16": {"enabled": False}}, zero=CPU),
-    "offload_param, gradients summed in fp32": Case(
-        config={"data_types": {"grad_accum_dtype": "fp32"}}, zero=CPU
+    # Each group has host memory of its own.
+    "offload_param, two groups, frozen parameters": Case(
+        make=frozen_net, groups=two_groups, zero=CPU
     ),
-    "offload_param, two parameter groups": Case(groups=two_groups, zero=CPU),
     "offload_param, unused in every other window": Case(
         skips=lambda n: (2, 3) if n // 2 % 2 else (), zero=CPU
     ),
-    "offload_param, zero.Init": Case(
-        make=functools.partial(init_by_config, CPU), zero=CPU, accumulation=1
+    "offload_param, pageable, zero.Init": Case(
+        make=functools.partial(init_by_config, PAGEABLE), zero=PAGEABLE, accumulation=1
     ),
     "offload_param, zero.Init(remote_device)": Case(
         make=functools.partial(
@@ -66,11 +72,10 @@ CASES = {
         ),
         zero=CPU,
     ),
-    "offload_param, nothing live": Case(zero=CPU | NOTHING_LIVE),
-    "offload_param, one of each live": Case(zero=CPU | ONE_OF_EACH),
-    "offload_param, all live and persistent": Case(zero=CPU | EVERYTHING_LIVE),
-    "offload_param, nothing persistent": Case(
-        zero=CPU | {"stage3_param_persistence_threshold": 0}, before=evaluate_between
+    "offload_param, nothing live or persistent": Case(
+        zero=CPU | dict.fromkeys(LIMITS, 0), before=evaluate_between
     ),
+    "offload_param, limits of 1": Case(zero=CPU | dict.fromkeys(LIMITS, 1)),
+    "offload_param, all live and persistent": Case(zero=CPU | dict.fromkeys(LIMITS, 10**9)),
     "offload_param, weights set by hand": Case(zero=CPU, before=gather_and_change_midway),
 }

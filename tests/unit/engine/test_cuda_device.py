@@ -66,7 +66,7 @@ def is_ever_wrong(expected, schedule, slow, keeps_grads=False):
     "name",
     [
         *("stride 1", "stride and ratio", "dynamic, tiles"),
-        *("ratio, tiles, weights on the host", "stride 2, tiles, weights on the host"),
+        "dynamic and ratio, tiles, weights on the host",
     ],
 )
 def test_a_slow_stream_changes_nothing(expected, name, slow):
