@@ -12,7 +12,7 @@ from deep_optimizer_states.device.base import Device
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.device.self_check import check_device_adam
 from deep_optimizer_states.errors import ConfigError, KernelError
-from deep_optimizer_states.kernels.calibrate_tail import find_tail
+from deep_optimizer_states.kernels.calibrate_tail import find_tail, finds_pow_on_repeat
 from deep_optimizer_states.kernels.host import HostAdam, Tail
 from deep_optimizer_states.kernels.torch_adam import TorchAdam, make_host_adam
 from deep_optimizer_states.timeline import Recorder
@@ -30,6 +30,7 @@ class Steppers:
         host_adam: The CPU's kernel.
         lanes: The device.
         recorder: Where spans of their work go; None for none.
+        pow_on_repeat: How DeepSpeed's own kernel counts steps, see :class:`BetaPowers`.
         state_dtypes: Types of master weights, and of moments before any checkpoint is loaded.
     """
 
@@ -37,6 +38,7 @@ class Steppers:
     host_adam: HostAdam | TorchAdam
     lanes: Device
     recorder: Recorder | None
+    pow_on_repeat: bool
     state_dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32)
 
     @classmethod
@@ -56,16 +58,18 @@ class Steppers:
         """
         dtypes = (master_dtype, torch.float32 if cpu_adam.fp32_optimizer_states else master_dtype)
         tail, recorder = _find_tail(cpu_adam, dtypes), Recorder() if is_recording else None
-        host_adam = make_host_adam(tail.mode)
+        host_adam, pow_on_repeat = make_host_adam(tail.mode), finds_pow_on_repeat(cpu_adam)
+        lanes: Device
         name = get_accelerator().device_name()
         if name == "cuda":
             from deep_optimizer_states.device.cuda import CudaDevice
 
-            return cls(tail, host_adam, CudaDevice(tail.mode, recorder), recorder, dtypes)
-        if name == "cpu":
+            lanes = CudaDevice(tail.mode, recorder)
+        elif name == "cpu":
             lanes = EmulatedDevice(make_host_adam(tail.mode), faults_for_tests, recorder)
-            return cls(tail, host_adam, lanes, recorder, dtypes)
-        raise ConfigError(f"accelerator '{name}': deep_optimizer_states runs on cuda and cpu")
+        else:
+            raise ConfigError(f"accelerator '{name}': deep_optimizer_states runs on cuda and cpu")
+        return cls(tail, host_adam, lanes, recorder, pow_on_repeat, dtypes)
 
     def check(self, decoupled: bool, grad_dtype: torch.dtype, weights_dtype: torch.dtype) -> None:
         """Refuse a device with other bits, see :func:`check_device_adam`; leaves no spans."""

@@ -85,7 +85,8 @@ class UpdatePhase:
         self._schedule = schedule
         self._homes = homes
         self._gradients = gradients
-        self._beta_powers = BetaPowers(stock.optimizer.defaults["betas"])
+        betas = stock.optimizer.defaults["betas"]
+        self._beta_powers = BetaPowers(betas, steppers.pow_on_repeat)
         grad_dtype, weights_dtype = gradients.dtype, stock.dtype
         read = {grad_dtype} if schedule.slot_numel else set()
         if schedule.resident_tiles:
