@@ -288,10 +288,11 @@ class Executor:
         if slot is not None:
             assert slot.filled is not None, tile
             lane.wait(slot.filled, Wait.PREFETCHED)
-            state = slot.views_like(tensors.state)
-            is_away = work.device_grad is None
-            grad = slot.views(tensors.numel)[-1] if is_away else work.device_grad
-            tensors = AdamTensors(*state, grad, tensors.weights)
+            master, exp_avg, exp_avg_sq = slot.views_like(tensors.state)
+            grad = work.device_grad
+            if grad is None:
+                grad = slot.views(tensors.numel)[-1]
+            tensors = AdamTensors(master, exp_avg, exp_avg_sq, grad, tensors.weights)
         lane.submit(
             f"step of {work.name}",
             lambda: self._device.adam(tensors, work.scalars, work.tail_start),
