@@ -149,10 +149,12 @@ def check_supported(config: Any) -> None:
     name = config.optimizer_name or "adam"  # none: the caller passes its own, checked later
     deepcompile = getattr(config.compile_config, "deepcompile", False)
     is_adam = name.lower() in ("adam", "adamw")
+    # See docs/settings.md: what is left for this package once whole matrices are orthogonal.
+    why = " (Muon works on whole matrices before any tile can be)" if name.lower() == "muon" else ""
     torch_adam = (config.optimizer_params or {}).get("torch_adam")
     out = "true: take it out"
     wrong = [
-        (not is_adam, f'optimizer.type = {name}: set it to "Adam" or "AdamW"'),
+        (not is_adam, f'optimizer.type = {name}: set it to "Adam" or "AdamW"{why}'),
         (torch_adam, f"optimizer.params.torch_adam = {out}: the update is DeepSpeedCPUAdam's"),
         (zero.stage != 3, f"zero_optimization.stage = {zero.stage}: set it to 3"),
         (device != "cpu", f'offload_optimizer.device = {device}: set it to "cpu"'),
