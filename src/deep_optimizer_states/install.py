@@ -195,13 +195,15 @@ def check_supported(config: Any) -> None:
     bf16 = config.bfloat16_config.bf16_master_weights_and_grads
     deepcompile = getattr(config.compile_config, "deepcompile", False)
     is_adam = name.lower() in ("adam", "adamw")
+    # See docs/settings.md: what is left for this package once whole matrices are orthogonal.
+    why = " (Muon works on whole matrices before any tile can be)" if name.lower() == "muon" else ""
     torch_adam = (config.optimizer_params or {}).get("torch_adam")
     # Both are in DeepSpeed before 0.19.7 only.
     mics = getattr(zero, "mics_shard_size", -1)
     is_mics, is_compressed = mics > 0, bool(config._param_dict.get("compression_training"))
     out = "true: take it out"
     wrong = [
-        (not is_adam, f'optimizer.type = {name}: set it to "Adam" or "AdamW"'),
+        (not is_adam, f'optimizer.type = {name}: set it to "Adam" or "AdamW"{why}'),
         (torch_adam, f"optimizer.params.torch_adam = {out}: the update is DeepSpeedCPUAdam's"),
         (zero.stage not in (1, 2, 3), f"zero_optimization.stage = {zero.stage}: set it to 1 to 3"),
         (device != "cpu", f'offload_optimizer.device = {device}: set it to "cpu"'),

@@ -214,14 +214,14 @@ def _whole_stage3(of: Setting, has_gpu: bool) -> Iterator[Array]:
 def _stock_update(of: Setting, has_gpu: bool) -> Iterator[Array]:
     part, offloaded = of.part, of.optimizer_at == "cpu"
     largest = max(of.subgroups)
-    yield Array("master weights", FP32_BYTES * part, offloaded, READY)
-    yield Array("moments", MOMENTS_BYTES * part, offloaded, LATER)
+    yield Array("master weights", of.master_bytes * part, offloaded, READY)
+    yield Array("moments", of.moments_bytes * part, offloaded, LATER)
     gradients = _locked(of.size * part, has_gpu and offloaded)
     yield Array("gradients", gradients, offloaded, LATER | {M.HOOKED})
     if offloaded:
-        each = (_locked(FP32_BYTES * numel, has_gpu) for numel in of.subgroups)
+        each = (_locked(of.master_bytes * numel, has_gpu) for numel in of.subgroups)
         yield Array("fp32 gradients", sum(each), True, READY)
-        yield Array("gradients of a subgroup, zeros", FP32_BYTES * largest, True,
+        yield Array("gradients of a subgroup, zeros", of.master_bytes * largest, True,
                     frozenset({M.INITIALIZED}))  # fmt: skip
         return
     yield Array("fp32 gradients, zeros", FP32_BYTES * largest, False, frozenset({M.INITIALIZED}))
@@ -251,11 +251,11 @@ def device_buffers_bytes(schedule: Schedule, size: int) -> float:
 def _plugin(of: Setting, has_gpu: bool) -> Iterator[Array]:
     schedule = of.schedule
     resident = sum(of.subgroups[idx] for idx in schedule.resident_subgroups)
-    state = FP32_BYTES + MOMENTS_BYTES
+    state = of.master_bytes + of.moments_bytes
     on_host = sum(of.subgroups) - resident
     grads = of.size * of.part * (2 if of.accumulation > 1 else 1)
-    yield Array("master weights", FP32_BYTES * on_host, True, READY)
-    yield Array("moments", MOMENTS_BYTES * on_host, True, READY)
+    yield Array("master weights", of.master_bytes * on_host, True, READY)
+    yield Array("moments", of.moments_bytes * on_host, True, READY)
     yield Array("gradients", grads, True, READY)
     yield Array("gradient's slice, set aside", of.size * -(-of.largest // of.dp), False,
                 frozenset({M.KEPT}))  # fmt: skip

@@ -29,6 +29,9 @@ MOST_APART = 1 / 8
 """Share of a rank's elements up to which the plugin gives persistent parameters their own tiles."""
 
 
+_MASTERS_KEY = "{}_master_weights_and_grads"
+
+
 @dataclass(frozen=True)
 class Plugin:
     """This package's engine in place of stock's update.
@@ -69,6 +72,8 @@ class Setting:
         overlaps: DeepSpeed's ``overlap_comm``; None for its default, which is stage 3 alone.
         plugin: This package's engine; None for stock.
         gathers_on_save: Stage 3 gathers the whole 16-bit model when it is saved.
+        masters: Type of master weights, and of the gradient beside them. Stage 3 alone counts it.
+        moments: Type of the moments. Stage 3 alone counts it.
     """
 
     architecture: Architecture
@@ -89,9 +94,12 @@ class Setting:
     overlaps: bool | None = None
     plugin: Plugin | None = None
     gathers_on_save: bool = False
+    masters: str = "fp32"
+    moments: str = "fp32"
 
     def __post_init__(self) -> None:
-        one_of("dtype", self.dtype, DTYPES)
+        for name in ("dtype", "masters", "moments"):
+            one_of(name, getattr(self, name), DTYPES)
         for name in ("optimizer_at", "weights_at"):
             one_of(name, getattr(self, name), PLACES)
         if self.stage not in STAGES:
@@ -116,7 +124,17 @@ class Setting:
     @property
     def size(self) -> int:
         """Bytes of a weight."""
-        return 4 if self.dtype == "fp32" else 2
+        return _bytes_of(self.dtype)
+
+    @property
+    def master_bytes(self) -> int:
+        """Bytes of a master weight, and of a gradient in its type."""
+        return _bytes_of(self.masters)
+
+    @property
+    def moments_bytes(self) -> int:
+        """Bytes of both moments of a parameter."""
+        return 2 * _bytes_of(self.moments)
 
     @property
     def tokens_a_sample(self) -> int:
@@ -207,6 +225,7 @@ def setting_of(
         "overlaps": zero.get("overlap_comm"),
         "gathers_on_save": bool(zero.get("stage3_gather_16bit_weights_on_model_save")),
     }
+    fields["masters"], fields["moments"] = _state_types(config)
     for name, key in (
         ("bucket_numel", "reduce_bucket_size"),
         ("subgroup_numel", "sub_group_size"),
@@ -223,3 +242,17 @@ def setting_of(
 
 def _is_on(config: Mapping[str, Any], block: str) -> bool:
     return bool((config.get(block) or {}).get("enabled"))
+
+
+def _state_types(config: Mapping[str, Any]) -> tuple[str, str]:
+    """Types of master weights and of moments, as DeepSpeed takes them from its blocks."""
+    is_asked = (n for n in ("fp16", "bf16") if (config.get(n) or {}).get(_MASTERS_KEY.format(n)))
+    masters = next(is_asked, "fp32")
+    params = (config.get("optimizer") or {}).get("params") or {}
+    is_narrow = params.get("fp32_optimizer_states") is False
+    is_narrow |= bool((config.get("bf16") or {}).get("bf16_optimizer_states"))
+    return masters, masters if is_narrow else "fp32"
+
+
+def _bytes_of(dtype: str) -> int:
+    return 4 if dtype == "fp32" else 2
