@@ -40,9 +40,7 @@ def _plugin_limits(point: Point) -> list[str]:
     """The plugin takes the place of an optimizer that is offloaded to host memory."""
     if PLUGIN_BLOCK not in deepspeed_config(point):
         return []
-    needs: dict[str, object] = {"offload_optimizer": "cpu", "offload_param": "none"}
-    if not point.zero_stage:
-        needs = {"zero_stage": 3, **needs}
+    needs = {"offload_optimizer": "cpu", "offload_param": "none"}
     return [
         f"{field} = {getattr(point, field)!r}: engine '{point.engine}' needs {field} = {value!r}; "
         f"give that, or engine '{point.study.reference if point.study else point.engine}'"
