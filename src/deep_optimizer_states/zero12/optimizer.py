@@ -132,7 +132,8 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
         self._homes.reserve(self._settings, numel * LateScaled.dtype.itemsize, taken)
         self._homes.take_masters(masters)
         self._homes.make_moments()
-        grads = [self._lanes.host_home(torch.zeros_like(master.data)) for master in masters]
+        sizes = self.partition_size
+        grads = [self._lanes.empty_host(numel, LateScaled.dtype).zero_() for numel in sizes]
         for master, grad in zip(masters, grads, strict=True):
             master.grad = grad
         self._gradients.take(grads)
