@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
-from deep_optimizer_states.plan import Tile
+from deep_optimizer_states.plan import Tile, cut_flat_state
 from deep_optimizer_states.predict.memory.architecture import Architecture
 from deep_optimizer_states.predict.workload import DTYPES, WorkloadError, cut_into_subgroups, one_of
 from deep_optimizer_states.schedule import Schedule
@@ -116,8 +116,13 @@ class Setting:
             raise WorkloadError(f"offload_optimizer = 'nvme': needs stage 3, not {self.stage}")
         if self.optimizer_at != "none" and not self.stage:
             raise WorkloadError(f"offload_optimizer = {self.optimizer_at!r}: needs stage 1 to 3")
-        if self.plugin and (self.stage != 3 or self.optimizer_at != "cpu"):
-            raise WorkloadError("deep_optimizer_states: needs stage 3 with offload_optimizer: cpu")
+        if self.plugin and self.optimizer_at != "cpu":
+            raise WorkloadError("deep_optimizer_states: needs offload_optimizer: cpu")
+        if self.plugin and self.stage < 3 and self.plugin.ratio != 1:
+            raise WorkloadError(
+                f"deep_optimizer_states.ratio = {self.plugin.ratio:g}: needs stage 3, not "
+                f"{self.stage}; give 1"
+            )
         if self.plugin and self.weights_at == "nvme":
             raise WorkloadError("deep_optimizer_states: works with offload_param: cpu, not nvme")
 
@@ -167,13 +172,18 @@ class Setting:
 
     @cached_property
     def subgroups(self) -> tuple[int, ...]:
-        """Elements of each subgroup of one rank under stage 3."""
+        """Elements of each subgroup of one rank; below stage 3 the plugin's, of all parameters."""
+        if self.stage < 3:
+            return tuple(numel for _, numel in cut_flat_state(self.part, self.subgroup_numel))
         return cut_into_subgroups(self.architecture.tensors, self.dp, self.subgroup_numel)
 
     @cached_property
     def persistent(self) -> list[Tile]:
         """Parameters that stay gathered on every rank, where a rank's subgroups have them."""
-        found, subgroup, held = [], 0, 0
+        found: list[Tile] = []
+        subgroup, held = 0, 0
+        if self.stage < 3:
+            return found  # every parameter is on every rank
         for numel in self.architecture.tensors:
             part = math.ceil(numel / self.dp)
             if numel < self.persistence_numel:
@@ -236,7 +246,9 @@ def setting_of(
             fields[name] = int(zero[key])
     if block.get("enabled"):
         names = ("policy", "stride", "ratio", "tile_numel")
-        fields["plugin"] = Plugin(**{n: block[n] for n in names if n in block})
+        plugin = fields["plugin"] = Plugin(**{n: block[n] for n in names if n in block})
+        if fields["stage"] in (1, 2):  # where stock has no subgroups, and its default no meaning
+            fields.setdefault("subgroup_numel", plugin.tile_numel)
     return Setting(architecture, dp=dp, **{**fields, **others})
 
 
