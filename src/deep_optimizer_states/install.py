@@ -16,11 +16,17 @@ DROPS_GRADIENTS = ((0, 15, 2), (0, 18, 9))
 _originals: dict[tuple[Any, str], Any] = {}
 
 
-def install() -> None:
+def install(allow_unverified: bool = False) -> None:
     """Teach this process's DeepSpeed the ``"deep_optimizer_states"`` block and the paper's keys.
 
     Call it once, before ``deepspeed.initialize``. DeepSpeed's files are not touched; a config
-    without an enabled block behaves as before. Calling it again changes nothing.
+    without an enabled block behaves as before. Calling it again changes nothing. Under a DeepSpeed
+    that is newer than all that are known, the first call on a machine may train a toy model for
+    some seconds to see that the bits are stock's.
+
+    Args:
+        allow_unverified: Take a DeepSpeed of which equal bits cannot be promised, with a warning
+            that names what differs. ``DEEP_OPTIMIZER_STATES_ALLOW_UNVERIFIED=1`` does the same.
 
     Raises:
         UnsupportedDeepSpeedError: DeepSpeed is missing, or its code differs from what this package
@@ -28,7 +34,7 @@ def install() -> None:
     """
     if _originals:
         return
-    check_deepspeed()
+    check_deepspeed(allow_unverified)
     if _originals:
         # DeepSpeed was imported by the check, and the hook of `run` has installed everything.
         return

@@ -189,8 +189,8 @@ def _tiles_under_way(of: Setting, grad_bytes: int, has_gpu: bool) -> Iterator[Ar
     staging = of.size * schedule.staging_numel * STAGING_BUFFERS
     staging = staging if has_gpu else min(staging, of.size * of.part)
     yield Array("weights on their way to the device", staging, True, LATER)
-    state = FP32_BYTES + MOMENTS_BYTES
-    slots = float((state + grad_bytes) * schedule.slot_numel * SLOTS)
+    state = of.master_bytes + of.moments_bytes
+    slots = device_buffers_bytes(schedule, of.size, grad_bytes, state)
     yield Array("slots", slots, False, READY)
 
 
@@ -260,15 +260,22 @@ def _nvme(of: Setting) -> Iterator[Array]:
     yield Array("buffers of state on NVMe", NVME_BUFFERS * state, True, READY)
 
 
-def device_buffers_bytes(schedule: Schedule, size: int) -> float:
+def device_buffers_bytes(
+    schedule: Schedule,
+    size: int,
+    grad_bytes: int = 0,
+    state_bytes: float = FP32_BYTES + MOMENTS_BYTES,
+) -> float:
     """Slots of the plugin, and outboxes for weights that live in host memory, in bytes.
 
     Args:
         schedule: Its tiles.
-        size: Bytes of a weight, and of a gradient.
+        size: Bytes of a weight.
+        grad_bytes: Of a gradient; 0: as many.
+        state_bytes: Of master weight and moments.
     """
     weights = size if schedule.weights_on_host else 0
-    slots = (FP32_BYTES + MOMENTS_BYTES + size + weights) * schedule.slot_numel * SLOTS
+    slots = (state_bytes + (grad_bytes or size) + weights) * schedule.slot_numel * SLOTS
     return float(slots + size * schedule.outbox_numel * STAGING_BUFFERS)
 
 

@@ -168,7 +168,6 @@ def test_the_plugin_has_no_fp32_gradients_and_three_slots():
     assert not slots.on_host
 
 
-<<<<<<< HEAD
 def test_weights_in_host_memory_are_page_locked_there_and_leave_the_device():
     ours = of(optimizer_at="cpu", subgroup_numel=NUMEL // 8, plugin=Plugin("stride", 2, 0.7, 2**20))
     offloaded = dataclasses.replace(ours, weights_at="cpu")
@@ -217,7 +216,8 @@ def test_types_of_state_are_read_as_deepspeed_reads_them():
     ):
         found = setting_of(config, MODEL)
         assert (found.masters, found.moments) == types
-=======
+
+
 @pytest.mark.parametrize("stage", [1, 2])
 def test_below_stage_3_the_plugin_saves_the_16_bit_copy_of_the_weights(stage):
     stock = of(stage, optimizer_at="cpu", subgroup_numel=NUMEL // 8)
@@ -239,7 +239,6 @@ def test_below_stage_3_subgroups_are_tiles_unless_they_are_given(zero, numel):
     block = {"enabled": True, "tile_numel": 2**20}
     config = {"zero_optimization": offload | zero, "deep_optimizer_states": block}
     assert setting_of(config, MODEL, 2).subgroups[0] == numel
->>>>>>> stage12
 
 
 def test_nvme_keeps_no_state_in_memory():
@@ -282,20 +281,16 @@ def test_a_configuration_says_what_a_setting_is():
         ({"stage": 0, "optimizer_at": "cpu"}, "needs stage 1 to 3"),
         ({"optimizer_at": "disk"}, "optimizer_at = 'disk'"),
         ({"dp": 0}, "dp = 0: give a whole number"),
-<<<<<<< HEAD
         (
             {"plugin": Plugin(), "optimizer_at": "cpu", "weights_at": "nvme"},
             "deep_optimizer_states: works with offload_param: cpu, not nvme",
         ),
-        ({"plugin": Plugin()}, "deep_optimizer_states: needs stage 3 with offload_optimizer: cpu"),
-=======
         ({"plugin": Plugin()}, "deep_optimizer_states: needs offload_optimizer: cpu"),
         ({"stage": 1, "plugin": Plugin()}, "deep_optimizer_states: needs offload_optimizer: cpu"),
         (
             {"stage": 2, "optimizer_at": "cpu", "plugin": Plugin("ratio", ratio=0.5)},
             "deep_optimizer_states.ratio = 0.5: needs stage 3, not 2; give 1",
         ),
->>>>>>> stage12
     ],
 )
 def test_settings_that_cannot_be_are_refused(fields, message):
