@@ -212,11 +212,11 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
 
     # Gradients: stock's, from backward to its norms; see [Note: scaled late] in ``gradients``.
 
-    def copy_grads_in_partition(self, param: Any, group_idx: int | None = None) -> None:
-        """Stock's copy of a reduced gradient to host memory."""
+    def copy_grads_in_partition(self, param: Any, *args: Any) -> None:
+        """Stock's copy of a reduced gradient to host memory; releases differ in arguments."""
         is_final = self.is_gradient_accumulation_boundary()
         with self._gradients.writing(self.get_param_id(param) if is_final else None):
-            super().copy_grads_in_partition(param, group_idx)
+            super().copy_grads_in_partition(param, *args)
 
     def async_inplace_copy_grad_to_fp32_buffer_from_gpu(self, param: Any) -> None:
         """Stock's copy, which comes alone where the caller has ended the window."""
