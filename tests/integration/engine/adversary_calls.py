@@ -20,7 +20,7 @@ from deepspeed.utils import (
     safe_get_full_grad,
     safe_get_full_optimizer_state,
 )
-from equality_worker import Case
+from equality_cases import Case
 
 CASES = Registry()
 PLAIN = Case(zero=NOTHING_PERSISTS)

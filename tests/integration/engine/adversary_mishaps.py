@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from adversary_models import OddSizes
 from adversary_trial import NOTHING_PERSISTS, NUM_RANKS, RANK, Net, Registry, fit_noise
-from equality_worker import Case
+from equality_cases import Case
 
 CASES = Registry()
 THREE = Case(accumulation=3, zero=NOTHING_PERSISTS)

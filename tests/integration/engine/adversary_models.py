@@ -6,7 +6,7 @@ import deepspeed
 import torch
 from adversary_trial import NOTHING_PERSISTS, WIDTH, Net, Registry
 from deepspeed.utils import set_z3_leaf_modules
-from equality_worker import Case
+from equality_cases import Case
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,

@@ -12,7 +12,7 @@ from adversary_trial import (
     fit_noise,
     gathered,
 )
-from equality_worker import Case, ds_config
+from equality_cases import Case, ds_config
 
 CASES = Registry()
 ONE_BATCH = Case(accumulation=1, zero=NOTHING_PERSISTS)

@@ -5,7 +5,7 @@ import math
 
 import torch
 from adversary_trial import FP16, NOTHING_PERSISTS, NUM_RANKS, RANK, Registry
-from equality_worker import Case
+from equality_cases import Case
 from torch.optim import lr_scheduler
 
 CASES = Registry()

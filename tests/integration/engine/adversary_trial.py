@@ -12,7 +12,9 @@ import threading
 
 import deepspeed
 import torch
-from equality_worker import SMALL_TILES, Case, ds_config, state_of
+from engine_states import state_of
+from equality_cases import Case, ds_config
+from equality_worker import SMALL_TILES
 
 from deep_optimizer_states.device.emulated import Faults
 from deep_optimizer_states.kernels.host import HostAdam

@@ -10,7 +10,7 @@ import torch
 from adversary_models import ExpertNet
 from adversary_trial import FP16, NOTHING_PERSISTS, WIDTH, Registry, fit_noise, run
 from deepspeed.utils import logger
-from equality_worker import Case
+from equality_cases import Case
 
 from deep_optimizer_states.errors import UpdateError
 

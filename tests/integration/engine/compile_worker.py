@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 
 sys.path.insert(0, str(Path(__file__).parent))
 import equality_worker as equality
-from equality_worker import Case, Net
+from equality_cases import Case, Net
 
 import deep_optimizer_states
 from deep_optimizer_states.device.base import Wait

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).parent))
 import equality_worker as equality
-from equality_worker import WIDTH, Case, Net
+from equality_cases import WIDTH, Case, Net
 
 import deep_optimizer_states
 from deep_optimizer_states.device.emulated import Faults

@@ -20,7 +20,7 @@ from deepspeed.utils import groups
 
 sys.path.insert(0, str(Path(__file__).parent))
 import equality_worker as equality
-from equality_worker import WIDTH, Case
+from equality_cases import WIDTH, Case
 
 import deep_optimizer_states
 from deep_optimizer_states.device.base import Wait

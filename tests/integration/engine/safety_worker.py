@@ -18,6 +18,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero import partition_parameters
 from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
+from equality_cases import WIDTH
 
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.engine_calls import own_stream_alone
@@ -98,7 +99,7 @@ def differences_to_stock(results, folder, tag, steps, skip):
 
 CALLS = {
     "step": lambda engine, folder: train(engine, 1, 3),
-    "forward": lambda engine, folder: engine(torch.ones(4, equality.WIDTH).bfloat16()),
+    "forward": lambda engine, folder: engine(torch.ones(4, WIDTH).bfloat16()),
     "save": lambda engine, folder: engine.save_checkpoint(folder, "poisoned"),
     "state_dict": lambda engine, folder: engine.optimizer.state_dict(),
     "masters": lambda engine, folder: engine.optimizer.fp32_partitioned_groups_flat,

@@ -12,7 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import equality_worker as equality
-from equality_worker import Case
+from equality_cases import Case
 
 from deep_optimizer_states.device.emulated import Faults
 from deep_optimizer_states.zero3 import steppers

@@ -25,7 +25,7 @@ from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoin
 
 sys.path.insert(0, str(Path(__file__).parent))
 import equality_worker as equality
-from equality_worker import Case, Net
+from equality_cases import WIDTH, Case, Net
 
 from deep_optimizer_states.device.emulated import Faults
 from deep_optimizer_states.zero3 import steppers
@@ -113,7 +113,7 @@ def batches(engine, case, number):
     generator = torch.Generator().manual_seed(int(os.environ["RANK"]))
     for _ in range(number):
         yield tuple(
-            torch.randn(4, equality.WIDTH, generator=generator).to(engine.device, case.dtype)
+            torch.randn(4, WIDTH, generator=generator).to(engine.device, case.dtype)
             for _ in range(2)
         )
 

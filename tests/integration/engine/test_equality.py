@@ -19,6 +19,8 @@ FULL = "EQUALITY_FULL" in os.environ
 ON_CUDA = torch.cuda.is_available()
 RANKS = [n for n in (1, 2, 4) if not ON_CUDA or n <= torch.cuda.device_count()]
 WAITS = ["GRADS_FLUSHED", "GRAD_HOME", "PREFETCHED", "STEPPED", "WEIGHTS_READY", "GRAD_READ"]
+COLUMNS = ["stage", "parameters", "states", "DeepSpeed"]
+"""What the table says of a feature beside how it went."""
 EXTENTS = ["all"] if FULL else ["few", pytest.param("many", marks=pytest.mark.exhaustive)]
 """How many of the runs are made. On four ranks, beyond ``few``, nothing but more shares is new."""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200 if FULL else 3000)]
@@ -31,7 +33,7 @@ def extent(request):
 
 @pytest.fixture(scope="module")
 def reports(extent, tmp_path_factory):
-    """``[ranks][rank]`` -> report of that rank: ``"feature | policy"`` -> what differs."""
+    """``[ranks][rank]`` -> report of that rank, whose ``comparisons`` say what differs."""
     numbers = [ranks for ranks in RANKS if ranks <= 2 or extent != "few"]
     return {n: _run(n, extent, tmp_path_factory.mktemp(f"ranks{n}")) for n in numbers}
 
@@ -41,21 +43,18 @@ def _run(ranks, extent, folder):
     return [json.loads((folder / f"report.{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def comparisons(report):
-    return {key: found for key, found in report.items() if not key.startswith("without | ")}
-
-
 def test_every_feature_under_every_policy_equals_stock(reports):
     different = {
         f"{key}, rank {rank} of {ranks}": found
         for ranks, of_ranks in reports.items()
         for rank, report in enumerate(of_ranks)
-        for key, found in comparisons(report).items()
+        for key, found in report["comparisons"].items()
         if found
     }
     assert different == {}
 
 
+NUM_FEATURES = 31
 NUM_COMPARISONS = {
     # The first of 31 features under eight policies and the others; two engines at once; resumes.
     "few": {1: 8 + 4 * 30 + 2 + 31, 2: 8 + 29 + 2 + 7},
@@ -66,7 +65,7 @@ NUM_COMPARISONS = {
 
 
 def test_nothing_was_left_out(reports, extent):
-    made = {ranks: len(comparisons(of_rank[0])) for ranks, of_rank in reports.items()}
+    made = {ranks: len(of_rank[0]["comparisons"]) for ranks, of_rank in reports.items()}
     expected = {n: num for n, num in NUM_COMPARISONS[extent].items() if n in RANKS}
     assert made == expected
 
@@ -76,9 +75,9 @@ def test_every_feature_is_run_on_two_ranks_and_every_policy_with_many_features(r
     for ranks, of_rank in reports.items():
         if ranks > 2:
             continue
-        places = [key.split(" | ") for key in comparisons(of_rank[0]) if " | " in key]
+        places = [key.split(" | ") for key in of_rank[0]["comparisons"] if " | " in key]
         features = {feature for feature, _ in places} - {"resume", "two engines at once"}
-        assert len(features) == 31 - (ranks > 1)
+        assert len(features) == NUM_FEATURES - (ranks > 1)
         if ranks == 1:
             used = collections.Counter(policy for _, policy in places if " to " not in policy)
             assert len(used) == 8
@@ -89,7 +88,7 @@ def test_every_feature_is_run_on_two_ranks_and_every_policy_with_many_features(r
 @pytest.mark.skipif(ON_CUDA, reason="waits are left out of the emulated device")
 def test_without_a_wait_the_result_differs(reports, wait):
     """Negative control: the comparison sees what it is there to see."""
-    assert reports[1][0][f"without | {wait}"] != []
+    assert reports[1][0]["controls"][wait] != []
 
 
 @pytest.mark.skipif(ON_CUDA, reason="the table in docs is of the emulated device")
@@ -108,11 +107,14 @@ def _cells(reports):
     """``(feature, policy)`` or ``("resume", way)`` -> the numbers of ranks that were equal."""
     cells = {}
     for ranks, of_rank in reports.items():
-        for key in comparisons(of_rank[0]):
-            found = any(report[key] for report in of_rank)
+        for key in of_rank[0]["comparisons"]:
+            found = any(report["comparisons"][key] for report in of_rank)
             feature, _, policy = key.partition(" | ")
             text = f"**{ranks}: differs**" if found else str(ranks)
             cells.setdefault((feature, policy), []).append(text)
+        for feature, columns in of_rank[0]["columns"].items():
+            columns = columns | {"DeepSpeed": of_rank[0]["deepspeed"]}
+            cells |= {(feature, name): [text] for name, text in columns.items()}
     return cells
 
 
@@ -120,17 +122,20 @@ def _table(cells):
     ways = [policy for feature, policy in cells if feature == "resume"]
     engines = list(dict.fromkeys(way.partition(" to ")[0] for way in ways))
     features = list(dict.fromkeys(feature for feature, _ in cells if feature != "resume"))
-    policies = list(dict.fromkeys(policy for feature, policy in cells if feature != "resume"))
+    columns = dict.fromkeys(COLUMNS)
+    columns |= dict.fromkeys(column for feature, column in cells if feature != "resume")
     return "\n".join(
         [
             "# What equals stock DeepSpeed, bit for bit",
             "",
             "Written by `make equality`, on the emulated device. A number is a number of ranks on",
             "which losses, gradient norms, master weights, moments and 16-bit weights were all",
-            "bitwise equal to stock ZeRO-3 offload; an empty cell was not run. `make test` repeats",
-            "a part of it. `safe_set_full_fp32_param` fails in stock itself on more ranks.",
+            "bitwise equal to stock offload; an empty cell was not run. `make test` repeats a part",
+            "of it. `safe_set_full_fp32_param` fails in stock itself on more ranks. First columns:",
+            "ZeRO's stage, where 16-bit parameters live, the type of master weights and moments,",
+            "and the releases of DeepSpeed in which the row was run and equal.",
             "",
-            *_rows("feature", features, policies, lambda row, column: cells.get((row, column))),
+            *_rows("feature", features, columns, lambda row, column: cells.get((row, column))),
             "",
             "Saved by the engine of the row, loaded and trained on by the engine of the column:",
             "equal to stock that loads stock's, which is the reference and has no cell.",
