@@ -68,6 +68,8 @@ def test_nothing_was_left_out(reports, extent):
     made = {ranks: len(of_rank[0]["comparisons"]) for ranks, of_rank in reports.items()}
     expected = {n: num for n, num in NUM_COMPARISONS[extent].items() if n in RANKS}
     assert made == expected
+    refused = [report["refused"] for of_rank in reports.values() for report in of_rank]
+    assert not any(refused)
 
 
 def test_every_feature_is_run_on_two_ranks_and_every_policy_with_many_features(reports):
