@@ -16,39 +16,64 @@ from typing import Any
 
 from deep_optimizer_states.errors import UnsupportedDeepSpeedError
 
-CHECKED_VERSION = "0.19.8"
-"""The DeepSpeed release whose methods are hashed below."""
 
-FINGERPRINTS: dict[str, dict[str, str]] = tomllib.loads(
-    Path(__file__).with_name("deepspeed_methods.toml").read_text(encoding="ascii")
-)
-"""Class -> method -> first 12 hex digits of the sha256 of its source in ``CHECKED_VERSION``."""
+
+def _table(name: str) -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="ascii"))
+
+
+NEWEST = "0.19.8"
+"""The newest DeepSpeed release that this package was checked against."""
+
+FINGERPRINTS: dict[str, dict[str, str]] = _table("deepspeed_methods.toml")
+"""Class -> method -> first 12 hex digits of the sha256 of its source in ``NEWEST``."""
+
+OLDER: dict[str, dict[str, dict[str, str]]] = _table("deepspeed_releases.toml")
+"""The same of what older releases have otherwise, by release, the oldest first."""
+
+CHECKED_VERSIONS = (*OLDER, NEWEST)
+"""Every release that this package was checked against."""
 
 
 def check_deepspeed() -> None:
-    """Compare the installed DeepSpeed's methods with those checked.
+    """Compare the installed DeepSpeed's methods with those of its release that were checked.
+
+    A release that is not known must have the methods of the newest one that is.
 
     Raises:
         UnsupportedDeepSpeedError: DeepSpeed is missing or a method differs; names them.
     """
+    install = f"install one of deepspeed=={', '.join(CHECKED_VERSIONS)}"
     try:
         deepspeed = importlib.import_module("deepspeed")
     except ImportError as error:
         raise UnsupportedDeepSpeedError(
-            f"DeepSpeed cannot be imported ({error}); install deepspeed=={CHECKED_VERSION}"
+            f"DeepSpeed cannot be imported ({error}); {install}"
         ) from error
+    installed = deepspeed.__version__
+    known = installed if installed in OLDER else NEWEST
     changed = [
         f"{path.partition(':')[2]}.{method}"
-        for path, methods in FINGERPRINTS.items()
+        for path, methods in fingerprints_of(known).items()
         for method, expected in methods.items()
         if fingerprint(path, method) != expected
     ]
     if changed:
+        than = "as it was released" if installed == known else known
         raise UnsupportedDeepSpeedError(
-            f"DeepSpeed {deepspeed.__version__} differs from {CHECKED_VERSION} in "
-            f"{', '.join(changed)}, which this package overrides or relies on; "
-            f"install deepspeed=={CHECKED_VERSION}"
+            f"DeepSpeed {installed} differs from {than} in {', '.join(changed)}, which this "
+            f"package overrides or relies on; {install}"
         )
+
+
+def fingerprints_of(version: str) -> dict[str, dict[str, str]]:
+    """Hashes of a checked release: class -> method -> hash, empty for no such method.
+
+    Args:
+        version: one of :data:`CHECKED_VERSIONS`.
+    """
+    own = OLDER.get(version, {})
+    return {path: {**methods, **own.get(path, {})} for path, methods in FINGERPRINTS.items()}
 
 
 def fingerprint(path: str, method: str) -> str:
