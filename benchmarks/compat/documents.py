@@ -103,7 +103,7 @@ def _notes(cells: Sequence[Cell], results: Mapping[Cell, Result]) -> list[str]:
         f"* DeepSpeed {release} refuses {name}: {why}" for (release, name), why in refused.items()
     ]
     torch = {result.versions["torch"] for result in results.values() if result.versions}
-    ran = f"torch {', '.join(sorted(torch))}; n/a: not published for that Python."
+    ran = f"torch {', '.join(sorted(torch)) or '(none yet)'}; n/a: not published for that Python."
     return ["", ran, *([""] if lines else []), *lines]
 
 
@@ -125,8 +125,10 @@ def with_releases(text: str, results: Mapping[Cell, Result], releases: Sequence[
     lines, column = text.split("\n"), 0
     for number, line in enumerate(lines):
         parts = [part.strip() for part in line.split("|")]
-        if not line.startswith("| "):
+        if not line.startswith("|"):
             column = 0
+        elif line.startswith("|-"):
+            continue
         elif column == 0:
             column = parts.index(RELEASES_COLUMN) if RELEASES_COLUMN in parts else -1
         elif column > 0:
