@@ -36,7 +36,10 @@ def _say(text: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run cells; returns 1 if something failed or differed, 2 where no cell is meant."""
+    """Run cells; returns 1 if something failed or differed, 2 where no cell is meant.
+
+    Stopped by the keyboard it returns 130.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.compat",
         description=__doc__,
@@ -52,6 +55,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         said = "; ".join(cell.name for cell in cells)
         sys.stderr.write(f"no cell has these versions; there are: {said}\n")
         return 2
+    try:
+        return int(_run(cells, chosen, given))
+    except KeyboardInterrupt:
+        _say("stopped; the same command goes on")
+        return 130
+    finally:
+        documents.write(cells, CHECKED_VERSIONS)
+
+
+def _run(cells: Sequence[Cell], chosen: Sequence[Cell], given: argparse.Namespace) -> bool:
+    """Run cells, all of which ``cells`` are; returns whether something failed or differed."""
     failed = False
     for cell in chosen:
         done = stored([cell]).get(cell)
@@ -67,8 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         failed |= not result.is_ok
         _say(f"{cell.name}: {documents.as_text(result)}, {result.seconds:.0f} s {result.reason}")
         documents.write(cells, CHECKED_VERSIONS)
-    documents.write(cells, CHECKED_VERSIONS)
-    return int(failed)
+    return failed
 
 
 if __name__ == "__main__":

@@ -88,6 +88,7 @@ def summary(reports: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str, Any
         different += [f"{number} ranks: {key}" for key, differs in found.items() if differs]
         controls = of_rank[0]["controls"].items()
         different += [f"{number} ranks: without {key}" for key, differs in controls if not differs]
+        refused |= dict.fromkeys(of_rank[0]["left_out"], "that release does not have it")
         refused |= of_rank[0]["refused"]
         for key, differs in found.items():
             feature = key.partition(" | ")[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import sys
 import textwrap
 import tomllib
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 from deep_optimizer_states.errors import UnsupportedDeepSpeedError
 
+_REFUSES = "which this package overrides or relies on"
 
 
 def _table(name: str) -> dict[str, Any]:
@@ -32,7 +34,7 @@ OLDER: dict[str, dict[str, dict[str, str]]] = _table("deepspeed_releases.toml")
 """The same of what older releases have otherwise, by release, the oldest first."""
 
 CHECKED_VERSIONS = (*OLDER, NEWEST)
-"""Every release that this package was checked against."""
+"""Every release that this package was checked against, the oldest first."""
 
 
 def check_deepspeed() -> None:
@@ -52,18 +54,27 @@ def check_deepspeed() -> None:
         ) from error
     installed = deepspeed.__version__
     known = installed if installed in OLDER else NEWEST
-    changed = [
-        f"{path.partition(':')[2]}.{method}"
-        for path, methods in fingerprints_of(known).items()
-        for method, expected in methods.items()
-        if fingerprint(path, method) != expected
-    ]
+    changed = changed_methods(known)
     if changed:
         than = "as it was released" if installed == known else known
         raise UnsupportedDeepSpeedError(
-            f"DeepSpeed {installed} differs from {than} in {', '.join(changed)}, which this "
-            f"package overrides or relies on; {install}"
+            f"DeepSpeed {installed} differs from {than} in {', '.join(changed)}, {_REFUSES}; "
+            f"{install}"
         )
+
+
+def changed_methods(version: str) -> list[str]:
+    """Methods of the installed DeepSpeed that are not those of a checked release: ``class.method``.
+
+    Args:
+        version: one of :data:`CHECKED_VERSIONS`.
+    """
+    return [
+        f"{path.partition(':')[2]}.{method}"
+        for path, methods in fingerprints_of(version).items()
+        for method, expected in methods.items()
+        if fingerprint(path, method) != expected
+    ]
 
 
 def fingerprints_of(version: str) -> dict[str, dict[str, str]]:
@@ -100,3 +111,26 @@ def _innermost(function: Any) -> Any:  # noqa: ANN401 - a function as DeepSpeed 
         names = function.__code__.co_freevars
         function = function.__closure__[names.index("func")].cell_contents
     return function
+
+
+def table_of_installed() -> str:
+    """What the installed DeepSpeed has otherwise than the newest, as the table of releases has it.
+
+    It is the first thing that a release which is to be supported needs; its equality the second.
+    """
+    version = importlib.import_module("deepspeed").__version__
+    lines: list[str] = []
+    for path, methods in FINGERPRINTS.items():
+        found = {method: fingerprint(path, method) for method in methods}
+        changed = {method: own for method, own in found.items() if own != methods[method]}
+        if changed:
+            lines += [
+                f'["{version}"."{path}"]',
+                *(f'{key} = "{own}"' for key, own in changed.items()),
+            ]
+            lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table_of_installed())

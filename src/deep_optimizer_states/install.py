@@ -93,7 +93,7 @@ def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any
     stage3.DeepSpeedZeroOptimizer_Stage3 = functools.partial(
         InterleavedZeroOptimizer,
         settings=settings,
-        is_managed=engine.managed_gradient_accumulation(),
+        is_managed=_is_managed(engine),
     )
     try:
         ours = original(engine, optimizer)
@@ -102,6 +102,13 @@ def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any
     if settings.just_in_time_forward:
         time_own_stream(engine.tput_timer)
     return ours
+
+
+def _is_managed(engine: Any) -> bool:
+    # Releases before 0.19 know no other way to end a window.
+    return not hasattr(engine, "managed_gradient_accumulation") or bool(
+        engine.managed_gradient_accumulation()
+    )
 
 
 def _is_ours(engine: Any) -> bool:
@@ -153,6 +160,9 @@ def check_supported(config: Any) -> None:
     deepcompile = getattr(config.compile_config, "deepcompile", False)
     is_adam = name.lower() in ("adam", "adamw")
     torch_adam = (config.optimizer_params or {}).get("torch_adam")
+    # Both are in DeepSpeed before 0.19.7 only.
+    mics = getattr(zero, "mics_shard_size", -1)
+    is_mics, is_compressed = mics > 0, bool(config._param_dict.get("compression_training"))
     out = "true: take it out"
     wrong = [
         (not is_adam, f'optimizer.type = {name}: set it to "Adam" or "AdamW"'),
@@ -162,6 +172,8 @@ def check_supported(config: Any) -> None:
         (param_device != "none", f"offload_param.device = {param_device}: take offload_param out"),
         (ratio != 1.0, f'offload_optimizer.ratio = {ratio}: set it to 1 and choose a "policy"'),
         (zero.zenflow is not None, "zero_optimization.zenflow: take it out"),
+        (is_mics, f"zero_optimization.mics_shard_size = {mics}: take it out"),
+        (is_compressed, "compression_training: take it out; it quantises weights behind a step"),
         (getattr(offload, "super_offload", False), f"super_offload = {out}"),
         (fp16, f"fp16_master_weights_and_grads = {out}: master weights are fp32"),
         (deepcompile, f"compile.deepcompile = {out}: it bypasses the gradient path"),

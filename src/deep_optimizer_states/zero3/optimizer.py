@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.utils import log_dist
 from torch import Tensor
 
@@ -24,12 +23,13 @@ from deep_optimizer_states.schedule import Schedule
 from deep_optimizer_states.zero3.gathers import Gate, runs_apart
 from deep_optimizer_states.zero3.gradients import GradientFlush
 from deep_optimizer_states.zero3.homes import StateHomes
+from deep_optimizer_states.zero3.releases import StockZeroOptimizer
 from deep_optimizer_states.zero3.steppers import Steppers
 from deep_optimizer_states.zero3.stock import Layout
 from deep_optimizer_states.zero3.update import UpdatePhase
 
 
-class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
+class InterleavedZeroOptimizer(StockZeroOptimizer):
     """ZeRO-3 offload whose update is spread over CPU and device, with stock's bits.
 
     Host memory holds master weights and moments (fp32) and one gradient in the accumulation type,

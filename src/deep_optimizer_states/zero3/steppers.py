@@ -12,7 +12,7 @@ from deep_optimizer_states.device.base import Device
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.device.self_check import check_device_adam
 from deep_optimizer_states.errors import ConfigError
-from deep_optimizer_states.kernels.calibrate_tail import find_tail
+from deep_optimizer_states.kernels.calibrate_tail import find_tail, finds_pow_on_repeat
 from deep_optimizer_states.kernels.host import HostAdam, Tail
 from deep_optimizer_states.kernels.torch_adam import TorchAdam, make_host_adam
 from deep_optimizer_states.timeline import Recorder
@@ -30,12 +30,14 @@ class Steppers:
         host_adam: The CPU's kernel.
         lanes: The device.
         recorder: Where spans of their work go; None for none.
+        pow_on_repeat: How DeepSpeed's own kernel counts steps, see :class:`BetaPowers`.
     """
 
     tail: Tail
     host_adam: HostAdam | TorchAdam
     lanes: Device
     recorder: Recorder | None
+    pow_on_repeat: bool
 
     @classmethod
     def open(cls, cpu_adam: Any, is_recording: bool) -> Steppers:
@@ -49,15 +51,16 @@ class Steppers:
             ConfigError: The accelerator is neither CUDA nor the CPU.
         """
         tail, recorder = find_tail(cpu_adam), Recorder() if is_recording else None
-        host_adam = make_host_adam(tail.mode)
+        host_adam, pow_on_repeat = make_host_adam(tail.mode), finds_pow_on_repeat(cpu_adam)
         name = get_accelerator().device_name()
         if name == "cuda":
             from deep_optimizer_states.device.cuda import CudaDevice
 
-            return cls(tail, host_adam, CudaDevice(tail.mode, recorder), recorder)
+            lanes: Device = CudaDevice(tail.mode, recorder)
+            return cls(tail, host_adam, lanes, recorder, pow_on_repeat)
         if name == "cpu":
             lanes = EmulatedDevice(make_host_adam(tail.mode), faults_for_tests, recorder)
-            return cls(tail, host_adam, lanes, recorder)
+            return cls(tail, host_adam, lanes, recorder, pow_on_repeat)
         raise ConfigError(f"accelerator '{name}': deep_optimizer_states runs on cuda and cpu")
 
     def check(self, decoupled: bool, grad_dtype: torch.dtype, weights_dtype: torch.dtype) -> None:

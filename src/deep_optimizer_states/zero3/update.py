@@ -61,7 +61,8 @@ class UpdatePhase:
         self._homes = homes
         self._gradients = gradients
         self._num_subgroups = len(stock.fp16_groups)
-        self._beta_powers = BetaPowers(stock.optimizer.defaults["betas"])
+        betas = stock.optimizer.defaults["betas"]
+        self._beta_powers = BetaPowers(betas, steppers.pow_on_repeat)
         grad_dtype, weights_dtype = stock.gradient_accumulation_dtype, stock.dtype
         read = {grad_dtype} if schedule.slot_numel else set()
         if schedule.resident_tiles:

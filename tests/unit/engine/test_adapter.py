@@ -46,6 +46,7 @@ WORDS_OF_MANY = {
     "optimizer",
     "step",
     "destroy",
+    "zero_grad",
     "reduce_bucket_size",
     "gradient_accumulation_steps",
 }
