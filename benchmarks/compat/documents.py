@@ -119,7 +119,8 @@ def with_releases(text: str, results: Mapping[Cell, Result], releases: Sequence[
     unequal: dict[str, set[str]] = {}
     for cell, result in results.items():
         if cell.kind == EQUALITY:
-            for feature, is_equal in result.features.items():
+            absent = dict.fromkeys(result.refused, False)
+            for feature, is_equal in {**result.features, **absent}.items():
                 by_release = equal if is_equal else unequal
                 by_release.setdefault(feature, set()).add(cell.deepspeed)
     lines, column = text.split("\n"), 0
@@ -135,6 +136,7 @@ def with_releases(text: str, results: Mapping[Cell, Result], releases: Sequence[
             feature = parts[1]
             named = {*parts[column].split(", "), *equal.get(feature, ())}
             named -= unequal.get(feature, set())
-            parts[column] = ", ".join(release for release in releases if release in named)
+            others = sorted(named - {*releases, ""})
+            parts[column] = ", ".join([*(one for one in releases if one in named), *others])
             lines[number] = f"| {' | '.join(parts[1:-1])} |"
     return "\n".join(lines)

@@ -83,6 +83,10 @@ def test_a_row_names_the_releases_in_which_it_was_equal():
     other = {Cell(EQUALITY, "3.12", "0.1"): result(features={"fp32": True})}
     less = documents.with_releases(TABLE, of("0.1", fp32=False) | other, releases)
     assert "| fp32 | 3 | 0.2 | 1, 2 |" in less
+    refused = {Cell(EQUALITY, "3.11", "0.2"): result(refused={"fp32": "why"})}
+    assert "| fp32 | 3 | 0.1 | 1, 2 |" in documents.with_releases(TABLE, refused, releases)
+    # A release that is not among those supported is named all the same.
+    assert "| fp32 | 3 | 0.2, 0.1 | 1, 2 |" in documents.with_releases(TABLE, {}, ("0.2",))
     assert less.splitlines()[-3:] == TABLE.splitlines()[-3:]
 
 
