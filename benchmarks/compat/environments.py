@@ -18,7 +18,7 @@ BUILT = Path(sys.prefix) / "compat"
 """Environments and results; ``make clean`` removes them with the environment they lie in."""
 OWN_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _BUILD_LIMIT_S = 3600.0
-_READY = "compat-ready"
+_READY, _OPS = "compat-ready", "torch_extensions"
 # What a Python finds packages in, its standard library left out.
 _FOLDERS = (
     "import sys; own = set(sys.path); import site; site.main(); "
@@ -41,10 +41,12 @@ class Environment:
     Attributes:
         folder: A virtual environment.
         base: That whose packages it has besides its own; itself if it has them all.
+        ops: Folder of compiled ops, of the DeepSpeed that it has.
     """
 
     folder: Path
     base: Path
+    ops: Path
 
     @property
     def python(self) -> str:
@@ -62,7 +64,7 @@ class Environment:
         return {
             **given,
             "PATH": os.pathsep.join(map(str, programs)),
-            "TORCH_EXTENSIONS_DIR": str(self.folder / "torch_extensions"),
+            "TORCH_EXTENSIONS_DIR": str(self.ops),
             "PYTHONWARNINGS": "ignore",
             "OMP_NUM_THREADS": "1",
         }
@@ -112,7 +114,9 @@ def make(python: str, releases: dict[str, str]) -> Environment:
         base = _base(python)
         own = pins(python)
         others = {name: v for name, v in releases.items() if own.get(name) != v}
-        return _laid_over(base, python, others) if others else Environment(base, base)
+        if others:
+            return _laid_over(base, python, others)
+        return Environment(base, base, base / _OPS)
 
 
 def _base(python: str) -> Path:
@@ -135,7 +139,9 @@ def _laid_over(base: Path, python: str, releases: dict[str, str]) -> Environment
     """An environment with releases of its own, and all else of another one's."""
     wanted = [f"{name}=={release}" for name, release in sorted(releases.items())]
     name = "-".join((f"python-{python}", *wanted)).replace("==", "-")
-    made = Environment(BUILT / name, base)
+    folder = BUILT / name
+    has_own_ops = "deepspeed" in releases
+    made = Environment(folder, base, (folder if has_own_ops else base) / _OPS)
     ready = made.folder / _READY
     if not ready.exists():
         shutil.rmtree(made.folder, ignore_errors=True)
@@ -152,13 +158,14 @@ def _laid_over(base: Path, python: str, releases: dict[str, str]) -> Environment
         pip = (program, "-m", "pip", "--disable-pip-version-check", "install", "-q", *options)
         _do([*pip, *wanted], f"pip-{name}", {**os.environ, "DS_BUILD_OPS": "0"})
         ready.touch()
-    _build_ops(made, name)
+    if has_own_ops:
+        _build_ops(made, name)
     return made
 
 
 def _build_ops(made: Environment, name: str) -> None:
     # What a build that was killed left; the next one would wait for it without end.
-    for path in (made.folder / "torch_extensions").rglob("lock"):
+    for path in made.ops.rglob("lock"):
         path.unlink()
     command = [made.python, "-m", "deep_optimizer_states.build"]
     _do(command, f"ops-{name}", made.variables())

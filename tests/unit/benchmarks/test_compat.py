@@ -278,7 +278,12 @@ def test_only_releases_that_set_up_does_not_install_are_laid_over_its_environmen
     assert steps == [f"venv-{name}", f"pip-{name}", f"ops-{name}"]
     (path,) = made.folder.rglob("base.pth")
     assert str(ROOT / "src") in path.read_text().split()
-    assert made.variables()["TORCH_EXTENSIONS_DIR"].startswith(str(made.folder))
+    assert made.variables()["TORCH_EXTENSIONS_DIR"] == str(made.folder / "torch_extensions")
+    # Without a DeepSpeed of its own it has the ops that set-up built.
+    steps.clear()
+    other = environments.make(OWN_PYTHON, {"deepspeed": own["deepspeed"], "megatron-core": "0.1"})
+    assert [step.partition("-")[0] for step in steps] == ["venv", "pip"]
+    assert other.variables()["TORCH_EXTENSIONS_DIR"] == str(other.base / "torch_extensions")
 
 
 def test_an_environment_whose_making_was_killed_is_made_anew(steps, built, monkeypatch):
@@ -321,7 +326,9 @@ def test_a_step_that_fails_says_its_last_line_and_where_the_rest_is(built, says,
 
 
 def test_a_cell_whose_environment_has_another_release_is_not_run(built, monkeypatch):
-    monkeypatch.setattr(environments, "make", lambda python, releases: Environment(built, built))
+    monkeypatch.setattr(
+        environments, "make", lambda python, releases: Environment(built, built, built)
+    )
     monkeypatch.setattr(cells_module, "versions_of", lambda environment: VERSIONS)
     ran = {"equal": {"1": 3}}
     monkeypatch.setattr(cells_module, "run_equality", lambda *arguments: ran)
