@@ -31,7 +31,7 @@ def test_every_feature_equals_stock_of_the_oldest_release_or_is_refused(environm
     found = run_equality(environment, "once", (1,), limit_s=1200)
     assert found.get("reason", "") == ""
     assert found["different"] == []
-    lines = documents.EQUALITY_TABLE.read_text().partition("saved by")[0].splitlines()
+    lines = documents.EQUALITY_TABLE.read_text().partition("| saved by")[0].splitlines()
     rows = {line.split(" | ")[0].removeprefix("| ") for line in lines if line.startswith("| ")}
     compared = {*found["features"]}
     assert compared >= NOT_FEATURES
