@@ -14,7 +14,9 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from deep_optimizer_states.deepspeed_guard import NEWEST
+from benchmarks.compat.cells import all_cells, stored
+from benchmarks.compat.documents import RELEASES_COLUMN, with_releases
+from deep_optimizer_states.deepspeed_guard import CHECKED_VERSIONS, NEWEST
 
 WORKER = Path(__file__).with_name("equality_worker.py")
 TABLE = Path(__file__).resolve().parents[3] / "docs" / "equality.md"
@@ -22,7 +24,7 @@ FULL = "EQUALITY_FULL" in os.environ
 ON_CUDA = torch.cuda.is_available()
 RANKS = [n for n in (1, 2, 4) if not ON_CUDA or n <= torch.cuda.device_count()]
 WAITS = ["GRADS_FLUSHED", "GRAD_HOME", "PREFETCHED", "STEPPED", "WEIGHTS_READY", "GRAD_READ"]
-COLUMNS = ["stage", "parameters", "states", "DeepSpeed"]
+COLUMNS = ["stage", "parameters", "states", RELEASES_COLUMN]
 """What the table says of a feature beside how it went."""
 EXTENTS = ["all"] if FULL else ["few", pytest.param("many", marks=pytest.mark.exhaustive)]
 """How many of the runs are made. On four ranks, beyond ``few``, nothing but more shares is new."""
@@ -76,6 +78,8 @@ def test_nothing_was_left_out(reports, extent):
     }
     expected = {n: num for n, num in NUM_COMPARISONS[extent].items() if n in RANKS}
     assert made == expected
+    refused = [report["refused"] for of_rank in reports.values() for report in of_rank]
+    assert not any(refused)
 
 
 def test_every_feature_is_run_on_two_ranks_and_every_policy_with_many_features(reports):
@@ -104,12 +108,15 @@ def test_without_a_wait_the_result_differs(reports, wait):
 def test_the_table_in_docs_says_what_the_runs_gave(reports):
     cells = _cells(reports)
     if FULL:
-        TABLE.write_text(_table(cells))
+        found = stored(all_cells(CHECKED_VERSIONS))
+        TABLE.write_text(with_releases(_table(cells), found, CHECKED_VERSIONS))
     documented = _read_table(TABLE.read_text())
     for place, ranks in cells.items():
         assert set(ranks) <= set(documented[place]), place
     if FULL:
-        assert documented == cells
+        assert documented.keys() == cells.keys()
+        differ = {place for place, texts in cells.items() if documented[place] != texts}
+        assert {column for _, column in differ} <= {RELEASES_COLUMN}
 
 
 def _cells(reports):
@@ -122,7 +129,7 @@ def _cells(reports):
             text = f"**{ranks}: differs**" if found else str(ranks)
             cells.setdefault((feature, policy), []).append(text)
         for feature, columns in of_rank[0]["columns"].items():
-            columns = columns | {"DeepSpeed": of_rank[0]["deepspeed"]}
+            columns = columns | {RELEASES_COLUMN: of_rank[0]["deepspeed"]}
             cells |= {(feature, name): [text] for name, text in columns.items()}
     return cells
 
@@ -143,7 +150,8 @@ def _table(cells):
             "of it. `safe_set_full_fp32_param` and experts that are no leaf modules fail in stock",
             "itself on more ranks. Models are `transformers`' classes, made small. First columns:",
             "ZeRO's stage, where 16-bit parameters live, the type of master weights and moments,",
-            "and the releases of DeepSpeed in which the row was run and equal.",
+            "and the releases of DeepSpeed in which the row was run and equal (`make compat` adds",
+            "the others, [with other Pythons too](compatibility.md)).",
             "",
             *_rows("feature", features, columns, lambda row, column: cells.get((row, column))),
             "",
