@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from packaging.version import Version
-
 from deep_optimizer_states.config import BLOCK, Settings, read_settings, translate_paper_keys
-from deep_optimizer_states.deepspeed_guard import check_deepspeed
-from deep_optimizer_states.errors import ConfigError
+from deep_optimizer_states.deepspeed_guard import (
+    LOST_GRADIENTS,
+    check_deepspeed,
+    installed_version,
+)
+from deep_optimizer_states.errors import ConfigError, UnsupportedDeepSpeedError
 
-DROPS_GRADIENTS = ((0, 15, 2), (0, 18, 9))
-"""First and last release of DeepSpeed whose stages 1 and 2 lose gradients under offload."""
 _originals: dict[tuple[Any, str], Any] = {}
 
 
@@ -190,6 +190,7 @@ def check_supported(config: Any) -> None:
 
     Raises:
         ConfigError: Names the setting, its value and the way out.
+        UnsupportedDeepSpeedError: Stock itself goes wrong there in this release.
     """
     zero = config.zero_config
     offload, offload_param = zero.offload_optimizer, zero.offload_param
@@ -207,6 +208,7 @@ def check_supported(config: Any) -> None:
     # Both are in DeepSpeed before 0.19.7 only.
     mics = getattr(zero, "mics_shard_size", -1)
     is_mics, is_compressed = mics > 0, bool(config._param_dict.get("compression_training"))
+    resident = getattr(config, BLOCK).ratio
     out = "true: take it out"
     wrong = [
         (not is_adam, f'optimizer.type = {name}: set it to "Adam" or "AdamW"{why}'),
@@ -224,34 +226,22 @@ def check_supported(config: Any) -> None:
         (getattr(offload, "super_offload", False), f"super_offload = {out}"),
         (zero.stage < 3 and fp16, f"fp16_master_weights_and_grads = {out}, or use stage 3"),
         (zero.stage < 3 and bf16, f"bf16_master_weights_and_grads = {out}, or use stage 3"),
+        (
+            zero.stage < 3 and resident < 1,
+            f"{BLOCK}.ratio = {resident}: set it to 1; at stage {zero.stage} the state of a "
+            "parameter group is one tensor, of which no share can stay on the device",
+        ),
         (deepcompile, f"compile.deepcompile = {out}: it bypasses the gradient path"),
     ]
     found = [sentence for is_wrong, sentence in wrong if is_wrong]
-    if zero.stage in (1, 2):
-        found += _wrong_below_stage_3(config)
     if found:
         raise ConfigError(f'"{BLOCK}" does not work with ' + "; ".join(found))
-
-
-def _wrong_below_stage_3(config: Any) -> list[str]:
-    """What alone stages 1 and 2 do not do, in words."""
-    import deepspeed
-
-    stage, ratio = config.zero_config.stage, getattr(config, BLOCK).ratio
-    found = []
-    if ratio != 1.0:
-        found.append(
-            f"{BLOCK}.ratio = {ratio}: set it to 1; at stage {stage} the state of a parameter "
-            "group is one tensor, of which no share can stay on the device"
+    if zero.stage < 3 and LOST_GRADIENTS.concerns(installed_version()):
+        raise UnsupportedDeepSpeedError(
+            f"DeepSpeed {installed_version()} at zero_optimization.stage = {zero.stage}: "
+            f"{LOST_GRADIENTS.why}; install a release after {LOST_GRADIENTS.last}, or set the "
+            "stage to 3"
         )
-    if DROPS_GRADIENTS[0] <= Version(deepspeed.__version__).release <= DROPS_GRADIENTS[1]:
-        first, last = (".".join(map(str, release)) for release in DROPS_GRADIENTS)
-        found.append(
-            f"DeepSpeed {deepspeed.__version__} at stage {stage}: with the optimizer offloaded, "
-            f"releases {first} to {last} drop gradients of earlier micro-batches there (their "
-            "issues 7967 and 7981); install a later one, or set the stage to 3"
-        )
-    return found
 
 
 def _text(device: Any) -> str:

@@ -116,6 +116,10 @@ class Setting:
             raise WorkloadError(f"offload_optimizer = 'nvme': needs stage 3, not {self.stage}")
         if self.optimizer_at != "none" and not self.stage:
             raise WorkloadError(f"offload_optimizer = {self.optimizer_at!r}: needs stage 1 to 3")
+        self._check_plugin()
+
+    def _check_plugin(self) -> None:
+        """Refuse what the plugin does not work with."""
         if self.plugin and self.optimizer_at != "cpu":
             raise WorkloadError("deep_optimizer_states: needs offload_optimizer: cpu")
         if self.plugin and self.stage < 3 and self.plugin.ratio != 1:
