@@ -53,9 +53,10 @@ def test_a_process_without_deepspeed_is_as_it_was(elsewhere):
 def test_the_sitecustomize_that_was_there_is_still_run(elsewhere):
     folder, start = elsewhere
     (folder / "sitecustomize.py").write_text("import sys\nsys.was_here = __file__\n")
-    code = "import sys, sitecustomize; print(sys.was_here, sitecustomize.__file__)"
-    seen = start(*RUN, sys.executable, "-c", code).stdout.split()
-    assert seen == [str(folder / "sitecustomize.py")] * 2
+    code = "import sys; print(sys.was_here, sys.modules['sitecustomize'].__file__)"
+    done = start(*RUN, sys.executable, "-c", code)
+    assert done.stdout.split() == [str(folder / "sitecustomize.py")] * 2
+    assert done.stderr == ""
 
 
 def test_a_sitecustomize_that_fails_is_told_by_python_and_hides_nothing(elsewhere):
