@@ -33,7 +33,7 @@ PAPER_MACHINES = ("a100x4", "h100x4")
 """Profiles fitted to the paper's figures, and so to its software."""
 DEFAULT_SUBGROUP_NUMEL = 1_000_000_000
 """DeepSpeed's default ``sub_group_size``, in elements."""
-ZERO_KEYS = {"stage", "offload_optimizer", "sub_group_size"}
+ZERO_KEYS = {"stage", "offload_optimizer", "offload_param", "sub_group_size"}
 """Keys of ``zero_optimization`` that a prediction depends on."""
 OFFLOAD_KEYS = {"device", "ratio"}
 """The same of ``offload_optimizer``."""
@@ -92,7 +92,7 @@ def workload_of(point: Point, when: AsOf) -> Workload:
     except ConfigError as error:
         raise WorkloadError(str(error)) from None
     zero = config.get("zero_optimization") or {}
-    offload_ratio = _offload_ratio(config, zero)
+    offload_ratio, weights_on_host = _offload_ratio(config, zero), _has_weights_on_host(zero)
     workload = Workload(
         model=_shape_of(point),
         software=None if settings.enabled else STOCK,
@@ -106,6 +106,7 @@ def workload_of(point: Point, when: AsOf) -> Workload:
         materialized_attention=point.attention == "local",
         hog_share=_taken_share(point),
         dtype=_dtype(config),
+        weights_on_host=weights_on_host,
     )
     if settings.enabled:
         workload = dataclasses.replace(
@@ -130,7 +131,7 @@ def setting_of_point(point: Point) -> Setting:
     """
     config = deepspeed_config(point)
     zero = config.get("zero_optimization") or {}
-    _only_known(zero, ZERO_KEYS | {"offload_param"}, "zero_optimization")
+    _only_known(zero, ZERO_KEYS, "zero_optimization")
     for name in ("offload_optimizer", "offload_param"):
         _only_known(zero.get(name) or {}, OFFLOAD_KEYS, name)
     _check_software(config)
@@ -195,6 +196,11 @@ def _shape_of(point: Point) -> ModelShape:
 
 
 def _with_paper_software(workload: Workload) -> Workload:
+    if workload.weights_on_host:
+        raise WorkloadError(
+            "offload_param.device = 'cpu': the paper's software was measured with weights on the "
+            "device alone; predict today's with --as-of today"
+        )
     if workload.software is not None:
         return dataclasses.replace(workload, software=paper_software_of(""))
     if workload.just_in_time_forward:
@@ -221,6 +227,20 @@ def _offload_ratio(config: Mapping[str, Any], zero: Mapping[str, Any]) -> float:
     _only_known(offload, OFFLOAD_KEYS, "offload_optimizer")
     _check_software(config)
     return float(offload.get("ratio", 1.0))
+
+
+def _has_weights_on_host(zero: Mapping[str, Any]) -> bool:
+    """Whether 16-bit weights live in host memory.
+
+    Raises:
+        WorkloadError: They live elsewhere than the model knows.
+    """
+    offload = zero.get("offload_param") or {}
+    device = offload.get("device", "none")
+    if device not in ("none", "cpu"):
+        raise _unknown("offload_param.device", device, "weights on the device or in host memory")
+    _only_known(offload, OFFLOAD_KEYS, "offload_param")
+    return bool(device == "cpu")
 
 
 def _check_software(config: Mapping[str, Any]) -> None:

@@ -10,7 +10,11 @@ from deep_optimizer_states.predict.policy import choose_policy
 
 
 def settle_policy(
-    settings: Settings, numels: Sequence[int], num_ranks: int, has_gpu: bool
+    settings: Settings,
+    numels: Sequence[int],
+    num_ranks: int,
+    has_gpu: bool,
+    weights_on_host: bool = False,
 ) -> tuple[Settings, str]:
     """Settings whose policy is no longer ``auto``.
 
@@ -19,6 +23,7 @@ def settle_policy(
         numels: Elements of each subgroup of this rank.
         num_ranks: Ranks of this machine, which share its host.
         has_gpu: Whether this rank has one.
+        weights_on_host: Whether 16-bit weights live in host memory.
 
     Returns:
         The settings, and why the policy is what it is; empty where it was given.
@@ -39,6 +44,7 @@ def settle_policy(
         )
         return settings.model_copy(update={"policy": "dynamic"}), why
     machine = load_machine(settings.machine)
-    choice = choose_policy(numels, machine, num_ranks, settings.ratio, settings.tile_numel)
+    sizes = (settings.ratio, settings.tile_numel)
+    choice = choose_policy(numels, machine, num_ranks, *sizes, weights_on_host)
     changes = {"policy": choice.policy, "stride": choice.stride}
     return settings.model_copy(update=changes), choice.explanation

@@ -4,6 +4,11 @@
 ``NUM_SLOTS`` device slots while it is stepped. With three, one is prefetched, one stepped and one
 flushed at the same time. A slot is prefetched into again only after its flush.
 
+[Note: weights on the host] With ``offload_param`` 16-bit weights live in host memory. The CPU lane
+writes them there itself, and stages nothing. The device writes them into the tile's slot, or for a
+resident tile into an outbox, and they go home on the ``d2h`` lane, before the state: a gather reads
+host memory, and the host waits until they are there.
+
 [Note: staging] The CPU lane writes 16-bit weights into one of two host buffers, so that the next
 tile is stepped while the last one's weights are sent.
 
@@ -24,14 +29,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deep_optimizer_states.device.base import Device, Event, Stamp, Wait
+from deep_optimizer_states.device.base import Device, Event, Reached, Stamp, Wait
 from deep_optimizer_states.errors import UpdateError
 from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.kernels.scalars import AdamScalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
 from deep_optimizer_states.kernels.torch_adam import TorchAdam
 from deep_optimizer_states.plan import Action, Kind, Plan
-from deep_optimizer_states.schedule import NUM_AHEAD
+from deep_optimizer_states.schedule import NUM_AHEAD, Schedule
 from deep_optimizer_states.split import Chains, Flight, HostStep, RunTimeSplit
 from deep_optimizer_states.timeline import Recorder, Span
 
@@ -47,7 +52,7 @@ class Work:
 
     Attributes:
         name: Its name in errors.
-        tensors: State and gradient where they live; ``weights`` on the device.
+        tensors: State, gradient and weights where they live.
         scalars: Adam's scalars.
         tail_start: First element rounded as a tail.
         device_grad: The gradient on the device, where it is kept there; it needs no prefetch.
@@ -74,12 +79,23 @@ class Sizes:
         staging_numel: Largest tile stepped on the CPU.
         grad_dtype: Type of gradients.
         weights_dtype: Type of the model's weights.
+        weights_on_host: Whether those live in host memory.
+        outbox_numel: Largest resident tile whose weights are sent there.
     """
 
     slot_numel: int
     staging_numel: int
     grad_dtype: torch.dtype
     weights_dtype: torch.dtype
+    weights_on_host: bool = False
+    outbox_numel: int = 0
+
+    @classmethod
+    def of(cls, schedule: Schedule, grad_dtype: torch.dtype, weights_dtype: torch.dtype) -> Sizes:
+        """What a schedule's tiles need."""
+        numels = (schedule.slot_numel, schedule.staging_numel)
+        weights = (schedule.weights_on_host, schedule.outbox_numel)
+        return cls(*numels, grad_dtype, weights_dtype, *weights)
 
 
 class _Buffers:
@@ -119,15 +135,17 @@ class Executor:
         self._timeline = timeline
         self._device = device
         self._host_adam = host_adam
-        fp32 = torch.float32
+        self._weights_on_host = sizes.weights_on_host
+        dtypes = [*[torch.float32] * 3, sizes.grad_dtype]
+        if sizes.weights_on_host:
+            dtypes.append(sizes.weights_dtype)
         self._slots = [
-            _Buffers(
-                tuple(
-                    device.empty_device(sizes.slot_numel, dtype)
-                    for dtype in (fp32, fp32, fp32, sizes.grad_dtype)
-                )
-            )
+            _Buffers(tuple([device.empty_device(sizes.slot_numel, dtype) for dtype in dtypes]))
             for _ in range(NUM_SLOTS if sizes.slot_numel else 0)
+        ]
+        self._outboxes = [
+            _Buffers((device.empty_device(sizes.outbox_numel, sizes.weights_dtype),))
+            for _ in range(NUM_STAGING_BUFFERS if sizes.outbox_numel else 0)
         ]
         self._staging = [
             _Buffers((device.empty_host(sizes.staging_numel, sizes.weights_dtype),))
@@ -135,6 +153,7 @@ class Executor:
         ]
         self._next_slot = itertools.cycle(self._slots)
         self._next_staging = itertools.cycle(self._staging)
+        self._next_outbox = itertools.cycle(self._outboxes)
         self._upcoming = next(self._next_slot, None)
         self._held: dict[int, _Buffers] = {}
         self._split = RunTimeSplit()
@@ -154,8 +173,9 @@ class Executor:
 
     @property
     def slot_bytes(self) -> int:
-        """Device memory of all slots, in bytes."""
-        return sum(tensor.nbytes for slot in self._slots for tensor in slot.tensors)
+        """Device memory of all slots and outboxes, in bytes."""
+        buffers = (*self._slots, *self._outboxes)
+        return sum(tensor.nbytes for slot in buffers for tensor in slot.tensors)
 
     def share(self, tiles: Sequence[int], numels: Sequence[int]) -> Chains:
         """Split tiles between device and CPU as they run; see :class:`RunTimeSplit`."""
@@ -186,7 +206,7 @@ class Executor:
     def reset(self) -> None:
         """Forget an update that failed; the lanes are idle and what they wrote counts no more."""
         self._held.clear()
-        for buffers in (*self._slots, *self._staging):
+        for buffers in (*self._slots, *self._outboxes, *self._staging):
             buffers.filled = buffers.stepped = buffers.free = None
 
     def caller_events(self) -> tuple[Event, Event]:
@@ -224,6 +244,8 @@ class Executor:
         caller, grads = after
         for lane in (self._device.h2d, self._device.compute, self._device.weights):
             lane.wait(caller, Wait.WEIGHTS_IDLE)
+        if self._weights_on_host:  # the CPU writes them, and no lane
+            self._device.host_waits(caller, Wait.WEIGHTS_IDLE)
         # Gradients reach their homes on a lane of their own; both Adams read them from there.
         self._device.host_waits(grads, Wait.GRADS_FLUSHED)
         self._on_issued = on_issued
@@ -281,10 +303,16 @@ class Executor:
         if slot is not None:
             assert slot.filled is not None, tile
             lane.wait(slot.filled, Wait.PREFETCHED)
-            master, exp_avg, exp_avg_sq, grad = slot.views(tensors.numel)
+            master, exp_avg, exp_avg_sq, grad, *staged = slot.views(tensors.numel)
             if work.device_grad is not None:
                 grad = work.device_grad
-            tensors = AdamTensors(master, exp_avg, exp_avg_sq, grad, tensors.weights)
+            weights = staged[0] if staged else tensors.weights
+            tensors = AdamTensors(master, exp_avg, exp_avg_sq, grad, weights)
+        elif self._weights_on_host:  # see [Note: weights on the host]
+            slot = self._held[tile] = next(self._next_outbox)
+            if slot.free is not None:
+                lane.wait(slot.free, Wait.STAGING_FREE)
+            tensors = AdamTensors(*tensors.state, tensors.grad, *slot.views(tensors.numel))
         lane.submit(
             f"step of {work.name}",
             lambda: self._device.adam(tensors, work.scalars, work.tail_start),
@@ -292,30 +320,34 @@ class Executor:
         stepped = lane.record()
         if slot is not None:
             slot.stepped = stepped
-        self._on_issued(tile, stepped)
+        if not self._weights_on_host:
+            self._on_issued(tile, stepped)
 
     def _state_flush(self, tile: int, work: Work) -> None:
         slot, lane = self._held.pop(tile), self._device.d2h
         assert slot.stepped is not None, tile
         lane.wait(slot.stepped, Wait.STEPPED)
-        sources = slot.views(work.tensors.numel)[:3]
-        targets = work.tensors.state
-        lane.submit(f"state flush of {work.name}", lambda: copy_all(targets, sources))
-        if self._is_sharing:
+        views = slot.views(work.tensors.numel)
+        if self._weights_on_host:
+            home, staged = (work.tensors.weights,), views[-1:]
+            lane.submit(f"weights of {work.name}", lambda: copy_all(home, staged))
+            self._on_issued(tile, lane.record())
+        is_outbox = len(views) == 1
+        if not is_outbox:
+            targets, sources = work.tensors.state, views[:3]
+            lane.submit(f"state flush of {work.name}", lambda: copy_all(targets, sources))
+        if self._is_sharing and not is_outbox:
             assert slot.begin is not None, tile
             self._flights.append((work.tensors.numel, slot.begin, lane.stamp()))
         self._device.release_slot(slot.tensors)
         slot.free = lane.record()
-        self._landing.append((slot.free, work.tensors.numel))
+        if not is_outbox:
+            self._landing.append((slot.free, work.tensors.numel))
 
     def _host_step(self, tile: int, work: Work) -> None:
-        staging = next(self._next_staging)
-        self._held[tile] = staging
-        wait = time.perf_counter()
-        if staging.free is not None:  # see [Note: staging]
-            self._device.host_waits(staging.free, Wait.STAGING_FREE)
-        (staged,) = staging.views(work.tensors.numel)
-        tensors = AdamTensors(*work.tensors.state, work.tensors.grad, staged)
+        wait, tensors = time.perf_counter(), work.tensors
+        if not self._weights_on_host:
+            tensors = self._stage(tile, tensors)
         begin = time.perf_counter()
         try:
             self._host_adam.step(tensors, work.scalars, work.tail_start, self._num_threads)
@@ -325,6 +357,16 @@ class Executor:
         self._host_steps.append(HostStep(work.tensors.numel, begin - wait, end - begin))
         if self._timeline is not None:
             self._timeline[0].add("CPU", f"step of {work.name}", begin, end)
+
+        if self._weights_on_host:
+            self._on_issued(tile, Reached())
+
+    def _stage(self, tile: int, tensors: AdamTensors) -> AdamTensors:
+        """The same with weights in a staging buffer, once it is free."""
+        staging = self._held[tile] = next(self._next_staging)
+        if staging.free is not None:  # see [Note: staging]
+            self._device.host_waits(staging.free, Wait.STAGING_FREE)
+        return AdamTensors(*tensors.state, tensors.grad, *staging.views(tensors.numel))
 
     def _send_weights(self, tile: int, work: Work) -> None:
         staging, lane = self._held.pop(tile), self._device.weights

@@ -164,7 +164,10 @@ def check_supported(config: Any) -> None:
         (torch_adam, f"optimizer.params.torch_adam = {out}: the update is DeepSpeedCPUAdam's"),
         (zero.stage != 3, f"zero_optimization.stage = {zero.stage}: set it to 3"),
         (device != "cpu", f'offload_optimizer.device = {device}: set it to "cpu"'),
-        (param_device != "none", f"offload_param.device = {param_device}: take offload_param out"),
+        (
+            param_device not in ("none", "cpu"),
+            f'offload_param.device = {param_device}: set it to "cpu", or take offload_param out',
+        ),
         (ratio != 1.0, f'offload_optimizer.ratio = {ratio}: set it to 1 and choose a "policy"'),
         (zero.zenflow is not None, "zero_optimization.zenflow: take it out"),
         (getattr(offload, "super_offload", False), f"super_offload = {out}"),

@@ -9,7 +9,9 @@ compared and reviewed::
 
 The state of tile 0 lives on the device and is stepped there. Tile 2 goes to the device and back
 (prefetch of its state, step, flush of its state). Tiles 1 and 3 are stepped on the CPU and their
-16-bit weights sent after.
+16-bit weights sent after. Where 16-bit weights live in host memory, the same is::
+
+    0GPU 0D2H 2H2D 2GPU 2D2H 1CPU 3CPU
 """
 
 from __future__ import annotations
@@ -32,11 +34,12 @@ class Kind(enum.StrEnum):
     PREFETCH = "H2D"
     """Copy master weights, moments and gradient into a device slot."""
     DEVICE_STEP = "GPU"
-    """Adam on the device; writes the tile's 16-bit weights there."""
+    """Adam on the device; writes the tile's 16-bit weights there, to stay or to be sent back."""
     STATE_FLUSH = "D2H"
-    """Copy master weights and moments back to host memory; frees the slot."""
+    """Copy master weights and moments back to host memory; frees the slot. Where 16-bit weights
+    live in host memory too, they go there first."""
     HOST_STEP = "CPU"
-    """Adam in host memory; writes 16-bit weights into a staging buffer."""
+    """Adam in host memory; writes 16-bit weights into a staging buffer, or to where they live."""
     WEIGHTS = "WTS"
     """Send the staged 16-bit weights to the device."""
 
@@ -44,6 +47,13 @@ class Kind(enum.StrEnum):
 DEVICE_CHAIN = (Kind.PREFETCH, Kind.DEVICE_STEP, Kind.STATE_FLUSH)
 HOST_CHAIN = (Kind.HOST_STEP, Kind.WEIGHTS)
 RESIDENT_CHAIN = (Kind.DEVICE_STEP,)
+WITH_WEIGHTS_ON_HOST = {
+    DEVICE_CHAIN: DEVICE_CHAIN,
+    HOST_CHAIN: (Kind.HOST_STEP,),
+    RESIDENT_CHAIN: (Kind.DEVICE_STEP, Kind.STATE_FLUSH),
+}
+"""What each chain becomes where 16-bit weights live in host memory (``offload_param``): the CPU
+writes them where they live, and the device sends its own back."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +85,9 @@ class Plan:
         actions: The work, in issue order.
 
     Raises:
-        PlanError: A tile is stepped never or twice, its chain is incomplete or out of order, or an
-            action names a tile that is not there.
+        PlanError: A tile is stepped never or twice, its chain is incomplete or out of order, an
+            action names a tile that is not there, or chains of both homes of the 16-bit weights,
+            device and host memory, are mixed.
     """
 
     num_tiles: int
@@ -88,12 +99,17 @@ class Plan:
             if action.tile not in chains:
                 raise PlanError(f"{action}: there are only {self.num_tiles} tiles")
             chains[action.tile].append(action.kind)
+        # An update sends no tile's weights to the device, or those of all that the CPU steps.
+        on_host = (Kind.HOST_STEP,) in map(tuple, chains.values())
+        on_host |= WITH_WEIGHTS_ON_HOST[RESIDENT_CHAIN] in map(tuple, chains.values())
+        allowed = WITH_WEIGHTS_ON_HOST.values() if on_host else WITH_WEIGHTS_ON_HOST.keys()
         for tile, kinds in chains.items():
-            if tuple(kinds) not in (DEVICE_CHAIN, HOST_CHAIN, RESIDENT_CHAIN):
+            if tuple(kinds) not in allowed:
                 got = " ".join(f"{tile}{kind.value}" for kind in kinds) or "nothing"
                 raise PlanError(
-                    f"tile {tile} gets '{got}': it needs H2D GPU D2H, or CPU WTS, or GPU alone, "
-                    "once and in that order"
+                    f"tile {tile} gets '{got}': every tile needs H2D GPU D2H, or CPU WTS, or GPU "
+                    "alone, once and in that order; or, where 16-bit weights live in host memory, "
+                    "H2D GPU D2H, or CPU alone, or GPU D2H"
                 )
 
     @property

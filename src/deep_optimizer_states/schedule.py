@@ -11,6 +11,7 @@ from deep_optimizer_states.plan import (
     DEVICE_CHAIN,
     HOST_CHAIN,
     RESIDENT_CHAIN,
+    WITH_WEIGHTS_ON_HOST,
     Action,
     Tile,
     choose_device_subgroups,
@@ -34,12 +35,14 @@ class Schedule:
         resident_subgroups: Subgroups whose state lives on the device.
         device_tiles: Tiles that a fixed policy sends through a slot.
         dynamic: Whether the split between device and CPU is found while they run.
+        weights_on_host: Whether 16-bit weights live in host memory, and not on the device.
     """
 
     tiles: tuple[Tile, ...]
     resident_subgroups: frozenset[int]
     device_tiles: frozenset[int]
     dynamic: bool
+    weights_on_host: bool = False
 
     @classmethod
     def make(
@@ -98,8 +101,20 @@ class Schedule:
 
     @property
     def staging_numel(self) -> int:
-        """Largest tile that may be stepped on the CPU, in elements."""
+        """Largest tile of which the CPU stages 16-bit weights, in elements; 0 when it stages none.
+
+        Where weights live in host memory, the CPU writes them there itself.
+        """
+        if self.weights_on_host:
+            return 0
         return max((self.tiles[idx].numel for idx in self._movable_tiles), default=0)
+
+    @property
+    def outbox_numel(self) -> int:
+        """Largest resident tile whose 16-bit weights are sent to host memory; 0 for none."""
+        if not self.weights_on_host:
+            return 0
+        return max((self.tiles[idx].numel for idx in self.resident_tiles), default=0)
 
     @property
     def _movable_tiles(self) -> list[int]:
@@ -139,6 +154,8 @@ class Schedule:
             CPU  |---0---|---2---|---4---|
             WTS          |0|     |2|     |4|
 
+        Where weights live in host memory, WTS is missing and every GPU step is followed by a D2H.
+
         Args:
             host_subgroups: Subgroups that must be stepped where they live in this step.
             share: Splits tiles between device and CPU as they run; asked by the dynamic policy.
@@ -146,22 +163,32 @@ class Schedule:
                 nothing else is left to do.
             order: All tiles, those first that are needed first; as they are numbered if None.
         """
+        for tile, chain in self._chains(host_subgroups, share, has_room, order):
+            kinds = WITH_WEIGHTS_ON_HOST[chain] if self.weights_on_host else chain
+            yield from (Action(tile, kind) for kind in kinds)
+
+    def _chains(
+        self,
+        host_subgroups: frozenset[int],
+        share: Share,
+        has_room: Callable[[bool], bool],
+        order: Sequence[int] | None,
+    ) -> Chains:
+        """Tiles in issue order, each with its chain as if weights lived on the device."""
         forced = {idx for idx, tile in enumerate(self.tiles) if tile.subgroup in host_subgroups}
         resident = self.resident_tiles
         ordered = range(len(self.tiles)) if order is None else order
         for tile in filter(resident.__contains__, ordered):
-            yield from (Action(tile, kind) for kind in RESIDENT_CHAIN)
+            yield tile, RESIDENT_CHAIN
         if self.dynamic:
             for tile in filter((forced - resident).__contains__, ordered):
-                yield from (Action(tile, kind) for kind in HOST_CHAIN)
+                yield tile, HOST_CHAIN
             movable = [tile for tile in ordered if tile not in forced | resident]
-            chains = share(movable, [tile.numel for tile in self.tiles])
+            yield from share(movable, [tile.numel for tile in self.tiles])
         else:
             device = self.device_tiles - forced - resident
             movable = [tile for tile in ordered if tile not in resident]
-            chains = _take_turns(movable, device, has_room)
-        for tile, chain in chains:
-            yield from (Action(tile, kind) for kind in chain)
+            yield from _take_turns(movable, device, has_room)
 
 
 def _take_turns(

@@ -1,5 +1,6 @@
 """Any plan from any policy updates every element once, in chains that are whole and in order."""
 
+import dataclasses
 import functools
 
 from hypothesis import given, strategies as st
@@ -31,7 +32,9 @@ def make_schedules(draw):
     apart = draw(runs_of_elements(counts))
     tile_numel = 16 * draw(st.integers(1, 20))
     ratio = draw(st.floats(0, 1))
-    return Schedule.make(counts, draw(policies), draw(st.integers(1, 9)), ratio, tile_numel, apart)
+    way = (draw(policies), draw(st.integers(1, 9)), ratio, tile_numel)
+    schedule = Schedule.make(counts, *way, apart)
+    return dataclasses.replace(schedule, weights_on_host=draw(st.booleans()))
 
 
 schedules = make_schedules()
@@ -104,7 +107,25 @@ def test_buffers_are_large_enough(schedule, data):
     plan = make_plan(schedule, data)
     sizes = [tile.numel for tile in schedule.tiles]
     assert all(sizes[idx] <= schedule.slot_numel for idx in plan.device_tiles)
-    assert all(sizes[idx] <= schedule.staging_numel for idx in plan.host_tiles)
+    if schedule.weights_on_host:
+        assert schedule.staging_numel == 0
+        assert all(sizes[idx] <= schedule.outbox_numel for idx in plan.resident_tiles)
+    else:
+        assert schedule.outbox_numel == 0
+        assert all(sizes[idx] <= schedule.staging_numel for idx in plan.host_tiles)
+
+
+@given(schedules, st.data())
+def test_weights_are_sent_to_the_device_only_where_they_live_there(schedule, data):
+    plan = make_plan(schedule, data)
+    sent = {action.tile for action in plan.actions if action.kind is Kind.WEIGHTS}
+    flushed = {action.tile for action in plan.actions if action.kind is Kind.STATE_FLUSH}
+    if schedule.weights_on_host:
+        assert sent == set()
+        assert flushed == {*plan.device_tiles, *plan.resident_tiles}
+    else:
+        assert sent == set(plan.host_tiles)
+        assert flushed == set(plan.device_tiles)
 
 
 @given(schedules, st.data(), st.sets(st.integers(0, 11)))

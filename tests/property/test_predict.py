@@ -40,8 +40,14 @@ def machines(draw):
     return dataclasses.replace(BASE, rates=rates, device_memory_bytes=device_memory)
 
 
+ON_THE_DEVICE, ON_THE_HOST = st.just(False), st.just(True)
+"""Where 16-bit weights live."""
+
+
 @st.composite
-def workloads(draw, engines=("zero3-0.13", "async-0.13", "paper", "zero3", "ours")):
+def workloads(
+    draw, engines=("zero3-0.13", "async-0.13", "paper", "zero3", "ours"), on_host=ON_THE_DEVICE
+):
     engine = draw(st.sampled_from(engines))
     size = draw(st.integers(10**6, 10**7))
     if draw(st.booleans()):
@@ -57,6 +63,7 @@ def workloads(draw, engines=("zero3-0.13", "async-0.13", "paper", "zero3", "ours
         tile_numel=draw(st.sampled_from([2**16, 2**18, 2**20])),
         issues_all_first=draw(st.booleans()),
         keeps_device_grads=draw(st.booleans()),
+        weights_on_host=draw(on_host),
         subgroup_numels=numels,
     )
 
@@ -86,7 +93,9 @@ def test_closed_form_and_simulation_agree_where_the_closed_form_applies(workload
 
 
 @settings(max_examples=100, deadline=None)
-@given(workloads(), machines(), st.sampled_from(POLICIES))
+@given(
+    workloads() | workloads(("zero3", "ours"), ON_THE_HOST), machines(), st.sampled_from(POLICIES)
+)
 def test_a_simulated_update_is_a_valid_plan_no_lane_of_which_works_longer_than_it_lasts(
     workload, machine, policy
 ):
@@ -99,7 +108,7 @@ def test_a_simulated_update_is_a_valid_plan_no_lane_of_which_works_longer_than_i
 
 
 @settings(max_examples=60, deadline=None)
-@given(workloads(engines=("ours",)), machines(), st.sampled_from(POLICIES))
+@given(workloads(("ours",), st.booleans()), machines(), st.sampled_from(POLICIES))
 def test_nothing_beats_the_bound(workload, machine, policy):
     assume(workload.offload_ratio == 1.0)
     bound = bound_update_s(workload, machine)
@@ -108,9 +117,10 @@ def test_nothing_beats_the_bound(workload, machine, policy):
 
 
 @settings(max_examples=40, deadline=None)
-@given(workloads(engines=("ours",)), machines())
+@given(workloads(("ours",), st.booleans()), machines())
 def test_the_chosen_policy_is_about_the_fastest(workload, machine):
-    choice = choose_policy(workload.subgroups, machine, 4, 1.0, workload.tile_numel)
+    way = (1.0, workload.tile_numel, workload.weights_on_host)
+    choice = choose_policy(workload.subgroups, machine, 4, *way)
     whole = dataclasses.replace(workload, dp=4, offload_ratio=1.0)
     for policy in ("all-host", "all-device", "dynamic"):
         assert choice.seconds <= 1.06 * simulate_update(whole, machine, policy).seconds

@@ -55,7 +55,8 @@ def place(device, schedule, subgroups):
     for index, tensors in enumerate(subgroups):
         home = on_device if index in schedule.resident_subgroups else device.host_home
         state = [home(tensor.clone()) for tensor in tensors.state]
-        weights = on_device(tensors.master.bfloat16())
+        weights = tensors.master.bfloat16()
+        weights = device.host_home(weights) if schedule.weights_on_host else on_device(weights)
         placed.append(AdamTensors(*state, home(tensors.grad.clone()), weights))
     return placed
 
@@ -80,17 +81,23 @@ def run_iterations(device, schedule, steps=2, timeline=None, keeps_grads=False):
             for idx, home in enumerate(homes)
         ]
     flusher, read = Flusher(device, homes), []
+
+    def gather(weights):
+        """What a gather brings to the device, in the caller's own stream."""
+        target = device.empty_device(weights.numel(), weights.dtype)
+        return target.copy_(weights, non_blocking=True)
+
     for step in range(1, steps + 1):
         for number, tensors in enumerate(placed):
             flusher.gate.wait_for(number, Wait.WEIGHTS_READY)
-            read.append(tensors.weights.clone())
+            read.append(gather(tensors.weights))
         for micro_step in range(MICRO_STEPS):
             flusher.stock.micro_step_id = micro_step
             for number, source in enumerate(noise):
                 bucket = source * float(step + micro_step)
                 flusher.flush(number, bucket)
                 bucket.fill_(torch.nan)  # the next reduction overwrites it
-        read += [tensors.weights.clone() for tensors in placed]
+        read += [gather(tensors.weights) for tensors in placed]
         background.wait()
         scalars = make_scalars(step, powers)
         work = make_work(schedule, placed, scalars, homes if keeps_grads else None)

@@ -1,5 +1,7 @@
 """Updates of a few small subgroups on any device, without DeepSpeed's engine around them."""
 
+from dataclasses import replace
+
 import torch
 
 from deep_optimizer_states.executor import Executor, Sizes, Work
@@ -37,8 +39,7 @@ def make_schedule(policy="all-host", stride=2, ratio=1.0, tile_numel=4096, numel
 
 
 def make_executor(schedule, device, timeline=None):
-    dtypes = (torch.bfloat16, torch.bfloat16)
-    sizes = Sizes(schedule.slot_numel, schedule.staging_numel, *dtypes)
+    sizes = Sizes.of(schedule, torch.bfloat16, torch.bfloat16)
     return Executor(sizes, device, ADAM, 2, timeline)
 
 
@@ -87,3 +88,12 @@ SCHEDULES = {
     "dynamic, tiles": make_schedule("dynamic", tile_numel=64),
     "dynamic and ratio, tiles": make_schedule("dynamic", ratio=0.5, tile_numel=128),
 }
+WEIGHTS_ON_HOST = {
+    f"{name}, weights on the host": replace(SCHEDULES[name], weights_on_host=True)
+    for name in ("stride 1", "all-host, tiles", "stride 2, tiles", "dynamic and ratio, tiles")
+} | {
+    "ratio, tiles, weights on the host": replace(
+        make_schedule("ratio", ratio=0.4, tile_numel=64), weights_on_host=True
+    )
+}
+"""As with ``offload_param``."""

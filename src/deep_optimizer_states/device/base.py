@@ -32,7 +32,7 @@ class Wait(enum.StrEnum):
     SLOT_FREE = "a slot is prefetched into only after its last state flush"
     PREFETCHED = "the device steps only what has been prefetched"
     STEPPED = "state is flushed only after its step"
-    STAGING_FREE = "the CPU stages weights only into a buffer that has been sent"
+    STAGING_FREE = "weights are staged only in a buffer that has been sent"
     GRADS_FLUSHED = "the update reads gradients only after their flush"
     GRAD_READY = "a gradient is flushed only after backward has reduced it"
     GRAD_HOME = "a gradient is summed only onto one that has been flushed"
@@ -53,6 +53,17 @@ class Event(Protocol):
         Raises:
             UpdateError: Work before the point failed, or it was not reached in time.
         """
+
+
+class Reached:
+    """An event already reached: of work that was done before it was asked for."""
+
+    def reached(self) -> bool:
+        """Always."""
+        return True
+
+    def synchronize(self) -> None:
+        """Return at once."""
 
 
 class Stamp(Protocol):
@@ -119,7 +130,7 @@ class Device(abc.ABC):
     Attributes:
         h2d: Prefetch of optimizer state into slots.
         compute: Adam on slots.
-        d2h: Flush of optimizer state to the host.
+        d2h: Flush of optimizer state, and of 16-bit weights that live there, to the host.
         weights: 16-bit weights from the host.
         grads: Flush of gradients to the host, during backward.
     """

@@ -19,7 +19,15 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from deep_optimizer_states.device.base import WAIT_TIMEOUT_S, Device, Event, Lane, Stamp, Wait
+from deep_optimizer_states.device.base import (
+    WAIT_TIMEOUT_S,
+    Device,
+    Event,
+    Lane,
+    Reached,
+    Stamp,
+    Wait,
+)
 from deep_optimizer_states.errors import UpdateError
 from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.kernels.scalars import AdamScalars
@@ -159,16 +167,6 @@ class _ThreadLane:
             self._recorder.add(self.name, what, begin, time.perf_counter())
 
 
-class _Done:
-    """An event already reached: the caller's own work here is synchronous."""
-
-    def reached(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        return
-
-
 class EmulatedDevice(Device):
     """Five lanes as threads over host memory.
 
@@ -219,7 +217,7 @@ class EmulatedDevice(Device):
 
     @override
     def record_caller(self) -> Event:
-        return _Done()
+        return Reached()  # the caller's own work here is synchronous
 
     @override
     def caller_waits(self, event: Event, why: Wait) -> None:

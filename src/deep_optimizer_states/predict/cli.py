@@ -124,6 +124,8 @@ def _add_switches(parser: argparse.ArgumentParser) -> None:
     add("--issue-all-first", dest="issues_all_first", action=on, help=text)
     text = f"{ours} gradients of what the GPU updates go to the host and come back"
     add("--no-device-grads", dest="keeps_device_grads", action=off, help=text)
+    text = "16-bit weights live in host memory too, as with offload_param"
+    add("--weights-on-host", action=on, help=text)
     text = "keep activations instead of recomputing"
     add("--no-checkpointing", dest="activation_checkpointing", action=off, help=text)
     text = "attention scores are not written out"

@@ -62,7 +62,7 @@ class UpdateRun:
         seconds: From its start until all state and weights are in place.
         plan: What ran where, in issue order.
         jobs: Everything the lanes did, in the order it ended.
-        ready_s: When each tile's 16-bit weights were on the device.
+        ready_s: When each tile's 16-bit weights were where they live.
         binding: The resource that has most to do: the update lasts at least as long as that takes.
     """
 

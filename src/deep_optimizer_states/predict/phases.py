@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.memory.offload import memory_of
 from deep_optimizer_states.predict.memory.setting import DEFAULT_BUCKET_NUMEL
-from deep_optimizer_states.predict.rank import num_nodes
+from deep_optimizer_states.predict.rank import num_nodes, rank_of
 from deep_optimizer_states.predict.workload import Workload, WorkloadError
 
 HIDDEN_PASSES = 8
@@ -42,7 +42,8 @@ class Compute:
     Attributes:
         layer_s: One layer's forward.
         head_s: The output layer's and the loss.
-        gather_s: Moving all parameters of the model to this rank once.
+        gather_s: Moving all parameters of the model to this rank once, out of host memory where
+            they live there.
         gathered_s: Passes over all gathered parameters in the device's own memory.
         grads_s: Passes over all gradients there.
     """
@@ -106,6 +107,9 @@ def compute_of(workload: Workload, machine: Machine) -> Compute:
         moved = whole * (workload.dp - 1) / workload.dp
         gather = moved / machine.rate("gather_bytes_per_s") if machine.gpus else 0.0
         gathered = GATHERED_PASSES * whole / stream
+    if workload.weights_on_host and machine.gpus:
+        # Each rank brings its own share over its own link, and then the ranks exchange shares.
+        gather += whole / workload.dp / rank_of(workload, machine).h2d_bytes_per_s
     return Compute(layer, head, gather, gathered, GRAD_PASSES * whole / stream)
 
 

@@ -67,6 +67,7 @@ def choose_policy(
     num_ranks: int = 1,
     ratio: float = 1.0,
     tile_numel: int = 2**25,
+    weights_on_host: bool = False,
 ) -> Choice:
     """The fastest policy for one rank's subgroups: what ``"policy": "auto"`` means.
 
@@ -76,6 +77,7 @@ def choose_policy(
         num_ranks: Ranks of this node, which share its host.
         ratio: Share of the state in host memory.
         tile_numel: Largest tile, in elements.
+        weights_on_host: Whether 16-bit weights live in host memory.
 
     Raises:
         MachineError: A rate that is needed was not measured; says what measures it.
@@ -88,6 +90,7 @@ def choose_policy(
         offload_ratio=ratio,
         tile_numel=tile_numel,
         just_in_time_forward=False,
+        weights_on_host=weights_on_host,
         subgroup_numels=tuple(numels),
     )
     choice = _choose(workload, machine, knows_model=False)

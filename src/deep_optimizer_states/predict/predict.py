@@ -99,17 +99,21 @@ def bound_update_s(workload: Workload, machine: Machine) -> float:
     """No schedule of this package's kernels updates faster on this machine.
 
     The device's share is chosen freely, nothing but the resources themselves costs time, and
-    gradients of that share are on the device already if the workload lets them stay there.
+    gradients of that share are on the device already if the workload lets them stay there. 16-bit
+    weights cross the link if they live on its other side: the CPU sends its own to the device, or
+    the device its own to host memory.
     """
     rank = rank_of(workload, machine)
     numel, weight = sum(workload.subgroups) * workload.offload_ratio, workload.weight_bytes
     grad = 0 if machine.gpus and workload.keeps_device_grads else weight
 
+    to_device, to_host = (0, weight) if workload.weights_on_host else (weight, 0)
+
     def seconds(share: float) -> float:
         return numel * max(
             (1 - share) / rank.host_alone_parameters_per_s,
-            (weight * (1 - share) + (STATE_BYTES + grad) * share) / rank.h2d_bytes_per_s,
-            STATE_BYTES * share / rank.d2h_bytes_per_s,
+            (to_device * (1 - share) + (STATE_BYTES + grad) * share) / rank.h2d_bytes_per_s,
+            (STATE_BYTES + to_host) * share / rank.d2h_bytes_per_s,
             share / rank.device_parameters_per_s,
             (2 * STATE_BYTES * share + rank.host_bytes * (1 - share)) / rank.host_bytes_per_s,
         )

@@ -48,7 +48,6 @@ class Slot:
 
     free: Job | None = None
     filled: Job | None = None
-    stepped: Job | None = None
 
 
 @dataclass
@@ -60,10 +59,11 @@ class State:
         upcoming: Device slots, the one to be used next first.
         staging: Staging buffers, in turn.
         held: The slot or buffer that a tile is in.
-        ready: The job after which a tile's 16-bit weights are on the device.
+        ready: The job after which a tile's 16-bit weights are where they live.
         flights: First and last job of each tile that passed through the device.
         landed: How many of those are known to be over.
         host_steps: What the CPU lane waited before each of its steps, in s, and the step.
+        device_steps: The device's.
     """
 
     lanes: Lanes
@@ -74,6 +74,7 @@ class State:
     flights: list[tuple[Job, Job]] = field(default_factory=list)
     landed: int = 0
     host_steps: list[tuple[float, Job]] = field(default_factory=list)
+    device_steps: list[Job] = field(default_factory=list)
 
     def in_flight(self) -> int:
         """Elements that are on their way through the device."""
@@ -133,7 +134,7 @@ class UpdateSimulator:
         for action in actions:
             self._issue(action, numels[action.tile], state)
             done.append(action)
-        for job in (job for job in state.ready.values() if job.lane == "GPU"):
+        for job in state.device_steps:
             lanes.run_until(job)
         stepped_s = lanes.now_s
         lanes.run_until(None)
@@ -202,26 +203,33 @@ class UpdateSimulator:
         job.after = (filled,) if filled else ()
         job.entries = 1 + WAIT_AND_RECORD
         state.ready[tile] = state.lanes.submit(job)
-        if slot is not None:
-            slot.stepped = job
+        state.device_steps.append(job)
 
     def _state_flush(self, tile: int, numel: int, state: State) -> None:
-        slot = state.held.pop(tile)
-        slot.free = self._copy("D2H", f"flush {tile}", numel, STATE_BYTES, state, slot.stepped)
-        assert slot.filled is not None, tile
-        state.flights.append((slot.filled, slot.free))
+        slot = state.held.pop(tile, None)
+        stepped = state.ready[tile]
+        if self.workload.weights_on_host:
+            size = self.workload.weight_bytes
+            stepped = self._copy("D2H", f"weights {tile}", numel, size, state, stepped)
+            state.ready[tile] = stepped
+        if slot is not None:  # a resident tile sends its weights alone
+            slot.free = self._copy("D2H", f"flush {tile}", numel, STATE_BYTES, state, stepped)
+            assert slot.filled is not None, tile
+            state.flights.append((slot.filled, slot.free))
 
     def _host_step(self, tile: int, numel: int, state: State) -> None:
-        staging = next(state.staging)
-        state.held[tile] = staging
         began_s = state.lanes.now_s
-        if staging.free is not None:
-            state.lanes.run_until(staging.free)
+        if not self.workload.weights_on_host:
+            staging = state.held[tile] = next(state.staging)
+            if staging.free is not None:
+                state.lanes.run_until(staging.free)
         stalled_s = state.lanes.now_s - began_s
         draws = {"host": float(self.rank.host_bytes)}
         job = Job("CPU", f"step {tile}", numel, self.rank.host_parameters_per_s, draws)
         state.host_steps.append((stalled_s, job))
         state.lanes.run_until(state.lanes.submit(job))
+        if self.workload.weights_on_host:
+            state.ready[tile] = job
 
     def weights(self, tile: int, numel: int, state: State) -> None:
         """Queue the copy of a tile's 16-bit weights to the device."""
@@ -251,7 +259,7 @@ class UpdateSimulator:
         rate = getattr(self.rank, f"{link}_bytes_per_s") / num_bytes
         draws = {link: float(num_bytes), "host": float(num_bytes)}
         job = Job(lane, what, numel, rate, draws, (after,) if after else ())
-        copies = 1 if lane == "weights" else STATE_COPIES + (num_bytes > STATE_BYTES)
+        copies = 1 if num_bytes < STATE_BYTES else STATE_COPIES + (num_bytes > STATE_BYTES)
         job.entries = copies + WAIT_AND_RECORD
         return state.lanes.submit(job)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -11,7 +12,12 @@ from functools import cached_property
 from typing import Protocol
 
 from deep_optimizer_states.errors import DeepOptimizerStatesError
-from deep_optimizer_states.plan import HOST_CHAIN, RESIDENT_CHAIN, Action
+from deep_optimizer_states.plan import (
+    HOST_CHAIN,
+    RESIDENT_CHAIN,
+    WITH_WEIGHTS_ON_HOST,
+    Action,
+)
 from deep_optimizer_states.predict.lanes import UpdateRun
 from deep_optimizer_states.predict.machine import Costs, Machine
 from deep_optimizer_states.predict.model import ModelShape
@@ -84,7 +90,10 @@ class StockOffload:
         rest = (idx for idx in range(len(workload.subgroups)) if idx not in resident)
         chains = [(idx, HOST_CHAIN) for idx in rest]
         last = [(idx, RESIDENT_CHAIN) for idx in sorted(resident)]
-        return [Action(idx, kind) for idx, chain in (*chains, *last) for kind in chain]
+        named = WITH_WEIGHTS_ON_HOST if workload.weights_on_host else {}
+        return [
+            Action(idx, kind) for idx, chain in (*chains, *last) for kind in named.get(chain, chain)
+        ]
 
     def copy_bytes_per_s(self, machine: Machine) -> float:
         """Rate of copies to the device that a host thread waits for."""
@@ -141,6 +150,7 @@ class Workload:
         materialized_attention: Whether attention scores are written out (no flash attention).
         hog_share: Share of each GPU's time taken by another process, from 0 to below 1.
         dtype: Of weights and gradients.
+        weights_on_host: 16-bit weights live in host memory too (``offload_param``).
         subgroup_numels: Elements of each subgroup of one rank where they are known; else they
             follow from the model.
     """
@@ -166,6 +176,7 @@ class Workload:
     materialized_attention: bool = True
     hog_share: float = 0.0
     dtype: str = "bf16"
+    weights_on_host: bool = False
     subgroup_numels: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -276,9 +287,10 @@ def schedule_of(workload: Workload, policy: str) -> Schedule:
     Raises:
         PlanError: The policy is not one that a schedule can be made for, as ``auto``.
     """
-    return Schedule.make(
+    schedule = Schedule.make(
         workload.subgroups, policy, workload.stride, workload.offload_ratio, workload.tile_numel
     )
+    return dataclasses.replace(schedule, weights_on_host=workload.weights_on_host)
 
 
 def cut_into_subgroups(tensors: list[int], dp: int, subgroup_numel: int) -> tuple[int, ...]:

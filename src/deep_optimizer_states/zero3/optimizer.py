@@ -6,6 +6,7 @@ What is not overridden (partitioning, reduction, clipping, loss scale, checkpoin
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -100,13 +101,15 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
 
     def _settle_schedule(self, layout: Layout) -> Schedule:
         has_gpu = get_accelerator().device_name() == "cuda"
-        chosen, why = settle_policy(self._settings, layout.numels, local_ranks(), has_gpu)
+        run = (layout.numels, local_ranks(), has_gpu, layout.weights_on_host)
+        chosen, why = settle_policy(self._settings, *run)
         if why:
             log_dist(f"deep_optimizer_states: {why}", ranks=[0])
         self._settings = chosen
         apart = runs_apart(layout) if chosen.just_in_time_forward else ()
         way = (chosen.policy, chosen.stride, chosen.ratio, chosen.tile_numel)
-        return Schedule.make(layout.numels, *way, apart)
+        schedule = Schedule.make(layout.numels, *way, apart)
+        return dataclasses.replace(schedule, weights_on_host=layout.weights_on_host)
 
     def initialize_optimizer_states(self) -> None:
         """Create the moments where they live; no fp32 gradients."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 
 from deep_optimizer_states.plan import Tile, subgroup_offsets
@@ -33,8 +34,10 @@ class Stock(Protocol):
     fp16_groups: list[list[Any]]
     """Parameters by subgroup."""
     fp16_partitioned_groups_flat: list[Tensor]
-    """This rank's 16-bit weights by subgroup, each 1-D."""
+    """This rank's 16-bit weights by subgroup, each 1-D: on the device, or in host memory."""
     fp16_partitioned_groups_flat_numel: list[int]
+    param_groups_fp16_flat_cpu_memory: list[Tensor]
+    """Host memory of all 16-bit weights, by parameter group; empty without ``offload_param``."""
     grad_partitions_flat_buffer: Tensor
     """This rank's gradients in the accumulation type, 1-D, subgroup after subgroup."""
     norm_for_param_grads: dict[int, Tensor]
@@ -68,6 +71,7 @@ class Layout:
         slices: Each parameter's slice of its subgroup, in stock's order.
         owned: Parameters of whose slice something is not padding.
         persistent: Slices of the parameters that ``step()`` itself gathers.
+        weights_on_host: Whether 16-bit weights live in host memory.
     """
 
     numels: list[int]
@@ -75,6 +79,7 @@ class Layout:
     slices: dict[int, Tile]
     owned: frozenset[int]
     persistent: list[Tile]
+    weights_on_host: bool = False
 
     @classmethod
     def of(cls, stock: Stock) -> Layout:
@@ -91,9 +96,18 @@ class Layout:
         numels = [int(numel) for numel in stock.fp16_partitioned_groups_flat_numel]
         ids = [param.ds_id for param in stock.persistent_parameters]
         persistent = [slices[ds_id] for ds_id in ids if ds_id in slices]
-        return cls(numels, subgroup_offsets(numels), slices, frozenset(owned), persistent)
+        starts = subgroup_offsets(numels)
+        # Without a GPU device memory is host memory as well, so the tensors do not tell.
+        on_host = bool(stock.param_groups_fp16_flat_cpu_memory)
+        on_host |= _are_on_host(stock.fp16_partitioned_groups_flat)
+        return cls(numels, starts, slices, frozenset(owned), persistent, on_host)
 
     def view(self, flat: Tensor, ds_id: int) -> Tensor:
         """A parameter's slice of a buffer that holds all subgroups, 1-D."""
         found = self.slices[ds_id]
         return flat.narrow(0, self.starts[found.subgroup] + found.start, found.numel)
+
+
+def _are_on_host(weights: list[Tensor]) -> bool:
+    """Whether ``zero.Init(remote_device="cpu")`` has left them there without ``offload_param``."""
+    return any(not get_accelerator().on_accelerator(flat) for flat in weights)

@@ -68,7 +68,7 @@ class UpdatePhase:
             read |= {grad_dtype, torch.float32}  # fp32: of parameters that took no part
         for dtype in read:
             steppers.check(bool(stock.optimizer.adam_w_mode), dtype, weights_dtype)
-        sizes = Sizes(schedule.slot_numel, schedule.staging_numel, grad_dtype, weights_dtype)
+        sizes = Sizes.of(schedule, grad_dtype, weights_dtype)
         lanes, host_adam = steppers.lanes, steppers.host_adam
         num_threads = lanes.near.num_threads
         self._executor = Executor(sizes, lanes, host_adam, num_threads, self._open_timeline())

@@ -253,7 +253,7 @@ def ds_config(case, block):
     return config | ({"deep_optimizer_states": block} if block else {})
 
 
-FAMILIES = ()
+FAMILIES = ("cases_offload_param",)
 """Modules beside this one, each with ``CASES`` of its own: other stages, settings and models."""
 
 

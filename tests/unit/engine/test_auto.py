@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from deep_optimizer_states.auto import settle_policy
@@ -69,6 +71,16 @@ host_cast_parameters_per_s = [[1, 1e11]]
 
 def test_a_slow_link_leaves_the_update_to_the_host(tmp_path):
     assert settle(write_profile(tmp_path, 1e8, 1e10))[0].policy == "all-host"
+
+
+@pytest.mark.parametrize(("on_host", "seconds"), [(False, 4.0), (True, 0.2)])
+def test_weights_in_host_memory_load_no_link(tmp_path, on_host, seconds):
+    """Two bytes a parameter over 1 GB/s, or nothing beside 10 billion parameters a second."""
+    given = write_profile(tmp_path, 1e9, 1e10)
+    settings, why = settle_policy(given, NUMELS, 1, True, on_host)
+    assert settings.policy == "all-host"
+    predicted = re.search(r"all-host, predicted ([0-9.]+) s", why)
+    assert float(predicted[1]) == pytest.approx(seconds, rel=0.05)
 
 
 def test_a_slow_host_leaves_the_update_to_the_gpu(tmp_path):

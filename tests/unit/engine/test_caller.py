@@ -1,5 +1,6 @@
 """Rules against the caller's own asynchronous work: a device whose caller is a lane as well."""
 
+import dataclasses
 import threading
 import time
 
@@ -38,12 +39,13 @@ def open_device(without):
     return AsynchronousCaller(Faults(without=frozenset(without)))
 
 
-def weights_that_backward_reads(without, policy):
+def weights_that_backward_reads(without, policy, on_host=False):
     """What a backward that is still running reads while the update is launched."""
     device, read = open_device(without), {}
     ratio = 0.0 if policy == "ratio" else 1.0
     schedule = Schedule.make([256], policy, 1, ratio, 64)
-    sizes = Sizes(schedule.slot_numel, schedule.staging_numel, torch.float32, torch.float32)
+    schedule = dataclasses.replace(schedule, weights_on_host=on_host)
+    sizes = Sizes.of(schedule, torch.float32, torch.float32)
     executor = Executor(sizes, device, ADAM, 2)
     tensors = AdamTensors(*(torch.ones(256) for _ in range(5)))
 
@@ -69,15 +71,20 @@ def weights_that_backward_reads(without, policy):
     return read["weights"]
 
 
-@pytest.mark.parametrize("policy", ["all-host", "all-device", "ratio"])
-def test_weights_are_written_only_after_backward_has_read_them(policy):
-    assert torch.equal(weights_that_backward_reads((), policy), torch.ones(256))
+WHERE = pytest.mark.parametrize("on_host", [False, True], ids=["on the device", "on the host"])
 
 
+@WHERE
 @pytest.mark.parametrize("policy", ["all-host", "all-device", "ratio"])
-def test_without_the_wait_backward_reads_new_weights(policy):
+def test_weights_are_written_only_after_backward_has_read_them(policy, on_host):
+    assert torch.equal(weights_that_backward_reads((), policy, on_host), torch.ones(256))
+
+
+@WHERE
+@pytest.mark.parametrize("policy", ["all-host", "all-device", "ratio"])
+def test_without_the_wait_backward_reads_new_weights(policy, on_host):
     """Negative control."""
-    read = weights_that_backward_reads({Wait.WEIGHTS_IDLE}, policy)
+    read = weights_that_backward_reads({Wait.WEIGHTS_IDLE}, policy, on_host)
     assert not torch.equal(read, torch.ones(256))
 
 

@@ -10,6 +10,7 @@ from engine_updates import (
     ADAM,
     SCHEDULES,
     TAIL,
+    WEIGHTS_ON_HOST,
     first_scalars,
     make_executor,
     make_schedule,
@@ -27,6 +28,7 @@ from deep_optimizer_states.executor import copy_all
 from deep_optimizer_states.verify import Sample
 
 SLOW_S = 0.002
+SCHEDULES = SCHEDULES | WEIGHTS_ON_HOST
 RACES = [50 // len(SCHEDULES), pytest.param(200 // len(SCHEDULES), marks=pytest.mark.exhaustive)]
 """Seeds for each schedule: 50 races in all, and 200 by `make test-all`."""
 
@@ -60,7 +62,13 @@ def is_ever_wrong(expected, schedule, slow, keeps_grads=False):
 
 
 @pytest.mark.parametrize("slow", [None, "caller", "h2d", "compute", "d2h", "weights", "grads"])
-@pytest.mark.parametrize("name", ["stride 1", "stride and ratio", "dynamic, tiles"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("stride 1", "stride and ratio", "dynamic, tiles"),
+        "dynamic and ratio, tiles, weights on the host",
+    ],
+)
 def test_a_slow_stream_changes_nothing(expected, name, slow):
     result, faults = race(SCHEDULES[name], slow=slow)
     assert torch.equal(result, expected)
@@ -129,6 +137,23 @@ def test_without_a_wait_the_result_differs(expected, monkeypatch, wait):
     """Negative control of every ordering rule, as CUDA keeps it."""
     leave_out(monkeypatch, wait)
     name, slow = CONTROLS[wait]
+    assert is_ever_wrong(expected, SCHEDULES[name], slow)
+
+
+CONTROLS_ON_HOST = {
+    Wait.SLOT_FREE: ("stride 1, weights on the host", "d2h"),
+    Wait.STEPPED: ("ratio, tiles, weights on the host", "compute"),
+    Wait.STAGING_FREE: ("ratio, tiles, weights on the host", "d2h"),
+    Wait.WEIGHTS_IDLE: ("all-host, tiles, weights on the host", "caller"),
+    Wait.WEIGHTS_READY: ("stride 1, weights on the host", "d2h"),
+}
+
+
+@pytest.mark.parametrize("wait", CONTROLS_ON_HOST)
+def test_without_a_wait_weights_in_host_memory_differ(expected, monkeypatch, wait):
+    """Negative control where weights are page-locked, written by the CPU and sent back."""
+    leave_out(monkeypatch, wait)
+    name, slow = CONTROLS_ON_HOST[wait]
     assert is_ever_wrong(expected, SCHEDULES[name], slow)
 
 

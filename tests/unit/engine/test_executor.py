@@ -1,5 +1,6 @@
 """Ordering rules on the emulated device: equal with every wait, different without one."""
 
+import dataclasses
 import threading
 import time
 
@@ -11,6 +12,7 @@ from engine_updates import (
     NUMELS,
     SCHEDULES,
     TAIL,
+    WEIGHTS_ON_HOST,
     first_scalars,
     make_executor,
     make_scalars,
@@ -30,6 +32,7 @@ from deep_optimizer_states.kernels.scalars import BetaPowers
 from deep_optimizer_states.split import RunTimeSplit
 
 STEPS = 3
+SCHEDULES = SCHEDULES | WEIGHTS_ON_HOST
 
 
 def run(schedule, faults=None, steps=STEPS):
@@ -95,13 +98,31 @@ def test_any_plan_uses_slots_only_between_copy_and_flush(policy, stride, ratio, 
 def test_without_a_wait_the_result_differs(wait):
     """Negative control of every ordering rule inside the update phase."""
     on_the_host = wait in (Wait.STAGING_FREE, Wait.GRADS_FLUSHED)
-    schedule = SCHEDULES["all-host, tiles" if on_the_host else "stride 1"]
+    assert is_ever_wrong(SCHEDULES["all-host, tiles" if on_the_host else "stride 1"], wait)
+
+
+ON_THE_HOST = {
+    Wait.SLOT_FREE: "stride 1, weights on the host",
+    Wait.PREFETCHED: "stride 1, weights on the host",
+    Wait.STEPPED: "ratio, tiles, weights on the host",
+    Wait.STAGING_FREE: "ratio, tiles, weights on the host",
+    Wait.GRADS_FLUSHED: "all-host, tiles, weights on the host",
+}
+
+
+@pytest.mark.parametrize("wait", ON_THE_HOST)
+def test_without_a_wait_weights_in_host_memory_differ(wait):
+    """The same where the CPU writes weights to their home, and the device sends them back."""
+    assert is_ever_wrong(SCHEDULES[ON_THE_HOST[wait]], wait)
+
+
+def is_ever_wrong(schedule, wait):
     # On a busy machine a race is now and then won: several seeds, until the first that is lost.
     results = (
         run(schedule, Faults(jitter_s=0.004, seed=seed, without=frozenset({wait})))
         for seed in range(20)
     )
-    assert any(not torch.equal(result, REFERENCE) for result in results)
+    return any(not torch.equal(result, REFERENCE) for result in results)
 
 
 def test_the_dynamic_split_is_recorded_as_a_plan():
@@ -199,9 +220,11 @@ def test_weights_that_leave_slowly_make_the_next_update_one_of_the_cpu_alone():
     device.close()
 
 
+@pytest.mark.parametrize("on_host", [False, True], ids=["on the device", "on the host"])
 @pytest.mark.parametrize("policy", ["all-host", "all-device", "ratio"])
-def test_a_tile_is_announced_with_the_event_after_which_its_weights_are_written(policy):
+def test_a_tile_is_announced_with_the_event_after_which_its_weights_are_written(policy, on_host):
     schedule = make_schedule(policy, ratio=0.0 if policy == "ratio" else 1.0, tile_numel=256)
+    schedule = dataclasses.replace(schedule, weights_on_host=on_host)
     device, subgroups = EmulatedDevice(ADAM, Faults(jitter_s=0.004)), make_subgroups()
     for subgroup in subgroups:
         subgroup.grad.zero_()
@@ -224,7 +247,26 @@ def test_slots_are_bounded_and_reported():
     device = EmulatedDevice(ADAM)
     executor = make_executor(make_schedule("all-device", tile_numel=256), device)
     assert executor.slot_bytes == 3 * 256 * (4 + 4 + 4 + 2)
+    schedule = make_schedule("stride", ratio=0.5, tile_numel=256)
+    schedule = dataclasses.replace(schedule, weights_on_host=True)
+    executor = make_executor(schedule, device)
+    assert executor.slot_bytes == 3 * 256 * (4 + 4 + 4 + 2 + 2) + 2 * 256 * 2
     device.close()
+
+
+def test_weights_in_host_memory_are_written_there_before_the_state_is_flushed():
+    """A forward that waits for a tile's weights does not wait for its state."""
+    schedule = WEIGHTS_ON_HOST["stride 1, weights on the host"]
+    device, subgroups = EmulatedDevice(ADAM), make_subgroups()
+    for subgroup in subgroups:
+        subgroup.grad.zero_()
+    submit, order = device.d2h.submit, []
+    device.d2h.submit = lambda what, work: (order.append(what.split()[0]), submit(what, work))[1]
+    run_once(
+        make_executor(schedule, device), schedule, make_work(schedule, subgroups, first_scalars())
+    )
+    device.close()
+    assert order == ["weights", "state", "poisoning"] * len(schedule.tiles)
 
 
 class FailingAdam(HostAdam):

@@ -81,8 +81,10 @@ def test_block_is_accepted(installed):
 
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW"])
-@pytest.mark.parametrize("offload_param", [{}, {"device": "none"}])
-def test_what_changes_nothing_is_accepted(installed, name, offload_param):
+@pytest.mark.parametrize(
+    "offload_param", [{}, {"device": "none"}, {"device": "cpu", "pin_memory": False}]
+)
+def test_what_changes_no_arithmetic_is_accepted(installed, name, offload_param):
     zero = ds_config()["zero_optimization"] | {"offload_param": offload_param}
     optimizer = {"type": name, "params": {"torch_adam": False}}
     read(ds_config(zero_optimization=zero, optimizer=optimizer))
@@ -111,9 +113,9 @@ def test_papers_keys_are_accepted_and_the_users_config_is_not_changed(installed)
             {
                 "stage": 3,
                 "offload_optimizer": {"device": "cpu"},
-                "offload_param": {"device": "cpu"},
+                "offload_param": {"device": "nvme", "nvme_path": "/tmp"},
             },
-            "offload_param.device = cpu",
+            'offload_param.device = nvme: set it to "cpu"',
         ),
         (
             {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}},

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from deep_optimizer_states.errors import PlanError
@@ -55,7 +57,7 @@ def test_text_form_of_a_stride_2_plan():
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("0CPU", "it needs"),
+        ("0H2D 0GPU", "every tile needs"),
         ("0CPU 0WTS 0CPU 0WTS", "once"),
         ("0WTS 0CPU", "in that order"),
         ("0H2D 0D2H 0GPU", "in that order"),
@@ -74,6 +76,24 @@ def test_resident_tiles_are_stepped_where_they_are():
     plan = plan_of(Schedule.make([16] * 3, "stride", 2, 1 / 3, 16))
     assert str(plan) == "0GPU 1GPU 2CPU 2WTS"
     assert (plan.resident_tiles, plan.device_tiles, plan.host_tiles) == ((0, 1), (), (2,))
+
+
+def on_host(schedule):
+    """The same with 16-bit weights in host memory."""
+    return dataclasses.replace(schedule, weights_on_host=True)
+
+
+def test_weights_in_host_memory_are_sent_nowhere_by_the_cpu_and_back_by_the_device():
+    plan = plan_of(on_host(Schedule.make([16] * 5, "stride", 2, 4 / 5, 16)))
+    assert str(plan) == "0GPU 0D2H 1H2D 1GPU 1D2H 3H2D 3GPU 3D2H 2CPU 4CPU"
+    assert (plan.resident_tiles, plan.device_tiles, plan.host_tiles) == ((0,), (1, 3), (2, 4))
+    assert Plan.parse(str(plan)) == plan
+
+
+@pytest.mark.parametrize("text", ["0CPU 1CPU 1WTS", "0GPU 0D2H 1GPU", "0GPU 1CPU", "0CPU 0D2H"])
+def test_a_plan_whose_weights_live_in_both_memories_is_refused(text):
+    with pytest.raises(PlanError, match="where 16-bit weights live in host memory"):
+        Plan.parse(text)
 
 
 def test_tiles_cut_uneven_subgroups():
@@ -176,6 +196,14 @@ def test_a_schedule_sends_the_policys_subgroups_and_sizes_buffers_by_what_uses_t
     assert make("all-device", ratio=0.5) == ([3, 4, 5], 48, 48)
     assert make("all-device", ratio=0.0) == ([], 0, 0)
     assert make("dynamic", ratio=0.0) == ([], 0, 0)
+
+
+def test_weights_in_host_memory_need_outboxes_for_resident_tiles_and_no_staging():
+    schedule = Schedule.make([64, 32, 80, 16], "stride", 2, 0.6, 48)
+    assert (schedule.slot_numel, schedule.staging_numel, schedule.outbox_numel) == (32, 48, 0)
+    schedule = on_host(schedule)
+    assert (schedule.slot_numel, schedule.staging_numel, schedule.outbox_numel) == (32, 0, 48)
+    assert on_host(Schedule.make([64], "all-host", 2, 1.0, 48)).outbox_numel == 0
 
 
 def test_an_action_on_a_tile_that_is_not_there_is_refused():

@@ -1,6 +1,7 @@
 """Sweeps that are predicted: folders, published values beside them, errors."""
 
 import csv
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -100,6 +101,20 @@ def test_every_policy_of_the_plugin_can_be_predicted(with_json, policy, just_in_
     assert (got.hidden_s > 0) is just_in_time
 
 
+def test_weights_in_host_memory_reach_the_workload_and_their_gathers_the_forward(with_json):
+    on_host = {"device": "cpu", "pin_memory": True}
+    found = with_json(zero(offload_param=on_host))
+    assert found.weights_on_host
+    without = with_json(zero(offload_param={"device": "none"}))
+    machine = load_machine("h100x4")
+    slow = dataclasses.replace(machine.rates, h2d_bytes_per_s=1e9)
+    slow = dataclasses.replace(machine, rates=slow)
+    assert predict(found, machine).forward_s >= predict(without, machine).forward_s
+    assert predict(found, slow).forward_s > 2 * predict(without, slow).forward_s
+    with pytest.raises(WorkloadError, match=r"offload_param\.device = 'cpu': the paper's software"):
+        with_json(zero(offload_param=on_host), AsOf.PAPER)
+
+
 def test_settings_of_the_json_reach_the_workload(with_json):
     found = with_json(block(policy="ratio", ratio=0.4, tile_numel=64, keep_grads_on_device=False))
     assert (found.policy, found.offload_ratio, found.tile_numel) == ("ratio", 0.4, 64)
@@ -146,7 +161,7 @@ def test_the_papers_software_ends_the_update_before_the_forward(with_json):
         (offload(device="nvme"), r"offload_optimizer\.device = 'nvme': "),
         (offload(super_offload=True), r"offload_optimizer\.super_offload = True: "),
         (zero(zenflow={"topk_ratio": 0.1}), r"zero_optimization\.zenflow = "),
-        (zero(offload_param={"device": "cpu"}), r"zero_optimization\.offload_param = "),
+        (zero(offload_param={"device": "nvme"}), r"offload_param\.device = 'nvme': "),
         (lambda c: c.update(compile={"deepcompile": True}), r"compile\.deepcompile = True: "),
         (lambda c: c.update(optimizer={"type": "Muon"}), r"optimizer\.type = 'Muon': "),
         (lambda c: c.clear(), r"zero_optimization\.stage = None: "),

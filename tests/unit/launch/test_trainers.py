@@ -161,7 +161,6 @@ HYBRID = {"engine": "hybrid", "stride": 2}
         ),
         ({**HYBRID, "zero_stage": 2}, "zero_stage = 2: engine 'hybrid' needs", "'vanilla'"),
         ({**HYBRID, "offload_optimizer": "none"}, "offload_optimizer = 'none': engine", "'cpu'"),
-        ({"engine": "A", "offload_param": "cpu"}, "offload_param = 'cpu': engine", "'none'"),
     ],
 )
 def test_what_neither_trainer_can_run_is_refused_with_a_remedy(megatron, fields, field, remedy):

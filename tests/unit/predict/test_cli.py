@@ -84,7 +84,8 @@ def test_every_option_reaches_the_workload(capsys):
     }  # fmt: skip
     words = [str(word) for pair in options.items() for word in pair]
     flags = ["--no-just-in-time", "--no-checkpointing", "--flash-attention", "--json",
-             "--timer-synchronizes", "--issue-all-first", "--no-device-grads"]  # fmt: skip
+             "--timer-synchronizes", "--issue-all-first", "--no-device-grads",
+             "--weights-on-host"]  # fmt: skip
     assert plan("--model", "7B", "--machine", "h100x4", *words, *flags) == 0
     assert json.loads(capsys.readouterr().out)["workload"] == {
         "engine": "ours", "dp": 2, "tp": 2, "micro_batch_size": 3, "accumulation": 5,
@@ -92,7 +93,7 @@ def test_every_option_reaches_the_workload(capsys):
         "policy": "stride", "just_in_time_forward": False, "timer_synchronizes": True,
         "issues_all_first": True, "keeps_device_grads": False, "subgroup_numel": 10**7,
         "tile_numel": 2**20, "activation_checkpointing": False, "materialized_attention": False,
-        "hog_share": 0.25, "dtype": "fp16",
+        "hog_share": 0.25, "dtype": "fp16", "weights_on_host": True,
     }  # fmt: skip
 
 

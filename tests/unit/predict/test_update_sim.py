@@ -155,6 +155,38 @@ def test_every_kind_of_action_takes_time_on_its_lane():
     assert all(run.busy_s(lane) > 0 for lane in ("CPU", "H2D", "GPU", "D2H", "weights"))
 
 
+@pytest.mark.parametrize("policy", ["all-host", "stride", "all-device", "ratio"])
+def test_weights_in_host_memory_cross_the_link_only_where_the_device_wrote_them(policy):
+    ratio = 0.75 if policy == "ratio" else 1.0
+    workload = of(weights_on_host=True, offload_ratio=ratio, keeps_device_grads=False)
+    run = simulate_update(workload, MACHINE, policy)
+    moved = {"H2D": 0.0, "D2H": 0.0, "weights": 0.0}
+    for job in run.jobs:
+        if job.lane in moved:
+            moved[job.lane] += job.work * (job.draws.get("h2d", 0) + job.draws.get("d2h", 0))
+    through, resident = (TILE * len(t) for t in (run.plan.device_tiles, run.plan.resident_tiles))
+    assert moved == {"H2D": 14 * through, "D2H": 14 * through + 2 * resident, "weights": 0}
+    assert bool(through) == (policy in ("stride", "all-device"))
+    assert bool(resident) == (policy == "ratio")
+    assert set(run.ready_s) == set(range(48))
+
+
+@pytest.mark.parametrize("engine", ["ours", "zero3"])
+def test_an_update_on_the_cpu_of_weights_in_host_memory_is_the_cpu_s_alone(engine):
+    workload = of(engine, weights_on_host=True)
+    run = simulate_update(workload, MACHINE)
+    assert {job.lane for job in run.jobs} == {"CPU"}
+    alone = sum(EVEN) / rank_of(workload, MACHINE).host_alone_parameters_per_s
+    assert run.seconds == pytest.approx(alone)
+    assert run.seconds < simulate_update(of(engine), MACHINE).seconds
+
+
+def test_weights_that_go_home_are_there_before_the_state_is():
+    run = simulate_update(of(weights_on_host=True), MACHINE, "all-device")
+    flushed = {job.what.split()[1]: job.end_s for job in run.jobs if job.what.startswith("flush")}
+    assert all(run.ready_s[int(tile)] < end for tile, end in flushed.items())
+
+
 def with_rates(**changes):
     return dataclasses.replace(MACHINE, rates=dataclasses.replace(MACHINE.rates, **changes))
 

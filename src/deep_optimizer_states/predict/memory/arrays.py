@@ -14,6 +14,7 @@ from deep_optimizer_states.predict.memory.activations import head_bytes, layer_b
 from deep_optimizer_states.predict.memory.architecture import FP32_BYTES
 from deep_optimizer_states.predict.memory.setting import Setting
 from deep_optimizer_states.predict.workload import power_of_two
+from deep_optimizer_states.schedule import Schedule
 
 FP64_BYTES = 8
 """Norms are taken of an fp64 copy of each gradient."""
@@ -181,7 +182,9 @@ def _stage3(of: Setting, has_gpu: bool) -> Iterator[Array]:
     if of.weights_at == "nvme":
         yield Array("buffers of weights on NVMe", of.size * NVME_WEIGHTS_NUMEL, True, ALWAYS)
     else:
-        yield Array("weights", of.size * of.part, of.weights_at == "cpu", ALWAYS)
+        on_host = of.weights_at == "cpu"
+        weights = _locked(of.size * of.part, has_gpu and on_host)
+        yield Array("weights", weights, on_host, ALWAYS)
     if of.dp > 1 or (of.weights_at != "none" and has_gpu):
         gathered = of.size * min(of.live_numel, of.numel)
         yield Array("gathered weights", gathered, False, PASSES)
@@ -233,6 +236,18 @@ def _nvme(of: Setting) -> Iterator[Array]:
     yield Array("buffers of state on NVMe", NVME_BUFFERS * state, True, READY)
 
 
+def device_buffers_bytes(schedule: Schedule, size: int) -> float:
+    """Slots of the plugin, and outboxes for weights that live in host memory, in bytes.
+
+    Args:
+        schedule: Its tiles.
+        size: Bytes of a weight, and of a gradient.
+    """
+    weights = size if schedule.weights_on_host else 0
+    slots = (FP32_BYTES + MOMENTS_BYTES + size + weights) * schedule.slot_numel * SLOTS
+    return float(slots + size * schedule.outbox_numel * STAGING_BUFFERS)
+
+
 def _plugin(of: Setting, has_gpu: bool) -> Iterator[Array]:
     schedule = of.schedule
     resident = sum(of.subgroups[idx] for idx in schedule.resident_subgroups)
@@ -247,6 +262,5 @@ def _plugin(of: Setting, has_gpu: bool) -> Iterator[Array]:
     staging = of.size * schedule.staging_numel * STAGING_BUFFERS
     staging = staging if has_gpu else min(staging, of.size * of.part)
     yield Array("weights on their way to the device", staging, True, LATER)
-    slots = float((state + of.size) * schedule.slot_numel * SLOTS)
-    yield Array("slots", slots, False, READY)
+    yield Array("slots", device_buffers_bytes(schedule, of.size), False, READY)
     yield Array("state that stays on the device", (state + FP32_BYTES) * resident, False, READY)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.memory.architecture import architecture_of_shape
 from deep_optimizer_states.predict.memory.arrays import (
-    SLOTS,
     STAGING_BUFFERS,
     TRAINING,
+    device_buffers_bytes,
     passes_of_stage3,
 )
 from deep_optimizer_states.predict.memory.peaks import (
@@ -86,6 +86,8 @@ def memory_of(workload: Workload, machine: Machine, policy: str) -> Memory:
     else:
         locked, pageable = workload.software.host_state_bytes(host_numels)
         locked += power_of_two(gradients)
+    if workload.weights_on_host and machine.gpus:
+        locked += power_of_two(workload.weight_bytes * numel)  # DeepSpeed's own allocation
     device = _needed_device_bytes(workload, policy, bool(machine.gpus))
     if machine.gpus:
         kept = kept_subgroups(workload, machine, policy)
@@ -134,7 +136,7 @@ def _placement(workload: Workload, policy: str) -> tuple[frozenset[int], float, 
         slot_bytes = float((STATE_BYTES + FP32_BYTES) * software.slot_numel(workload))
         return software.resident_subgroups(workload), slot_bytes, 0
     schedule = schedule_of(workload, policy)
-    slot_bytes = float((STATE_BYTES + workload.weight_bytes) * schedule.slot_numel * SLOTS)
+    slot_bytes = device_buffers_bytes(schedule, workload.weight_bytes)
     return schedule.resident_subgroups, slot_bytes, schedule.staging_numel
 
 
@@ -150,14 +152,18 @@ def setting_of_workload(workload: Workload) -> Setting:
         checkpointing=workload.activation_checkpointing,
         is_flash=not workload.materialized_attention,
         optimizer_at="cpu",
+        weights_at="cpu" if workload.weights_on_host else "none",
         subgroup_numel=workload.subgroup_numel,
     )
 
 
 @functools.lru_cache(maxsize=64)
 def _passes_bytes(setting: Setting, has_gpu: bool) -> float:
-    """The most that weights, gathered weights, buckets and activations take at one time."""
-    arrays = passes_of_stage3(setting, has_gpu)
+    """The most that weights, gathered weights, buckets and activations take at one time.
+
+    On a GPU without weights that live in host memory; without one all is host memory.
+    """
+    arrays = [a for a in passes_of_stage3(setting, has_gpu) if not (has_gpu and a.on_host)]
     return max(
         sum(array.num_bytes for array in arrays if moment in array.when) for moment in TRAINING
     )

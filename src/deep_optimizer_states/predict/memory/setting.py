@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -109,6 +110,8 @@ class Setting:
             raise WorkloadError(f"offload_optimizer = {self.optimizer_at!r}: needs stage 1 to 3")
         if self.plugin and (self.stage != 3 or self.optimizer_at != "cpu"):
             raise WorkloadError("deep_optimizer_states: needs stage 3 with offload_optimizer: cpu")
+        if self.plugin and self.weights_at == "nvme":
+            raise WorkloadError("deep_optimizer_states: works with offload_param: cpu, not nvme")
 
     @property
     def size(self) -> int:
@@ -171,7 +174,8 @@ class Setting:
         if sum(tile.numel for tile in apart) > MOST_APART * self.part:
             apart = []
         way = (policy, plugin.stride, plugin.ratio, plugin.tile_numel)
-        return Schedule.make(self.subgroups, *way, apart)
+        schedule = Schedule.make(self.subgroups, *way, apart)
+        return dataclasses.replace(schedule, weights_on_host=self.weights_at != "none")
 
 
 def setting_of(

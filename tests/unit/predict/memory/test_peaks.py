@@ -168,6 +168,19 @@ def test_the_plugin_has_no_fp32_gradients_and_three_slots():
     assert not slots.on_host
 
 
+def test_weights_in_host_memory_are_page_locked_there_and_leave_the_device():
+    ours = of(optimizer_at="cpu", subgroup_numel=NUMEL // 8, plugin=Plugin("stride", 2, 0.7, 2**20))
+    offloaded = dataclasses.replace(ours, weights_at="cpu")
+    named = [{a.name: a for a in arrays_of(each, True)} for each in (ours, offloaded)]
+    weights = [arrays["weights"] for arrays in named]
+    assert [array.on_host for array in weights] == [False, True]
+    assert weights[1].num_bytes == power_of_two(2 * NUMEL) > weights[0].num_bytes
+    assert "weights on their way to the device" not in named[1]
+    assert named[1]["slots"].num_bytes == 3 * 16 * 2**20 + 2 * 2 * 2**20
+    assert "gathered weights" in named[1]
+    assert "gathered weights" not in named[0]
+
+
 def test_nvme_keeps_no_state_in_memory():
     cpu, disk = (
         peaks_of(of(optimizer_at=place, subgroup_numel=NUMEL // 100), True).train.host_bytes
@@ -208,6 +221,10 @@ def test_a_configuration_says_what_a_setting_is():
         ({"stage": 0, "optimizer_at": "cpu"}, "needs stage 1 to 3"),
         ({"optimizer_at": "disk"}, "optimizer_at = 'disk'"),
         ({"dp": 0}, "dp = 0: give a whole number"),
+        (
+            {"plugin": Plugin(), "optimizer_at": "cpu", "weights_at": "nvme"},
+            "deep_optimizer_states: works with offload_param: cpu, not nvme",
+        ),
         ({"plugin": Plugin()}, "deep_optimizer_states: needs stage 3 with offload_optimizer: cpu"),
     ],
 )
@@ -228,9 +245,12 @@ def test_tiles_are_apart_as_the_engine_sets_them_apart():
     assert max(lengths) < 2 * max(MODEL.layers[0].numel, 4096 * 1024)
 
 
+@pytest.mark.parametrize("weights_on_host", [False, True])
 @pytest.mark.parametrize("policy", ["all-host", "stride", "dynamic", "stock"])
 @pytest.mark.parametrize("accumulation", [1, 4])
-def test_the_performance_models_workloads_take_what_the_arrays_take(policy, accumulation):
+def test_the_performance_models_workloads_take_what_the_arrays_take(
+    policy, accumulation, weights_on_host
+):
     """Their update is summed apart, since the paper's software is among them: no sum may drift."""
     software = STOCK if policy == "stock" else None
     policy = "all-host" if software else policy
@@ -240,6 +260,7 @@ def test_the_performance_models_workloads_take_what_the_arrays_take(policy, accu
         accumulation=accumulation,
         subgroup_numel=100_000_000,
         keeps_device_grads=False,
+        weights_on_host=weights_on_host,
     )
     one = memory_of(workload, load_machine("h200x1"), policy)
     plugin = None if software else Plugin(policy, workload.stride)
