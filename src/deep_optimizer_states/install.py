@@ -5,10 +5,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from packaging.version import Version
+
 from deep_optimizer_states.config import BLOCK, Settings, read_settings, translate_paper_keys
 from deep_optimizer_states.deepspeed_guard import check_deepspeed
 from deep_optimizer_states.errors import ConfigError
 
+DROPS_GRADIENTS = ((0, 15, 2), (0, 18, 9))
+"""First and last release of DeepSpeed whose stages 1 and 2 lose gradients under offload."""
 _originals: dict[tuple[Any, str], Any] = {}
 
 
@@ -69,20 +73,20 @@ def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any
     from deepspeed.pipe import PipelineModule
 
     settings: Settings = getattr(engine._config, BLOCK, Settings())
-    is_pipeline = isinstance(engine.module, PipelineModule)
-    # DeepSpeed gives no optimizer to an engine for inference. It refuses a pipeline with ZeRO-3
-    # after this method has returned, and nobody would end the lanes of an optimizer made here.
-    if not settings.enabled or optimizer is None or is_pipeline:
+    # DeepSpeed gives no optimizer to an engine for inference.
+    if not settings.enabled or optimizer is None:
+        return original(engine, optimizer)
+    if isinstance(engine.module, PipelineModule):
+        if engine.zero_optimization_stage() < 3:
+            raise ConfigError(
+                f'"{BLOCK}" does not work with a PipelineModule: set {BLOCK}.enabled to false'
+            )
+        # DeepSpeed refuses it with ZeRO-3 after this method has returned, and nobody would end the
+        # lanes of an optimizer made here.
         return original(engine, optimizer)
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    # The method imports this module when it runs, and it subclasses stock's optimizer: it must not
-    # meet ours in its place.
-    from deepspeed.runtime.superoffload import superoffload_stage3  # noqa: F401
-    from deepspeed.runtime.zero import stage3
-
     from deep_optimizer_states.engine_calls import time_own_stream
-    from deep_optimizer_states.zero3.optimizer import InterleavedZeroOptimizer
 
     # Its fp32_optimizer_states matters not: moments are in the type of the master weights, fp32.
     if type(optimizer) is not DeepSpeedCPUAdam:
@@ -93,20 +97,48 @@ def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any
             f"{type(optimizer).__name__}. Give DeepSpeed an Adam or AdamW "
             f'"optimizer" block, or pass it a DeepSpeedCPUAdam{out}'
         )
-    # The method imports the name from this module when it runs: swap it for the length of the call.
-    stock = stage3.DeepSpeedZeroOptimizer_Stage3
-    stage3.DeepSpeedZeroOptimizer_Stage3 = functools.partial(
+    module, name, ours = _adapter_of(engine, settings)
+    # The method looks the name up in this module when it runs: swap it for the length of the call.
+    stock = getattr(module, name)
+    setattr(module, name, ours)
+    try:
+        made = original(engine, optimizer)
+    finally:
+        setattr(module, name, stock)
+    if settings.just_in_time_forward and engine.zero_optimization_stage() == 3:
+        time_own_stream(engine.tput_timer)
+    return made
+
+
+def _adapter_of(engine: Any, settings: Settings) -> tuple[Any, str, Any]:
+    """Where DeepSpeed finds the class of this engine's stage, and what takes its place there."""
+    if engine.zero_optimization_stage() < 3:
+        from deepspeed.runtime import engine as module
+
+        from deep_optimizer_states.zero12.optimizer import InterleavedFlatOptimizer
+
+        zero = engine._config.zero_config
+        is_given = "sub_group_size" in zero.model_fields_set
+        flat = functools.partial(
+            InterleavedFlatOptimizer,
+            settings=settings,
+            # Stock has no subgroups at these stages, so that its default means nothing here.
+            subgroup_numel=zero.sub_group_size if is_given else 0,
+        )
+        return module, "DeepSpeedZeroOptimizer", flat
+    # DeepSpeed imports this module later, and it subclasses stock's optimizer: it must not meet
+    # ours in its place.
+    from deepspeed.runtime.superoffload import superoffload_stage3  # noqa: F401
+    from deepspeed.runtime.zero import stage3
+
+    from deep_optimizer_states.zero3.optimizer import InterleavedZeroOptimizer
+
+    zero3 = functools.partial(
         InterleavedZeroOptimizer,
         settings=settings,
         is_managed=engine.managed_gradient_accumulation(),
     )
-    try:
-        ours = original(engine, optimizer)
-    finally:
-        stage3.DeepSpeedZeroOptimizer_Stage3 = stock
-    if settings.just_in_time_forward:
-        time_own_stream(engine.tput_timer)
-    return ours
+    return stage3, "DeepSpeedZeroOptimizer_Stage3", zero3
 
 
 def _is_ours(engine: Any) -> bool:
@@ -162,7 +194,7 @@ def check_supported(config: Any) -> None:
     wrong = [
         (not is_adam, f'optimizer.type = {name}: set it to "Adam" or "AdamW"'),
         (torch_adam, f"optimizer.params.torch_adam = {out}: the update is DeepSpeedCPUAdam's"),
-        (zero.stage != 3, f"zero_optimization.stage = {zero.stage}: set it to 3"),
+        (zero.stage not in (1, 2, 3), f"zero_optimization.stage = {zero.stage}: set it to 1 to 3"),
         (device != "cpu", f'offload_optimizer.device = {device}: set it to "cpu"'),
         (
             param_device not in ("none", "cpu"),
@@ -176,8 +208,31 @@ def check_supported(config: Any) -> None:
         (bf16, f"bf16_master_weights_and_grads = {out}: master weights are fp32"),
     ]
     found = [sentence for is_wrong, sentence in wrong if is_wrong]
+    if zero.stage in (1, 2):
+        found += _wrong_below_stage_3(config)
     if found:
         raise ConfigError(f'"{BLOCK}" does not work with ' + "; ".join(found))
+
+
+def _wrong_below_stage_3(config: Any) -> list[str]:
+    """What alone stages 1 and 2 do not do, in words."""
+    import deepspeed
+
+    stage, ratio = config.zero_config.stage, getattr(config, BLOCK).ratio
+    found = []
+    if ratio != 1.0:
+        found.append(
+            f"{BLOCK}.ratio = {ratio}: set it to 1; at stage {stage} the state of a parameter "
+            "group is one tensor, of which no share can stay on the device"
+        )
+    if DROPS_GRADIENTS[0] <= Version(deepspeed.__version__).release <= DROPS_GRADIENTS[1]:
+        first, last = (".".join(map(str, release)) for release in DROPS_GRADIENTS)
+        found.append(
+            f"DeepSpeed {deepspeed.__version__} at stage {stage}: with the optimizer offloaded, "
+            f"releases {first} to {last} drop gradients of earlier micro-batches there (their "
+            "issues 7967 and 7981); install a later one, or set the stage to 3"
+        )
+    return found
 
 
 def _text(device: Any) -> str:

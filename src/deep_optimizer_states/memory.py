@@ -80,9 +80,10 @@ def check_host_memory(host_numel: int, buffer_bytes: int, free_bytes: int, num_r
             f"the optimizer state needs {needed / GIB:.1f} GiB of host memory "
             f"({host_numel:,} parameters x {STATE_BYTES} bytes x {num_ranks} ranks of this "
             f"machine, and gradients); {free_bytes / GIB:.1f} GiB are free. Use more machines, a "
-            'smaller model, or "deep_optimizer_states.ratio" below 1 to keep a share on the '
-            "device. If this machine has more than it shows (the memory of some virtual machines "
-            'grows as it is used), give its bytes in "deep_optimizer_states.host_memory_bytes"'
+            'smaller model or, at stage 3, "deep_optimizer_states.ratio" below 1 to keep a share '
+            "on the device. If this machine has more than it shows (the memory of some virtual "
+            "machines grows as it is used), give its bytes in "
+            '"deep_optimizer_states.host_memory_bytes"'
         )
 
 

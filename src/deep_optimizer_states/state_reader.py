@@ -1,4 +1,4 @@
-"""Read what a ZeRO-3 engine has trained, stock's or ours, to compare or fingerprint it."""
+"""Read what a ZeRO engine has trained, stock's or ours, to compare or fingerprint it."""
 
 from __future__ import annotations
 
@@ -55,9 +55,10 @@ def _whole_state(engine: Any) -> SubgroupState:
     # DeepSpeed's wrapper of a stage below 3 hands flat tensors down; without one (a model in fp32)
     # the parameters themselves are updated.
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    state = getattr(engine.optimizer, "state", inner.state)  # an update in flight is waited for
     masters = [param for group in inner.param_groups for param in group["params"]]
     # There are none before the first step, which an fp16 run that skips every update never takes.
-    states = [inner.state.get(param, {}) for param in masters]
+    states = [state.get(param, {}) for param in masters]
     moments = [state[key] for key in MOMENTS for state in states if key in state]
     return SubgroupState(list(engine.module.parameters()), masters, moments)
 

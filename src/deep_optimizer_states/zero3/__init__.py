@@ -2,6 +2,6 @@
 
 ``optimizer`` is the one subclass of stock's class. It overrides stock's methods and hands their
 work to objects that it owns: ``gradients`` (from backward to the update), ``gathers`` (who waits
-for an update in flight), ``homes`` (where optimizer state lives) and ``update`` (one step, on the
-lanes that ``steppers`` opens). ``stock`` lists all that these objects read of DeepSpeed's.
+for an update in flight), ``homes`` (where optimizer state lives), and what all stages share
+(``deep_optimizer_states.zero``). ``stock`` lists all that these objects read of DeepSpeed's.
 """

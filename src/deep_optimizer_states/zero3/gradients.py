@@ -66,6 +66,7 @@ class GradientFlush:
         self._lanes = lanes
         self._gate = gate
         self._is_managed = is_managed
+        self.dtype = stock.gradient_accumulation_dtype
         self._flushed: dict[int, Event] = {}
         self._on_device: dict[int, Tensor] = {}
         self._copies: dict[int, Tensor] = {}

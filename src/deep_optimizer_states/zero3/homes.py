@@ -1,30 +1,23 @@
-"""Where optimizer state lives: in memory of the lanes' device, or on it."""
+"""Where optimizer state of ZeRO-3's subgroups lives: in host memory, or on the device."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-from deepspeed import comm as dist
 from torch import Tensor
 
-from deep_optimizer_states.config import Settings
-from deep_optimizer_states.cores import LaneCores, choose_cores, find_place
 from deep_optimizer_states.device.base import Device
+from deep_optimizer_states.kernels.host import Tail
 from deep_optimizer_states.kernels.tensors import AdamTensors
-from deep_optimizer_states.memory import check_host_memory, free_host_bytes, local_ranks
 from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.zero.homes import StateHomes
 from deep_optimizer_states.zero3.stock import Layout, Stock
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
+class SubgroupHomes(StateHomes):
+    """Homes of subgroups, each of which is a master weight of its own.
 
-class StateHomes:
-    """The memory of this rank's master weights and moments.
-
-    It owns that memory: resident subgroups have theirs on the device, the others in host memory
-    near the cores that step them. Stock keeps the tensors themselves, as keys and values of the
-    optimizer's ``state``, and the 16-bit weights; it also names the process groups.
+    Resident ones have theirs on the device.
 
     Args:
         stock: DeepSpeed's optimizer.
@@ -34,85 +27,46 @@ class StateHomes:
     """
 
     def __init__(self, stock: Stock, layout: Layout, schedule: Schedule, lanes: Device) -> None:
-        self._stock = stock
-        self._layout = layout
-        self._schedule = schedule
-        self._lanes = lanes
-        self._masters: list[Tensor] = []
-        self._moments: list[dict[str, Tensor]] = []
-
-    def reserve(self, settings: Settings, grad_bytes: int) -> None:
-        """See that the memory is there, and choose the cores that it will be near. Every rank must.
-
-        Args:
-            settings: The checked block of the config.
-            grad_bytes: What gradients take beside the state in host memory, in bytes.
-
-        Raises:
-            HostMemoryError: There is not enough.
-        """
-        resident = self._schedule.resident_subgroups
-        host_numel = sum(n for idx, n in enumerate(self._layout.numels) if idx not in resident)
-        staging_bytes = 2 * self._schedule.staging_numel * self._stock.dtype.itemsize
-        free_bytes = settings.host_memory_bytes or free_host_bytes()
-        # Or a rank that comes late counts what another has taken already.
-        dist.barrier(group=self._stock.dp_process_group)
-        check_host_memory(host_numel, staging_bytes + grad_bytes, free_bytes, local_ranks())
-        self._lanes.near = self._choose_cores(settings)
-
-    def _choose_cores(self, settings: Settings) -> LaneCores:
-        mine = find_place(dist.get_rank(), self._lanes.pci_address)
-        everyone = [mine]
-        for group in (self._stock.dp_process_group, self._stock.model_parallel_group):
-            if group is not None:
-                found: list[Any] = [None] * dist.get_world_size(group=group)
-                # torch's: at DeepSpeed's, which it does not know, its comms_logger calls exit(0).
-                torch.distributed.all_gather_object(found, everyone, group=group)
-                everyone = list({place.rank: place for part in found for place in part}.values())
-        return choose_cores(mine, everyone, settings.host_threads, settings.bind_cores)
-
-    def take_masters(self, masters: list[Tensor]) -> None:
-        """Move the master weights of all subgroups, as stock made them, to where they live."""
-        self._masters = masters
-        for idx, master in enumerate(masters):
-            # The tensor object is the key of the optimizer's state, so only its storage moves.
-            master.data = self._home_of(idx, master.data)
+        super().__init__(stock, layout.numels, schedule, lanes)
+        self._zero3 = stock
 
     def make_moments(self) -> None:
-        """Create the moments where they live; no fp32 gradients."""
-        for idx, master in enumerate(self._masters):
-            zeros = [self._home_of(idx, torch.zeros_like(master.data)) for _ in _MOMENTS]
-            self._moments.append(dict(zip(_MOMENTS, zeros, strict=True)))
-            self._stock.optimizer.state[master] = {"step": 0, **self._moments[idx]}
+        """Create the moments where they live; stock has some from the beginning."""
+        super().make_moments()
+        for master, moments in zip(self._masters, self._moments, strict=True):
+            self._zero3.optimizer.state[master] = {"step": 0, **moments}
 
-    def _home_of(self, subgroup: int, source: Tensor) -> Tensor:
-        if subgroup in self._schedule.resident_subgroups:
+    def _home_of(self, number: int, source: Tensor) -> Tensor:
+        if number in self._schedule.resident_subgroups:
             return self._lanes.empty_device(source.numel(), source.dtype).copy_(source)
-        return self._lanes.host_home(source)
+        return super()._home_of(number, source)
 
     def return_home(self) -> None:
-        """Copy loaded moments into the tensors that held them before loading.
+        """Copy loaded moments home; a checkpoint from before the first step has none."""
+        for master in self._masters:
+            self._zero3.optimizer.state.setdefault(master, {"step": 0})
+        super().return_home()
 
-        torch's ``load_state_dict`` puts its own tensors in place of ours; a checkpoint from before
-        the first step has none.
-        """
-        for master, home in zip(self._masters, self._moments, strict=True):
-            loaded = self._stock.optimizer.state.setdefault(master, {})
-            for key in _MOMENTS:
-                if key not in loaded:
-                    home[key].zero_()
-                elif loaded[key] is not home[key]:
-                    home[key].copy_(loaded[key])
-                loaded[key] = home[key]
-            loaded["step"] = int(loaded.get("step", 0))
-
-    def state_of(self, subgroup: int) -> dict[str, Any]:
-        """What the optimizer keeps of a subgroup: ``step`` and both moments."""
-        found: dict[str, Any] = self._stock.optimizer.state[self._masters[subgroup]]
+    def _state_of(self, subgroup: int) -> dict[str, Any]:
+        found: dict[str, Any] = self._zero3.optimizer.state[self._masters[subgroup]]
         return found
 
     def tensors_of(self, subgroup: int, grad: Tensor) -> AdamTensors:
         """State and 16-bit weights of a subgroup where they live, beside a gradient of its."""
-        master, state = self._masters[subgroup], self.state_of(subgroup)
-        weights = self._stock.fp16_partitioned_groups_flat[subgroup].data
+        master, state = self._masters[subgroup], self._state_of(subgroup)
+        weights = self._zero3.fp16_partitioned_groups_flat[subgroup].data
         return AdamTensors(master.data, state["exp_avg"], state["exp_avg_sq"], grad, weights)
+
+    def group_of(self, subgroup: int) -> int:
+        """The parameter group that a subgroup is of."""
+        return self._zero3.sub_group_to_group_id[subgroup]
+
+    def count_step(self, subgroup: int) -> int:
+        """Step stock's counter of a subgroup, as its own update would."""
+        state = self._state_of(subgroup)
+        state["step"] += 1
+        return int(state["step"])
+
+    def tail_start(self, subgroup: int, tail: Tail) -> int:
+        """First element that is rounded as a tail: stock steps a subgroup at once."""
+        return tail.start(self._numels[subgroup])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,12 +21,13 @@ from deep_optimizer_states.errors import ConfigError, UpdateError
 from deep_optimizer_states.gate import Background
 from deep_optimizer_states.memory import local_ranks
 from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.zero.loading import loading
+from deep_optimizer_states.zero.steppers import Steppers
+from deep_optimizer_states.zero.update import UpdatePhase, stand_in_for_step
 from deep_optimizer_states.zero3.gathers import Gate, runs_apart
 from deep_optimizer_states.zero3.gradients import GradientFlush
-from deep_optimizer_states.zero3.homes import StateHomes
-from deep_optimizer_states.zero3.steppers import Steppers
+from deep_optimizer_states.zero3.homes import SubgroupHomes
 from deep_optimizer_states.zero3.stock import Layout
-from deep_optimizer_states.zero3.update import UpdatePhase
 
 
 class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
@@ -61,6 +61,7 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
     ) -> None:
         self._settings = settings
         self._is_managed = is_managed
+        self._may_keep_grads = settings.keep_grads_on_device
         self._closed = False
         self._grad_scale = 1.0
         self._change = contextlib.ExitStack()
@@ -94,7 +95,7 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         self._gradients = GradientFlush(
             self, layout, schedule, self._lanes, self._gate, self._is_managed
         )
-        self._homes = StateHomes(self, layout, schedule, self._lanes)
+        self._homes = SubgroupHomes(self, layout, schedule, self._lanes)
         self._homes.reserve(self._settings, self._gradients.host_bytes)  # all memory is taken below
         super()._create_fp32_partitions()
         self._homes.take_masters(self._masters)
@@ -181,22 +182,8 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         with self._loading(is_whole=True):
             super().load_hp_checkpoint_state_from_checkpoint_dir_stage3(checkpoint_dir)
 
-    @contextlib.contextmanager
-    def _loading(self, is_whole: bool) -> Iterator[None]:
-        """Replace the state, after an update that failed too.
-
-        Args:
-            is_whole: Whether moments are loaded as well, so that nothing is left of the failure.
-        """
-        background, what = self.background, "loading a checkpoint"
-        with background.overlooking_failure():
-            if background.has_failed:
-                self._update.forget_failure()
-            with background.under_way(what), background.changing(what):
-                yield
-                self._homes.return_home()
-            if is_whole:
-                background.forget_failure()
+    def _loading(self, is_whole: bool) -> contextlib.AbstractContextManager[None]:
+        return loading(self.background, self._update, self._homes, is_whole)
 
     # Gradients: from stock's backward to its norms and its scan for an overflow.
 
@@ -261,7 +248,9 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         """
         self.background.wait()
         self._gradients.begin_step()
-        self._update.use_spare_memory()
+        if self._may_keep_grads and self._update.has_shown_needs:
+            self._may_keep_grads = False  # once: from then on host memory is not kept up to date
+            self._gradients.use_spare_memory()
         with self.background.under_way("engine.step()"), contextlib.ExitStack() as self._change:
             super().step(closure)
         self._gradients.end_step(is_skipped=self.overflow)
@@ -282,25 +271,11 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def _optimizer_step(self, sub_group_id: int) -> None:
         if sub_group_id == 0:
-            self._stand_in_for_optimizer_step()
+            stand_in_for_step(self.optimizer)
             # What is cut short from here on leaves wrong state behind.
             self._change.enter_context(self.background.changing("engine.step()"))
-            self._update.launch(self.background, self._gate, self._grad_scale)
-
-    def _stand_in_for_optimizer_step(self) -> None:
-        """What others expect of ``DeepSpeedCPUAdam.step``, which is never called.
-
-        Raises:
-            ConfigError: A hook was registered on it.
-        """
-        optimizer = self.optimizer
-        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-            raise ConfigError(
-                "the optimizer has hooks (register_step_pre_hook, register_step_post_hook), which "
-                "would not be called: its step is replaced; remove them and do their work before "
-                "or after engine.step()"
-            )
-        optimizer._opt_called = True  # or torch's lr_scheduler warns that no step was made
+            order = self._gate.next_order() if self._settings.just_in_time_forward else None
+            self._update.launch(self.background, order, self._grad_scale)
 
     def _reassign_or_swap_out_partitioned_parameters(self, sub_group_id: int) -> None:
         # The executor has written the 16-bit weights; stock's copy would repeat it.

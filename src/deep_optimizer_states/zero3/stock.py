@@ -13,18 +13,15 @@ from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 
 from deep_optimizer_states.plan import Tile, subgroup_offsets
+from deep_optimizer_states.zero.stock import AnyStock
 
 
-class Stock(Protocol):
+class Stock(AnyStock, Protocol):
     """The attributes of DeepSpeed's optimizer that the adapter's objects read, and no others.
 
     The objects never assign to them: what stock expects to be changed, ``optimizer`` changes.
     """
 
-    optimizer: Any
-    """The ``DeepSpeedCPUAdam``: its state by master weight, and its parameter groups."""
-    dtype: torch.dtype
-    """Type of the model's weights."""
     gradient_accumulation_dtype: torch.dtype
     gradient_accumulation_steps: int
     reduce_bucket_size: int
@@ -46,8 +43,6 @@ class Stock(Protocol):
     persistent_parameters: list[Any]
     """Parameters that are never partitioned while the model runs: norms, biases."""
     param_names: dict[Any, str]
-    dp_process_group: Any
-    model_parallel_group: Any
     _offload_boundary_param_ids: set[int]
     """Parameters that got a gradient in this window."""
 

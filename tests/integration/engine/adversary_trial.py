@@ -18,7 +18,7 @@ from equality_worker import SMALL_TILES
 
 from deep_optimizer_states.device.emulated import Faults
 from deep_optimizer_states.kernels.host import HostAdam
-from deep_optimizer_states.zero3 import steppers
+from deep_optimizer_states.zero import steppers
 
 RANK, NUM_RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 WIDTH = 19

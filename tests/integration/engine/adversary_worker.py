@@ -31,7 +31,7 @@ from equality_worker import leave, make_engines_cheaper
 import deep_optimizer_states
 from deep_optimizer_states.device.base import Wait
 from deep_optimizer_states.device.emulated import Faults
-from deep_optimizer_states.zero3 import steppers
+from deep_optimizer_states.zero import steppers
 
 THEMES = {
     "models": adversary_models,

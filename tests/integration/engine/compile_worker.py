@@ -19,7 +19,7 @@ from equality_cases import Case, Net
 import deep_optimizer_states
 from deep_optimizer_states.device.base import Wait
 from deep_optimizer_states.device.emulated import Faults
-from deep_optimizer_states.zero3 import steppers
+from deep_optimizer_states.zero import steppers
 
 CASE = Case(steps=3)
 BLOCK = equality.POLICIES["stride 2"]

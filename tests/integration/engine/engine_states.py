@@ -9,6 +9,8 @@ def state_of(engine):
     Padding is cut off: stock leaves it uninitialised.
     """
     optimizer = engine.optimizer
+    if engine.zero_optimization_stage() < 3:
+        return flat_state_of(engine)
     result = {}
     for idx, master in enumerate(optimizer.fp32_partitioned_groups_flat):
         state = optimizer.optimizer.state[master]
@@ -25,6 +27,26 @@ def state_of(engine):
                 zip(pieces, optimizer.groups_padding[idx], strict=True)
             ):
                 result[f"{name}/{idx}/{number}"] = piece.narrow(0, 0, piece.numel() - pad)
+    return result
+
+
+def flat_state_of(engine):
+    """The same below stage 3, padding and gradients too, which stock leaves nowhere to chance."""
+    optimizer, result = engine.optimizer, {}
+    for idx, master in enumerate(optimizer.single_partition_of_fp32_groups):
+        rank = torch.distributed.get_rank(optimizer.real_dp_process_group[idx])
+        state = optimizer.optimizer.state[master]
+        tensors = {
+            "master": master.data,
+            "grad": master.grad,
+            **{name: torch.as_tensor(value) for name, value in state.items()},
+            "weights": optimizer.parallel_partitioned_bit16_groups[idx][rank],
+            "weights of all ranks": optimizer.bit16_groups_flat[idx],
+        }
+        for name, tensor in tensors.items():
+            result[f"{name}/{idx}"] = tensor.detach().to("cpu", copy=True)
+    for name, param in engine.module.named_parameters():
+        result[name] = param.detach().to("cpu", copy=True)
     return result
 
 

@@ -69,7 +69,8 @@ class Case:
         own_optimizer: Whether DeepSpeed is given a ``DeepSpeedCPUAdam``.
         most_ranks: On more of them stock itself fails.
         policies: What alone it is run under; empty for all.
-        is_cut: Whether stock must have cut the state into three pieces at least.
+        few: How many of ``policies``, by turns, where not all is run; 0 for all of them.
+        is_cut: Whether the state must be in three subgroups at least.
         states: Type of master weights and moments.
     """
 
@@ -87,6 +88,7 @@ class Case:
     steps: int = STEPS
     most_ranks: int = 4
     policies: tuple = ()
+    few: int = 0
     is_cut: bool = True
     states: str = "fp32"
 
@@ -253,7 +255,7 @@ def ds_config(case, block):
     return config | ({"deep_optimizer_states": block} if block else {})
 
 
-FAMILIES = ("cases_offload_param",)
+FAMILIES = ("cases_offload_param", "cases_zero12")
 """Modules beside this one, each with ``CASES`` of its own: other stages, settings and models."""
 
 

@@ -29,7 +29,7 @@ from equality_cases import WIDTH, Case, Net
 
 import deep_optimizer_states
 from deep_optimizer_states.device.emulated import Faults
-from deep_optimizer_states.zero3 import steppers
+from deep_optimizer_states.zero import steppers
 from deep_optimizer_states.zero3.optimizer import InterleavedZeroOptimizer
 
 BLOCK = equality.POLICIES["stride 2"]

@@ -22,7 +22,7 @@ from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.errors import UpdateError
 from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.timeline import read_rows
-from deep_optimizer_states.zero3 import homes, steppers
+from deep_optimizer_states.zero import homes, steppers
 
 BLOCK = {"enabled": True, "policy": "stride", "stride": 2}
 

@@ -23,7 +23,8 @@ from equality_cases import WIDTH
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.engine_calls import own_stream_alone
 from deep_optimizer_states.kernels.host import HostAdam
-from deep_optimizer_states.zero3 import gathers, homes, steppers
+from deep_optimizer_states.zero import homes, steppers
+from deep_optimizer_states.zero3 import gathers
 
 CASE = equality.CASES[equality.FIRST_CASE]
 NONE_PERSISTENT = dataclasses.replace(CASE, zero={"stage3_param_persistence_threshold": 0})

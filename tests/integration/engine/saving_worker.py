@@ -15,7 +15,7 @@ import equality_worker as equality
 from equality_cases import Case
 
 from deep_optimizer_states.device.emulated import Faults
-from deep_optimizer_states.zero3 import steppers
+from deep_optimizer_states.zero import steppers
 
 CASE = Case(accumulation=1)
 BLOCK = equality.POLICIES["stride 2"]

@@ -28,7 +28,7 @@ import equality_worker as equality
 from equality_cases import WIDTH, Case, Net
 
 from deep_optimizer_states.device.emulated import Faults
-from deep_optimizer_states.zero3 import steppers
+from deep_optimizer_states.zero import steppers
 
 POLICIES = {
     "all-host": {**equality.SMALL_TILES, "policy": "all-host"},

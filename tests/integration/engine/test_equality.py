@@ -54,13 +54,23 @@ def test_every_feature_under_every_policy_equals_stock(reports):
     assert different == {}
 
 
-NUM_FEATURES = 31 + 11
+ZERO_12 = 41
+"""Features of ZeRO-1 and ZeRO-2; each under one of six policies by turns, two under two."""
+NUM_FEATURES = 31 + 11 + ZERO_12
 NUM_COMPARISONS = {
     # The first of 42 features under eight policies and the others; two engines at once; resumes.
-    "few": {1: 8 + 4 * 41 + 2 + 31, 2: 8 + 40 + 2 + 7},
-    "many": {1: 8 + 8 * 41 + 2 + 80, 2: 8 + 3 * 40 + 2 + 8, 4: 8 + 2 + 8},
+    "few": {1: 8 + 4 * 41 + 2 + 31 + 2 + ZERO_12, 2: 8 + 40 + 2 + 7 + 2 + ZERO_12},
+    "many": {
+        1: 8 + 8 * 41 + 2 + 80 + 2 + ZERO_12,
+        2: 8 + 3 * 40 + 2 + 8 + 2 + ZERO_12,
+        4: 8 + 2 + 8,
+    },
     # One feature is beyond stock itself on more than one rank.
-    "all": {1: 8 + 8 * 41 + 2 + 80, 2: 8 + 8 * 40 + 2 + 80, 4: 8 + 8 * 40 + 2 + 80},
+    "all": {
+        1: 8 + 8 * 41 + 2 + 80 + 6 * ZERO_12,
+        2: 8 + 8 * 40 + 2 + 80 + 6 * ZERO_12,
+        4: 8 + 8 * 40 + 2 + 80 + 6 * ZERO_12,
+    },
 }
 
 

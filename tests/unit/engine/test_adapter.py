@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 
 from deep_optimizer_states.deepspeed_guard import FINGERPRINTS
+from deep_optimizer_states.zero.stock import AnyStock
 from deep_optimizer_states.zero3.optimizer import InterleavedZeroOptimizer
 from deep_optimizer_states.zero3.stock import Stock
+from deep_optimizer_states.zero12.optimizer import InterleavedFlatOptimizer
+from deep_optimizer_states.zero12.stock import Stock as FlatStock
 
 ROOT = Path(__file__).resolve().parents[3]
 PLUGIN = ROOT / "src" / "deep_optimizer_states"
-ADAPTER = sorted((PLUGIN / "zero3").glob("*.py"))
+ADAPTER = sorted(
+    path for name in ("zero", "zero12", "zero3") for path in (PLUGIN / name).glob("*.py")
+)
 
 OF_TENSORS = {"data", "grad"}
 """Attributes of any tensor, which is nobody's object."""
@@ -53,8 +58,11 @@ WORDS_OF_MANY = {
 
 INTERNALS = {
     *(name for methods in FINGERPRINTS.values() for name in methods),
-    *Stock.__annotations__,
-    *vars(Stock),
+    *(
+        name
+        for kind in (AnyStock, FlatStock, Stock)
+        for name in (*kind.__annotations__, *vars(kind))
+    ),
     *("fp32_partitioned_groups_flat", "fp16_partitioned_groups", "averaged_gradients"),
     *("grad_position", "sub_group_process_groups", "parameter_offload", "backup_optimizer"),
     *("ds_id", "ds_tensor", "ds_numel", "ds_status", "ds_process_group", "partition_numel"),
@@ -126,14 +134,18 @@ def fields_with_two_writers(sources):
     return {field: names for field, names in writers.items() if len(names) > 1}
 
 
-def test_each_field_is_written_by_one_class():
-    assert fields_with_two_writers(path.read_text() for path in ADAPTER) == {}
+@pytest.mark.parametrize("stages", ["zero12", "zero3"])
+def test_each_field_is_written_by_one_class(stages):
+    """Of the adapter of some stages, and of what both share."""
+    paths = [path for path in ADAPTER if path.parent.name in ("zero", stages)]
+    assert fields_with_two_writers(path.read_text() for path in paths) == {}
 
 
-def test_one_class_alone_inherits_from_deepspeeds():
-    stock = {base for base in InterleavedZeroOptimizer.__mro__ if "deepspeed" in base.__module__}
-    ours = [base for base in InterleavedZeroOptimizer.__mro__ if base not in stock]
-    assert ours == [InterleavedZeroOptimizer, object]
+@pytest.mark.parametrize("kind", [InterleavedFlatOptimizer, InterleavedZeroOptimizer])
+def test_one_class_alone_inherits_from_deepspeeds(kind):
+    stock = {base for base in kind.__mro__ if "deepspeed" in base.__module__}
+    ours = [base for base in kind.__mro__ if base not in stock]
+    assert ours == [kind, object]
 
 
 @pytest.mark.parametrize(

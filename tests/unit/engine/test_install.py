@@ -102,7 +102,9 @@ def test_papers_keys_are_accepted_and_the_users_config_is_not_changed(installed)
 @pytest.mark.parametrize(
     ("zero", "setting"),
     [
-        ({"stage": 2, "offload_optimizer": {"device": "cpu"}}, "stage = 2"),
+        ({"stage": 0, "offload_optimizer": {"device": "cpu"}}, "stage = 0: set it to 1 to 3"),
+        ({"stage": 2}, "offload_optimizer.device = none"),
+        ({"stage": 1}, "offload_optimizer.device = none"),
         ({"stage": 3}, "offload_optimizer.device = none"),
         (
             {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}},
@@ -130,6 +132,37 @@ def test_papers_keys_are_accepted_and_the_users_config_is_not_changed(installed)
 def test_what_the_engine_does_not_do_is_refused_by_name(installed, zero, setting):
     with pytest.raises(ConfigError, match=setting):
         read(ds_config(zero_optimization=zero))
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_below_stage_3_the_block_is_accepted_and_a_resident_share_refused(installed, stage):
+    zero = {"stage": stage, "offload_optimizer": {"device": "cpu"}}
+    assert read(ds_config(zero_optimization=zero)).deep_optimizer_states.enabled
+    block = {"enabled": True, "policy": "ratio", "ratio": 0.5}
+    with pytest.raises(ConfigError, match=r"deep_optimizer_states.ratio = 0.5: set it to 1; at st"):
+        read(ds_config(zero_optimization=zero, deep_optimizer_states=block))
+
+
+@pytest.mark.parametrize(
+    ("version", "is_refused"),
+    [
+        *(("0.15.1", False), ("0.15.2", True), ("0.16.0", True), ("0.18.9", True)),
+        *(("0.18.9+cpu", True), ("0.19.0", False), ("0.19.8", False), ("1.0.0", False)),
+    ],
+)
+def test_releases_that_drop_gradients_below_stage_3_are_refused_there(
+    installed, monkeypatch, version, is_refused
+):
+    import deepspeed
+
+    monkeypatch.setattr(deepspeed, "__version__", version)
+    read(ds_config())
+    config = ds_config(zero_optimization={"stage": 2, "offload_optimizer": {"device": "cpu"}})
+    if not is_refused:
+        read(config)
+        return
+    with pytest.raises(ConfigError, match=r"0\.15\.2 to 0\.18\.9 drop gradients of earlier"):
+        read(config)
 
 
 @pytest.mark.parametrize("name", ["Muon", "Lion", "Adagrad", "SGD"])
@@ -163,17 +196,18 @@ def test_other_blocks_are_refused_by_name(installed, changes, setting):
 
 
 def test_everything_wrong_is_named_at_once(installed):
-    with pytest.raises(ConfigError, match=r"stage = 2: .*; offload_optimizer.device = none: "):
-        read(ds_config(zero_optimization={"stage": 2}))
+    with pytest.raises(ConfigError, match=r"stage = 0: .*; offload_optimizer.device = none: "):
+        read(ds_config(zero_optimization={"stage": 0}))
 
 
-def configure(optimizer, settings, original, forces_cpu_adam=True):
+def configure(optimizer, settings, original, module=None, stage=3, forces_cpu_adam=True):
     config = SimpleNamespace(
         deep_optimizer_states=settings, zero_force_ds_cpu_optimizer=forces_cpu_adam
     )
     engine = SimpleNamespace(
         _config=config,
-        module=None,
+        module=module,
+        zero_optimization_stage=lambda: stage,
         managed_gradient_accumulation=lambda: True,
     )
     return _configure_zero_optimizer(original, engine, optimizer)
@@ -211,6 +245,36 @@ def test_stocks_class_is_ours_while_the_engine_looks_it_up_and_stocks_again_afte
     )
     assert subclass.__mro__[1] is stock
     assert stage3.DeepSpeedZeroOptimizer_Stage3 is stock
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_below_stage_3_ours_takes_the_place_of_the_name_that_the_engine_looks_up(is_given):
+    from deepspeed.runtime import engine as module
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    stock, seen = module.DeepSpeedZeroOptimizer, []
+    settings, engine = Settings(enabled=True), SimpleNamespace(module=None)
+    zero = DeepSpeedZeroConfig(**({"sub_group_size": 77} if is_given else {}))
+    engine._config = SimpleNamespace(deep_optimizer_states=settings, zero_config=zero)
+    engine.zero_optimization_stage = lambda: 2
+    made = _configure_zero_optimizer(
+        lambda engine, optimizer: seen.append(module.DeepSpeedZeroOptimizer), engine, cpu_adam()
+    )
+    assert made is None
+    assert (seen[0].func.__name__, seen[0].keywords) == (
+        "InterleavedFlatOptimizer",
+        {"settings": settings, "subgroup_numel": 77 if is_given else 0},
+    )
+    assert module.DeepSpeedZeroOptimizer is stock
+
+
+def test_a_pipeline_is_refused_below_stage_3_and_left_to_deepspeed_at_stage_3():
+    from deepspeed.pipe import PipelineModule
+
+    pipeline, settings = object.__new__(PipelineModule), Settings(enabled=True)
+    assert configure(cpu_adam(), settings, lambda *_: "stock's", pipeline) == "stock's"
+    with pytest.raises(ConfigError, match="does not work with a PipelineModule"):
+        configure(cpu_adam(), settings, lambda *_: "stock's", pipeline, stage=1)
 
 
 def test_a_disabled_block_leaves_the_optimizer_to_stock():

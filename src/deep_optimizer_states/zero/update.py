@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from deepspeed import comm as dist
+from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.utils import log_dist
 from torch import Tensor
 
 from deep_optimizer_states.config import Settings
+from deep_optimizer_states.errors import ConfigError
 from deep_optimizer_states.executor import Executor, OnSpans, Sizes, Work
 from deep_optimizer_states.gate import Background, Update
 from deep_optimizer_states.kernels.scalars import AdamScalars, BetaPowers, adam_scalars
@@ -18,11 +21,34 @@ from deep_optimizer_states.plan import Plan
 from deep_optimizer_states.schedule import Schedule
 from deep_optimizer_states.timeline import Recorder, Span, TimelineFile
 from deep_optimizer_states.verify import FIRST_UPDATES, Sample, is_due
-from deep_optimizer_states.zero3.gathers import Gate
-from deep_optimizer_states.zero3.gradients import GradientFlush
-from deep_optimizer_states.zero3.homes import StateHomes
-from deep_optimizer_states.zero3.steppers import Steppers
-from deep_optimizer_states.zero3.stock import Stock
+from deep_optimizer_states.zero.homes import StateHomes
+from deep_optimizer_states.zero.steppers import Steppers
+from deep_optimizer_states.zero.stock import AnyStock
+
+
+class Gradients(Protocol):
+    """What an update asks about gradients, wherever they are."""
+
+    dtype: torch.dtype
+    """Type of those that no parameter was left out of."""
+
+    def beside_state(self, subgroup: int) -> Tensor:
+        """A subgroup's gradients in the memory that its state lives in, 1-D."""
+
+    def widened(self) -> dict[int, Tensor]:
+        """fp32 gradients of the subgroups that must be stepped where their state lives."""
+
+    def on_device(self, number: int) -> Tensor | None:
+        """The gradient on the device of a tile that may pass through a slot; None for no such."""
+
+    def drain(self) -> None:
+        """Wait until every gradient is at home."""
+
+    def stepped(self, factor: float) -> None:
+        """The update is launched, which multiplies every gradient by ``factor``."""
+
+    def forget_flushes(self) -> None:
+        """Forget those of before an update that failed; the lanes are idle."""
 
 
 class UpdatePhase:
@@ -45,24 +71,22 @@ class UpdatePhase:
 
     def __init__(
         self,
-        stock: Stock,
+        stock: AnyStock,
         settings: Settings,
         steppers: Steppers,
         schedule: Schedule,
         homes: StateHomes,
-        gradients: GradientFlush,
+        gradients: Gradients,
     ) -> None:
         self.num_updates = 0
-        self._may_keep_grads = settings.keep_grads_on_device
         self._stock = stock
         self._settings = settings
         self._steppers = steppers
         self._schedule = schedule
         self._homes = homes
         self._gradients = gradients
-        self._num_subgroups = len(stock.fp16_groups)
         self._beta_powers = BetaPowers(stock.optimizer.defaults["betas"])
-        grad_dtype, weights_dtype = stock.gradient_accumulation_dtype, stock.dtype
+        grad_dtype, weights_dtype = gradients.dtype, stock.dtype
         read = {grad_dtype} if schedule.slot_numel else set()
         if schedule.resident_tiles:
             read |= {grad_dtype, torch.float32}  # fp32: of parameters that took no part
@@ -86,7 +110,7 @@ class UpdatePhase:
     def __str__(self) -> str:
         schedule = self._schedule
         return (
-            f"policy {self._settings.policy}, {self._num_subgroups} subgroups in "
+            f"policy {self._settings.policy}, {self._homes.num_subgroups} subgroups in "
             f"{len(schedule.tiles)} tiles, {len(schedule.device_tiles)} of them updated on the "
             f"device, {len(schedule.resident_tiles)} resident there, "
             f"{self._executor.slot_bytes} bytes of slots, CPU lane of {self._steppers.lanes.near}"
@@ -110,18 +134,20 @@ class UpdatePhase:
         self._executor.reset()
         self._gradients.forget_flushes()
 
-    def use_spare_memory(self) -> None:
-        """Once two updates have shown what the device has to spare, keep gradients there."""
-        if self._may_keep_grads and self.num_updates >= FIRST_UPDATES:
-            self._may_keep_grads = False  # once: from then on host memory is not kept up to date
-            self._gradients.use_spare_memory()
+    @property
+    def has_shown_needs(self) -> bool:
+        """Whether enough updates were made to know what the device has to spare."""
+        return self.num_updates >= FIRST_UPDATES
 
-    def launch(self, background: Background, gate: Gate, grad_scale: float) -> None:
-        """Step every tile, on the background's thread; waits for all where settings say so.
+    def launch(
+        self, background: Background, order: tuple[int, ...] | None, grad_scale: float
+    ) -> None:
+        """Step every tile, on the background's thread.
 
         Args:
             background: Nothing is in flight there.
-            gate: Knows in which order tiles are needed.
+            order: All tiles in the order in which they are needed, where somebody else waits for
+                each; None to wait for all of them here.
             grad_scale: What stock would multiply gradients with.
 
         Raises:
@@ -130,8 +156,6 @@ class UpdatePhase:
         widened = self._gradients.widened()
         work = self._work(widened, grad_scale)
         executor, update = self._executor, Update(len(work))
-        is_jit = self._settings.just_in_time_forward
-        order = gate.next_order() if is_jit else None
         actions = self._schedule.actions(
             frozenset(widened), executor.share, executor.has_room, order
         )
@@ -147,7 +171,7 @@ class UpdatePhase:
                 sample.compare(self._steppers.host_adam, self.num_updates)
 
         background.launch(update, run)
-        if is_repeated or not is_jit:
+        if is_repeated or order is None:
             background.wait()
         self._gradients.stepped(grad_scale)
 
@@ -159,14 +183,14 @@ class UpdatePhase:
             grad_scale: What stock would multiply gradients with.
         """
         grads, tensors, scalars = self._gradients, [], []
-        for idx in range(self._num_subgroups):
+        for idx in range(self._homes.num_subgroups):
             grad = widened[idx] if idx in widened else grads.beside_state(idx)
             tensors.append(self._homes.tensors_of(idx, grad))
             scalars.append(self._next_scalars(idx, grad_scale))
         work = []
         for number, tile in enumerate(self._schedule.tiles):
             idx = tile.subgroup
-            tail_start = self._steppers.tail.start(tensors[idx].numel)
+            tail_start = self._homes.tail_start(idx, self._steppers.tail)
             work.append(
                 Work(
                     name=f"tile {number} (subgroup {idx})",
@@ -179,8 +203,22 @@ class UpdatePhase:
         return work
 
     def _next_scalars(self, subgroup: int, grad_scale: float) -> AdamScalars:
-        state, adam = self._homes.state_of(subgroup), self._stock.optimizer
-        state["step"] += 1
-        group = adam.param_groups[self._stock.sub_group_to_group_id[subgroup]]
-        powers = self._beta_powers.at(state["step"], group["betas"])
+        adam, step = self._stock.optimizer, self._homes.count_step(subgroup)
+        group = adam.param_groups[self._homes.group_of(subgroup)]
+        powers = self._beta_powers.at(step, group["betas"])
         return adam_scalars(group, powers, grad_scale, bool(adam.adam_w_mode))
+
+
+def stand_in_for_step(adam: DeepSpeedCPUAdam) -> None:
+    """What others expect of ``DeepSpeedCPUAdam.step``, which is never called.
+
+    Raises:
+        ConfigError: A hook was registered on it.
+    """
+    if adam._optimizer_step_pre_hooks or adam._optimizer_step_post_hooks:
+        raise ConfigError(
+            "the optimizer has hooks (register_step_pre_hook, register_step_post_hook), which "
+            "would not be called: its step is replaced; remove them and do their work before "
+            "or after engine.step()"
+        )
+    adam._opt_called = True  # or torch's lr_scheduler warns that no step was made
