@@ -80,6 +80,8 @@ def test_nothing_of_the_harness_is_in_the_wheel(wheel):
     packages = {top for top in tops if not top.endswith(".dist-info")}
     assert packages == {"deep_optimizer_states", "optimus_cc"}
     assert "deep_optimizer_states/predict/models.toml" in names
+    assert "deep_optimizer_states/site_hook/sitecustomize.py" in names
+    assert "sitecustomize.py" not in names  # every Python of the environment would import it
     own = [name for name in names if name.startswith("deep_optimizer_states/")]
     assert not [name for name in own if "fit" in Path(name).stem or "simplex" in name]
 

@@ -53,9 +53,10 @@ def test_a_process_without_deepspeed_is_as_it_was(elsewhere):
 def test_the_sitecustomize_that_was_there_is_still_run(elsewhere):
     folder, start = elsewhere
     (folder / "sitecustomize.py").write_text("import sys\nsys.was_here = __file__\n")
-    code = "import sys, sitecustomize; print(sys.was_here, sitecustomize.__file__)"
-    seen = start(*RUN, sys.executable, "-c", code).stdout.split()
-    assert seen == [str(folder / "sitecustomize.py")] * 2
+    code = "import sys; print(sys.was_here, sys.modules['sitecustomize'].__file__)"
+    done = start(*RUN, sys.executable, "-c", code)
+    assert done.stdout.split() == [str(folder / "sitecustomize.py")] * 2
+    assert done.stderr == ""
 
 
 def test_a_sitecustomize_that_fails_is_told_by_python_and_hides_nothing(elsewhere):
@@ -113,6 +114,27 @@ def test_a_python_without_the_plugin_says_so(elsewhere):
     assert done.returncode == 1
     assert f"RuntimeError: deep_optimizer_states cannot be imported by {python}" in done.stderr
     assert "install the package there, or leave `run` out" in done.stderr
+
+
+OWN_CHECK = """
+import subprocess, sys
+
+def install():
+    print("installed", flush=True)
+    code = "import deepspeed; print(deepspeed.__file__)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+"""
+
+
+def test_a_process_that_installing_starts_has_deepspeed_as_it_comes(elsewhere):
+    """Or a check of a new release would wait for itself in the process that it asks."""
+    folder, start = elsewhere
+    (folder / "deepspeed.py").write_text(FAKE_DEEPSPEED)
+    (folder / "deep_optimizer_states.py").write_text(OWN_CHECK)
+    code = "import deepspeed, os; print([name for name in os.environ if 'INSTALLING' in name])"
+    path = os.pathsep.join([str(HOOK), str(folder)])
+    done = start(sys.executable, "-c", code, PYTHONPATH=path)
+    assert done.stdout.splitlines() == ["installed", str(folder / "deepspeed.py"), "[]"]
 
 
 def test_the_exit_status_is_the_commands(elsewhere):

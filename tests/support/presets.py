@@ -8,8 +8,6 @@ import dataclasses
 EQUAL = "equal"
 """Trains under the plugin with the bits of stock."""
 
-PARAM_OFFLOAD = "offload_param.device = cpu: take offload_param out"
-STAGE_2 = "zero_optimization.stage = 2: set it to 3"
 TORCH_ADAM = "optimizer.params.torch_adam = true: take it out"
 OWN_ADAM = (
     'the optimizer is AdamW. Give DeepSpeed an Adam or AdamW "optimizer" block, or pass it a '
@@ -115,6 +113,11 @@ def with_optimizer_offload(config):
     return {**config, "zero_optimization": zero}
 
 
+def with_optimizer_of(config, other):
+    """A config with another one's block for the optimizer."""
+    return {**config, "optimizer": other["optimizer"]}
+
+
 def with_deepspeeds_adam(config):
     """Let Accelerate turn torch's AdamW into DeepSpeed's, as it does where nothing is said."""
     return {key: value for key, value in config.items() if key != "zero_force_ds_cpu_optimizer"}
@@ -199,7 +202,6 @@ PRESETS = {
     "LLaMA-Factory z3 offload": Preset(
         "LLaMA-Factory, examples/deepspeed/ds_z3_offload_config.json, 2025-10-02",
         LLAMA_FACTORY_3,
-        PARAM_OFFLOAD,
     ),
     "LLaMA-Factory z3 offload, parameters on the GPU": Preset(
         "the same without offload_param", without_param_offload(LLAMA_FACTORY_3)
@@ -210,23 +212,16 @@ PRESETS = {
             **LLAMA_FACTORY,
             "zero_optimization": zero_2(5e8, overlap_comm=False, round_robin_gradients=True),
         },
-        STAGE_2,
     ),
     "axolotl zero3_bf16_cpuoffload_all": Preset(
         "axolotl, deepspeed_configs/zero3_bf16_cpuoffload_all.json, 2025-07-22",
         AXOLOTL_3,
-        PARAM_OFFLOAD,
-        door="accelerate",
-    ),
-    "axolotl zero3_bf16_cpuoffload_all, parameters on the GPU": Preset(
-        "the same without offload_param",
-        without_param_offload(AXOLOTL_3),
         OWN_ADAM,
         door="accelerate",
     ),
-    "axolotl zero3_bf16_cpuoffload_all, parameters on the GPU, DeepSpeed's Adam": Preset(
-        "the same without offload_param and zero_force_ds_cpu_optimizer",
-        with_deepspeeds_adam(without_param_offload(AXOLOTL_3)),
+    "axolotl zero3_bf16_cpuoffload_all, DeepSpeed's Adam": Preset(
+        "the same without zero_force_ds_cpu_optimizer",
+        with_deepspeeds_adam(AXOLOTL_3),
         door="accelerate",
     ),
     "axolotl zero2": Preset(
@@ -243,27 +238,18 @@ PRESETS = {
             "fp16": {"enabled": "auto", "auto_cast": False, **SCALING, "initial_scale_power": 32},
             "wall_clock_breakdown": False,
         },
-        STAGE_2,
         door="accelerate",
     ),
     "ms-swift zero3_offload": Preset(
-        "ms-swift, swift/config/zero3_offload.json, 2026-01-14", MS_SWIFT_3, PARAM_OFFLOAD
-    ),
-    "ms-swift zero3_offload, parameters on the GPU": Preset(
-        "the same without offload_param", without_param_offload(MS_SWIFT_3)
+        "ms-swift, swift/config/zero3_offload.json, 2026-01-14", MS_SWIFT_3
     ),
     "ms-swift zero2_offload": Preset(
         "ms-swift, swift/config/zero2_offload.json, 2026-01-14",
         {**MS_SWIFT, "zero_optimization": zero_2(2e8, overlap_comm=False)},
-        STAGE_2,
     ),
     "Transformers ZeRO-3": Preset(
         "Transformers 4.49, page on DeepSpeed, with its optimizer and scheduler, 2025",
         HF_DOCS_3,
-        PARAM_OFFLOAD,
-    ),
-    "Transformers ZeRO-3, parameters on the GPU": Preset(
-        "the same without offload_param", without_param_offload(HF_DOCS_3)
     ),
     "Transformers ZeRO-2": Preset(
         "Transformers 4.49, page on DeepSpeed, with its optimizer and scheduler, 2025",
@@ -271,17 +257,12 @@ PRESETS = {
             **HF_DOCS,
             "zero_optimization": zero_2(5e8, overlap_comm=True, round_robin_gradients=True),
         },
-        STAGE_2,
     ),
     "Accelerate stage3 offload": Preset(
         "Accelerate, examples/deepspeed_config_templates/zero_stage3_offload_config.json, "
         "2022-06-07, unchanged in 2026",
         ACCELERATE_3,
-        PARAM_OFFLOAD,
         fp16=True,
-    ),
-    "Accelerate stage3 offload, parameters on the GPU": Preset(
-        "the same without offload_param", without_param_offload(ACCELERATE_3), fp16=True
     ),
     "Accelerate stage2 offload": Preset(
         "Accelerate, examples/deepspeed_config_templates/zero_stage2_offload_config.json, "
@@ -289,6 +270,9 @@ PRESETS = {
         ACCELERATE_2,
         TORCH_ADAM,
         fp16=True,
+    ),
+    "Accelerate stage2 offload, DeepSpeed's Adam": Preset(
+        "the same without torch_adam", with_optimizer_of(ACCELERATE_2, ACCELERATE), fp16=True
     ),
     "TRL zero3": Preset(
         "TRL, trl/accelerate_configs/zero3.yaml, 2026-07-24, as a DeepSpeed config",
@@ -302,18 +286,11 @@ PRESETS = {
     "Lightning deepspeed_stage_3_offload": Preset(
         "Lightning 2.6.6, arguments of DeepSpeedStrategy behind this name",
         {"stage": 3, "offload_optimizer": True, "offload_parameters": True},
-        PARAM_OFFLOAD,
-        door="lightning",
-    ),
-    "Lightning deepspeed_stage_3_offload, parameters on the GPU": Preset(
-        "the same without offload_parameters",
-        {"stage": 3, "offload_optimizer": True},
         door="lightning",
     ),
     "Lightning deepspeed_stage_2_offload": Preset(
         "Lightning 2.6.6, arguments of DeepSpeedStrategy behind this name",
         {"stage": 2, "offload_optimizer": True},
-        STAGE_2,
         door="lightning",
     ),
 }

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _OWN_NAME = "sitecustomize"
+_UNDER_WAY = "DEEP_OPTIMIZER_STATES_INSTALLING"
+"""Set while the plugin is installed: processes that this starts want DeepSpeed as it comes."""
 
 
 class _InstallAfterDeepSpeed:
@@ -50,7 +52,11 @@ def _install(deepspeed: "ModuleType") -> None:
             f"deep_optimizer_states cannot be imported by {sys.executable} ({error}), which `run` "
             "was to install it in: install the package there, or leave `run` out"
         ) from error
-    deep_optimizer_states.install()
+    os.environ[_UNDER_WAY] = "1"
+    try:
+        deep_optimizer_states.install()
+    finally:
+        del os.environ[_UNDER_WAY]
     if os.environ.get("RANK", "0") == "0":
         sys.stderr.write(
             f"deep_optimizer_states is installed in DeepSpeed {deepspeed.__version__}: a config "
@@ -74,5 +80,6 @@ def _make_way() -> None:
 
 
 if __name__ == _OWN_NAME:
-    sys.meta_path.insert(0, _InstallAfterDeepSpeed())
+    if _UNDER_WAY not in os.environ:
+        sys.meta_path.insert(0, _InstallAfterDeepSpeed())
     _make_way()

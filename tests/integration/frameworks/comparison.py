@@ -18,6 +18,7 @@ import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
 import deep_optimizer_states
+from deep_optimizer_states.state_reader import MOMENTS, read_state
 
 BLOCKS = {
     "stride-2": {"enabled": True, "policy": "stride", "stride": 2},
@@ -55,22 +56,41 @@ def ds_config(block, **more):
 
 
 def result_of(engine, losses, norms):
-    """The result of a run on ``engine``, read through DeepSpeed's public functions."""
+    """The result of a run on ``engine``."""
+    stage = engine.zero_optimization_stage()
+    return Result(
+        losses=losses,
+        norms=[float(norm) for norm in norms if norm is not None],
+        state=state_by_parameter(engine) if stage == 3 else flat_state(engine),
+        optimizer=type(engine.optimizer).__name__,
+        subgroups=len(engine.optimizer.fp32_partitioned_groups_flat) if stage == 3 else 0,
+    )
+
+
+def state_by_parameter(engine):
+    """What ZeRO-3 has trained, read through DeepSpeed's public functions."""
     state = {}
     for name, param in engine.module.named_parameters():
         state[f"master/{name}"] = safe_get_full_fp32_param(param)
-        for moment in ("exp_avg", "exp_avg_sq"):
+        for moment in MOMENTS:
             state[f"{moment}/{name}"] = safe_get_full_optimizer_state(param, moment)
         with deepspeed.zero.GatheredParameters([param]):
             state[f"weights/{name}"] = param.data
             state = {key: tensor.detach().cpu().clone() for key, tensor in state.items()}
-    return Result(
-        losses=losses,
-        norms=[float(norm) for norm in norms if norm is not None],
-        state=state,
-        optimizer=type(engine.optimizer).__name__,
-        subgroups=len(engine.optimizer.fp32_partitioned_groups_flat),
-    )
+    return state
+
+
+def flat_state(engine):
+    """What ZeRO-1 or 2 has trained, whose moments those functions of stock do not give."""
+    [whole] = read_state(engine)
+    half = len(whole.moments) // 2
+    parts = {"weights": whole.weights, "master": whole.masters}
+    parts |= dict(zip(MOMENTS, (whole.moments[:half], whole.moments[half:]), strict=True))
+    return {
+        f"{part}/{idx}": tensor.detach().cpu().clone()
+        for part, tensors in parts.items()
+        for idx, tensor in enumerate(tensors)
+    }
 
 
 def differences(ours, stock):

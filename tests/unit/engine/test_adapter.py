@@ -52,6 +52,8 @@ WORDS_OF_MANY = {
     "step",
     "destroy",
     "zero_grad",
+    "state_dict",
+    "load_state_dict",
     "reduce_bucket_size",
     "gradient_accumulation_steps",
 }

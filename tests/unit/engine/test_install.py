@@ -61,8 +61,8 @@ def test_installing_while_deepspeed_is_first_imported_wraps_nothing_twice(monkey
     module = sys.modules[deep_optimizer_states.install.__module__]
     before, check, nested = DeepSpeedEngine.step, module.check_deepspeed, []
 
-    def import_deepspeed_with_its_hook(_allow_unverified):
-        check()
+    def import_deepspeed_with_its_hook(*how):
+        check(*how)
         if not nested:
             nested.append(1)
             deep_optimizer_states.install()
