@@ -25,7 +25,7 @@ from small_models import LENGTH, VOCAB_SIZE, gpt2, llama, mixtral, t5
 CASES = Registry()
 PLAIN = Case(zero=NOTHING_PERSISTS)
 ONE_BATCH = Case(accumulation=1, zero=NOTHING_PERSISTS)
-MODEL = Case(zero={"sub_group_size": 1000, "reduce_bucket_size": 8000})
+MODEL = Case(zero={"sub_group_size": 1000, "reduce_bucket_size": 8000, **NOTHING_PERSISTS})
 
 
 def predict_tokens(engine, generator):
@@ -211,14 +211,18 @@ def generate(trial, make, **options):
     tokens = torch.arange(1, 2 * LENGTH + 1).reshape(2, LENGTH).to(engine.device) % VOCAB_SIZE
     for step in range(2):
         trial.micro_step(engine, predict_tokens)
+        trial.hold(engine)
         trial.micro_step(engine, predict_tokens)
+        trial.let_go(engine)
         engine.eval()
         with torch.no_grad():
             options = {"max_new_tokens": 4, "min_new_tokens": 4, "pad_token_id": 0} | options
+            options |= {"return_dict_in_generate": True, "output_logits": True}
             found = engine.module.generate(
                 tokens, attention_mask=torch.ones_like(tokens), **options
             )
-            trial.see(f"tokens after step {step}", found)
+            trial.see(f"tokens after step {step}", found.sequences)
+            trial.see("logits of new tokens", list(found.logits))
             trial.see("logits", engine(input_ids=tokens, labels=tokens).logits)
         engine.train()
     trial.train(engine, predict_tokens, steps=1)
