@@ -32,9 +32,9 @@ def keep_moments_wide(return_home, homes):
     return_home(homes)
 
 
-def saved(case, block, folder):
+def saved(case, block, folder, steps=3):
     engine = equality.make_engine(case, block)
-    equality.train(engine, case, steps=3)
+    equality.train(engine, case, steps=steps)
     engine.save_checkpoint(folder)
     engine.destroy()
     return folder
@@ -72,7 +72,13 @@ def main():
     with contextlib.redirect_stdout(sys.stderr):
         for name, case in CASES.items():
             exchange(report, name, case, folder / name)
-        ours, stock = (run(CASES["bf16"], block, read_gradients) for block in BLOCKS.values())
+        case = CASES["moments fp32"]
+        ours, stock = (
+            loaded(case, None, saved(case, block, folder / f"fresh {way}", steps=0))
+            for way, block in reversed(BLOCKS.items())
+        )
+        report["fresh"] = equality.differences(ours, stock)
+        stock, ours = (run(CASES["bf16"], block, read_gradients) for block in BLOCKS.values())
         report["gradients"] = equality.differences(ours, stock)
     out.write_text(json.dumps(report))
     equality.leave()

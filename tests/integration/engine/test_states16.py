@@ -28,6 +28,10 @@ def test_moments_that_stay_fp32_after_loading_are_seen(report):
     assert report["without narrowing"]
 
 
+def test_stock_makes_its_own_moments_after_a_checkpoint_from_before_the_first_update(report):
+    assert report["fresh"] == []
+
+
 def test_gradients_read_between_steps_are_stocks(report):
     """Before and after steps, of parameters that took no part as well."""
     assert report["gradients"] == []
