@@ -9,7 +9,7 @@ import deep_optimizer_states
 from deep_optimizer_states import deepspeed_guard
 from deep_optimizer_states.config import Settings
 from deep_optimizer_states.errors import ConfigError, UnsupportedDeepSpeedError
-from deep_optimizer_states.install import _configure_zero_optimizer
+from deep_optimizer_states.install import _configure_zero_optimizer, _is_managed, check_supported
 
 STAGE3 = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
 
@@ -192,6 +192,20 @@ def test_masters_of_16_bits_are_taken(installed, changes):
     assert read(ds_config(**changes)).deep_optimizer_states.enabled
 
 
+def test_what_older_releases_have_of_their_own_is_refused_by_name(installed):
+    """The installed release refuses both by itself, if it is 0.19.7 or newer."""
+    config = read(ds_config())
+    zero = {
+        name: getattr(config.zero_config, name) for name in type(config.zero_config).model_fields
+    }
+    config.zero_config = SimpleNamespace(**zero, mics_shard_size=2)
+    config._param_dict = {"compression_training": {"weight_quantization": {}}}
+    with pytest.raises(
+        ConfigError, match=r"mics_shard_size = 2: take it out; compression_training: take it out"
+    ):
+        check_supported(config)
+
+
 def test_everything_wrong_is_named_at_once(installed):
     with pytest.raises(ConfigError, match=r"stage = 0: .*; offload_optimizer.device = none: "):
         read(ds_config(zero_optimization={"stage": 0}))
@@ -208,6 +222,11 @@ def configure(optimizer, settings, original, module=None, stage=3, forces_cpu_ad
         managed_gradient_accumulation=lambda: True,
     )
     return _configure_zero_optimizer(original, engine, optimizer)
+
+
+def test_a_release_without_the_setting_always_knows_when_a_window_ends():
+    assert _is_managed(SimpleNamespace())
+    assert not _is_managed(SimpleNamespace(managed_gradient_accumulation=lambda: False))
 
 
 def cpu_adam(kind=DeepSpeedCPUAdam, **kwargs):
