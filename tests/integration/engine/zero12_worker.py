@@ -251,6 +251,7 @@ def universal(folder):
     for saved in blocks:
         for name, block in blocks.items():
             engine = equality.make_engine(case, block)
+            equality.train(engine, CASE, steps=1)  # whose views of moments must not be left
             engine.load_checkpoint(folder / saved, "step3_universal")
             trained = equality.train(engine, case, steps=2, skip=3)
             state = equality.state_of(engine)
