@@ -9,7 +9,7 @@ def state_of(engine):
     Padding is cut off: stock leaves it uninitialised.
     """
     optimizer = engine.optimizer
-    if engine.zero_optimization_stage() < 3:
+    if not hasattr(optimizer, "fp32_partitioned_groups_flat"):  # below stage 3
         return flat_state_of(engine)
     result = {}
     for idx, master in enumerate(optimizer.fp32_partitioned_groups_flat):
