@@ -79,7 +79,8 @@ class Sizes:
         staging_numel: Largest tile stepped on the CPU.
         grad_dtype: Type of gradients.
         weights_dtype: Type of the model's weights.
-        weights_on_host: Whether those live in host memory.
+        state_dtypes: Types of master weights and of moments, the widest that they will have.
+        weights_on_host: Whether weights live in host memory.
         outbox_numel: Largest resident tile whose weights are sent there.
     """
 
@@ -87,15 +88,22 @@ class Sizes:
     staging_numel: int
     grad_dtype: torch.dtype
     weights_dtype: torch.dtype
+    state_dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32)
     weights_on_host: bool = False
     outbox_numel: int = 0
 
     @classmethod
-    def of(cls, schedule: Schedule, grad_dtype: torch.dtype, weights_dtype: torch.dtype) -> Sizes:
+    def of(
+        cls,
+        schedule: Schedule,
+        grad_dtype: torch.dtype,
+        weights_dtype: torch.dtype,
+        state_dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32),
+    ) -> Sizes:
         """What a schedule's tiles need."""
         numels = (schedule.slot_numel, schedule.staging_numel)
         weights = (schedule.weights_on_host, schedule.outbox_numel)
-        return cls(*numels, grad_dtype, weights_dtype, *weights)
+        return cls(*numels, grad_dtype, weights_dtype, state_dtypes, *weights)
 
 
 class _Buffers:
@@ -110,6 +118,11 @@ class _Buffers:
 
     def views(self, numel: int) -> list[Tensor]:
         return [tensor.narrow(0, 0, numel) for tensor in self.tensors]
+
+    def views_like(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Room for each of ``tensors`` in its type, which may be narrower than the buffer's."""
+        pairs = zip(self.tensors, tensors, strict=False)
+        return [mine.view(like.dtype).narrow(0, 0, like.numel()) for mine, like in pairs]
 
 
 class Executor:
@@ -136,7 +149,8 @@ class Executor:
         self._device = device
         self._host_adam = host_adam
         self._weights_on_host = sizes.weights_on_host
-        dtypes = [*[torch.float32] * 3, sizes.grad_dtype]
+        master, moments = sizes.state_dtypes
+        dtypes = [master, moments, moments, sizes.grad_dtype]
         if sizes.weights_on_host:
             dtypes.append(sizes.weights_dtype)
         self._slots = [
@@ -293,7 +307,7 @@ class Executor:
         sources = [*work.tensors.state]
         if work.device_grad is None:
             sources.append(work.tensors.grad)
-        targets = slot.views(work.tensors.numel)[: len(sources)]
+        targets = slot.views_like(sources)
         lane.submit(f"prefetch of {work.name}", lambda: copy_all(targets, sources))
         slot.filled = lane.record()
 
@@ -303,10 +317,10 @@ class Executor:
         if slot is not None:
             assert slot.filled is not None, tile
             lane.wait(slot.filled, Wait.PREFETCHED)
-            master, exp_avg, exp_avg_sq, grad, *staged = slot.views(tensors.numel)
-            if work.device_grad is not None:
-                grad = work.device_grad
-            weights = staged[0] if staged else tensors.weights
+            master, exp_avg, exp_avg_sq = slot.views_like(tensors.state)
+            views = slot.views(tensors.numel)
+            grad = views[3] if work.device_grad is None else work.device_grad
+            weights = views[4] if self._weights_on_host else tensors.weights
             tensors = AdamTensors(master, exp_avg, exp_avg_sq, grad, weights)
         elif self._weights_on_host:  # see [Note: weights on the host]
             slot = self._held[tile] = next(self._next_outbox)
@@ -334,7 +348,8 @@ class Executor:
             self._on_issued(tile, lane.record())
         is_outbox = len(views) == 1
         if not is_outbox:
-            targets, sources = work.tensors.state, views[:3]
+            targets = work.tensors.state
+            sources = slot.views_like(targets)
             lane.submit(f"state flush of {work.name}", lambda: copy_all(targets, sources))
         if self._is_sharing and not is_outbox:
             assert slot.begin is not None, tile

@@ -1,8 +1,9 @@
 """Gradients of parameters that took no part in a window: what stock does with them, repeated.
 
-Stock keeps an fp32 gradient a parameter and multiplies it in place by the step's factor. A
+Stock keeps a second gradient a parameter, in the type of the master weights (fp32 unless 16 bits
+were asked for), and multiplies it in place by the step's factor. A
 parameter that got no gradient in this accumulation window still has its last one there, already
-scaled once for every step since, and is updated with it again. We keep no fp32 gradient, so for
+scaled once for every step since, and is updated with it again. We keep no second gradient, so for
 such parameters alone, one is made, and lives until they take part again.
 """
 
@@ -15,14 +16,18 @@ from torch import Tensor
 
 
 class InactiveGradients:
-    """fp32 gradients of the parameters that stock would update with a stale one.
+    """Gradients of the parameters that stock would update with a stale one.
 
     Args:
         home_of: The 1-D gradient home of a parameter, by its key.
+        dtype: Of these gradients: that of the master weights.
     """
 
-    def __init__(self, home_of: Callable[[int], Tensor]) -> None:
+    def __init__(
+        self, home_of: Callable[[int], Tensor], dtype: torch.dtype = torch.float32
+    ) -> None:
         self._home_of = home_of
+        self._dtype = dtype
         self._stale: dict[int, Tensor] = {}
         self._last_factor: dict[int, float] = {}
 
@@ -33,21 +38,21 @@ class InactiveGradients:
             inactive: Keys of parameters that got no gradient in this window.
 
         Returns:
-            Key -> fp32 gradient, 1-D. Parameters that never had one are left out: their home is 0.
+            Key -> gradient, 1-D. Parameters that never had one are left out: their home is 0.
         """
         for key in inactive:
             if key in self._stale:
                 continue
             factor = self._last_factor.get(key)
             if factor is not None:
-                self._stale[key] = self._home_of(key).to(torch.float32, copy=True).mul_(factor)
+                self._stale[key] = self._home_of(key).to(self._dtype, copy=True).mul_(factor)
         return {key: self._stale[key] for key in inactive if key in self._stale}
 
     def value(self, key: int) -> Tensor:
-        """A copy of a parameter's fp32 gradient as the last step left it, 1-D."""
+        """A copy of a parameter's gradient as the last step left it, 1-D."""
         if key in self._stale:
             return self._stale[key].clone()
-        home = self._home_of(key).to(torch.float32, copy=True)
+        home = self._home_of(key).to(self._dtype, copy=True)
         return home.mul_(self._last_factor.get(key, 1.0))
 
     def stepped(self, active: Iterable[int], factor: float) -> None:

@@ -88,7 +88,6 @@ def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any
 
     from deep_optimizer_states.engine_calls import time_own_stream
 
-    # Its fp32_optimizer_states matters not: moments are in the type of the master weights, fp32.
     if type(optimizer) is not DeepSpeedCPUAdam:
         forced = engine._config.zero_force_ds_cpu_optimizer
         out = "" if forced else ', or take "zero_force_ds_cpu_optimizer": false out'
@@ -136,9 +135,16 @@ def _adapter_of(engine: Any, settings: Settings) -> tuple[Any, str, Any]:
     zero3 = functools.partial(
         InterleavedZeroOptimizer,
         settings=settings,
-        is_managed=engine.managed_gradient_accumulation(),
+        is_managed=_is_managed(engine),
     )
     return stage3, "DeepSpeedZeroOptimizer_Stage3", zero3
+
+
+def _is_managed(engine: Any) -> bool:
+    # Releases before 0.19 know no other way to end a window.
+    return not hasattr(engine, "managed_gradient_accumulation") or bool(
+        engine.managed_gradient_accumulation()
+    )
 
 
 def _is_ours(engine: Any) -> bool:
@@ -190,6 +196,9 @@ def check_supported(config: Any) -> None:
     deepcompile = getattr(config.compile_config, "deepcompile", False)
     is_adam = name.lower() in ("adam", "adamw")
     torch_adam = (config.optimizer_params or {}).get("torch_adam")
+    # Both are in DeepSpeed before 0.19.7 only.
+    mics = getattr(zero, "mics_shard_size", -1)
+    is_mics, is_compressed = mics > 0, bool(config._param_dict.get("compression_training"))
     out = "true: take it out"
     wrong = [
         (not is_adam, f'optimizer.type = {name}: set it to "Adam" or "AdamW"'),
@@ -202,10 +211,12 @@ def check_supported(config: Any) -> None:
         ),
         (ratio != 1.0, f'offload_optimizer.ratio = {ratio}: set it to 1 and choose a "policy"'),
         (zero.zenflow is not None, "zero_optimization.zenflow: take it out"),
+        (is_mics, f"zero_optimization.mics_shard_size = {mics}: take it out"),
+        (is_compressed, "compression_training: take it out; it quantises weights behind a step"),
         (getattr(offload, "super_offload", False), f"super_offload = {out}"),
-        (fp16, f"fp16_master_weights_and_grads = {out}: master weights are fp32"),
+        (zero.stage < 3 and fp16, f"fp16_master_weights_and_grads = {out}, or use stage 3"),
+        (zero.stage < 3 and bf16, f"bf16_master_weights_and_grads = {out}, or use stage 3"),
         (deepcompile, f"compile.deepcompile = {out}: it bypasses the gradient path"),
-        (bf16, f"bf16_master_weights_and_grads = {out}: master weights are fp32"),
     ]
     found = [sentence for is_wrong, sentence in wrong if is_wrong]
     if zero.stage in (1, 2):

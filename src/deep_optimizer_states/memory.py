@@ -16,7 +16,7 @@ from deep_optimizer_states.errors import HostMemoryError
 
 GIB = 2**30
 STATE_BYTES = 12
-"""Master weight and two moments in fp32, bytes a parameter."""
+"""Master weight and two moments in fp32, bytes a parameter; in 16 bits it is half of that."""
 PROC_CGROUP = Path("/proc/self/cgroup")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 _V1_NAMES = ("memory.limit_in_bytes", "memory.usage_in_bytes")
@@ -62,7 +62,13 @@ def _droppable(stat: Path) -> int:
     return int(value) if value.isdigit() else 0
 
 
-def check_host_memory(host_numel: int, buffer_bytes: int, free_bytes: int, num_ranks: int) -> None:
+def check_host_memory(
+    host_numel: int,
+    buffer_bytes: int,
+    free_bytes: int,
+    num_ranks: int,
+    state_bytes: int = STATE_BYTES,
+) -> None:
     """Refuse state that does not fit.
 
     Args:
@@ -70,15 +76,16 @@ def check_host_memory(host_numel: int, buffer_bytes: int, free_bytes: int, num_r
         buffer_bytes: Gradients and staging buffers of this rank beside it, in bytes.
         free_bytes: Free host memory before any rank took its share, in bytes.
         num_ranks: Ranks of this machine, which share it.
+        state_bytes: Of master weight and moments, bytes a parameter.
 
     Raises:
         HostMemoryError: Says what is needed, what is free and what to do.
     """
-    needed = (host_numel * STATE_BYTES + buffer_bytes) * num_ranks
+    needed = (host_numel * state_bytes + buffer_bytes) * num_ranks
     if needed > free_bytes * HEADROOM:
         raise HostMemoryError(
             f"the optimizer state needs {needed / GIB:.1f} GiB of host memory "
-            f"({host_numel:,} parameters x {STATE_BYTES} bytes x {num_ranks} ranks of this "
+            f"({host_numel:,} parameters x {state_bytes} bytes x {num_ranks} ranks of this "
             f"machine, and gradients); {free_bytes / GIB:.1f} GiB are free. Use more machines, a "
             'smaller model or, at stage 3, "deep_optimizer_states.ratio" below 1 to keep a share '
             "on the device. If this machine has more than it shows (the memory of some virtual "

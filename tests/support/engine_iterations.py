@@ -33,6 +33,8 @@ class Flusher(GradientFlush):
     def __init__(self, device, homes):
         self.stock = SimpleNamespace(
             reduce_bucket_size=1 << 17,
+            gradient_accumulation_dtype=torch.bfloat16,
+            master_weights_and_grads_dtype=torch.float32,
             micro_step_id=0,
             is_gradient_accumulation_boundary=lambda: False,
         )

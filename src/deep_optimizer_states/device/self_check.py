@@ -36,6 +36,7 @@ def check_device_adam(
     tail: Tail,
     decoupled: bool,
     dtypes: tuple[torch.dtype, torch.dtype],
+    state_dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32),
 ) -> None:
     """Compare some steps of the device with the host's, with weight decay and without.
 
@@ -45,6 +46,7 @@ def check_device_adam(
         tail: How the last elements are rounded.
         decoupled: Whether the optimizer is AdamW.
         dtypes: Of gradients, and of the weights that the model computes with.
+        state_dtypes: Of master weights, and of moments.
 
     Raises:
         KernelError: The device cannot step, or its bits are others; says what to do.
@@ -52,8 +54,11 @@ def check_device_adam(
     for decay in (0.1, 0.0):
         group = {"lr": 3e-3, "betas": _BETAS, "eps": 1e-8, "weight_decay": decay}
         group["bias_correction"] = True
-        powers, draw = BetaPowers(_BETAS), _Draw()
-        host = AdamTensors(draw(), draw(), draw() ** 2, *(draw().to(dtype) for dtype in dtypes))
+        powers, draw = BetaPowers(_BETAS), _Draw(torch.float16 in state_dtypes)
+        master_dtype, moment_dtype = state_dtypes
+        numbers = (draw(), draw(), draw() ** 2, draw(), draw())
+        types = (master_dtype, moment_dtype, moment_dtype, *dtypes)
+        host = AdamTensors(*(n.to(dtype) for n, dtype in zip(numbers, types, strict=True)))
         away = AdamTensors(*(_copy_to(device, tensor) for tensor in vars(host).values()))
         for step in range(1, _STEPS + 1):
             host.grad.copy_(draw())
@@ -68,15 +73,20 @@ def check_device_adam(
 
 
 class _Draw:
-    """Finite numbers of every size that fp32 has, subnormal ones too; each place has its size.
+    """Finite numbers of every size that a type has, subnormal ones too; each place has its size.
 
     Numbers of one size meet there, or the larger would hide how the smaller was rounded. Those of
     the tail, which are few, are of size 1.
+
+    Args:
+        is_half: Draw what fp16 has; fp32 and bf16 have larger and smaller numbers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_half: bool) -> None:
         self._generator = torch.Generator("cpu").manual_seed(20241)
-        powers = torch.randint(-150, 11, (_NUMEL,), generator=self._generator, device="cpu")
+        # Squares of the largest are below fp16's end.
+        lowest, end = (-26, 6) if is_half else (-150, 11)
+        powers = torch.randint(lowest, end, (_NUMEL,), generator=self._generator, device="cpu")
         powers[_PIECES[1][0] :] = 0
         self._sizes = powers.double().exp2()
 

@@ -29,7 +29,6 @@ _FLAGS = (
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 )
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_NARROW = ("grad", "weights")
 
 
 class InstructionSet(enum.IntEnum):
@@ -104,8 +103,13 @@ class HostAdam:
                     f"host Adam needs contiguous host tensors of {numel} elements; {name} is "
                     f"{tuple(tensor.shape)} on {tensor.device}"
                 )
-            if tensor.dtype not in _TYPES or (tensor.dtype.itemsize < 4 and name not in _NARROW):
+            if tensor.dtype not in _TYPES:
                 raise KernelError(f"host Adam does not take {name} in {tensor.dtype}")
+        if tensors.exp_avg.dtype != tensors.exp_avg_sq.dtype:
+            raise KernelError(
+                f"host Adam needs both moments in one type, not {tensors.exp_avg.dtype} and "
+                f"{tensors.exp_avg_sq.dtype}"
+            )
         if num_threads > 1:
             team = self._teams.choose(numel, num_threads)
             self._teams.learn(team, self._call(tensors, scalars, tail_start, team, probe=False))
@@ -146,6 +150,8 @@ class HostAdam:
             num_threads,
             self.instruction_set,
             probe,
+            _TYPES[tensors.master.dtype],
+            _TYPES[tensors.exp_avg.dtype],
         )
         return waited_s
 
@@ -175,7 +181,7 @@ def _load() -> ctypes.CDLL:
         *[ctypes.c_int64] * 2,
         *[ctypes.c_int] * 3,
         ctypes.c_void_p,
-        *[ctypes.c_int] * 3,
+        *[ctypes.c_int] * 5,
     ]
     library.dos_best_set.restype = ctypes.c_int
     return library

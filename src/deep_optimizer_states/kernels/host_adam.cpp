@@ -1,5 +1,5 @@
 // One pass of Adam over host memory: gradient in (16 or 32 bits), unscale, moments, master weight,
-// 16-bit weight out. Every rounding is written down: fused multiply-adds are explicit and the
+// 16-bit weight out. State of 16 bits is widened, stepped in fp32 and rounded back. Every rounding is written down: fused multiply-adds are explicit and the
 // compiler may not make others (-ffp-contract=off), so the bits do not depend on vector width,
 // thread count or optimisation level.
 //
@@ -42,15 +42,17 @@ enum Type : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 enum TailMode : int { kAsVector = 0, kStateFused = 1, kUnfused = 2 };
 
 struct Arguments {
-    float* p;
+    void* p;
     const void* gradient;
-    float* m;
-    float* v;
+    void* m;
+    void* v;
     void* weights;
     int64_t tail;
     int grad_type;
     int weight_type;
     int tail_mode;
+    int master_type;
+    int moment_type;
     Scalars scalars;
 };
 
@@ -126,15 +128,18 @@ double run(const Arguments& arguments, int64_t numel, Chunk chunk, int num_threa
 // Best instruction set of this CPU: 0 portable, 1 AVX2 with FMA, 2 AVX-512. All give the same bits.
 extern "C" int dos_best_set() { return best_set(); }
 
-// p, m, v: numel floats, updated in place. gradient: numel of grad_type, read only. weights: numel
-// of weight_type, written. tail: first element that DeepSpeed handles in scalar code, numel if none.
+// p: numel of master_type, and m, v: numel of moment_type, updated in place. gradient: numel of
+// grad_type, read only; it is rounded to master_type before and after it is multiplied by grad_scale.
+// weights: numel of weight_type, written from the rounded p. tail: first element that DeepSpeed
+// handles in scalar code, numel if none.
 // set: as dos_best_set, -1 for the best. probe: touch the same bytes without Adam's arithmetic.
 // Returns the seconds that the calling thread waited for the other num_threads - 1 at the end.
-extern "C" double dos_adam_step(float* p, const void* gradient, float* m, float* v, void* weights,
+extern "C" double dos_adam_step(void* p, const void* gradient, void* m, void* v, void* weights,
                                 int64_t numel, int64_t tail, int grad_type, int weight_type,
                                 int tail_mode, const float* scalars, int num_threads, int set,
-                                int probe) {
-    Arguments arguments{p, gradient, m, v, weights, tail, grad_type, weight_type, tail_mode, {}};
+                                int probe, int master_type, int moment_type) {
+    Arguments arguments{p,           gradient,  m,           v,           weights, tail, grad_type,
+                        weight_type, tail_mode, master_type, moment_type, {}};
     std::memcpy(&arguments.scalars, scalars, sizeof arguments.scalars);
     return run(arguments, numel, choose(set, probe != 0), num_threads);
 }

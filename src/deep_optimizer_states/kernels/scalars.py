@@ -1,8 +1,9 @@
 """The numbers Adam needs once a step, with the roundings of DeepSpeedCPUAdam's C++ object.
 
 That object keeps ``beta^t`` as a product built up step by step in fp32, and falls back on ``pow``
-when the step jumps (after loading a checkpoint) or the betas change. Both give slightly different
-bits, so this module repeats its state machine, one instance an optimizer.
+when the step jumps (after loading a checkpoint) or the betas change; before DeepSpeed 0.19 also for
+every subgroup of a step but the first. Both give slightly different bits, so this module repeats
+its state machine, one instance an optimizer.
 """
 
 from __future__ import annotations
@@ -50,9 +51,11 @@ class BetaPowers:
 
     Args:
         betas: The betas the optimizer was constructed with.
+        pow_on_repeat: Whether a step that is asked for again gets ``pow`` instead of what it had.
     """
 
-    def __init__(self, betas: tuple[float, float]) -> None:
+    def __init__(self, betas: tuple[float, float], pow_on_repeat: bool = False) -> None:
+        self._pow_on_repeat = pow_on_repeat
         self._step = 0
         self._betas = _as_float32(betas)
         self._powers = (_ONE, _ONE)
@@ -73,7 +76,7 @@ class BetaPowers:
             self._powers = _powers(wanted, step)
         elif step == self._step + 1:
             self._powers = (self._powers[0] * wanted[0], self._powers[1] * wanted[1])
-        elif step != self._step:
+        elif step != self._step or self._pow_on_repeat:
             self._powers = _powers(wanted, step)
         self._step = step
         return self._powers

@@ -12,9 +12,10 @@ class AdamTensors:
     """One subgroup's or tile's tensors, each of shape (numel,) and contiguous.
 
     Attributes:
-        master: Master weights, fp32, updated in place.
-        exp_avg, exp_avg_sq: Moments, fp32, updated in place.
-        grad: Summed gradient, fp32, bf16 or fp16, read only.
+        master: Master weights, fp32, bf16 or fp16, updated in place.
+        exp_avg, exp_avg_sq: Moments, both fp32, bf16 or fp16, updated in place.
+        grad: Summed gradient, fp32, bf16 or fp16, read only. With 16-bit master weights it is
+            rounded to their type before and after it is unscaled, as DeepSpeed's own copy of it is.
         weights: The weights the model computes with, fp32, bf16 or fp16, written.
     """
 

@@ -106,8 +106,10 @@ def _multiply_add(a: Tensor, b: Tensor | float, c: Tensor | float, mode: int) ->
 @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
 def _step(tensors: AdamTensors, scalars: AdamScalars, mode: int) -> None:
     s = {name: float(value) for name, value in vars(scalars).items()}
-    weight, m, v = tensors.state
-    grad = tensors.grad.float() * s["grad_scale"]
+    weight, m, v = [tensor.float() for tensor in tensors.state]
+    # DeepSpeed keeps this gradient in the type of the master weights, and multiplies it there.
+    kept = tensors.master.dtype
+    grad = (tensors.grad.to(kept).float() * s["grad_scale"]).to(kept).float()
     if s["decay"] and not s["decoupled"]:
         grad = _multiply_add(weight, s["decay"], grad, mode)
     square = grad * grad

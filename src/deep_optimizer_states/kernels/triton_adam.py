@@ -52,10 +52,13 @@ def _adam(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913 - Triton rea
     """One step over ``numel`` elements; from ``tail`` on, the moments are rounded as a tail."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < numel
-    g = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32) * grad_scale
-    p = tl.load(master + at, mask=inside, other=0.0)
-    m = tl.load(exp_avg + at, mask=inside, other=0.0)
-    v = tl.load(exp_avg_sq + at, mask=inside, other=0.0)
+    kept = master.dtype.element_ty
+    # DeepSpeed keeps this gradient in the type of the master weights, and multiplies it there.
+    g = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32).to(kept).to(tl.float32)
+    g = (g * grad_scale).to(kept).to(tl.float32)
+    p = tl.load(master + at, mask=inside, other=0.0).to(tl.float32)
+    m = tl.load(exp_avg + at, mask=inside, other=0.0).to(tl.float32)
+    v = tl.load(exp_avg_sq + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_DECAY and not DECOUPLED:
         g = tl.fma(p, decay, g)
     square = g * g
@@ -70,11 +73,11 @@ def _adam(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913 - Triton rea
     ratio = tl.div_rn(first, denominator)
     if HAS_DECAY and DECOUPLED:
         p = tl.fma(p, decay, p)
-    p = tl.fma(ratio, step_size, p)
+    p = tl.fma(ratio, step_size, p).to(kept)
     tl.store(master + at, p, mask=inside)
-    tl.store(exp_avg + at, first, mask=inside)
-    tl.store(exp_avg_sq + at, second, mask=inside)
-    tl.store(weights + at, p.to(weights.dtype.element_ty), mask=inside)
+    tl.store(exp_avg + at, first.to(exp_avg.dtype.element_ty), mask=inside)
+    tl.store(exp_avg_sq + at, second.to(exp_avg_sq.dtype.element_ty), mask=inside)
+    tl.store(weights + at, p.to(tl.float32).to(weights.dtype.element_ty), mask=inside)
 
 
 _POINTERS = ("master", "grad", "exp_avg", "exp_avg_sq", "weights")

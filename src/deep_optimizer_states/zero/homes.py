@@ -47,6 +47,12 @@ class StateHomes(abc.ABC):
         self._moments: list[dict[str, Tensor]] = []
 
     @property
+    def _moments_dtype(self) -> torch.dtype:
+        """Type of fresh moments, as ``DeepSpeedCPUAdam`` chooses it."""
+        is_fp32 = self._stock.optimizer.fp32_optimizer_states
+        return torch.float32 if is_fp32 else self._stock.master_weights_and_grads_dtype
+
+    @property
     def num_subgroups(self) -> int:
         """Subgroups of this rank, empty ones too."""
         return len(self._numels)
@@ -85,7 +91,10 @@ class StateHomes(abc.ABC):
         # What ranks have taken is theirs. None takes more before all have looked: the barrier.
         free_bytes = settings.host_memory_bytes or free_host_bytes() + taken_bytes * num_ranks
         dist.barrier(group=self._stock.dp_process_group)
-        check_host_memory(host_numel, staging_bytes + grad_bytes, free_bytes, num_ranks)
+        master_bytes = self._stock.master_weights_and_grads_dtype.itemsize
+        state_bytes = master_bytes + len(_MOMENTS) * self._moments_dtype.itemsize
+        needs = (host_numel, staging_bytes + grad_bytes)
+        check_host_memory(*needs, free_bytes, num_ranks, state_bytes)
         self._lanes.near = self._choose_cores(settings)
 
     def _choose_cores(self, settings: Settings) -> LaneCores:
@@ -108,8 +117,10 @@ class StateHomes(abc.ABC):
 
     def make_moments(self) -> None:
         """Take the memory of the moments, which are 0."""
+        dtype = self._moments_dtype
         for number, master in enumerate(self._masters):
-            zeros = [self._home_of(number, torch.zeros_like(master.data)) for _ in _MOMENTS]
+            fresh = [torch.zeros_like(master.data, dtype=dtype) for _ in _MOMENTS]
+            zeros = [self._home_of(number, moment) for moment in fresh]
             self._moments.append(dict(zip(_MOMENTS, zeros, strict=True)))
 
     def _home_of(self, number: int, source: Tensor) -> Tensor:
@@ -119,13 +130,19 @@ class StateHomes(abc.ABC):
     def return_home(self) -> None:
         """Copy loaded moments into the tensors that held them before loading.
 
-        torch's ``load_state_dict`` puts its own tensors in place of ours; a checkpoint from before
-        the first step has none, and then the moments are 0 again.
+        torch's ``load_state_dict`` puts its own tensors in place of ours, in the type of the master
+        weights. Stock goes on with those, so fp32 moments of 16-bit master weights have 16 bits
+        from then on. A checkpoint from before the first step has none, or zeros: then the moments
+        are 0 again, in their first type.
         """
-        for master, home in zip(self._masters, self._moments, strict=True):
+        for number, (master, home) in enumerate(zip(self._masters, self._moments, strict=True)):
             loaded = self._stock.optimizer.state.get(master, {})
+            is_fresh = not loaded.get("step", 0)
             for key in _MOMENTS:
-                if key not in loaded:
+                dtype = self._moments_dtype if is_fresh else loaded[key].dtype
+                if home[key].dtype != dtype:
+                    home[key] = self._home_of(number, home[key].to(dtype))
+                if is_fresh:
                     home[key].zero_()
                 elif loaded[key] is not home[key]:
                     home[key].copy_(loaded[key])

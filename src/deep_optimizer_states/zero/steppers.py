@@ -11,8 +11,8 @@ from deepspeed.accelerator import get_accelerator
 from deep_optimizer_states.device.base import Device
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.device.self_check import check_device_adam
-from deep_optimizer_states.errors import ConfigError
-from deep_optimizer_states.kernels.calibrate_tail import find_tail
+from deep_optimizer_states.errors import ConfigError, KernelError
+from deep_optimizer_states.kernels.calibrate_tail import find_tail, finds_pow_on_repeat
 from deep_optimizer_states.kernels.host import HostAdam, Tail
 from deep_optimizer_states.kernels.torch_adam import TorchAdam, make_host_adam
 from deep_optimizer_states.timeline import Recorder
@@ -30,39 +30,64 @@ class Steppers:
         host_adam: The CPU's kernel.
         lanes: The device.
         recorder: Where spans of their work go; None for none.
+        pow_on_repeat: How DeepSpeed's own kernel counts steps, see :class:`BetaPowers`.
+        state_dtypes: Types of master weights, and of moments before any checkpoint is loaded.
     """
 
     tail: Tail
     host_adam: HostAdam | TorchAdam
     lanes: Device
     recorder: Recorder | None
+    pow_on_repeat: bool
+    state_dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32)
 
     @classmethod
-    def open(cls, cpu_adam: Any, is_recording: bool) -> Steppers:
+    def open(
+        cls, cpu_adam: Any, is_recording: bool, master_dtype: torch.dtype = torch.float32
+    ) -> Steppers:
         """Start the lanes of the device that DeepSpeed's accelerator names.
 
         Args:
             cpu_adam: The ``DeepSpeedCPUAdam`` whose bits are to be repeated.
             is_recording: Whether spans are kept.
+            master_dtype: Of master weights.
 
         Raises:
             ConfigError: The accelerator is neither CUDA nor the CPU.
+            KernelError: Its bits cannot be repeated.
         """
-        tail, recorder = find_tail(cpu_adam), Recorder() if is_recording else None
-        host_adam = make_host_adam(tail.mode)
+        dtypes = (master_dtype, torch.float32 if cpu_adam.fp32_optimizer_states else master_dtype)
+        tail, recorder = _find_tail(cpu_adam, dtypes), Recorder() if is_recording else None
+        host_adam, pow_on_repeat = make_host_adam(tail.mode), finds_pow_on_repeat(cpu_adam)
+        lanes: Device
         name = get_accelerator().device_name()
         if name == "cuda":
             from deep_optimizer_states.device.cuda import CudaDevice
 
-            return cls(tail, host_adam, CudaDevice(tail.mode, recorder), recorder)
-        if name == "cpu":
+            lanes = CudaDevice(tail.mode, recorder)
+        elif name == "cpu":
             lanes = EmulatedDevice(make_host_adam(tail.mode), faults_for_tests, recorder)
-            return cls(tail, host_adam, lanes, recorder)
-        raise ConfigError(f"accelerator '{name}': deep_optimizer_states runs on cuda and cpu")
+        else:
+            raise ConfigError(f"accelerator '{name}': deep_optimizer_states runs on cuda and cpu")
+        return cls(tail, host_adam, lanes, recorder, pow_on_repeat, dtypes)
 
     def check(self, decoupled: bool, grad_dtype: torch.dtype, weights_dtype: torch.dtype) -> None:
         """Refuse a device with other bits, see :func:`check_device_adam`; leaves no spans."""
-        dtypes = (grad_dtype, weights_dtype)
-        check_device_adam(self.lanes, self.host_adam, self.tail, decoupled, dtypes)
+        dtypes, master_dtype = (grad_dtype, weights_dtype), self.state_dtypes[0]
+        # Loading a checkpoint leaves moments in the type of the master weights.
+        for state in {self.state_dtypes, (master_dtype, master_dtype)}:
+            check_device_adam(self.lanes, self.host_adam, self.tail, decoupled, dtypes, state)
         if self.recorder is not None:
             self.recorder.take()
+
+
+def _find_tail(cpu_adam: Any, dtypes: tuple[torch.dtype, torch.dtype]) -> Tail:
+    """The tail for moments of both types that a run can have: fresh ones, and loaded ones."""
+    tail, loaded = find_tail(cpu_adam, *dtypes), find_tail(cpu_adam, dtypes[0], dtypes[0])
+    if tail != loaded:
+        raise KernelError(
+            f"DeepSpeedCPUAdam rounds the last elements otherwise with moments in {dtypes[1]} than "
+            f"in {dtypes[0]}, which loading a checkpoint turns them into; set "
+            '"optimizer.params.fp32_optimizer_states" to false'
+        )
+    return tail

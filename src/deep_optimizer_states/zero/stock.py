@@ -14,5 +14,7 @@ class AnyStock(Protocol):
     """The ``DeepSpeedCPUAdam``: its state by master weight, and its parameter groups."""
     dtype: torch.dtype
     """Type of the model's weights."""
+    master_weights_and_grads_dtype: torch.dtype
+    """Type of master weights, and of the gradients that stock updates them with."""
     dp_process_group: Any
     model_parallel_group: Any

@@ -85,14 +85,16 @@ class UpdatePhase:
         self._schedule = schedule
         self._homes = homes
         self._gradients = gradients
-        self._beta_powers = BetaPowers(stock.optimizer.defaults["betas"])
+        betas = stock.optimizer.defaults["betas"]
+        self._beta_powers = BetaPowers(betas, steppers.pow_on_repeat)
         grad_dtype, weights_dtype = gradients.dtype, stock.dtype
         read = {grad_dtype} if schedule.slot_numel else set()
         if schedule.resident_tiles:
-            read |= {grad_dtype, torch.float32}  # fp32: of parameters that took no part
+            # The second is that of gradients of parameters that took no part.
+            read |= {grad_dtype, stock.master_weights_and_grads_dtype}
         for dtype in read:
             steppers.check(bool(stock.optimizer.adam_w_mode), dtype, weights_dtype)
-        sizes = Sizes.of(schedule, grad_dtype, weights_dtype)
+        sizes = Sizes.of(schedule, grad_dtype, weights_dtype, steppers.state_dtypes)
         lanes, host_adam = steppers.lanes, steppers.host_adam
         num_threads = lanes.near.num_threads
         self._executor = Executor(sizes, lanes, host_adam, num_threads, self._open_timeline())
@@ -179,7 +181,8 @@ class UpdatePhase:
         """What each tile needs.
 
         Args:
-            widened: fp32 gradients of subgroups that are stepped where their state lives.
+            widened: Gradients of subgroups that are stepped where their state lives, in the type of
+                master weights.
             grad_scale: What stock would multiply gradients with.
         """
         grads, tensors, scalars = self._gradients, [], []

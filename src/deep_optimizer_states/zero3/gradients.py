@@ -72,7 +72,7 @@ class GradientFlush:
         self._copies: dict[int, Tensor] = {}
         self._partial_flat: Tensor | None = None
         self._partial: set[int] = set()
-        self._inactive = InactiveGradients(self._home)
+        self._inactive = InactiveGradients(self._home, stock.master_weights_and_grads_dtype)
         self._active: set[int] = set()
         self._is_window_open = False
         self._has_warned = False
@@ -317,7 +317,8 @@ class GradientFlush:
         """Gradients of the subgroups in which a parameter took no part, by subgroup.
 
         Returns:
-            fp32, 1-D, before this step's factor, in the memory that the subgroup's state lives in.
+            In the type of master weights, 1-D, before this step's factor, in the memory that the
+            subgroup's state lives in.
         """
         inactive = self._layout.owned - self._active
         if inactive:
@@ -328,7 +329,8 @@ class GradientFlush:
             if place.subgroup not in found:
                 device = self.beside_state(place.subgroup).device
                 final = self._final_grads(place.subgroup)
-                found[place.subgroup] = final.to(device, torch.float32, copy=True)
+                kept = self._stock.master_weights_and_grads_dtype
+                found[place.subgroup] = final.to(device, kept, copy=True)
             found[place.subgroup].narrow(0, place.start, place.numel).copy_(gradient)
         return found
 
@@ -345,6 +347,9 @@ class GradientFlush:
     def as_fp32(self, ds_id: int) -> Tensor:
         """What stock holds in host memory: after a step the scaled gradient, before it the raw one.
 
+        Returns:
+            1-D, in the type of master weights, which is fp32 unless 16 bits were asked for.
+
         Raises:
             ConfigError: Asked in a window whose end the caller decides.
         """
@@ -357,5 +362,6 @@ class GradientFlush:
             )
         self.drain()
         if ds_id in self._stock.norm_for_param_grads:  # of this window
-            return self._home(ds_id).to("cpu", torch.float32, copy=True)
+            kept = self._stock.master_weights_and_grads_dtype
+            return self._home(ds_id).to("cpu", kept, copy=True)
         return self._inactive.value(ds_id).cpu()

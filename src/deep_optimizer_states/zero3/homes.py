@@ -47,6 +47,18 @@ class SubgroupHomes(StateHomes):
             self._zero3.optimizer.state.setdefault(master, {"step": 0})
         super().return_home()
 
+    def without_fresh_moments(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A checkpoint's contents as stock would have them before the first update.
+
+        Stock has no moments then and makes them in their own type later. Zeros in a checkpoint
+        would come back in the type of the master weights, and stay so.
+        """
+        inner = state_dict["optimizer_state_dict"]
+        if self._moments_dtype == self._stock.master_weights_and_grads_dtype:
+            return state_dict
+        kept = {idx: state for idx, state in inner["state"].items() if state["step"]}
+        return {**state_dict, "optimizer_state_dict": {**inner, "state": kept}}
+
     def _state_of(self, subgroup: int) -> dict[str, Any]:
         found: dict[str, Any] = self._zero3.optimizer.state[self._masters[subgroup]]
         return found

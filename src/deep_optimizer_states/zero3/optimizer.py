@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.utils import log_dist
 from torch import Tensor
 
@@ -27,15 +26,17 @@ from deep_optimizer_states.zero.update import UpdatePhase, stand_in_for_step
 from deep_optimizer_states.zero3.gathers import Gate, runs_apart
 from deep_optimizer_states.zero3.gradients import GradientFlush
 from deep_optimizer_states.zero3.homes import SubgroupHomes
+from deep_optimizer_states.zero3.releases import StockZeroOptimizer
 from deep_optimizer_states.zero3.stock import Layout
 
 
-class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
+class InterleavedZeroOptimizer(StockZeroOptimizer):
     """ZeRO-3 offload whose update is spread over CPU and device, with stock's bits.
 
     Host memory holds master weights and moments (fp32) and one gradient in the accumulation type,
-    14 bytes a parameter. There is no fp32 gradient: both kernels read the 16-bit one and widen it
-    themselves. Resident subgroups have all of that on the device instead.
+    14 bytes a parameter, or 8 where all of that has 16 bits. There is no second gradient in the
+    type of the master weights: both kernels read the first one and convert it themselves. Resident
+    subgroups have all of that on the device instead.
 
     It owns the objects that do the work, and alone assigns to stock's own attributes. The objects
     are made in :meth:`_create_fp32_partitions`, which stock's constructor calls as soon as it has
@@ -65,7 +66,8 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         self._closed = False
         self._grad_scale = 1.0
         self._change = contextlib.ExitStack()
-        self._steppers = Steppers.open(init_optimizer, bool(settings.timeline))
+        master_dtype = _master_dtype(kwargs)
+        self._steppers = Steppers.open(init_optimizer, bool(settings.timeline), master_dtype)
         self._lanes = self._steppers.lanes
         self.background = Background(self._lanes)
         try:
@@ -156,7 +158,8 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
         """Stock's, of finished state."""
         self.background.refuse_to_save()
         self.background.wait()
-        return dict(super().state_dict())
+        found = dict(super().state_dict())
+        return self._homes.without_fresh_moments(found)
 
     def checkpoint_event_prologue(self) -> None:
         """Before a checkpoint is written or loaded: everything in flight arrives."""
@@ -309,3 +312,10 @@ class InterleavedZeroOptimizer(DeepSpeedZeroOptimizer_Stage3):
             self._closed = True
             self.background.close()
             self._lanes.close()
+
+
+def _master_dtype(kwargs: dict[str, Any]) -> torch.dtype:
+    """Type of master weights, from what DeepSpeed passes to its optimizer."""
+    if kwargs.get("fp16_master_weights_and_gradients"):
+        return torch.float16
+    return torch.bfloat16 if kwargs.get("bf16_master_weights_and_gradients") else torch.float32

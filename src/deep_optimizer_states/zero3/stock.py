@@ -23,6 +23,8 @@ class Stock(AnyStock, Protocol):
     """
 
     gradient_accumulation_dtype: torch.dtype
+    master_weights_and_grads_dtype: torch.dtype
+    """Type of master weights, and of the gradient that stock unscales and steps by."""
     gradient_accumulation_steps: int
     reduce_bucket_size: int
     """Elements of one bucket of gradients."""

@@ -16,6 +16,7 @@ from deepspeed.utils import (
     safe_get_full_optimizer_state,
     safe_set_full_fp32_param,
 )
+from packaging.version import Version
 from torch.utils.checkpoint import checkpoint
 
 WIDTH = 37
@@ -72,6 +73,7 @@ class Case:
         few: How many of ``policies``, by turns, where not all is run; 0 for all of them.
         is_cut: Whether the state must be in three subgroups at least.
         states: Type of master weights and moments.
+        since: The first DeepSpeed release that has the feature; empty for every supported one.
     """
 
     dtype: torch.dtype = torch.bfloat16
@@ -91,6 +93,12 @@ class Case:
     few: int = 0
     is_cut: bool = True
     states: str = "fp32"
+    since: str = ""
+
+    @property
+    def is_in_this_release(self):
+        """Whether the installed DeepSpeed has the feature."""
+        return not self.since or Version(deepspeed.__version__) >= Version(self.since)
 
 
 def two_groups(model):
@@ -219,10 +227,11 @@ ZERO_3 = {
     "windows that the caller ends": Case(
         config={"managed_gradient_accumulation": False},
         skips=lambda n: {3: (2,), 4: (2,), 7: (4,)}.get(n, ()),
+        since="0.19",
     ),
     "eval between steps": Case(before=evaluate_between),
     "16-bit weights saved between steps": Case(before=save_16bit_between),
-    "offload_states and back": Case(before=offload_midway),
+    "offload_states and back": Case(before=offload_midway, since="0.19"),
     "safe_get_* between steps": Case(before=read_state_between),
     # Stock itself fails here on a parameter whose elements the ranks do not divide.
     "safe_set_full_fp32_param": Case(before=set_weights_midway, most_ranks=1),
@@ -255,7 +264,11 @@ def ds_config(case, block):
     return config | ({"deep_optimizer_states": block} if block else {})
 
 
-FAMILIES = ("cases_offload_param", "cases_zero12")
+FAMILIES = (
+    "cases_offload_param",
+    "cases_states16",
+    "cases_zero12",
+)
 """Modules beside this one, each with ``CASES`` of its own: other stages, settings and models."""
 
 

@@ -16,7 +16,7 @@ from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 
 from deep_optimizer_states.device.base import Wait
 from deep_optimizer_states.device.emulated import Faults
-from deep_optimizer_states.zero3 import steppers
+from deep_optimizer_states.zero import steppers
 
 CASE = CASES["offload_param"]
 ON_DEVICE = equality.CASES[equality.FIRST_CASE]

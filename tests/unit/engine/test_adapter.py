@@ -51,12 +51,11 @@ WORDS_OF_MANY = {
     "optimizer",
     "step",
     "destroy",
-    "state_dict",
-    "load_state_dict",
+    "zero_grad",
     "reduce_bucket_size",
     "gradient_accumulation_steps",
 }
-"""Names of DeepSpeed's that mean something else elsewhere: torch has them, or its JSON."""
+"""Names of DeepSpeed's that mean something else elsewhere, as keys of its JSON do."""
 
 INTERNALS = {
     *(name for methods in FINGERPRINTS.values() for name in methods),

@@ -11,7 +11,7 @@ from deepspeed.ops.op_builder import CPUAdamBuilder
 
 from deep_optimizer_states.errors import KernelError
 from deep_optimizer_states.kernels import host
-from deep_optimizer_states.kernels.calibrate_tail import find_tail, tail_of_op
+from deep_optimizer_states.kernels.calibrate_tail import find_tail, pow_on_repeat_of_op, tail_of_op
 from deep_optimizer_states.kernels.host import (
     HostAdam,
     InstructionSet,
@@ -71,6 +71,44 @@ def test_an_op_without_vectors_is_all_tail():
     assert [tail.start(numel) for numel in (1, 8207, 8208, 8209, 10**9)] == [0] * 5
 
 
+class CountingOp(ScalarOp):
+    """An op that counts steps by a rule of its own, as releases of DeepSpeed differ in it."""
+
+    def __init__(self, at):
+        self._at = at
+
+    def create_adam(self, opt_id, *settings):
+        self._powers = self._at()
+
+    def adam_update(self, opt_id, step, *rest):
+        lr, *betas, eps, decay, _bias, master, grad, exp_avg, exp_avg_sq = rest
+        group = make_group(lr=lr, betas=betas, eps=eps, weight_decay=decay)
+        scalars = adam_scalars(group, self._powers.at(step, betas), 1.0, True)
+        everything = AdamTensors(master, exp_avg, exp_avg_sq, grad, torch.empty_like(master))
+        HostAdam(1).step(everything, scalars, 0, 1)
+
+
+class AlwaysPow:
+    """Powers of an op that multiplies nothing up."""
+
+    def at(self, step, betas):
+        return BetaPowers((0.5, 0.5)).at(step, betas)  # the betas change at every call
+
+
+BETAS = (0.9, 0.999)
+
+
+@pytest.mark.parametrize("rule", [False, True])
+def test_how_the_op_counts_a_step_that_comes_again_is_found(rule):
+    op = CountingOp(lambda: BetaPowers(BETAS, rule))
+    assert pow_on_repeat_of_op(op, True) == rule
+
+
+def test_an_op_that_counts_steps_in_a_third_way_is_refused():
+    with pytest.raises(KernelError, match="corrects the bias of its moments in a way that is not"):
+        pow_on_repeat_of_op(CountingOp(AlwaysPow), True)
+
+
 @pytest.fixture
 def stock():
     """``step(opt_id, step, group, tensors)`` on the real op."""
@@ -124,7 +162,7 @@ def test_beta_powers_follow_jumps_and_repeats_of_the_step(stock, tail, steps):
     group, generator = make_group(betas=(0.87, 0.993)), torch.Generator().manual_seed(1)
     theirs = [torch.randn(33, generator=generator), torch.zeros(33), torch.zeros(33)]
     ours = [tensor.clone() for tensor in theirs]
-    powers = BetaPowers(group["betas"])
+    powers = BetaPowers(group["betas"], pow_on_repeat_of_op(CPUAdamBuilder().load(), True))
     for number, step in enumerate(steps):
         if number == 2:
             group["betas"] = (0.8, 0.9)

@@ -29,9 +29,16 @@ from ptx_launch import PtxKernel, use_target  # noqa: E402
 
 from deep_optimizer_states.kernels import triton_adam  # noqa: E402
 from deep_optimizer_states.kernels.triton_adam import TritonAdam  # noqa: E402
+from deep_optimizer_states.zero.steppers import Steppers  # noqa: E402
 
 FULL = bool(os.environ.get("PTX_FULL"))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FP32_STATE = (torch.float32, torch.float32)
+NARROW_STATES = [
+    (master, moments)
+    for master in (torch.bfloat16, torch.float16)
+    for moments in (master, torch.float32)
+]
 CAPABILITIES = (80, 90, 100)
 BETAS = (0.9, 0.95)
 DECAYS = {"none": (0.0, True), "decoupled": (0.1, True), "l2": (0.1, False)}
@@ -63,9 +70,9 @@ def launch(monkeypatch):
     return start
 
 
-def tile(numel, grad_dtype, weights_dtype, offset, draw):
+def tile(numel, grad_dtype, weights_dtype, offset, draw, state=FP32_STATE):
     """A tile that begins ``offset`` elements after an aligned address; master, moments, grad."""
-    dtypes = (torch.float32, torch.float32, torch.float32, grad_dtype, weights_dtype)
+    dtypes = (state[0], state[1], state[1], grad_dtype, weights_dtype)
     tensors = []
     for dtype in dtypes:
         whole = torch.zeros(numel + 32, dtype=dtype)
@@ -153,6 +160,40 @@ def test_compiled_code_has_the_bits_of_the_host_kernel(launch, case):
     gradients = (torch.randn(case.numel, generator=generator) for _ in range(STEPS if FULL else 3))
     start, modes = Tail(16, case.mode).start(case.numel), (case.mode, case.mode)
     assert updates_differ(device, modes, start, gradients, decay=case.decay) == []
+
+
+def narrow_cases():
+    """``(state, case)`` of 16-bit state; the gradient has its type or has been summed wider."""
+    found = itertools.product(CAPABILITIES, NARROW_STATES, (True, False), (0, 1))
+    return [
+        (state, Case(capability, torch.float32 if wide else state[0], state[0], "l2", 1, at, 1023))
+        for capability, state, wide, at in found
+    ]
+
+
+@pytest.mark.parametrize(("state", "case"), narrow_cases(), ids=str)
+def test_state_of_16_bits_has_the_bits_of_the_host_kernel(launch, state, case):
+    launch(case.capability)
+    generator = torch.Generator().manual_seed(case.numel)
+    device = tile(case.numel, case.grad, case.weights, case.offset, normal(generator), state)
+    gradients = (torch.randn(case.numel, generator=generator) for _ in range(3))
+    assert updates_differ(device, (1, 1), 1008, gradients, decay=case.decay) == []
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize("weights", DTYPES)
+@pytest.mark.parametrize("state", NARROW_STATES, ids=str)
+def test_hard_numbers_in_state_of_16_bits_too(launch, state, weights, decay):
+    launch(90)
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(numel):
+        return HARD[torch.randint(len(HARD), (numel,), generator=generator)]
+
+    device = tile(3000, torch.float32, weights, 0, draw, state)
+    device.exp_avg_sq.copy_(draw(3000))
+    gradients = (draw(3000) for _ in range(3))
+    assert updates_differ(device, (1, 1), 1500, gradients, decay=decay, eps=0.0) == []
 
 
 def hard_cases():
@@ -278,4 +319,23 @@ def test_updates_compile_nothing_that_the_self_check_has_not(launch):
         tensors = tile(numel, dtype, torch.bfloat16, 1, torch.zeros)
         adam.step(tensors, scalars_at(1, decay), numel)
     assert len(compiled) == 8, "two kernels, two types, with weight decay and without"
+    assert variants(launches) == compiled
+
+
+def test_updates_of_16_bit_state_compile_nothing_either(launch):
+    """Moments are fp32 until a checkpoint is loaded, and then as narrow as the master weights."""
+    launches, bf16 = launch(90), torch.bfloat16
+    adam, device = TritonAdam(TAIL.mode), EmulatedDevice(ADAM)
+    device.adam = adam.step
+    states = [(bf16, torch.float32), (bf16, bf16)]
+    try:
+        steppers = Steppers(TAIL, ADAM, device, None, states[0])
+        steppers.check(True, bf16, bf16)
+    finally:
+        device.close()
+    compiled = variants(launches)
+    for numel, state, decay in itertools.product((1, 16, 33), states, ("decoupled", "none")):
+        tensors = tile(numel, bf16, bf16, 1, torch.zeros, state)
+        adam.step(tensors, scalars_at(1, decay), numel)
+    assert len(compiled) == 8, "two kernels, two types of moments, with weight decay and without"
     assert variants(launches) == compiled
