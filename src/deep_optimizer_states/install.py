@@ -149,8 +149,9 @@ def check_supported(config: Any) -> None:
     name = config.optimizer_name or "adam"  # none: the caller passes its own, checked later
     deepcompile = getattr(config.compile_config, "deepcompile", False)
     is_adam = name.lower() in ("adam", "adamw")
-    # See docs/settings.md: what is left for this package once whole matrices are orthogonal.
-    why = " (Muon works on whole matrices before any tile can be)" if name.lower() == "muon" else ""
+    # docs/settings.md says what Muon leaves for this package to do.
+    is_muon = name.lower() == "muon"
+    why = ": Muon needs whole matrices before any tile can be updated" if is_muon else ""
     torch_adam = (config.optimizer_params or {}).get("torch_adam")
     out = "true: take it out"
     wrong = [
