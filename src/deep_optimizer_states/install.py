@@ -202,8 +202,9 @@ def check_supported(config: Any) -> None:
     bf16 = config.bfloat16_config.bf16_master_weights_and_grads
     deepcompile = getattr(config.compile_config, "deepcompile", False)
     is_adam = name.lower() in ("adam", "adamw")
-    # See docs/settings.md: what is left for this package once whole matrices are orthogonal.
-    why = " (Muon works on whole matrices before any tile can be)" if name.lower() == "muon" else ""
+    # docs/settings.md says what Muon leaves for this package to do.
+    is_muon = name.lower() == "muon"
+    why = ": Muon needs whole matrices before any tile can be updated" if is_muon else ""
     torch_adam = (config.optimizer_params or {}).get("torch_adam")
     # Both are in DeepSpeed before 0.19.7 only.
     mics = getattr(zero, "mics_shard_size", -1)

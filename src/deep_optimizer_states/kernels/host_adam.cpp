@@ -13,7 +13,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
-#include <emmintrin.h>
+#include <immintrin.h>
 #define DOS_HAS_STREAMING_STORES 1
 #endif
 

@@ -171,6 +171,11 @@ def test_another_optimizer_is_refused_by_name_before_it_is_built(installed, name
         read(ds_config(optimizer={"type": name, "params": {"lr": 1e-3}}))
 
 
+def test_muon_is_refused_with_the_reason(installed):
+    with pytest.raises(ConfigError, match=r'"AdamW": Muon needs whole matrices before any tile'):
+        read(ds_config(optimizer={"type": "Muon", "params": {"lr": 1e-3}}))
+
+
 def test_torchs_adam_is_refused_by_name(installed):
     with pytest.raises(ConfigError, match="torch_adam = true: take it out"):
         read(ds_config(optimizer={"type": "Adam", "params": {"torch_adam": True}}))
