@@ -13,7 +13,7 @@ RESULTS ?= results
 SOURCES := src configs launch parse plots dataset benchmarks ds_config examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all test-fast lint fmt golden equality smoke bench-host bench-gpu gpu-check wheelhouse plan guide dataset dataset-oscar third-party clean ci-requirements ci
+.PHONY: help setup test test-all test-fast lint fmt golden equality smoke bench-host bench-gpu gpu-check wheelhouse plan guide dataset dataset-oscar third-party compat clean ci-requirements ci
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ wheelhouse: ## wheels for a machine without a network: make wheelhouse ARGS="DIR
 
 plan: setup ## predict a run: make plan ARGS="--model 20B --machine h100x4"
 	$(BIN)/python -m deep_optimizer_states plan $(ARGS)
+
+compat: setup ## versions of DeepSpeed, Python and megatron-core; writes docs/compatibility.md (hours, goes on)
+	$(BIN)/python -m benchmarks.compat $(ARGS)
 
 guide: setup ## write docs/guide.md anew
 	$(BIN)/python -m ds_config guide

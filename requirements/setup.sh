@@ -74,7 +74,7 @@ install_from() {
   local wanted="$packages/wanted.txt"
   if [ "${USE_OWN_TORCH:-0}" = 1 ]; then
     # What is there is kept as it is: whoever put it there matched it to that torch.
-    "$venv/bin/python" "$here/missing.py" "$1" >"$wanted"
+    "$venv/bin/python" "$here/pins.py" --lacking "$1" >"$wanted"
   else
     grep -v '^#' "$1" >"$wanted"
   fi

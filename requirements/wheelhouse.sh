@@ -34,7 +34,9 @@ mkdir -p "$dir"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 pip() { "$python" -m pip --disable-pip-version-check "$@"; }
-pinned() { grep -hE "^$1==" "$here"/run.txt "$here"/dev.txt; }
+# pip asks the Python that runs it for markers, not the one that wheels are fetched for.
+pins() { "$python" "$here/pins.py" --python "$target" "$@"; }
+pinned() { pins "$here"/run.txt "$here"/dev.txt | grep -E "^$1=="; }
 torch_version=${TORCH_VERSION:-$(sed -n 's/.*TORCH_VERSION:-\([0-9.]*\)}.*/\1/p' "$here/setup.sh" | head -1)}
 
 if [ "$lean" = 1 ]; then
@@ -42,7 +44,7 @@ if [ "$lean" = 1 ]; then
     pinned "$name"
   done
 else
-  grep -hEv '^(#|deepspeed==)' "$here"/run.txt "$here"/dev.txt "$here"/gpu.txt
+  pins "$here"/run.txt "$here"/dev.txt "$here"/gpu.txt | grep -v '^deepspeed=='
   printf 'setuptools>=77\nwheel\n'
 fi >"$work/wanted.txt"
 

@@ -2,8 +2,7 @@
 
 megatron-core asks for the current CUDA device and keeps its random states in CUDA generators even
 when nothing is random. Here the device is the CPU and the states are the CPU generator's. Applied
-only when the run has no CUDA device; the patched names are checked against the one minor version
-they were written for.
+only when the run has no CUDA device, and only to minor versions whose source was read for it.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Any
 
 import torch
 
-SUPPORTED_VERSION = "0.16"
-"""Minor version of megatron-core whose source was read for this module."""
+SUPPORTED_VERSIONS = ("0.16", "0.19")
+"""Minor versions of megatron-core whose source was read for this module."""
 
 _RANDOM = "megatron.core.tensor_parallel.random"
 
@@ -80,13 +79,13 @@ def verify(*, pipelines: bool = False) -> None:
         pipelines: whether there are several stages.
 
     Raises:
-        RuntimeError: another minor version, or a patched name is gone.
+        RuntimeError: a minor version that is not known, or a patched name is gone.
     """
     version = importlib.metadata.version("megatron-core")
-    if not version.startswith(f"{SUPPORTED_VERSION}."):
+    if version.rpartition(".")[0] not in SUPPORTED_VERSIONS:
+        known = " or ".join(f"megatron-core=={number}.*" for number in SUPPORTED_VERSIONS)
         raise RuntimeError(
-            f"megatron-core {version}: the CPU support was written for {SUPPORTED_VERSION}.x; "
-            f"install megatron-core~={SUPPORTED_VERSION}.0"
+            f"megatron-core {version}: the CPU support was not written for it; install {known}"
         )
     for module, name, _ in _patched(pipelines):
         try:

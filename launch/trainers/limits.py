@@ -37,10 +37,10 @@ def deepspeed_limits(point: Point) -> list[str]:
 
 
 def _plugin_limits(point: Point) -> list[str]:
-    """The plugin takes the place of the ZeRO-3 optimizer that is offloaded to host memory."""
+    """The plugin takes the place of an optimizer that is offloaded to host memory."""
     if PLUGIN_BLOCK not in deepspeed_config(point):
         return []
-    needs = {"zero_stage": 3, "offload_optimizer": "cpu"}
+    needs = {"offload_optimizer": "cpu"}
     return [
         f"{field} = {getattr(point, field)!r}: engine '{point.engine}' needs {field} = {value!r}; "
         f"give that, or engine '{point.study.reference if point.study else point.engine}'"

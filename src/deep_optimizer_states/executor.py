@@ -372,7 +372,6 @@ class Executor:
         self._host_steps.append(HostStep(work.tensors.numel, begin - wait, end - begin))
         if self._timeline is not None:
             self._timeline[0].add("CPU", f"step of {work.name}", begin, end)
-
         if self._weights_on_host:
             self._on_issued(tile, Reached())
 

@@ -181,6 +181,20 @@ def cut_into_tiles(
     )
 
 
+def cut_flat_state(numel: int, subgroup_numel: int) -> list[tuple[int, int]]:
+    """Cut one flat tensor into subgroups, where DeepSpeed has none (ZeRO-1 and ZeRO-2).
+
+    Args:
+        numel: Its elements.
+        subgroup_numel: Elements of a subgroup; rounded down to ``TILE_ALIGNMENT``, at least that.
+
+    Returns:
+        First element and number of each, in order.
+    """
+    length = max(TILE_ALIGNMENT, subgroup_numel - subgroup_numel % TILE_ALIGNMENT)
+    return [(start, min(length, numel - start)) for start in range(0, numel, length)]
+
+
 def choose_device_subgroups(num_subgroups: int, policy: str, stride: int) -> frozenset[int]:
     """Subgroups that a fixed policy updates on the device.
 

@@ -9,7 +9,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "requirements" / "wheelhouse.sh"
-PINS = (ROOT / "requirements" / "run.txt").read_text().splitlines()
+LINES = (ROOT / "requirements" / "run.txt").read_text().splitlines()
+PINS = [line for line in LINES if not line.startswith("#") and ";" not in line]
+MEGATRON = [line.split("; ") for line in LINES if line.startswith("megatron-core==")]
 FAKE_PYTHON = """#!/usr/bin/env bash
 if [ "$1 $2" != "-m pip" ]; then exec {python} "$@"; fi
 printf '%s\\n' "$*" >>"{log}"
@@ -51,8 +53,7 @@ def test_everything_pinned_is_fetched_for_the_other_machines_python(wheelhouse):
     told, wanted, names = wheelhouse("--python", "3.13")
     assert "--only-binary=:all: --python-version 3.13" in told
     assert "--platform manylinux_2_28_x86_64" in told
-    pinned = [line for line in PINS if not line.startswith(("#", "deepspeed=="))]
-    assert set(pinned) < set(wanted)
+    assert {line for line in PINS if not line.startswith("deepspeed==")} < set(wanted)
     # Where there is no wheel one is made, since only wheels are downloaded.
     built = {line.split()[-1].partition("==")[0] for line in told.splitlines() if " wheel " in line}
     assert built == {"deepspeed", "rouge-score", "sqlitedict", "word2number"}
@@ -63,6 +64,16 @@ def test_everything_pinned_is_fetched_for_the_other_machines_python(wheelhouse):
     assert "torch==2.13.0+there" in wanted
     assert "torch-2.13.0+there-py3-none-any.whl" in told
     assert names == ["deepspeed-0.19.8-py3-none-any.whl"]
+
+
+@pytest.mark.parametrize(("python", "condition"), [("3.11", "<"), ("3.12", ">="), ("3.13", ">=")])
+def test_of_pins_that_differ_by_python_those_of_the_other_machine_are_fetched(
+    wheelhouse, python, condition
+):
+    """Whatever Python runs the script."""
+    _, wanted, _ = wheelhouse("--lean", "--python", python)
+    (meant,) = (pin for pin, marker in MEGATRON if f" {condition} " in marker)
+    assert [line for line in wanted if line.startswith("megatron-core")] == [meant]
 
 
 def test_deepspeed_is_built_without_its_ops(wheelhouse):

@@ -70,6 +70,10 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
         self._steppers = Steppers.open(init_optimizer, bool(settings.timeline))
         self._lanes = self._steppers.lanes
         self.background = Background(self._lanes)
+        offload = kwargs["offload_optimizer_config"]
+        self._locks_pages = bool(offload.pin_memory)
+        # Stock would page-lock what is moved or given up below, and torch keeps what was locked.
+        kwargs["offload_optimizer_config"] = offload.model_copy(update={"pin_memory": False})
         try:
             super().__init__(init_optimizer, *args, **kwargs)
         except BaseException:
@@ -120,15 +124,16 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
     def _take_memory(self) -> None:
         masters, numel = self._masters, sum(self.partition_size)
         taken = sum(master.nbytes for master in masters)
-        for number, buffer in enumerate(self.param_buffer_of_bit16_for_cpu_offload_groups):
-            # The executor stages 16-bit weights tile by tile. Stock unlocks these when it ends.
-            get_accelerator().unpin_memory(buffer)
-            self.param_buffer_of_bit16_for_cpu_offload_groups[number] = buffer.new_empty(0)
-        self._lanes.locks_pages = self.cpu_offload_pin_memory
+        buffers = self.param_buffer_of_bit16_for_cpu_offload_groups
+        # The executor stages 16-bit weights tile by tile.
+        self.param_buffer_of_bit16_for_cpu_offload_groups = [b.new_empty(0) for b in buffers]
+        del buffers
+        self.cpu_offload_pin_memory = self._lanes.locks_pages = self._locks_pages
         self._homes.reserve(self._settings, numel * LateScaled.dtype.itemsize, taken)
         self._homes.take_masters(masters)
         self._homes.make_moments()
-        grads = [self._lanes.host_home(torch.zeros_like(master.data)) for master in masters]
+        sizes = self.partition_size
+        grads = [self._lanes.empty_host(numel, LateScaled.dtype).zero_() for numel in sizes]
         for master, grad in zip(masters, grads, strict=True):
             master.grad = grad
         self._gradients.take(grads)
@@ -207,11 +212,11 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
 
     # Gradients: stock's, from backward to its norms; see [Note: scaled late] in ``gradients``.
 
-    def copy_grads_in_partition(self, param: Any, group_idx: int | None = None) -> None:
-        """Stock's copy of a reduced gradient to host memory."""
+    def copy_grads_in_partition(self, param: Any, *args: Any) -> None:
+        """Stock's copy of a reduced gradient to host memory; releases differ in arguments."""
         is_final = self.is_gradient_accumulation_boundary()
         with self._gradients.writing(self.get_param_id(param) if is_final else None):
-            super().copy_grads_in_partition(param, group_idx)
+            super().copy_grads_in_partition(param, *args)
 
     def async_inplace_copy_grad_to_fp32_buffer_from_gpu(self, param: Any) -> None:
         """Stock's copy, which comes alone where the caller has ended the window."""
@@ -289,6 +294,7 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
         is_known = self._closed or self.background.has_failed
         try:
             with self.background.overlooking_failure():
+                self.cpu_offload_pin_memory = False  # what stock would unlock is the lanes'
                 super().destroy()
             if not is_known:
                 self.background.check()

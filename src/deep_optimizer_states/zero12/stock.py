@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from deep_optimizer_states.plan import TILE_ALIGNMENT
+from deep_optimizer_states.plan import cut_flat_state
 from deep_optimizer_states.zero.stock import AnyStock
 
 
@@ -49,11 +49,10 @@ def cut_groups(group_numels: Sequence[int], subgroup_numel: int) -> list[Run]:
 
     Args:
         group_numels: Elements of this rank's part of each parameter group.
-        subgroup_numel: Elements of a subgroup; rounded down to the alignment of tiles.
+        subgroup_numel: Elements of a subgroup, as ``cut_flat_state`` takes them.
     """
-    length = max(TILE_ALIGNMENT, subgroup_numel - subgroup_numel % TILE_ALIGNMENT)
     return [
-        Run(group, start, min(length, numel - start))
+        Run(group, start, length)
         for group, numel in enumerate(group_numels)
-        for start in range(0, numel, length)
+        for start, length in cut_flat_state(numel, subgroup_numel)
     ]

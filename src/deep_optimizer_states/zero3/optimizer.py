@@ -1,4 +1,4 @@
-"""The one subclass of DeepSpeed's ZeRO-3 optimizer: stock's methods, handed to our objects.
+"""Our subclass of DeepSpeed's ZeRO-3 optimizer: stock's methods, handed to our objects.
 
 What is not overridden (partitioning, reduction, clipping, loss scale, checkpoints) is stock code.
 """

@@ -4,7 +4,6 @@ import functools
 
 import deepspeed
 import torch
-from adversary_models import LENGTH, MODEL, VOCAB_SIZE, gpt2, llama, predict_tokens, t5
 from adversary_trial import (
     NOTHING_PERSISTS,
     NUM_RANKS,
@@ -21,10 +20,17 @@ from deepspeed.utils import (
     safe_get_full_optimizer_state,
 )
 from equality_cases import Case
+from small_models import LENGTH, VOCAB_SIZE, gpt2, llama, mixtral, t5
 
 CASES = Registry()
 PLAIN = Case(zero=NOTHING_PERSISTS)
 ONE_BATCH = Case(accumulation=1, zero=NOTHING_PERSISTS)
+MODEL = Case(zero={"sub_group_size": 1000, "reduce_bucket_size": 8000, **NOTHING_PERSISTS})
+
+
+def predict_tokens(engine, generator):
+    tokens = torch.randint(1, VOCAB_SIZE, (2, LENGTH), generator=generator).to(engine.device)
+    return engine(input_ids=tokens, labels=tokens).loss.float()
 
 
 def freeze(layers, frozen=True):
@@ -205,14 +211,18 @@ def generate(trial, make, **options):
     tokens = torch.arange(1, 2 * LENGTH + 1).reshape(2, LENGTH).to(engine.device) % VOCAB_SIZE
     for step in range(2):
         trial.micro_step(engine, predict_tokens)
+        trial.hold(engine)
         trial.micro_step(engine, predict_tokens)
+        trial.let_go(engine)
         engine.eval()
         with torch.no_grad():
             options = {"max_new_tokens": 4, "min_new_tokens": 4, "pad_token_id": 0} | options
+            options |= {"return_dict_in_generate": True, "output_logits": True}
             found = engine.module.generate(
                 tokens, attention_mask=torch.ones_like(tokens), **options
             )
-            trial.see(f"tokens after step {step}", found)
+            trial.see(f"tokens after step {step}", found.sequences)
+            trial.see("logits of new tokens", list(found.logits))
             trial.see("logits", engine(input_ids=tokens, labels=tokens).logits)
         engine.train()
     trial.train(engine, predict_tokens, steps=1)
@@ -221,6 +231,7 @@ def generate(trial, make, **options):
 for name, make, options, ranks in (
     ("Llama, greedy", llama, {"do_sample": False}, (1, 2)),
     ("GPT-2, sampled", gpt2, {"do_sample": True, "top_k": 8}, (1,)),
+    ("Mixtral, greedy", mixtral, {"do_sample": False}, (1, 2)),
     ("T5, beams", t5, {"num_beams": 2, "do_sample": False}, (1,)),
 ):
     CASES.add(f"generate, {name}", ranks)(functools.partial(generate, make=make, **options))

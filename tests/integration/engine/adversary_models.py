@@ -1,4 +1,4 @@
-"""Adversarial models: real classes at tiny size, adapters, experts, odd sizes, shared weights."""
+"""Adversarial models: adapters, experts, odd sizes, weights of other modules."""
 
 import functools
 
@@ -7,127 +7,9 @@ import torch
 from adversary_trial import NOTHING_PERSISTS, WIDTH, Net, Registry
 from deepspeed.utils import set_z3_leaf_modules
 from equality_cases import Case
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from small_models import Adapted
 
 CASES = Registry()
-VOCAB_SIZE, LENGTH = 64, 12
-MODEL = Case(zero={"sub_group_size": 1000, "reduce_bucket_size": 8000})
-
-
-def llama():
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCAB_SIZE,
-            hidden_size=24,
-            intermediate_size=40,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-        )
-    )
-
-
-def gpt2():
-    """With dropout: random numbers that the user draws must be stock's too."""
-    sizes = {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 32}
-    special = {"bos_token_id": 0, "eos_token_id": 0}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB_SIZE, **sizes, **special))
-
-
-def mixtral():
-    return MixtralForCausalLM(
-        MixtralConfig(
-            vocab_size=VOCAB_SIZE,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            num_local_experts=4,
-            num_experts_per_tok=2,
-            output_router_logits=True,
-        )
-    )
-
-
-def t5():
-    sizes = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4}
-    return T5ForConditionalGeneration(
-        T5Config(vocab_size=VOCAB_SIZE, decoder_start_token_id=0, **sizes)
-    )
-
-
-def vit():
-    return ViTForImageClassification(
-        ViTConfig(
-            image_size=16,
-            patch_size=4,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_labels=5,
-        )
-    )
-
-
-def predict_tokens(engine, generator):
-    tokens = torch.randint(1, VOCAB_SIZE, (2, LENGTH), generator=generator).to(engine.device)
-    return engine(input_ids=tokens, labels=tokens).loss.float()
-
-
-def name_images(engine, generator):
-    images = torch.randn(2, 3, 16, 16, generator=generator).to(engine.device, torch.bfloat16)
-    labels = torch.randint(5, (2,), generator=generator).to(engine.device)
-    return engine(pixel_values=images, labels=labels).loss.float()
-
-
-def train_model(trial, make, loss_of=predict_tokens):
-    trial.train(trial.open(make(), MODEL, tile_numel=2048), loss_of)
-
-
-for name, make, loss_of, ranks in (
-    ("Llama", llama, predict_tokens, (1,)),
-    ("GPT-2", gpt2, predict_tokens, (1, 2)),
-    ("Mixtral", mixtral, predict_tokens, (1, 2)),
-    ("T5", t5, predict_tokens, (1,)),
-    ("ViT", vit, name_images, (1,)),
-):
-    CASES.add(name, ranks)(functools.partial(train_model, make=make, loss_of=loss_of))
-
-
-@CASES.add("Llama, recomputed")
-def recomputed(trial):
-    model = llama()
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    trial.train(trial.open(model, MODEL, tile_numel=2048), predict_tokens)
-
-
-class Adapted(torch.nn.Module):
-    """A frozen linear layer beside a low-rank one that learns."""
-
-    def __init__(self, base, rank):
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.down = torch.nn.Parameter(torch.randn(rank, base.in_features) * 0.1)
-        self.up = torch.nn.Parameter(torch.zeros(base.out_features, rank))
-
-    def forward(self, x):
-        return self.base(x) + (x @ self.down.t()) @ self.up.t()
-
-    def parameters_of_all(self):
-        return [self.base.weight, self.up, self.down]
 
 
 def adapted_net():
@@ -153,15 +35,6 @@ def lora(trial):
                 weights[0].add_(weights[1] @ weights[2])
 
     trial.train(trial.open(adapted_net(), SMALL_GROUPS), steps=4, after=merge)
-
-
-@CASES.add("LoRA on Llama, base in eval mode")
-def lora_on_llama(trial):
-    model = llama().requires_grad_(False)
-    for layer in model.model.layers:
-        layer.self_attn.q_proj = Adapted(layer.self_attn.q_proj, 2)
-        layer.mlp.down_proj = Adapted(layer.mlp.down_proj, 3)
-    trial.train(trial.open(model, SMALL_GROUPS), predict_tokens)
 
 
 class Experts(torch.nn.Module):

@@ -24,6 +24,7 @@ import adversary_mishaps
 import adversary_models
 import adversary_pairs
 import adversary_settings
+import adversary_uses
 import adversary_windows
 from adversary_trial import NUM_RANKS, POLICIES, differences, run
 from equality_worker import leave, make_engines_cheaper
@@ -35,13 +36,18 @@ from deep_optimizer_states.zero import steppers
 
 THEMES = {
     "models": adversary_models,
+    "uses": adversary_uses,
     "calls": adversary_calls,
     "settings": adversary_settings,
     "pairs": adversary_pairs,
     "windows": adversary_windows,
     "mishaps": adversary_mishaps,
 }
-CONTROLS = ("EMA of the weights", "GatheredParameters, update in flight")
+CONTROLS = (
+    "EMA of the weights",
+    "GatheredParameters, update in flight",
+    "generate, Mixtral, greedy",
+)
 """Cases in which a gather that does not wait for its tiles must show."""
 
 

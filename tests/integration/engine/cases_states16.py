@@ -46,7 +46,7 @@ CASES = {
     "bf16 masters, fp32 moments, loaded midway": Case(
         config={"bf16": BF16_MASTERS},
         before=save_and_load_midway,
-        states="bf16, moments fp32",
+        states="bf16 (moments fp32)",
         policies=("stride 2", "dynamic"),
     ),
     "fp16 states, overflows": Case(
@@ -61,7 +61,7 @@ CASES = {
         config=masters_in_fp16(),
         before=save_and_load_midway,
         steps=12,
-        states="fp16, moments fp32",
+        states="fp16 (moments fp32)",
         policies=("dynamic",),
     ),
     "bf16 masters of fp32 weights": Case(
@@ -72,7 +72,7 @@ CASES = {
     ),
     "fp16 masters of bf16 weights": Case(
         config={"fp16": {"enabled": False, "fp16_master_weights_and_grads": True}},
-        states="fp16, moments fp32",
+        states="fp16 (moments fp32)",
         policies=("ratio 0.5",),
     ),
 }

@@ -268,6 +268,7 @@ FAMILIES = (
     "cases_offload_param",
     "cases_states16",
     "cases_zero12",
+    "cases_models",
 )
 """Modules beside this one, each with ``CASES`` of its own: other stages, settings and models."""
 

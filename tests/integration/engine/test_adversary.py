@@ -1,4 +1,4 @@
-"""Odd models, calls, settings, pairs of engines, windows and mishaps: stock's bits, or told so.
+"""Odd models, uses, calls, settings, pairs, windows and mishaps: stock's bits, or told so.
 
 Two policies, just-in-time forward, 1 rank and in part 2. `adversary_worker.py` runs the cases.
 """
@@ -16,14 +16,19 @@ if not torch.cuda.is_available() or torch.cuda.device_count() > 1:
     RANKS.append(pytest.param(2, marks=pytest.mark.exhaustive))
 POLICIES = ("stride 2", "dynamic")
 NUM_CASES = {
-    "models": {1: 15, 2: 8},
-    "calls": {1: 14, 2: 7},
+    "models": {1: 8, 2: 6},
+    "uses": {1: 8, 2: 8},
+    "calls": {1: 15, 2: 8},
     "settings": {1: 19, 2: 7},
     "pairs": {1: 11, 2: 6},
     "windows": {1: 17, 2: 6},
     "mishaps": {1: 25, 2: 21},
 }
-CONTROLS = ("EMA of the weights", "GatheredParameters, update in flight")
+CONTROLS = (
+    "EMA of the weights",
+    "GatheredParameters, update in flight",
+    "generate, Mixtral, greedy",
+)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 

@@ -103,6 +103,10 @@ def test_the_state_takes_16_host_bytes_a_parameter_where_stock_takes_18(report):
     assert report["host bytes"] == pytest.approx([16, 18], rel=0.001)
 
 
+def test_pages_are_locked_unless_that_is_not_wanted_and_never_twice(report):
+    assert report["locks pages"] == [[True, True, 0], [False, False, 0]]
+
+
 @pytest.mark.parametrize(
     ("request_for", "words"),
     [

@@ -15,12 +15,13 @@ from deepspeed.checkpoint import ds_to_universal
 
 sys.path.insert(0, str(Path(__file__).parent))
 import equality_worker as equality
+from equality_cases import Case
 
 import deep_optimizer_states
 
 ENGINES = {"stock": None, "stride-2": equality.POLICIES["stride 2"]}
-CASE = equality.Case()
-UNIVERSAL = equality.Case(config={"checkpoint": {"load_universal": True}})
+CASE = Case()
+UNIVERSAL = Case(config={"checkpoint": {"load_universal": True}})
 
 
 def save(folder):

@@ -17,6 +17,7 @@ import equality_worker as equality
 import safety_worker as safety
 import torch
 from cases_zero12 import CASES, of_stage, tiny_net
+from deepspeed.accelerator import get_accelerator
 from deepspeed.checkpoint import ds_to_universal
 from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from deepspeed.utils import safe_get_full_optimizer_state
@@ -250,6 +251,7 @@ def universal(folder):
     for saved in blocks:
         for name, block in blocks.items():
             engine = equality.make_engine(case, block)
+            equality.train(engine, CASE, steps=1)  # whose views of moments must not be left
             engine.load_checkpoint(folder / saved, "step3_universal")
             trained = equality.train(engine, case, steps=2, skip=3)
             state = equality.state_of(engine)
@@ -300,6 +302,17 @@ def host_bytes(block):
     return total / numel
 
 
+def locks_pages(**offload):
+    """Whether lanes lock host memory; what stock's constructor locks, which nobody would free."""
+    case = of_stage(2, zero={"offload_optimizer": {"device": "cpu", **offload}})
+    with mock.patch.object(type(get_accelerator()), "pin_memory") as pin_memory:
+        engine = equality.make_engine(case, STRIDE)
+    optimizer = engine.optimizer
+    found = [optimizer._lanes.locks_pages, optimizer.cpu_offload_pin_memory, pin_memory.call_count]
+    engine.destroy()
+    return found
+
+
 def refusals():
     def mixed():
         model = tiny_net()
@@ -345,6 +358,7 @@ def main():
             "loading cut short": loading_cut_short(folder / "short"),
             "reader": readers(),
             "host bytes": [host_bytes(STRIDE), host_bytes(None)],
+            "locks pages": [locks_pages(), locks_pages(pin_memory=False)],
             "refusals": refusals(),
         }
     names = [t.name for t in threading.enumerate() if t.name.startswith("deep_optimizer_states")]

@@ -52,10 +52,12 @@ WORDS_OF_MANY = {
     "step",
     "destroy",
     "zero_grad",
+    "state_dict",
+    "load_state_dict",
     "reduce_bucket_size",
     "gradient_accumulation_steps",
 }
-"""Names of DeepSpeed's that mean something else elsewhere, as keys of its JSON do."""
+"""Names of DeepSpeed's that mean something else elsewhere: torch has them, or its JSON."""
 
 INTERNALS = {
     *(name for methods in FINGERPRINTS.values() for name in methods),

@@ -1,4 +1,7 @@
-"""The stale gradients against a model of what stock does: one fp32 tensor, scaled in place."""
+"""The stale gradients against a model of what stock does: one tensor, scaled in place.
+
+It has the type of the master weights.
+"""
 
 import torch
 from hypothesis import given, strategies as st
@@ -10,12 +13,12 @@ windows = st.lists(
 )
 
 
-@given(windows)
-def test_any_history_gives_stocks_gradient(history):
+@given(windows, st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+def test_any_history_gives_stocks_gradient(history, dtype):
     """``history``: whether the parameter took part, whether the step was skipped, its factor."""
     home = torch.zeros(4, dtype=torch.bfloat16)
-    inactive = InactiveGradients(lambda key: home)
-    stock = torch.zeros(4)
+    inactive = InactiveGradients(lambda key: home, dtype)
+    stock = torch.zeros(4, dtype=dtype)
     for number, (is_active, is_skipped, factor) in enumerate(history):
         if is_active:
             home.copy_(torch.randn(4, generator=torch.Generator().manual_seed(number)))
@@ -25,9 +28,9 @@ def test_any_history_gives_stocks_gradient(history):
             assert torch.equal(inactive.value(0), stock)
             continue
         if not is_active:
-            used = inactive.collect([0]).get(0, torch.zeros(4))
+            used = inactive.collect([0]).get(0, torch.zeros(4, dtype=dtype))
             assert torch.equal(used, stock)
-        stock.mul_(factor)
+        stock.mul_(torch.tensor(factor))
         inactive.stepped([0] if is_active else [], factor)
         assert torch.equal(inactive.value(0), stock)
 

@@ -9,7 +9,7 @@ import deep_optimizer_states
 from deep_optimizer_states import deepspeed_guard
 from deep_optimizer_states.config import Settings
 from deep_optimizer_states.errors import ConfigError, UnsupportedDeepSpeedError
-from deep_optimizer_states.install import _configure_zero_optimizer
+from deep_optimizer_states.install import _configure_zero_optimizer, _is_managed, check_supported
 
 STAGE3 = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
 
@@ -161,7 +161,7 @@ def test_releases_that_drop_gradients_below_stage_3_are_refused_there(
     if not is_refused:
         read(config)
         return
-    with pytest.raises(ConfigError, match=r"0\.15\.2 to 0\.18\.9 drop gradients of earlier"):
+    with pytest.raises(UnsupportedDeepSpeedError, match=r"stage = 2: .* drop gradients of all"):
         read(config)
 
 
@@ -176,23 +176,34 @@ def test_torchs_adam_is_refused_by_name(installed):
         read(ds_config(optimizer={"type": "Adam", "params": {"torch_adam": True}}))
 
 
+def test_other_blocks_are_refused_by_name(installed):
+    with pytest.raises(ConfigError, match=r"compile\.deepcompile = true"):
+        read(ds_config(compile={"deepcompile": True}))
+
+
 @pytest.mark.parametrize(
-    ("changes", "setting"),
+    "changes",
     [
-        ({"compile": {"deepcompile": True}}, "compile.deepcompile = true"),
-        (
-            {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
-            "bf16_master_weights_and_grads = true",
-        ),
-        (
-            {"bf16": {}, "fp16": {"enabled": True, "fp16_master_weights_and_grads": True}},
-            "fp16_master_weights_and_grads = true",
-        ),
+        {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True}},
+        {"bf16": {}, "fp16": {"enabled": True, "fp16_master_weights_and_grads": True}},
     ],
 )
-def test_other_blocks_are_refused_by_name(installed, changes, setting):
-    with pytest.raises(ConfigError, match=setting):
-        read(ds_config(**changes))
+def test_masters_of_16_bits_are_taken(installed, changes):
+    assert read(ds_config(**changes)).deep_optimizer_states.enabled
+
+
+def test_what_older_releases_have_of_their_own_is_refused_by_name(installed):
+    """The installed release refuses both by itself, if it is 0.19.7 or newer."""
+    config = read(ds_config())
+    zero = {
+        name: getattr(config.zero_config, name) for name in type(config.zero_config).model_fields
+    }
+    config.zero_config = SimpleNamespace(**zero, mics_shard_size=2)
+    config._param_dict = {"compression_training": {"weight_quantization": {}}}
+    with pytest.raises(
+        ConfigError, match=r"mics_shard_size = 2: take it out; compression_training: take it out"
+    ):
+        check_supported(config)
 
 
 def test_everything_wrong_is_named_at_once(installed):
@@ -211,6 +222,11 @@ def configure(optimizer, settings, original, module=None, stage=3, forces_cpu_ad
         managed_gradient_accumulation=lambda: True,
     )
     return _configure_zero_optimizer(original, engine, optimizer)
+
+
+def test_a_release_without_the_setting_always_knows_when_a_window_ends():
+    assert _is_managed(SimpleNamespace())
+    assert not _is_managed(SimpleNamespace(managed_gradient_accumulation=lambda: False))
 
 
 def cpu_adam(kind=DeepSpeedCPUAdam, **kwargs):

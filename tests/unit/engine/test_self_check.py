@@ -9,6 +9,7 @@ from deep_optimizer_states.device.emulated import EmulatedDevice
 from deep_optimizer_states.device.self_check import check_device_adam
 from deep_optimizer_states.errors import KernelError
 from deep_optimizer_states.kernels.host import HostAdam, Tail
+from deep_optimizer_states.kernels.tensors import AdamTensors
 from deep_optimizer_states.kernels.torch_adam import TorchAdam
 
 TAIL = Tail(16, 1)
@@ -32,6 +33,31 @@ def check(device, decoupled=True, dtypes=BF16):
 @pytest.mark.parametrize("decoupled", [True, False])
 def test_equal_bits_pass(device, decoupled, dtypes):
     check(device, decoupled, dtypes)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [(torch.bfloat16,) * 2, (torch.bfloat16, torch.float32), FP16, (torch.float16, torch.float32)],
+    ids=str,
+)
+def test_equal_bits_pass_with_state_of_16_bits(device, state):
+    check_device_adam(device, HOST, TAIL, True, (torch.float32, state[0]), state)
+
+
+def test_a_device_that_cuts_moments_off_is_refused(device):
+    """Negative control: rounded towards zero, in place of to the nearest."""
+
+    def step(tensors, scalars, tail):
+        moments = [tensors.exp_avg, tensors.exp_avg_sq]
+        wide = [moment.float() for moment in moments]
+        tensors_ = AdamTensors(tensors.master, *wide, tensors.grad, tensors.weights)
+        HOST.step(tensors_, scalars, tail, num_threads=1)
+        for moment, value in zip(moments, wide, strict=True):
+            moment.copy_((value.view(torch.int32) >> 16 << 16).view(torch.float32))
+
+    device.adam = step
+    with pytest.raises(KernelError, match="has not the bits of Adam on the host"):
+        check_device_adam(device, HOST, TAIL, True, BF16, BF16)
 
 
 def test_another_default_type_and_device_change_nothing(device):

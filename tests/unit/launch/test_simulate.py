@@ -1,7 +1,6 @@
 """Sweeps that are predicted: folders, published values beside them, errors."""
 
 import csv
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -99,20 +98,6 @@ def test_every_policy_of_the_plugin_can_be_predicted(with_json, policy, just_in_
     got = predict(found, load_machine("h100x4"))
     assert got.fits
     assert (got.hidden_s > 0) is just_in_time
-
-
-def test_weights_in_host_memory_reach_the_workload_and_their_gathers_the_forward(with_json):
-    on_host = {"device": "cpu", "pin_memory": True}
-    found = with_json(zero(offload_param=on_host))
-    assert found.weights_on_host
-    without = with_json(zero(offload_param={"device": "none"}))
-    machine = load_machine("h100x4")
-    slow = dataclasses.replace(machine.rates, h2d_bytes_per_s=1e9)
-    slow = dataclasses.replace(machine, rates=slow)
-    assert predict(found, machine).forward_s >= predict(without, machine).forward_s
-    assert predict(found, slow).forward_s > 2 * predict(without, slow).forward_s
-    with pytest.raises(WorkloadError, match=r"offload_param\.device = 'cpu': the paper's software"):
-        with_json(zero(offload_param=on_host), AsOf.PAPER)
 
 
 def test_settings_of_the_json_reach_the_workload(with_json):

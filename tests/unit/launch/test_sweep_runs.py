@@ -194,12 +194,15 @@ def test_a_run_is_ended_when_the_time_is_up(plan, fake_trainer):
 
 
 def test_a_point_that_the_trainer_refuses_is_left_out_by_name(plan, fake_trainer, capsys):
-    engines = [{"engine": "v", "zero_stage": 2}, {"engine": "hybrid", "stride": 2, "zero_stage": 2}]
+    none = {"offload_optimizer": "none"}
+    engines = [{"engine": "v", **none}, {"engine": "hybrid", "stride": 2, **none}]
     own = make_sweep({"name": "own", "model": "tiny", "engines": engines})
     progress = run_all(plan(fake_trainer("ok"), own), Request(memory_check=False))
     assert (progress.ok, progress.unfit, progress.failed) == (1, 1, 0)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "left out: " in line]
-    assert "tiny hybrid stride 2: left out: zero_stage = 2: engine 'hybrid' needs" in line
+    assert (
+        "tiny hybrid stride 2: left out: offload_optimizer = 'none': engine 'hybrid' needs" in line
+    )
 
 
 def test_equal_points_of_another_sweep_stand_for_this_ones(plan, fake_trainer):

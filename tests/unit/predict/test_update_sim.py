@@ -183,8 +183,9 @@ def test_an_update_on_the_cpu_of_weights_in_host_memory_is_the_cpu_s_alone(engin
 
 def test_weights_that_go_home_are_there_before_the_state_is():
     run = simulate_update(of(weights_on_host=True), MACHINE, "all-device")
-    flushed = {job.what.split()[1]: job.end_s for job in run.jobs if job.what.startswith("flush")}
-    assert all(run.ready_s[int(tile)] < end for tile, end in flushed.items())
+    ends = {job.what: job.end_s for job in run.jobs}
+    for tile, ready_s in run.ready_s.items():
+        assert ready_s == ends[f"weights {tile}"] < ends[f"flush {tile}"]
 
 
 def with_rates(**changes):

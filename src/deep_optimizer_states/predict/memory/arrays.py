@@ -142,19 +142,24 @@ def _stage12(of: Setting, has_gpu: bool) -> Iterator[Array]:
     if not has_gpu:  # on a GPU without room for both DeepSpeed does this on the host
         now = frozenset({M.BUILT})
         yield Array("weights before they are made one array", weights, False, now)
-    master = _locked(FP32_BYTES * part, has_gpu and offloaded)
-    yield Array("master weights", master, offloaded, READY)
-    yield Array("moments", MOMENTS_BYTES * part, offloaded, LATER)
+    if of.plugin:
+        yield from _flat_update(of, has_gpu)
+    else:
+        master = _locked(FP32_BYTES * part, has_gpu and offloaded)
+        yield Array("master weights", master, offloaded, READY)
+        yield Array("moments", MOMENTS_BYTES * part, offloaded, LATER)
     overlaps = 2 if of.overlaps and has_gpu else 1
     yield Array("bucket of gradients", overlaps * _bucket(of, has_gpu), False,
                 PASSES if has_gpu else PASSES - {M.LOSS, M.LAYER})  # fmt: skip
     norm = float(FP64_BYTES * min(of.largest, part))
     summed = of.accumulation > 1
     if offloaded:
-        yield Array("fp32 gradients", _locked(FP32_BYTES * part, has_gpu), True, READY)
-        yield Array("weights on their way to the device", _locked(of.size * part, has_gpu), True,
-                    READY)  # fmt: skip
-        yield Array("gradient on its way", _locked(of.size * of.largest, has_gpu), True, READY)
+        if not of.plugin:
+            yield Array("fp32 gradients", _locked(FP32_BYTES * part, has_gpu), True, READY)
+            yield Array("weights on their way to the device", _locked(of.size * part, has_gpu),
+                        True, READY)  # fmt: skip
+        locks = has_gpu and not of.plugin
+        yield Array("gradient on its way", _locked(of.size * of.largest, locks), True, READY)
         yield Array("gradient on its way, on the device", of.size * of.largest, False, READY)
         yield Array("fp64 gradient of a tensor", norm, False, frozenset({M.KEPT}))
         yield Array("sum of gradients", of.size * part * summed, True, TRAINING)
@@ -168,6 +173,25 @@ def _stage12(of: Setting, has_gpu: bool) -> Iterator[Array]:
     yield Array("fp32 gradients", FP32_BYTES * part, False, frozenset({M.INITIALIZED}))
     yield Array("fp64 gradient of a tensor", norm, False, frozenset({M.NORM}))
     yield from _flat_gradients(of, part)
+
+
+def _flat_update(of: Setting, has_gpu: bool) -> Iterator[Array]:
+    """The plugin's at stages 1 and 2; what it locks is not rounded up."""
+    yield Array("master weights", FP32_BYTES * of.part, True, READY)
+    yield Array("moments", MOMENTS_BYTES * of.part, True, READY)
+    yield Array("fp32 gradients", FP32_BYTES * of.part, True, READY)
+    yield from _tiles_under_way(of, FP32_BYTES, has_gpu)
+
+
+def _tiles_under_way(of: Setting, grad_bytes: int, has_gpu: bool) -> Iterator[Array]:
+    """Staging buffers of the CPU lane, and slots of the device, for gradients of so many bytes."""
+    schedule = of.schedule
+    staging = of.size * schedule.staging_numel * STAGING_BUFFERS
+    staging = staging if has_gpu else min(staging, of.size * of.part)
+    yield Array("weights on their way to the device", staging, True, LATER)
+    state = of.master_bytes + of.moments_bytes
+    slots = device_buffers_bytes(schedule, of.size, grad_bytes, state)
+    yield Array("slots", slots, False, READY)
 
 
 def _flat_gradients(of: Setting, numel: int) -> Iterator[Array]:
@@ -214,14 +238,14 @@ def _whole_stage3(of: Setting, has_gpu: bool) -> Iterator[Array]:
 def _stock_update(of: Setting, has_gpu: bool) -> Iterator[Array]:
     part, offloaded = of.part, of.optimizer_at == "cpu"
     largest = max(of.subgroups)
-    yield Array("master weights", FP32_BYTES * part, offloaded, READY)
-    yield Array("moments", MOMENTS_BYTES * part, offloaded, LATER)
+    yield Array("master weights", of.master_bytes * part, offloaded, READY)
+    yield Array("moments", of.moments_bytes * part, offloaded, LATER)
     gradients = _locked(of.size * part, has_gpu and offloaded)
     yield Array("gradients", gradients, offloaded, LATER | {M.HOOKED})
     if offloaded:
-        each = (_locked(FP32_BYTES * numel, has_gpu) for numel in of.subgroups)
+        each = (_locked(of.master_bytes * numel, has_gpu) for numel in of.subgroups)
         yield Array("fp32 gradients", sum(each), True, READY)
-        yield Array("gradients of a subgroup, zeros", FP32_BYTES * largest, True,
+        yield Array("gradients of a subgroup, zeros", of.master_bytes * largest, True,
                     frozenset({M.INITIALIZED}))  # fmt: skip
         return
     yield Array("fp32 gradients, zeros", FP32_BYTES * largest, False, frozenset({M.INITIALIZED}))
@@ -236,31 +260,35 @@ def _nvme(of: Setting) -> Iterator[Array]:
     yield Array("buffers of state on NVMe", NVME_BUFFERS * state, True, READY)
 
 
-def device_buffers_bytes(schedule: Schedule, size: int) -> float:
+def device_buffers_bytes(
+    schedule: Schedule,
+    size: int,
+    grad_bytes: int = 0,
+    state_bytes: float = FP32_BYTES + MOMENTS_BYTES,
+) -> float:
     """Slots of the plugin, and outboxes for weights that live in host memory, in bytes.
 
     Args:
         schedule: Its tiles.
-        size: Bytes of a weight, and of a gradient.
+        size: Bytes of a weight.
+        grad_bytes: Of a gradient; 0: as many.
+        state_bytes: Of master weight and moments.
     """
     weights = size if schedule.weights_on_host else 0
-    slots = (FP32_BYTES + MOMENTS_BYTES + size + weights) * schedule.slot_numel * SLOTS
+    slots = (state_bytes + (grad_bytes or size) + weights) * schedule.slot_numel * SLOTS
     return float(slots + size * schedule.outbox_numel * STAGING_BUFFERS)
 
 
 def _plugin(of: Setting, has_gpu: bool) -> Iterator[Array]:
     schedule = of.schedule
     resident = sum(of.subgroups[idx] for idx in schedule.resident_subgroups)
-    state = FP32_BYTES + MOMENTS_BYTES
+    state = of.master_bytes + of.moments_bytes
     on_host = sum(of.subgroups) - resident
     grads = of.size * of.part * (2 if of.accumulation > 1 else 1)
-    yield Array("master weights", FP32_BYTES * on_host, True, READY)
-    yield Array("moments", MOMENTS_BYTES * on_host, True, READY)
+    yield Array("master weights", of.master_bytes * on_host, True, READY)
+    yield Array("moments", of.moments_bytes * on_host, True, READY)
     yield Array("gradients", grads, True, READY)
     yield Array("gradient's slice, set aside", of.size * -(-of.largest // of.dp), False,
                 frozenset({M.KEPT}))  # fmt: skip
-    staging = of.size * schedule.staging_numel * STAGING_BUFFERS
-    staging = staging if has_gpu else min(staging, of.size * of.part)
-    yield Array("weights on their way to the device", staging, True, LATER)
-    yield Array("slots", device_buffers_bytes(schedule, of.size), False, READY)
+    yield from _tiles_under_way(of, of.size, has_gpu)
     yield Array("state that stays on the device", (state + FP32_BYTES) * resident, False, READY)

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
-from deep_optimizer_states.plan import Tile
+from deep_optimizer_states.plan import Tile, cut_flat_state
 from deep_optimizer_states.predict.memory.architecture import Architecture
 from deep_optimizer_states.predict.workload import DTYPES, WorkloadError, cut_into_subgroups, one_of
 from deep_optimizer_states.schedule import Schedule
@@ -27,6 +27,9 @@ DEFAULT_PERSISTENCE_NUMEL = 100_000
 """DeepSpeed's ``stage3_param_persistence_threshold``."""
 MOST_APART = 1 / 8
 """Share of a rank's elements up to which the plugin gives persistent parameters their own tiles."""
+
+
+_MASTERS_KEY = "{}_master_weights_and_grads"
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class Setting:
         overlaps: DeepSpeed's ``overlap_comm``; None for its default, which is stage 3 alone.
         plugin: This package's engine; None for stock.
         gathers_on_save: Stage 3 gathers the whole 16-bit model when it is saved.
+        masters: Type of master weights, and of the gradient beside them. Stage 3 alone counts it.
+        moments: Type of the moments. Stage 3 alone counts it.
     """
 
     architecture: Architecture
@@ -89,9 +94,12 @@ class Setting:
     overlaps: bool | None = None
     plugin: Plugin | None = None
     gathers_on_save: bool = False
+    masters: str = "fp32"
+    moments: str = "fp32"
 
     def __post_init__(self) -> None:
-        one_of("dtype", self.dtype, DTYPES)
+        for name in ("dtype", "masters", "moments"):
+            one_of(name, getattr(self, name), DTYPES)
         for name in ("optimizer_at", "weights_at"):
             one_of(name, getattr(self, name), PLACES)
         if self.stage not in STAGES:
@@ -108,15 +116,34 @@ class Setting:
             raise WorkloadError(f"offload_optimizer = 'nvme': needs stage 3, not {self.stage}")
         if self.optimizer_at != "none" and not self.stage:
             raise WorkloadError(f"offload_optimizer = {self.optimizer_at!r}: needs stage 1 to 3")
-        if self.plugin and (self.stage != 3 or self.optimizer_at != "cpu"):
-            raise WorkloadError("deep_optimizer_states: needs stage 3 with offload_optimizer: cpu")
+        self._check_plugin()
+
+    def _check_plugin(self) -> None:
+        """Refuse what the plugin does not work with."""
+        if self.plugin and self.optimizer_at != "cpu":
+            raise WorkloadError("deep_optimizer_states: needs offload_optimizer: cpu")
+        if self.plugin and self.stage < 3 and self.plugin.ratio != 1:
+            raise WorkloadError(
+                f"deep_optimizer_states.ratio = {self.plugin.ratio:g}: needs stage 3, not "
+                f"{self.stage}; give 1"
+            )
         if self.plugin and self.weights_at == "nvme":
             raise WorkloadError("deep_optimizer_states: works with offload_param: cpu, not nvme")
 
     @property
     def size(self) -> int:
         """Bytes of a weight."""
-        return 4 if self.dtype == "fp32" else 2
+        return _bytes_of(self.dtype)
+
+    @property
+    def master_bytes(self) -> int:
+        """Bytes of a master weight, and of a gradient in its type."""
+        return _bytes_of(self.masters)
+
+    @property
+    def moments_bytes(self) -> int:
+        """Bytes of both moments of a parameter."""
+        return 2 * _bytes_of(self.moments)
 
     @property
     def tokens_a_sample(self) -> int:
@@ -149,13 +176,18 @@ class Setting:
 
     @cached_property
     def subgroups(self) -> tuple[int, ...]:
-        """Elements of each subgroup of one rank under stage 3."""
+        """Elements of each subgroup of one rank; below stage 3 the plugin's, of all parameters."""
+        if self.stage < 3:
+            return tuple(numel for _, numel in cut_flat_state(self.part, self.subgroup_numel))
         return cut_into_subgroups(self.architecture.tensors, self.dp, self.subgroup_numel)
 
     @cached_property
     def persistent(self) -> list[Tile]:
         """Parameters that stay gathered on every rank, where a rank's subgroups have them."""
-        found, subgroup, held = [], 0, 0
+        found: list[Tile] = []
+        subgroup, held = 0, 0
+        if self.stage < 3:
+            return found  # every parameter is on every rank
         for numel in self.architecture.tensors:
             part = math.ceil(numel / self.dp)
             if numel < self.persistence_numel:
@@ -207,6 +239,7 @@ def setting_of(
         "overlaps": zero.get("overlap_comm"),
         "gathers_on_save": bool(zero.get("stage3_gather_16bit_weights_on_model_save")),
     }
+    fields["masters"], fields["moments"] = _state_types(config)
     for name, key in (
         ("bucket_numel", "reduce_bucket_size"),
         ("subgroup_numel", "sub_group_size"),
@@ -217,9 +250,25 @@ def setting_of(
             fields[name] = int(zero[key])
     if block.get("enabled"):
         names = ("policy", "stride", "ratio", "tile_numel")
-        fields["plugin"] = Plugin(**{n: block[n] for n in names if n in block})
+        plugin = fields["plugin"] = Plugin(**{n: block[n] for n in names if n in block})
+        if fields["stage"] in (1, 2):  # where stock has no subgroups, and its default no meaning
+            fields.setdefault("subgroup_numel", plugin.tile_numel)
     return Setting(architecture, dp=dp, **{**fields, **others})
 
 
 def _is_on(config: Mapping[str, Any], block: str) -> bool:
     return bool((config.get(block) or {}).get("enabled"))
+
+
+def _state_types(config: Mapping[str, Any]) -> tuple[str, str]:
+    """Types of master weights and of moments, as DeepSpeed takes them from its blocks."""
+    is_asked = (n for n in ("fp16", "bf16") if (config.get(n) or {}).get(_MASTERS_KEY.format(n)))
+    masters = next(is_asked, "fp32")
+    params = (config.get("optimizer") or {}).get("params") or {}
+    is_narrow = params.get("fp32_optimizer_states") is False
+    is_narrow |= bool((config.get("bf16") or {}).get("bf16_optimizer_states"))
+    return masters, masters if is_narrow else "fp32"
+
+
+def _bytes_of(dtype: str) -> int:
+    return 4 if dtype == "fp32" else 2

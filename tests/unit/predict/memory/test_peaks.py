@@ -181,6 +181,66 @@ def test_weights_in_host_memory_are_page_locked_there_and_leave_the_device():
     assert "gathered weights" not in named[0]
 
 
+@pytest.mark.parametrize(
+    ("blocks", "stock_bytes", "our_bytes", "slot_bytes"),
+    [
+        ({"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}, 10, 8, 8),
+        ({"bf16_master_weights_and_grads": True}, 14, 12, 12),
+        ({}, 18, 14, 14),
+    ],
+)
+def test_16_bit_states_take_what_they_are(blocks, stock_bytes, our_bytes, slot_bytes):
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "sub_group_size": NUMEL // 8}
+    config = {"bf16": {"enabled": True, **blocks}, "zero_optimization": zero}
+    plugin = {"enabled": True, "policy": "stride", "tile_numel": 2**20}
+    stock = setting_of(config, MODEL)
+    ours = setting_of(config | {"deep_optimizer_states": plugin}, MODEL)
+    host = [
+        sum(a.num_bytes for a in arrays_of(each, False) if a.on_host and Moment.STEP in a.when)
+        for each in (stock, ours)
+    ]
+    assert host[0] == pytest.approx(stock_bytes * NUMEL, rel=0.01)
+    assert host[1] == pytest.approx(our_bytes * NUMEL, rel=0.05)
+    slots = next(a for a in arrays_of(ours, True) if a.name == "slots")
+    assert slots.num_bytes == 3 * slot_bytes * 2**20
+
+
+def test_types_of_state_are_read_as_deepspeed_reads_them():
+    narrow = {"optimizer": {"params": {"fp32_optimizer_states": False}}}
+    masters = {"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}}
+    for config, types in (
+        ({"fp16": {"enabled": True}}, ("fp32", "fp32")),
+        (narrow, ("fp32", "fp32")),  # moments as the master weights, which are fp32
+        (masters, ("fp16", "fp32")),
+        ({**masters, **narrow}, ("fp16", "fp16")),
+    ):
+        found = setting_of(config, MODEL)
+        assert (found.masters, found.moments) == types
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_below_stage_3_the_plugin_saves_the_16_bit_copy_of_the_weights(stage):
+    stock = of(stage, optimizer_at="cpu", subgroup_numel=NUMEL // 8)
+    ours = dataclasses.replace(stock, plugin=Plugin("stride", tile_numel=2**20))
+    host = [
+        sum(a.num_bytes for a in arrays_of(each, False) if a.on_host and Moment.STEP in a.when)
+        - next(a.num_bytes for a in arrays_of(each, False) if a.name == "gradient on its way")
+        for each in (stock, ours)
+    ]
+    assert host[0] == pytest.approx(18 * NUMEL, rel=0.01)
+    assert host[1] == pytest.approx(16 * NUMEL + 2 * 2 * 2**20, rel=0.001)
+    slots = next(a for a in arrays_of(ours, True) if a.name == "slots")
+    assert slots.num_bytes == 3 * 16 * 2**20
+
+
+@pytest.mark.parametrize(("zero", "numel"), [({}, 2**20), ({"sub_group_size": 3e6}, 3e6)])
+def test_below_stage_3_subgroups_are_tiles_unless_they_are_given(zero, numel):
+    offload = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
+    block = {"enabled": True, "tile_numel": 2**20}
+    config = {"zero_optimization": offload | zero, "deep_optimizer_states": block}
+    assert setting_of(config, MODEL, 2).subgroups[0] == numel
+
+
 def test_nvme_keeps_no_state_in_memory():
     cpu, disk = (
         peaks_of(of(optimizer_at=place, subgroup_numel=NUMEL // 100), True).train.host_bytes
@@ -225,7 +285,12 @@ def test_a_configuration_says_what_a_setting_is():
             {"plugin": Plugin(), "optimizer_at": "cpu", "weights_at": "nvme"},
             "deep_optimizer_states: works with offload_param: cpu, not nvme",
         ),
-        ({"plugin": Plugin()}, "deep_optimizer_states: needs stage 3 with offload_optimizer: cpu"),
+        ({"plugin": Plugin()}, "deep_optimizer_states: needs offload_optimizer: cpu"),
+        ({"stage": 1, "plugin": Plugin()}, "deep_optimizer_states: needs offload_optimizer: cpu"),
+        (
+            {"stage": 2, "optimizer_at": "cpu", "plugin": Plugin("ratio", ratio=0.5)},
+            "deep_optimizer_states.ratio = 0.5: needs stage 3, not 2; give 1",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_refused(fields, message):

@@ -1,0 +1,1 @@
+"""What runs with which versions: ``make compat`` writes docs/compatibility.md."""

@@ -1,0 +1,43 @@
+"""Print pinned requirements as ``name==version``, those of one Python alone.
+
+``pins.py [--python 3.12] [--lacking] FILE...``: for this Python or another one; with ``--lacking``
+only what this environment has in no version.
+"""
+
+import argparse
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+# Every new environment has pip, and few have `packaging` itself.
+from pip._vendor.packaging.requirements import Requirement
+
+
+def is_installed(name: str) -> bool:
+    """Whether this environment has a package, in any version."""
+    try:
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def main() -> None:
+    """Write the pins of the files named on the command line to standard output."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--python", default=f"{sys.version_info[0]}.{sys.version_info[1]}")
+    parser.add_argument("--lacking", action="store_true")
+    parser.add_argument("files", type=Path, nargs="+")
+    given = parser.parse_args()
+    for path in given.files:
+        for line in path.read_text().splitlines():
+            if not line or line.startswith("#"):
+                continue
+            pin = Requirement(line)
+            meant = pin.marker is None or pin.marker.evaluate({"python_version": given.python})
+            if meant and not (given.lacking and is_installed(pin.name)):
+                sys.stdout.write(f"{pin.name}{pin.specifier}\n")
+
+
+if __name__ == "__main__":
+    main()
