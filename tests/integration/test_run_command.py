@@ -82,7 +82,7 @@ def test_an_unsupported_deepspeed_is_refused_where_it_is_imported(elsewhere, wha
         done = start(*RUN, sys.executable, "-c", what, RANK=rank)
         assert done.returncode == 1
         last = done.stderr.splitlines()[-1]
-        assert "UnsupportedDeepSpeedError: DeepSpeed 0.1 differs from" in last
+        assert "UnsupportedDeepSpeedError: DeepSpeed 0.1 " in last
     assert start(sys.executable, "-c", what).returncode == 0
 
 
