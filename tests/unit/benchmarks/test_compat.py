@@ -279,10 +279,10 @@ def test_only_releases_that_set_up_does_not_install_are_laid_over_its_environmen
     (path,) = made.folder.rglob("base.pth")
     assert str(ROOT / "src") in path.read_text().split()
     assert made.variables()["TORCH_EXTENSIONS_DIR"] == str(made.folder / "torch_extensions")
-    # Without a DeepSpeed of its own it has the ops that set-up built.
+    # Without a DeepSpeed of its own it has the ops that set-up built, which a look makes sure of.
     steps.clear()
     other = environments.make(OWN_PYTHON, {"deepspeed": own["deepspeed"], "megatron-core": "0.1"})
-    assert [step.partition("-")[0] for step in steps] == ["venv", "pip"]
+    assert [step.partition("-")[0] for step in steps] == ["venv", "pip", "ops"]
     assert other.variables()["TORCH_EXTENSIONS_DIR"] == str(other.base / "torch_extensions")
 
 
