@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-import tomllib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from benchmarks.compat import environments
 from benchmarks.compat.environments import BUILT, EnvironmentFailedError
-from benchmarks.compat.runs import TRAINER_TESTS, run_equality, run_trainer, versions_of
+from benchmarks.compat.runs import SETTINGS, TRAINER_TESTS, run_equality, run_trainer, versions_of
 from benchmarks.process import SOURCE_FOLDER
 
 EQUALITY, TRAINER = "equality", "trainer"
@@ -99,8 +98,7 @@ class Result:
 
 def trainers_by_python() -> dict[str, list[str]]:
     """Python -> releases of megatron-core, as pyproject.toml has them."""
-    text = (SOURCE_FOLDER / "pyproject.toml").read_text(encoding="utf-8")
-    found: dict[str, list[str]] = tomllib.loads(text)["tool"]["compat"]["megatron-core"]
+    found: dict[str, list[str]] = SETTINGS["megatron-core"]
     return found
 
 

@@ -103,7 +103,11 @@ def _notes(cells: Sequence[Cell], results: Mapping[Cell, Result]) -> list[str]:
         f"* DeepSpeed {release} refuses {name}: {why}" for (release, name), why in refused.items()
     ]
     torch = {result.versions["torch"] for result in results.values() if result.versions}
-    ran = f"torch {', '.join(sorted(torch)) or '(none yet)'}; n/a: not published for that Python."
+    codes = {result.code for result in results.values()}
+    ran = (
+        f"torch {', '.join(sorted(torch)) or '(none yet)'}; hash of the files that were run: "
+        f"{', '.join(sorted(codes)) or '(none yet)'}; n/a: not published for that Python."
+    )
     return ["", ran, *([""] if lines else []), *lines]
 
 

@@ -158,8 +158,7 @@ def _laid_over(base: Path, python: str, releases: dict[str, str]) -> Environment
         pip = (program, "-m", "pip", "--disable-pip-version-check", "install", "-q", *options)
         _do([*pip, *wanted], f"pip-{name}", {**os.environ, "DS_BUILD_OPS": "0"})
         ready.touch()
-    if has_own_ops:
-        _build_ops(made, name)
+    _build_ops(made, name)
     return made
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,11 @@ from benchmarks.process import SOURCE_FOLDER, explain_status, run
 from launch.hosts.ranks import free_port
 
 WORKER = SOURCE_FOLDER / "tests" / "integration" / "engine" / "equality_worker.py"
-TRAINER_TESTS = (
-    "tests/integration/test_trainer.py",
-    "tests/integration/test_trainer_model.py",
-    "tests/integration/test_megatron_equality.py",
-    "tests/integration/test_pipeline_trainer.py",
-    "tests/integration/optimus_cc",
-)
+SETTINGS: dict[str, Any] = tomllib.loads(
+    (SOURCE_FOLDER / "pyproject.toml").read_text(encoding="utf-8")
+)["tool"]["compat"]
+"""Which Pythons, releases and tests, from pyproject.toml."""
+TRAINER_TESTS: tuple[str, ...] = tuple(SETTINGS["trainer-tests"])
 _VERSIONS = (
     "import json; from importlib.metadata import version; "
     "print(json.dumps({name: version(name) for name in ('torch', 'deepspeed', 'megatron-core')}))"

@@ -53,7 +53,7 @@ def test_a_cell_says_how_many_comparisons_were_equal_and_what_was_not():
     assert f"* {others[0].name}: killed" in text
     assert f"* {others[0].name}: 1 ranks: fp32 | dynamic" in text
     assert "* DeepSpeed 2.0 refuses Muon: its arithmetic" in text
-    assert "torch 9.9" in text
+    assert "torch 9.9; hash of the files that were run: code;" in text
 
 
 TABLE = """\
@@ -224,11 +224,11 @@ def test_single_cells_are_chosen_by_their_versions(ran):
         command.main(["--python", OWN_PYTHON, *options])
         return [name.partition(",")[0] for name in ran]
 
-    megatron = cells_module.trainers_by_python()[OWN_PYTHON][0]
+    megatron, *others = cells_module.trainers_by_python()[OWN_PYTHON]
     assert chosen("--deepspeed", "2.0") == [EQUALITY]
     assert chosen("--megatron-core", megatron) == [TRAINER]
-    # What is already done is neither of the kind that failed nor new.
-    assert chosen() == [EQUALITY]
+    # What failed or was not chosen, and not again what is done.
+    assert chosen() == [EQUALITY, *[TRAINER] * len(others)]
 
 
 def test_versions_that_no_cell_has_are_said_in_a_line(ran, capsys):
@@ -279,10 +279,10 @@ def test_only_releases_that_set_up_does_not_install_are_laid_over_its_environmen
     (path,) = made.folder.rglob("base.pth")
     assert str(ROOT / "src") in path.read_text().split()
     assert made.variables()["TORCH_EXTENSIONS_DIR"] == str(made.folder / "torch_extensions")
-    # Without a DeepSpeed of its own it has the ops that set-up built.
+    # Without a DeepSpeed of its own it has the ops that set-up built, which a look makes sure of.
     steps.clear()
     other = environments.make(OWN_PYTHON, {"deepspeed": own["deepspeed"], "megatron-core": "0.1"})
-    assert [step.partition("-")[0] for step in steps] == ["venv", "pip"]
+    assert [step.partition("-")[0] for step in steps] == ["venv", "pip", "ops"]
     assert other.variables()["TORCH_EXTENSIONS_DIR"] == str(other.base / "torch_extensions")
 
 
