@@ -78,9 +78,6 @@ class LostGradients:
         return Version(self.first) <= release <= Version(self.last)
 
 
-OF_FIRST_STAGES = ("deepspeed.runtime.zero.stage_1_and_2:", "deepspeed.runtime.base_optimizer:")
-"""How paths begin of what stages 1 and 2 alone need, which was checked in ``NEWEST`` only."""
-
 LOST_GRADIENTS = LostGradients(
     "0.15.2",
     "0.18.9",
@@ -191,11 +188,7 @@ def fingerprints_of(version: str) -> dict[str, dict[str, str]]:
         version: one of :data:`CHECKED_VERSIONS`.
     """
     own = OLDER.get(version, {})
-    return {
-        path: {**methods, **own.get(path, {})}
-        for path, methods in FINGERPRINTS.items()
-        if version == NEWEST or not path.startswith(OF_FIRST_STAGES)
-    }
+    return {path: {**methods, **own.get(path, {})} for path, methods in FINGERPRINTS.items()}
 
 
 def fingerprint(path: str, method: str) -> str:

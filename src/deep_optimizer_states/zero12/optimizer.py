@@ -86,6 +86,8 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
     def initialize_optimizer_states(self) -> None:
         """Move master weights to where they live, and take moments and gradients there."""
         self._refuse_other_types()
+        # Releases up to 0.19.6 have the quotient of two whole numbers, a float.
+        self.partition_size = [int(numel) for numel in self.partition_size]
         runs = cut_groups(self.partition_size, self._subgroup_numel or self._settings.tile_numel)
         schedule = self._settle_schedule([run.numel for run in runs])
         self._homes = FlatHomes(self, runs, schedule, self._lanes)
