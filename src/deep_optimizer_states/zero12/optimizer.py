@@ -48,6 +48,7 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
 
     param_buffer_of_bit16_for_cpu_offload_groups: list[Tensor]
     parallel_partitioned_bit16_groups: list[list[Tensor]]
+    partition_size: list[int]
 
     def __init__(
         self,
