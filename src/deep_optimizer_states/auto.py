@@ -26,11 +26,16 @@ def settle_policy(
         weights_on_host: Whether 16-bit weights live in host memory.
 
     Returns:
-        The settings, and why the policy is what it is; empty where it was given.
+        The settings, and why the policy is what it is, or does nothing; empty where it was given.
 
     Raises:
         MachineError: The profile cannot be read, or lacks a rate; says what measures it.
     """
+    if settings.policy == "stride" and len(numels) < settings.stride:
+        return settings, (
+            f"policy stride {settings.stride}: this rank has only {len(numels)} subgroups, so none "
+            'is updated on the GPU; make "sub_group_size" smaller, or set policy to "dynamic"'
+        )
     if settings.policy != "auto":
         return settings, ""
     if not has_gpu:

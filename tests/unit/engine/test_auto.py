@@ -19,6 +19,14 @@ def test_a_policy_that_was_given_stays():
     assert settle(given) == (given, "")
 
 
+def test_a_stride_that_reaches_no_subgroup_is_said():
+    given = Settings(enabled=True, policy="stride", stride=3)
+    settled, why = settle_policy(given, [8, 8], 1, has_gpu=True)
+    assert settled is given
+    assert "only 2 subgroups, so none is updated on the GPU" in why
+    assert settle_policy(given, [8, 8, 8], 1, has_gpu=True) == (given, "")
+
+
 def test_without_a_gpu_the_cpu_does_it_all():
     settings, why = settle(AUTO, has_gpu=False)
     assert settings.policy == "all-host"
