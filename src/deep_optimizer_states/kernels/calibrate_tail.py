@@ -67,10 +67,7 @@ def tail_of_op(
     expected = [_run_stock(op, group, decoupled, inputs) for group, inputs in runs]
     for width, mode in itertools.product(_WIDTHS, (1, 0, 2)):
         tail = Tail(width, mode)
-        found = (
-            _run_ours(tail, group, decoupled, inputs, BetaPowers(group["betas"]))
-            for group, inputs in runs
-        )
+        found = (_run_ours(tail, group, decoupled, inputs) for group, inputs in runs)
         if all(all(map(torch.equal, *pair)) for pair in zip(found, expected, strict=True)):
             return tail
     raise KernelError(
@@ -98,8 +95,7 @@ def pow_on_repeat_of_op(op: Any, decoupled: bool) -> bool:
     inputs = [[tensor[:64] for tensor in before], *[[grad[0][:64]]] * len(_UPDATES)]
     expected = _run_stock(op, group, decoupled, inputs, _UPDATES)
     for rule in (False, True):
-        powers = BetaPowers(group["betas"], rule)
-        ours = _run_ours(tail, group, decoupled, inputs, powers, _UPDATES)
+        ours = _run_ours(tail, group, decoupled, inputs, _UPDATES, rule)
         if all(map(torch.equal, ours, expected)):
             return rule
     raise KernelError(
@@ -166,12 +162,13 @@ def _run_ours(
     group: dict[str, Any],
     decoupled: bool,
     inputs: list[list[torch.Tensor]],
-    powers: BetaPowers,
     steps: Sequence[int] = range(1, _STEPS + 1),
+    pow_on_repeat: bool = False,
 ) -> list[torch.Tensor]:
     before, *grads = inputs
     state = [tensor.clone() for tensor in before]
     weights = torch.empty_like(state[0])
+    powers = BetaPowers(group["betas"], pow_on_repeat)
     adam = make_host_adam(tail.mode)
     for step, (grad,) in zip(steps, grads, strict=False):
         scalars = adam_scalars(group, powers.at(step, group["betas"]), 1.0, decoupled)

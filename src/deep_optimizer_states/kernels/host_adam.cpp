@@ -1,7 +1,7 @@
 // One pass of Adam over host memory: gradient in (16 or 32 bits), unscale, moments, master weight,
-// 16-bit weight out. State of 16 bits is widened, stepped in fp32 and rounded back. Every rounding is written down: fused multiply-adds are explicit and the
-// compiler may not make others (-ffp-contract=off), so the bits do not depend on vector width,
-// thread count or optimisation level.
+// 16-bit weight out. State of 16 bits is widened, stepped in fp32 and rounded back. Every rounding is
+// written down: fused multiply-adds are explicit and the compiler may not make others
+// (-ffp-contract=off), so the bits do not depend on vector width, thread count or optimisation level.
 //
 // DeepSpeed's CPUAdam handles the elements after the last full vector in scalar code, whose
 // contraction the compiler chooses. `tail` and `tail_mode` repeat that.
@@ -62,6 +62,8 @@ namespace portable {
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define DOS_HAS_X86_SETS 1
+// Not __F16C__: g++ reads the whole file before a pragma may define it.
+#define DOS_HAS_F16C 1
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,f16c")
 namespace avx2 {
