@@ -15,7 +15,7 @@ from cases_states16 import BF16_ALL, BF16_MASTERS
 from equality_cases import Case
 from settings_worker import read_gradients, run
 
-from deep_optimizer_states.zero3.homes import StateHomes
+from deep_optimizer_states.zero3.homes import SubgroupHomes
 
 CASES = {
     "bf16": Case(config={"bf16": BF16_ALL}, skips=lambda n: (2,) if n // 2 % 2 else ()),
@@ -27,7 +27,7 @@ BLOCKS = {"stock": None, "stride 2": equality.POLICIES["stride 2"]}
 def keep_moments_wide(return_home, homes):
     """What stock does not do: moments that come back in 16 bits are made fp32 again."""
     for number in range(len(homes._masters)):
-        state = homes.state_of(number)
+        state = homes._state_of(number)
         state |= {key: state[key].float() for key in ("exp_avg", "exp_avg_sq")}
     return_home(homes)
 
@@ -59,8 +59,8 @@ def exchange(report, name, case, folder):
                 found = equality.differences(loaded(case, block, source), stock)
                 report[f"{name}: {way} to {to}"] = found
     if name == "moments fp32":
-        wrong = functools.partial(keep_moments_wide, StateHomes.return_home)
-        with mock.patch.object(StateHomes, "return_home", lambda homes: wrong(homes)):
+        wrong = functools.partial(keep_moments_wide, SubgroupHomes.return_home)
+        with mock.patch.object(SubgroupHomes, "return_home", lambda homes: wrong(homes)):
             found = loaded(case, BLOCKS["stride 2"], folders["stock"])
         report["without narrowing"] = equality.differences(found, stock)
 
