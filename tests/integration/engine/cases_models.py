@@ -166,5 +166,6 @@ CASES = {
         loss=expert_parallel_loss,
         config={"expert_parallel": AUTO_EP},
         policies=(TILES, PARTLY_RESIDENT),
+        since="0.19",
     ),
 }

@@ -15,10 +15,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import equality_worker as equality
+from equality_cases import Case
 
 import deep_optimizer_states
 
-CASE = equality.Case()
+CASE = Case()
 BLOCK = equality.POLICIES["stride 2"]
 
 

@@ -329,7 +329,7 @@ def test_updates_of_16_bit_state_compile_nothing_either(launch):
     device.adam = adam.step
     states = [(bf16, torch.float32), (bf16, bf16)]
     try:
-        steppers = Steppers(TAIL, ADAM, device, None, states[0])
+        steppers = Steppers(TAIL, ADAM, device, None, pow_on_repeat=False, state_dtypes=states[0])
         steppers.check(True, bf16, bf16)
     finally:
         device.close()
