@@ -31,8 +31,8 @@ _CODE = {
 """Files that decide what a cell says."""
 _CODE_ENDS = (".py", ".cpp", ".inc", ".toml", ".txt")
 _LIMIT_S = 3600.0
-EXTENT, RANKS = "few", (1, 2)
-"""Of the table of comparisons, in every cell."""
+EXTENT = "once"
+"""Of the table of comparisons, in every cell: each feature under one policy."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,11 @@ class Cell:
         """For people and files."""
         megatron = f", megatron-core {self.megatron}" if self.megatron else ""
         return f"{self.kind}, Python {self.python}, DeepSpeed {self.deepspeed}{megatron}"
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Numbers of ranks of a table: two as well with the first Python of all."""
+        return (1, 2) if self.python == next(iter(trainers_by_python())) else (1,)
 
     @property
     def releases(self) -> dict[str, str]:
@@ -156,7 +161,7 @@ def run_cell(cell: Cell, limit_s: float = _LIMIT_S) -> Result:
         if found["versions"] != {**found["versions"], **cell.releases}:
             raise EnvironmentFailedError(f"the environment has {found['versions']}")
         if cell.kind == EQUALITY:
-            found |= run_equality(environment, EXTENT, RANKS, limit_s)
+            found |= run_equality(environment, EXTENT, cell.ranks, limit_s)
         else:
             found |= run_trainer(environment, limit_s)
     except EnvironmentFailedError as error:

@@ -16,8 +16,9 @@ _INTRODUCTION = """\
 Written by `make compat`, on a CPU. An empty cell was not run with the plugin as it is now;
 `make compat` runs those, `ARGS="--deepspeed 0.18.9 --python 3.12"` some of them.
 
-The plugin beside stock DeepSpeed of the same release: comparisons on one rank + on two ranks in
-which every loss, norm, weight and moment was equal, bit for bit ([the table](equality.md)).
+The plugin beside stock DeepSpeed of the same release: comparisons on one rank, and, with the first
+Python, + on two ranks, in which every loss, norm, weight and moment was equal, bit for bit ([the
+table](equality.md)).
 """
 _TRAINERS = """
 The trainers on megatron-core, with DeepSpeed {release}: tests that passed.

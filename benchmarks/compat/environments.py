@@ -151,9 +151,10 @@ def _laid_over(base: Path, python: str, releases: dict[str, str]) -> Environment
         found = subprocess.run(
             [program, "-I", "-S", "-c", _FOLDERS], check=True, capture_output=True, text=True
         )
-        # The source's own line would be read only in the folder that set-up installed it to.
-        folders = f"{SOURCE_FOLDER / 'src'}\n{found.stdout}"
-        (packages / "base.pth").write_text(folders, encoding="utf-8")
+        # Not the paths alone: setuptools has a line of its own there, which brings distutils.
+        lines = [f"import site; site.addsitedir({path!r})" for path in found.stdout.splitlines()]
+        text = "\n".join((str(SOURCE_FOLDER / "src"), *lines, ""))
+        (packages / "base.pth").write_text(text, encoding="utf-8")
         options = ("--no-deps", "--no-build-isolation", "--target", str(packages))
         pip = (program, "-m", "pip", "--disable-pip-version-check", "install", "-q", *options)
         _do([*pip, *wanted], f"pip-{name}", {**os.environ, "DS_BUILD_OPS": "0"})

@@ -17,12 +17,14 @@ import cpuinfo
 import deepspeed
 import deepspeed.ops
 import torch
+from deepspeed import comm as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.runtime.zero import utils as zero_utils
 from deepspeed.utils import numa
 from engine_states import differences, state_of
 from equality_cases import FIRST_CASE, STEPS, all_cases, columns_of, ds_config
+from packaging.version import Version
 
 import deep_optimizer_states
 from deep_optimizer_states.cores import ANYWHERE
@@ -275,8 +277,31 @@ def leave_out_muon():
     sys.modules["deepspeed.runtime.zero.muon.muon_optimizer"] = muon
 
 
+def wait_for_every_gather():
+    """Mend what DeepSpeed before 0.19.8 does wrong on gloo, in stock and ours alike.
+
+    It waits for the last of several gathers, which end one by one there: with ranks that are late,
+    two runs of stock itself differ.
+    """
+    if torch.cuda.is_available() or Version(deepspeed.__version__) >= Version("0.19.8"):
+        return
+    for name in ("all_gather", "all_gather_into_tensor"):
+        setattr(dist, name, _waited_for(getattr(dist, name)))
+
+
+def _waited_for(gather):
+    def gather_and_wait(*args, **kwargs):
+        handle = gather(*args, **kwargs)
+        if handle is not None:
+            handle.wait()
+        return handle
+
+    return gather_and_wait
+
+
 def prepare():
     """Make this process a rank that compares many small engines."""
+    wait_for_every_gather()
     make_engines_cheaper()
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo")
