@@ -60,7 +60,7 @@ class Cell:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Numbers of ranks of a table: two as well with the first Python of all."""
+        """Numbers of ranks that are compared: one, and also two where the Python is the oldest."""
         return (1, 2) if self.python == next(iter(trainers_by_python())) else (1,)
 
     @property
