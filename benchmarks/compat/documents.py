@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.compat.cells import EQUALITY, TRAINER, Cell, Result, stored
@@ -100,9 +101,13 @@ def _notes(cells: Sequence[Cell], results: Mapping[Cell, Result]) -> list[str]:
         said = ([result.reason] if result.reason else []) + result.different
         lines += [f"* {cell.name}: {text}" for text in said]
         refused |= {(cell.deepspeed, name): why for name, why in result.refused.items()}
-    lines += [
-        f"* DeepSpeed {release} refuses {name}: {why}" for (release, name), why in refused.items()
-    ]
+    named: dict[str, list[str]] = {}
+    for (release, name), why in refused.items():
+        # A message names the stage that it was given; what differs in that alone is one line.
+        same = re.sub(r"stage = \d", "stage = 1 or 2", why)
+        named.setdefault(f"Refused with DeepSpeed {release} ({same})", []).append(name)
+    for why, names in named.items():
+        lines += [f"* {why}:", *(f"    * {name}" for name in names)]
     torch = {result.versions["torch"] for result in results.values() if result.versions}
     codes = {result.code for result in results.values()}
     ran = (

@@ -40,7 +40,8 @@ def test_a_cell_says_how_many_comparisons_were_equal_and_what_was_not():
         Cell(EQUALITY, "9.2", "1.0"),
         Cell(TRAINER, "9.1", "1.0", "8"),
     ]
-    refused = result(equal={"1": 5}, refused={"Muon": "its arithmetic"})
+    why = {"Muon": "its arithmetic", "fp32": "no stage = 1", "bf16": "no stage = 2"}
+    refused = result(equal={"1": 5}, refused=why)
     results = {
         OLD: result(equal={"1": 12, "2": 7}),
         others[0]: result(equal={"1": 11}, different=["1 ranks: fp32 | dynamic"], reason="killed"),
@@ -48,11 +49,12 @@ def test_a_cell_says_how_many_comparisons_were_equal_and_what_was_not():
     }
     text = documents.compatibility([OLD, NEW, *others, GPT], results)
     assert table_row(text, "1.0") == ["12 + 7", "11, **1 not**, **did not end**", ""]
-    assert table_row(text, "2.0") == ["5, 1 refused", "n/a", "n/a"]
+    assert table_row(text, "2.0") == ["5, 3 refused", "n/a", "n/a"]
     assert table_row(text, "7.0") == ["n/a", ""]
     assert f"* {others[0].name}: killed" in text
     assert f"* {others[0].name}: 1 ranks: fp32 | dynamic" in text
-    assert "* DeepSpeed 2.0 refuses Muon: its arithmetic" in text
+    assert "* Refused with DeepSpeed 2.0 (its arithmetic):\n    * Muon\n" in text
+    assert "* Refused with DeepSpeed 2.0 (no stage = 1 or 2):\n    * fp32\n    * bf16\n" in text
     assert "torch 9.9; hash of the files that were run: code;" in text
 
 
