@@ -1,6 +1,8 @@
 """What `make compat` does with its cells; nothing is installed or trained here."""
 
 import json
+import subprocess
+import sys
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
@@ -252,6 +254,13 @@ def test_a_python_that_is_not_there_is_left_out_and_missed_only_when_asked_for(
     assert command.main(["--deepspeed", "2.0", "--python", other]) == 1
 
 
+def test_two_ranks_are_compared_with_one_python_and_one_rank_with_each():
+    first, *others = cells_module.trainers_by_python()
+    assert Cell(EQUALITY, first, "1.0").ranks == (1, 2)
+    assert others
+    assert all(Cell(EQUALITY, python, "1.0").ranks == (1,) for python in others)
+
+
 @pytest.fixture
 def steps(built, monkeypatch):
     """Steps of making environments, by the names of their logs; each does nothing."""
@@ -280,6 +289,11 @@ def test_only_releases_that_set_up_does_not_install_are_laid_over_its_environmen
     assert steps == [f"venv-{name}", f"pip-{name}", f"ops-{name}"]
     (path,) = made.folder.rglob("base.pth")
     assert str(ROOT / "src") in path.read_text().split()
+    # Python 3.12 and later has distutils only by a line that setuptools leaves among the packages.
+    program = f"import site, sys; site.addsitedir({str(path.parent)!r}); print(*sys.modules)"
+    command = [sys.executable, "-I", "-S", "-c", program]
+    modules = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "_distutils_hack" in modules.split()
     assert made.variables()["TORCH_EXTENSIONS_DIR"] == str(made.folder / "torch_extensions")
     # Without a DeepSpeed of its own it has the ops that set-up built, which a look makes sure of.
     steps.clear()
