@@ -17,9 +17,9 @@ _INTRODUCTION = """\
 Written by `make compat`, on a CPU. An empty cell was not run with the plugin as it is now;
 `make compat` runs those, `ARGS="--deepspeed 0.18.9 --python 3.12"` some of them.
 
-The plugin beside stock DeepSpeed of the same release: how many comparisons ([the table](equality.md))
-were equal in every loss, norm, weight and moment, bit for bit. The first number is of one rank; what
-follows a + is of two ranks, which are compared with the first Python alone.
+The plugin beside stock DeepSpeed of the same release: how many comparisons of [the
+table](equality.md) were equal in every loss, norm, weight and moment, bit for bit. The first number
+is of one rank; what follows a + is of two ranks, which are compared with the first Python alone.
 """
 _TRAINERS = """
 The trainers on megatron-core, with DeepSpeed {release}: tests that passed.
