@@ -41,6 +41,9 @@ def settle_policy(
     if not has_gpu:
         why = "policy auto: all-host; there is no GPU to share the update with"
         return settings.model_copy(update={"policy": "all-host"}), why
+    if settings.works_in_backward:
+        why = "policy auto: dynamic, which compares iterations with and without work in backward"
+        return settings.model_copy(update={"policy": "dynamic"}), why
     if not settings.machine:
         why = (
             "policy auto: dynamic, which finds the split while it runs; to choose from measured "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -13,9 +13,13 @@ from deep_optimizer_states.errors import ConfigError
 BLOCK = "deep_optimizer_states"
 """Name of the top-level block."""
 
+STEP_BEFORE_NORM = f"{BLOCK}.step_before_norm"
+PREFETCH_MEMORY = f"{BLOCK}.prefetch_memory_bytes"
+
 PAPER_KEYS = ("prefetch_optimizer", "part_grads_async", "prefetch_optimizer_gap")
 """Keys under ``zero_optimization.offload_optimizer`` of configs written for the paper's fork."""
 
+NonNegative = Annotated[int, Field(ge=0, strict=True)]
 Policy = Literal["all-host", "ratio", "stride", "all-device", "dynamic", "auto"]
 
 DEFAULT_TILE_NUMEL = 2**25
@@ -61,6 +65,14 @@ class Settings(BaseModel):
     keep_grads_on_device: bool = True
     """Once two updates have shown that the GPU has memory to spare, keep 16-bit gradients there for
     subgroups that it updates, 2 bytes a parameter. No result depends on it."""
+    step_before_norm: bool = False
+    """Update a tile during backward, once its gradients are final, where no norm is needed: with
+    ``gradient_clipping`` 0, in bf16 or fp32, at stage 3. No result depends on it, but a gradient
+    that is not finite ends in an error instead of a skipped step."""
+    prefetch_memory_bytes: Literal["auto"] | NonNegative = 0
+    """Device memory into which master weights and moments may be prefetched during backward, before
+    the norm is known, in bytes; ``auto``: what activations leave; 0: none. Stage 3 alone. No result
+    depends on it."""
     host_memory_bytes: int = Field(default=0, ge=0)
     """Host memory that all ranks of a machine may take together, in bytes, for a machine that has
     more than it shows; 0: what the system says is free. State that needs more is refused."""
@@ -70,6 +82,11 @@ class Settings(BaseModel):
     timeline: str = ""
     """Folder for what every lane did and when, see :mod:`deep_optimizer_states.timeline`; empty for
     none."""
+
+    @property
+    def works_in_backward(self) -> bool:
+        """Whether an update, or a part of one, may begin before the norm is known."""
+        return self.step_before_norm or bool(self.prefetch_memory_bytes)
 
     @model_validator(mode="after")
     def _ratio_has_a_meaning(self) -> Self:

@@ -4,6 +4,11 @@
 ``NUM_SLOTS`` device slots while it is stepped. With three, one is prefetched, one stepped and one
 flushed at the same time. A slot is prefetched into again only after its flush.
 
+[Note: ahead] Master weights and moments do not depend on gradients. While backward runs, those of
+some tiles go into device memory of their own, taken on the caller's stream and given back to the
+caching allocator once the tile's state is flushed. They are a copy until the update takes the tile:
+before that they can be dropped, and must be when state at home is written.
+
 [Note: weights on the host] With ``offload_param`` 16-bit weights live in host memory. The CPU lane
 writes them there itself, and stages nothing. The device writes them into the tile's slot, or for a
 resident tile into an outbox, and they go home on the ``d2h`` lane, before the state: a gather reads
@@ -23,7 +28,7 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +42,7 @@ from deep_optimizer_states.kernels.tensors import AdamTensors
 from deep_optimizer_states.kernels.torch_adam import TorchAdam
 from deep_optimizer_states.plan import Action, Kind, Plan
 from deep_optimizer_states.schedule import NUM_AHEAD, Schedule
-from deep_optimizer_states.split import Chains, Flight, HostStep, RunTimeSplit
+from deep_optimizer_states.split import Choose, Flight, HostStep, RunTimeSplit
 from deep_optimizer_states.timeline import Recorder, Span
 
 OnSpans = Callable[[list[Span], float, float], None]
@@ -109,8 +114,9 @@ class Sizes:
 class _Buffers:
     """Buffers of one kind, and the events that say what may be done with them."""
 
-    def __init__(self, tensors: tuple[Tensor, ...]) -> None:
+    def __init__(self, tensors: tuple[Tensor, ...], is_kept: bool = True) -> None:
         self.tensors = tensors
+        self.is_kept = is_kept
         self.filled: Event | None = None
         self.stepped: Event | None = None
         self.free: Event | None = None
@@ -153,6 +159,7 @@ class Executor:
         dtypes = [master, moments, moments, sizes.grad_dtype]
         if sizes.weights_on_host:
             dtypes.append(sizes.weights_dtype)
+        self._dtypes = dtypes
         self._slots = [
             _Buffers(tuple([device.empty_device(sizes.slot_numel, dtype) for dtype in dtypes]))
             for _ in range(NUM_SLOTS if sizes.slot_numel else 0)
@@ -170,6 +177,10 @@ class Executor:
         self._next_outbox = itertools.cycle(self._outboxes)
         self._upcoming = next(self._next_slot, None)
         self._held: dict[int, _Buffers] = {}
+        self._ahead: dict[int, _Buffers] = {}
+        self._claimed: dict[int, _Buffers] = {}
+        self._came_ahead: list[int] = []
+        self._unflushed: dict[int, Event | None] = {}
         self._split = RunTimeSplit()
         self._is_sharing = False
         self._landing: deque[tuple[Event, int]] = deque()
@@ -191,7 +202,68 @@ class Executor:
         buffers = (*self._slots, *self._outboxes)
         return sum(tensor.nbytes for slot in buffers for tensor in slot.tensors)
 
-    def share(self, tiles: Sequence[int], numels: Sequence[int]) -> Chains:
+    @property
+    def ahead(self) -> Collection[int]:
+        """Tiles whose state was sent ahead and that no update has claimed, as of now."""
+        return self._ahead.keys()
+
+    @property
+    def claimed(self) -> Collection[int]:
+        """Tiles whose state was sent ahead and that the update is still to step, as of now."""
+        return self._claimed.keys()
+
+    @property
+    def unflushed(self) -> Collection[int]:
+        """Tiles whose state was sent ahead and is not home again, as of now."""
+        return [
+            tile for tile, free in self._unflushed.copy().items() if not (free and free.reached())
+        ]
+
+    def claim(self, tiles: Iterable[int]) -> None:
+        """An update is about to get ``tiles``: what was sent ahead of them is its own from now."""
+        for tile in tiles:
+            if tile in self._ahead:
+                self._claimed[tile] = self._ahead.pop(tile)
+                self._unflushed[tile] = None
+
+    @property
+    def num_under_way_ahead(self) -> int:
+        """How many of them are on the way."""
+        return sum(not own.filled.reached() for own in self._ahead.values() if own.filled)
+
+    @property
+    def element_bytes(self) -> int:
+        """Device memory that state ahead of the update takes, bytes an element."""
+        return sum(dtype.itemsize for dtype in self._dtypes)
+
+    def send_ahead(self, tile: int, name: str, state: Sequence[Tensor]) -> None:
+        """Prefetch a tile's master weights and moments; call it on the caller's thread.
+
+        Args:
+            tile: Its number.
+            name: For errors.
+            state: Where they live, each 1-D; no update is in flight there.
+
+        Raises:
+            torch.OutOfMemoryError: The device has no room.
+        """
+        numel, lane = state[0].numel(), self._device.h2d
+        own = _Buffers(
+            tuple([self._device.empty_device(numel, dtype) for dtype in self._dtypes]),
+            is_kept=False,
+        )
+        targets = own.views_like(state)
+        # The allocator may hand out memory that work of the caller's stream still uses.
+        lane.wait(self._device.record_caller(), Wait.MEMORY_IDLE)
+        lane.submit(f"state of {name} ahead", lambda: copy_all(targets, state), uses=own.tensors)
+        own.filled = lane.record()
+        self._ahead[tile] = own
+
+    def drop_ahead(self) -> None:
+        """Give memory of state sent ahead back, but for what an update has claimed."""
+        self._ahead.clear()
+
+    def share(self, tiles: Sequence[int], numels: Sequence[int]) -> Choose:
         """Split tiles between device and CPU as they run; see :class:`RunTimeSplit`."""
         self._is_sharing = True
         return self._split.share(tiles, numels, self._in_flight)
@@ -220,6 +292,9 @@ class Executor:
     def reset(self) -> None:
         """Forget an update that failed; the lanes are idle and what they wrote counts no more."""
         self._held.clear()
+        self._ahead.clear()
+        self._claimed.clear()
+        self._unflushed.clear()
         for buffers in (*self._slots, *self._outboxes, *self._staging):
             buffers.filled = buffers.stepped = buffers.free = None
 
@@ -231,30 +306,14 @@ class Executor:
         """
         return self._device.record_caller(), self._device.grads.record()
 
-    def run(
-        self,
-        work: Sequence[Work],
-        actions: Iterable[Action],
-        after: tuple[Event, Event],
-        on_issued: Callable[[int, Event], None],
-    ) -> None:
-        """Update every tile; returns when all state and weights are in place.
+    def follow(self, after: tuple[Event, Event]) -> None:
+        """Order what is issued from now on after the caller's work.
 
         Args:
-            work: What each tile needs, by index.
-            actions: What to do, in order; may be decided while it runs. ``last_plan`` holds it
-                afterwards.
-            after: What :meth:`caller_events` gave when the update was launched.
-            on_issued: Called with each tile and the event after which its weights are written and
-                its gradient has been read.
-
-        Raises:
-            PlanError: The actions do not step every tile once.
-            UpdateError: Work on a lane failed or did not end in time.
+            after: What :meth:`caller_events` gave when the tiles were handed over.
         """
         # Weights are still being read by what the caller has queued (backward, all-gathers); slots
         # may be memory that it used before.
-        begin = time.perf_counter()
         caller, grads = after
         for lane in (self._device.h2d, self._device.compute, self._device.weights):
             lane.wait(caller, Wait.WEIGHTS_IDLE)
@@ -262,14 +321,39 @@ class Executor:
             self._device.host_waits(caller, Wait.WEIGHTS_IDLE)
         # Gradients reach their homes on a lane of their own; both Adams read them from there.
         self._device.host_waits(grads, Wait.GRADS_FLUSHED)
+
+    def run(
+        self,
+        work: Sequence[Work] | Mapping[int, Work],
+        actions: Iterable[Action],
+        on_issued: Callable[[int, Event], None],
+        is_norm_known: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Update every tile; returns when all state and weights are in place.
+
+        Args:
+            work: What each tile needs, by index; complete when the actions end.
+            actions: What to do, in order; may be decided while it runs. ``last_plan`` holds it
+                afterwards. They call :meth:`follow` where they come from the caller.
+            on_issued: Called with each tile and the event after which its weights are written and
+                its gradient has been read.
+            is_norm_known: Whether the gradients' norm is known by now.
+
+        Raises:
+            PlanError: The actions do not step every tile once.
+            UpdateError: Work on a lane failed or did not end in time.
+        """
+        begin = time.perf_counter()
         self._on_issued = on_issued
         self._is_sharing = False
         self._landing.clear()
         self._flights.clear()
         self._host_steps.clear()
-        done = []
+        done, before_norm = [], 0
+        self._came_ahead.clear()
         try:
             for action in actions:
+                before_norm += not is_norm_known()
                 self._issue[action.kind](action.tile, work[action.tile])
                 done.append(action)
         except BaseException:
@@ -278,7 +362,10 @@ class Executor:
                 self._device.synchronize()
             raise
         self._device.synchronize()
-        self.last_plan = Plan(len(work), tuple(done))
+        self._unflushed.clear()
+        self._claimed.clear()  # of tiles that had to be stepped where their state lives
+        sent = [Action(tile, Kind.AHEAD) for tile in self._came_ahead]
+        self.last_plan = Plan(len(work), (*sent, *done), len(sent) + before_norm)
         if self._is_sharing:
             self._learn(time.perf_counter() - begin)
         if self._timeline is not None:
@@ -296,7 +383,16 @@ class Executor:
         self._split.learn(self._host_steps, flights, seconds)
 
     def _prefetch(self, tile: int, work: Work) -> None:
-        slot, lane = self._upcoming, self._device.h2d
+        own, lane = self._claimed.pop(tile, None), self._device.h2d
+        if own is not None:
+            self._held[tile] = own
+            self._came_ahead.append(tile)
+            if work.device_grad is None:
+                what, grad = f"gradient of {work.name}", work.tensors.grad
+                lane.submit(what, lambda: copy_all([own.tensors[3]], [grad]), uses=own.tensors)
+                own.filled = lane.record()
+            return
+        slot = self._upcoming
         assert slot is not None, "no slot was allocated"
         self._upcoming = next(self._next_slot)
         self._held[tile] = slot
@@ -330,6 +426,7 @@ class Executor:
         lane.submit(
             f"step of {work.name}",
             lambda: self._device.adam(tensors, work.scalars, work.tail_start),
+            uses=() if slot is None or slot.is_kept else slot.tensors,
         )
         stepped = lane.record()
         if slot is not None:
@@ -347,17 +444,20 @@ class Executor:
             lane.submit(f"weights of {work.name}", lambda: copy_all(home, staged))
             self._on_issued(tile, lane.record())
         is_outbox = len(views) == 1
+        uses = () if slot.is_kept else slot.tensors
         if not is_outbox:
             targets = work.tensors.state
             sources = slot.views_like(targets)
-            lane.submit(f"state flush of {work.name}", lambda: copy_all(targets, sources))
-        if self._is_sharing and not is_outbox:
-            assert slot.begin is not None, tile
+            lane.submit(f"state flush of {work.name}", lambda: copy_all(targets, sources), uses)
+        # The split learns the rate of slots: what is sent ahead takes less of the links.
+        if self._is_sharing and slot.begin is not None and not is_outbox:
             self._flights.append((work.tensors.numel, slot.begin, lane.stamp()))
         self._device.release_slot(slot.tensors)
         slot.free = lane.record()
         if not is_outbox:
             self._landing.append((slot.free, work.tensors.numel))
+        if not slot.is_kept:
+            self._unflushed[tile] = slot.free
 
     def _host_step(self, tile: int, work: Work) -> None:
         wait, tensors = time.perf_counter(), work.tensors

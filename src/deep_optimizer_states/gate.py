@@ -16,9 +16,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
+from deep_optimizer_states.config import STEP_BEFORE_NORM
 from deep_optimizer_states.device.base import WAIT_TIMEOUT_S, Device, Event, Wait
 from deep_optimizer_states.errors import UpdateError
+from deep_optimizer_states.handover import Handover
 from deep_optimizer_states.latch import Latch
 
 
@@ -27,12 +30,30 @@ class Update:
 
     Args:
         num_tiles: Tiles that it will step.
+        handover: Through which it gets them.
     """
 
-    def __init__(self, num_tiles: int) -> None:
+    def __init__(self, num_tiles: int, handover: Handover | None = None) -> None:
+        self._handover = handover
         self._issued = [Latch() for _ in range(num_tiles)]
         self._events: list[Event | None] = [None] * num_tiles
         self._failure: BaseException | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has begun before ``step()``, and waits for more tiles."""
+        return self._handover is not None and self._handover.is_open
+
+    def give_up(self, why: UpdateError) -> None:
+        """Make an open update fail."""
+        assert self._handover is not None, "it was handed everything at once"
+        self._handover.give_up(why)
+        self._handover.is_open = False
+
+    def has_any(self, tiles: Iterable[int]) -> bool:
+        """Whether an open update was handed any of some tiles."""
+        assert self._handover is not None, "it was handed everything at once"
+        return not self._handover.given.isdisjoint(tiles)
 
     def issued(self, tile: int, event: Event) -> None:
         """A tile's weights are written, and its gradient read, once ``event`` is reached."""
@@ -163,8 +184,14 @@ class Background:
 
         Raises:
             UpdateError: An update failed and nothing has been loaded since, or it did not end in
-                time.
+                time; or it has begun before ``step()`` and waits for more gradients.
         """
+        if self.update is not None and self.update.is_open and not self.overlooks_failure:
+            raise UpdateError(
+                "state was asked for between backward and engine.step(), where with "
+                '"step_before_norm" some of it has been updated already: ask after engine.step(), '
+                f'or set "{STEP_BEFORE_NORM}" to false'
+            )
         self.wait_for_end()
         self.check()
         self.update = None
@@ -179,12 +206,25 @@ class Background:
         finally:
             self.overlooks_failure = before
 
+    def fail(self, error: UpdateError) -> NoReturn:
+        """Make the update that is open fail, and raise why.
+
+        Raises:
+            UpdateError: ``error``.
+        """
+        self._failure = self._failure or error
+        if self.update is not None and self.update.is_open:
+            self.update.give_up(error)
+        raise error
+
     def wait_for_end(self) -> None:
-        """Block until no update is in flight, however it ended.
+        """Block until no update is in flight, however it ended; one that is open fails.
 
         Raises:
             UpdateError: It did not end in time; it counts as in flight still.
         """
+        if self.update is not None and self.update.is_open:
+            self.update.give_up(UpdateError("given up between backward and engine.step()"))
         ended = self._ended
         if ended is None:
             return
@@ -213,4 +253,6 @@ class Background:
 
     def close(self) -> None:
         """End the thread once what it runs has ended; a failure of that is dropped."""
+        if self.update is not None and self.update.is_open:
+            self.update.give_up(UpdateError("the engine is destroyed"))
         self._pool.shutdown(wait=True)

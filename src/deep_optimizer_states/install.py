@@ -5,7 +5,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from deep_optimizer_states.config import BLOCK, Settings, read_settings, translate_paper_keys
+from deep_optimizer_states.config import (
+    BLOCK,
+    PREFETCH_MEMORY,
+    STEP_BEFORE_NORM,
+    Settings,
+    read_settings,
+    translate_paper_keys,
+)
 from deep_optimizer_states.deepspeed_guard import (
     LOST_GRADIENTS,
     check_deepspeed,
@@ -209,7 +216,9 @@ def check_supported(config: Any) -> None:
     # Both are in DeepSpeed before 0.19.7 only.
     mics = getattr(zero, "mics_shard_size", -1)
     is_mics, is_compressed = mics > 0, bool(config._param_dict.get("compression_training"))
-    resident = getattr(config, BLOCK).ratio
+    ours = getattr(config, BLOCK)
+    resident, early, ahead = ours.ratio, ours.step_before_norm, ours.prefetch_memory_bytes
+    is_fp16, clipping = config.float16_config.enabled, config.gradient_clipping
     out = "true: take it out"
     wrong = [
         (not is_adam, f'optimizer.type = {name}: set it to "Adam" or "AdamW"{why}'),
@@ -231,6 +240,18 @@ def check_supported(config: Any) -> None:
             zero.stage < 3 and resident < 1,
             f"{BLOCK}.ratio = {resident}: set it to 1; at stage {zero.stage} the state of a "
             "parameter group is one tensor, of which no share can stay on the device",
+        ),
+        (zero.stage < 3 and early, f"{STEP_BEFORE_NORM} = {out}, or use stage 3"),
+        (zero.stage < 3 and ahead, f"{PREFETCH_MEMORY} = {ahead!r}: set it to 0, or use stage 3"),
+        (
+            early and clipping > 0,
+            f"{STEP_BEFORE_NORM} = true and gradient_clipping = {clipping}: the norm decides what "
+            "gradients are multiplied by; set the one to false or the other to 0",
+        ),
+        (
+            early and is_fp16,
+            f"{STEP_BEFORE_NORM} = true and fp16: an overflow skips the step; use bf16, or set it "
+            "to false",
         ),
         (deepcompile, f"compile.deepcompile = {out}: it bypasses the gradient path"),
     ]

@@ -12,6 +12,12 @@ The state of tile 0 lives on the device and is stepped there. Tile 2 goes to the
 16-bit weights sent after. Where 16-bit weights live in host memory, the same is::
 
     0GPU 0D2H 2H2D 2GPU 2D2H 1CPU 3CPU
+
+What runs before the gradients' norm is known stands before a bar. Here backward steps tile 3 and
+prefetches master weights and moments of tile 0 into memory of its own (AHD), of which the gradient
+alone is left to be fetched::
+
+    3CPU 3WTS 0AHD | 0H2D 0GPU 0D2H 1CPU 1WTS 2CPU 2WTS
 """
 
 from __future__ import annotations
@@ -24,6 +30,8 @@ from dataclasses import dataclass
 
 from deep_optimizer_states.errors import PlanError
 
+BAR = "|"
+"""Stands between what runs before the norm is known and what runs after it."""
 TILE_ALIGNMENT = 16
 """Tiles begin at multiples of this: a full vector of DeepSpeed's kernel never spans two tiles."""
 
@@ -31,8 +39,12 @@ TILE_ALIGNMENT = 16
 class Kind(enum.StrEnum):
     """What an action does."""
 
+    AHEAD = "AHD"
+    """Copy master weights and moments to the device while backward runs, into memory of their own
+    that the tile's flush frees."""
     PREFETCH = "H2D"
-    """Copy master weights, moments and gradient into a device slot."""
+    """Copy master weights, moments and gradient into a device slot; after ``AHEAD`` the gradient
+    alone, into that memory."""
     DEVICE_STEP = "GPU"
     """Adam on the device; writes the tile's 16-bit weights there, to stay or to be sent back."""
     STATE_FLUSH = "D2H"
@@ -45,10 +57,12 @@ class Kind(enum.StrEnum):
 
 
 DEVICE_CHAIN = (Kind.PREFETCH, Kind.DEVICE_STEP, Kind.STATE_FLUSH)
+AHEAD_CHAIN = (Kind.AHEAD, *DEVICE_CHAIN)
 HOST_CHAIN = (Kind.HOST_STEP, Kind.WEIGHTS)
 RESIDENT_CHAIN = (Kind.DEVICE_STEP,)
 WITH_WEIGHTS_ON_HOST = {
     DEVICE_CHAIN: DEVICE_CHAIN,
+    AHEAD_CHAIN: AHEAD_CHAIN,
     HOST_CHAIN: (Kind.HOST_STEP,),
     RESIDENT_CHAIN: (Kind.DEVICE_STEP, Kind.STATE_FLUSH),
 }
@@ -83,15 +97,18 @@ class Plan:
     Args:
         num_tiles: Tiles this rank owns.
         actions: The work, in issue order.
+        before_norm: How many of them were issued before the gradients' norm was known.
 
     Raises:
         PlanError: A tile is stepped never or twice, its chain is incomplete or out of order, an
-            action names a tile that is not there, or chains of both homes of the 16-bit weights,
-            device and host memory, are mixed.
+            action names a tile that is not there, state is prefetched ahead of a norm that is known
+            already, or chains of both homes of the 16-bit weights, device and host memory, are
+            mixed.
     """
 
     num_tiles: int
     actions: tuple[Action, ...]
+    before_norm: int = 0
 
     def __post_init__(self) -> None:
         chains: dict[int, list[Kind]] = {idx: [] for idx in range(self.num_tiles)}
@@ -99,6 +116,9 @@ class Plan:
             if action.tile not in chains:
                 raise PlanError(f"{action}: there are only {self.num_tiles} tiles")
             chains[action.tile].append(action.kind)
+        for action in self.actions[self.before_norm :]:
+            if action.kind is Kind.AHEAD:
+                raise PlanError(f"{action}: it runs before the norm is known; put it before the |")
         # An update sends no tile's weights to the device, or those of all that the CPU steps.
         on_host = (Kind.HOST_STEP,) in map(tuple, chains.values())
         on_host |= WITH_WEIGHTS_ON_HOST[RESIDENT_CHAIN] in map(tuple, chains.values())
@@ -109,7 +129,7 @@ class Plan:
                 raise PlanError(
                     f"tile {tile} gets '{got}': every tile needs H2D GPU D2H, or CPU WTS, or GPU "
                     "alone, once and in that order; or, where 16-bit weights live in host memory, "
-                    "H2D GPU D2H, or CPU alone, or GPU D2H"
+                    "H2D GPU D2H, or CPU alone, or GPU D2H. AHD may stand before H2D GPU D2H"
                 )
 
     @property
@@ -133,23 +153,31 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        return " ".join(map(str, self.actions))
+        words = list(map(str, self.actions))
+        if self.before_norm:
+            words.insert(self.before_norm, BAR)
+        return " ".join(words)
 
     @classmethod
     def parse(cls, text: str) -> Plan:
         """Read the text form.
 
         Raises:
-            PlanError: A word is not ``<tile><kind>``, or the plan is not valid.
+            PlanError: A word is not ``<tile><kind>``, there are two bars, or the plan is not valid.
         """
-        actions = []
-        for word in text.split():
+        actions: list[Action] = []
+        words, before_norm = text.split(), 0
+        if BAR in words:
+            before_norm = words.index(BAR)
+            words.remove(BAR)
+        for word in words:
             match = re.fullmatch(r"(\d+)([A-Z0-9]{3})", word)
             if match is None or match[2] not in {kind.value for kind in Kind}:
                 kinds = ", ".join(kind.value for kind in Kind)
                 raise PlanError(f"'{word}': an action is a tile and one of {kinds}, as in 0CPU")
             actions.append(Action(int(match[1]), Kind(match[2])))
-        return cls(max((action.tile for action in actions), default=-1) + 1, tuple(actions))
+        num_tiles = max((action.tile for action in actions), default=-1) + 1
+        return cls(num_tiles, tuple(actions), before_norm)
 
 
 def cut_into_tiles(

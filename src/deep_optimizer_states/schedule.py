@@ -1,29 +1,73 @@
-"""Which tiles go where: a policy applied to one rank's subgroups. Needs no torch."""
+"""Which tiles go where: a policy applied to one rank's subgroups. Needs no torch.
+
+[Note: arrivals] ``step()`` hands over all tiles at once. An update that begins before it gets those
+that backward is done with, as they come. What has arrived is issued in the order in which the next
+forward needs it, which is not the order of arrival: backward ends with the first layers last.
+"""
 
 from __future__ import annotations
 
 import bisect
-from collections import deque
+import functools
+import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from deep_optimizer_states.plan import (
+    AHEAD_CHAIN,
     DEVICE_CHAIN,
     HOST_CHAIN,
     RESIDENT_CHAIN,
     WITH_WEIGHTS_ON_HOST,
     Action,
+    Kind,
     Tile,
     choose_device_subgroups,
     choose_resident_subgroups,
     cut_into_tiles,
 )
-from deep_optimizer_states.split import TINY, Chains, Share
+from deep_optimizer_states.split import TINY, Share
 
 NUM_AHEAD = 16
 """Tiles that the device may have in flight under a fixed policy. A CUDA stream takes about a
 thousand entries before it blocks whoever adds to it, which is the CPU lane's own thread, and a tile
 is six or seven entries of a lane."""
+Chains = Iterator[tuple[int, tuple[Kind, ...]]]
+"""Tiles, each with its chain of actions."""
+
+
+class Arrivals(Protocol):
+    """Tiles that an update may step by now, see [Note: arrivals]."""
+
+    order: Sequence[int]
+    """All tiles, those first that are needed first."""
+    host_tiles: Collection[int]
+    """Tiles that must be stepped where their state lives; complete once all have arrived."""
+    ahead: Collection[int]
+    """Tiles whose master weights and moments were sent to the device ahead of the update."""
+
+    def take(self, wait: bool) -> Iterable[int]:
+        """Those that have arrived since the last call.
+
+        Args:
+            wait: Block until there is one; none then means that all have arrived.
+        """
+
+
+@dataclass
+class AllAtOnce:
+    """Tiles of an update that begins when all may be stepped."""
+
+    order: Sequence[int]
+    host_tiles: Collection[int] = frozenset()
+    ahead: Collection[int] = frozenset()
+    has_come: bool = False
+
+    def take(self, wait: bool) -> Iterable[int]:
+        """All of them, once."""
+        came, self.has_come = () if self.has_come else self.order, True
+        return came
 
 
 @dataclass(frozen=True)
@@ -136,12 +180,13 @@ class Schedule:
         used = dict.fromkeys(tile for run in runs for tile in self.tiles_of(run))
         return (*used, *(tile for tile in range(len(self.tiles)) if tile not in used))
 
+    def tiles_of_subgroups(self, subgroups: Collection[int]) -> frozenset[int]:
+        """All tiles of some subgroups."""
+        tiles = enumerate(self.tiles)
+        return frozenset(number for number, tile in tiles if tile.subgroup in subgroups)
+
     def actions(
-        self,
-        host_subgroups: frozenset[int],
-        share: Share,
-        has_room: Callable[[bool], bool],
-        order: Sequence[int] | None = None,
+        self, arrivals: Arrivals, share: Share, has_room: Callable[[bool], bool]
     ) -> Iterator[Action]:
         """The actions of one step, in issue order.
 
@@ -157,53 +202,62 @@ class Schedule:
         Where weights live in host memory, WTS is missing and every GPU step is followed by a D2H.
 
         Args:
-            host_subgroups: Subgroups that must be stepped where they live in this step.
+            arrivals: Which tiles may be stepped. Those that are ahead are the device's, whatever
+                the policy.
             share: Splits tiles between device and CPU as they run; asked by the dynamic policy.
             has_room: Whether the device takes one more tile now; told to wait until it does where
                 nothing else is left to do.
-            order: All tiles, those first that are needed first; as they are numbered if None.
         """
-        for tile, chain in self._chains(host_subgroups, share, has_room, order):
+        for tile, chain in self._chains(arrivals, share, has_room):
             kinds = WITH_WEIGHTS_ON_HOST[chain] if self.weights_on_host else chain
-            yield from (Action(tile, kind) for kind in kinds)
+            # What is ahead was sent there before.
+            yield from (Action(tile, kind) for kind in kinds if kind is not Kind.AHEAD)
 
-    def _chains(
-        self,
-        host_subgroups: frozenset[int],
-        share: Share,
-        has_room: Callable[[bool], bool],
-        order: Sequence[int] | None,
-    ) -> Chains:
+    def _chains(self, arrivals: Arrivals, share: Share, has_room: Callable[[bool], bool]) -> Chains:
         """Tiles in issue order, each with its chain as if weights lived on the device."""
-        forced = {idx for idx, tile in enumerate(self.tiles) if tile.subgroup in host_subgroups}
-        resident = self.resident_tiles
-        ordered = range(len(self.tiles)) if order is None else order
-        for tile in filter(resident.__contains__, ordered):
-            yield tile, RESIDENT_CHAIN
+        settled = functools.partial(self._settled, arrivals, self.resident_tiles)
+        shared = [tile for tile in arrivals.order if not settled(tile)]
+        numels = [tile.numel for tile in self.tiles]
+        choose = share(shared, numels) if self.dynamic else _none
+        places = {tile: place for place, tile in enumerate(arrivals.order)}
+        # The first number of an entry is its urgency: resident tiles cost nobody a wait.
+        for_device: list[tuple[int, int]] = []
+        others: list[tuple[int, int, int]] = []
+        while True:
+            for tile in arrivals.take(wait=not for_device and not others):
+                chain = settled(tile)
+                if Kind.PREFETCH in chain:
+                    heapq.heappush(for_device, (places[tile], tile))
+                else:
+                    urgency = 0 if chain == RESIDENT_CHAIN else 1 if self.dynamic and chain else 2
+                    heapq.heappush(others, (urgency, places[tile], tile))
+            if not for_device and not others:
+                return
+            if for_device and not (others and not others[0][0]) and has_room(not others):
+                *_, tile = heapq.heappop(for_device)
+            else:
+                *_, tile = heapq.heappop(others)
+            # Asked of tiles that turn out to be settled too, since it counts what is left.
+            chosen = choose(tile)
+            yield tile, settled(tile) or chosen
+
+    def _settled(
+        self, arrivals: Arrivals, resident: Collection[int], tile: int
+    ) -> tuple[Kind, ...]:
+        """The chain of a tile; of one whose chain is found while it runs, none."""
+        if tile in resident:
+            return RESIDENT_CHAIN
+        if tile in arrivals.host_tiles:
+            return HOST_CHAIN
+        if tile in arrivals.ahead:
+            return AHEAD_CHAIN
         if self.dynamic:
-            for tile in filter((forced - resident).__contains__, ordered):
-                yield tile, HOST_CHAIN
-            movable = [tile for tile in ordered if tile not in forced | resident]
-            yield from share(movable, [tile.numel for tile in self.tiles])
-        else:
-            device = self.device_tiles - forced - resident
-            movable = [tile for tile in ordered if tile not in resident]
-            yield from _take_turns(movable, device, has_room)
+            return ()
+        return DEVICE_CHAIN if tile in self.device_tiles else HOST_CHAIN
 
 
-def _take_turns(
-    tiles: Sequence[int], device: Collection[int], has_room: Callable[[bool], bool]
-) -> Chains:
-    """Tiles of a fixed policy: the device's while it has room, between the CPU's."""
-    through_slots = deque(tile for tile in tiles if tile in device)
-    for tile in tiles:
-        while through_slots and has_room(False):
-            yield through_slots.popleft(), DEVICE_CHAIN
-        if tile not in device:
-            yield tile, HOST_CHAIN
-    while through_slots:
-        has_room(True)
-        yield through_slots.popleft(), DEVICE_CHAIN
+def _none(_tile: int) -> tuple[Kind, ...]:
+    return ()
 
 
 def _place(tile: Tile) -> tuple[int, int]:

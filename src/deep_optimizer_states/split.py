@@ -18,7 +18,7 @@ Needs no torch. Lanes are measured in every update; the next one goes by it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from deep_optimizer_states.plan import DEVICE_CHAIN, HOST_CHAIN, Kind
@@ -36,10 +36,10 @@ WORTH_A_TRY = 0.5
 LONGEST_WAIT = 64
 """Updates after which the slower way, or a lane that got nothing, is tried again."""
 
-Chains = Iterator[tuple[int, tuple[Kind, ...]]]
-"""Tiles, each with its chain of actions."""
-Share = Callable[[Sequence[int], Sequence[int]], Chains]
-"""Hands out tiles (first argument; the second has the elements of every tile, by its number)."""
+Choose = Callable[[int], tuple[Kind, ...]]
+"""The chain of actions of a tile, chosen when it is to be issued."""
+Share = Callable[[Sequence[int], Sequence[int]], Choose]
+"""Begins to share tiles (first argument; the second has the elements of every tile, by number)."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,40 @@ class Flight:
     end_s: float
 
 
+class Rivals:
+    """Two ways to do the same again and again: the faster one is kept, the other tried at times."""
+
+    def __init__(self) -> None:
+        self._rates: dict[bool, float] = {}
+        self._best = False
+        self._patience = 1
+        self._since = 0
+
+    def next(self, was_second: bool, rate: float, may_try: bool) -> bool:
+        """Whether the second way is to be gone next.
+
+        Args:
+            was_second: Which one was gone now.
+            rate: How fast that was; more is faster.
+            may_try: Whether the second one can be expected to be worth a try.
+        """
+        self._rates[was_second] = rate
+        if True not in self._rates:
+            return may_try
+        first, second = self._rates[False], self._rates[True]
+        best = second > first
+        if was_second != self._best:
+            self._patience = 1 if best == was_second else min(2 * self._patience, LONGEST_WAIT)
+            self._since = 0
+        self._best = best
+        self._since += 1
+        if self._since <= self._patience:
+            return best
+        if best:
+            return False
+        return may_try and second > WORTH_A_TRY * first
+
+
 class RunTimeSplit:
     """Shares tiles out by the rates of the last update.
 
@@ -84,24 +118,25 @@ class RunTimeSplit:
         self.pace = 1.0
         self.is_alone = False
         self._is_measured = False
-        self._rates: dict[bool, float] = {}
-        self._best_is_alone = False
-        self._patience = 1
-        self._since = 0
+        self._rivals = Rivals()
         self._unused: dict[tuple[Kind, ...], int] = {DEVICE_CHAIN: 0, HOST_CHAIN: 0}
 
     def share(
-        self, tiles: Sequence[int], numels: Sequence[int], in_flight: Callable[[], int]
-    ) -> Chains:
-        """Hand out the tiles of one update.
+        self,
+        tiles: Sequence[int],
+        numels: Sequence[int] | Mapping[int, int],
+        in_flight: Callable[[], int],
+    ) -> Choose:
+        """Begin to share out the tiles of one update.
 
         Args:
             tiles: Those needed first come first.
             numels: Elements of every tile, by its number.
             in_flight: Elements given to the device whose state is not back yet.
 
-        Yields:
-            A tile and its chain of actions. The CPU's step has run when the next item is asked for.
+        Returns:
+            Asked for a tile when the CPU's step of the one before has run. Of a tile that is none
+            of ``tiles`` the answer has no meaning.
         """
         largest = max((numels[tile] for tile in tiles), default=0)
         worth = [tile for tile in tiles if numels[tile] >= TINY * largest]
@@ -112,14 +147,18 @@ class RunTimeSplit:
             forced[worth[-1]] = HOST_CHAIN
         if worth and self._unused[DEVICE_CHAIN] >= LONGEST_WAIT:
             forced[worth[0]] = DEVICE_CHAIN
-        for tile in tiles:
+        shared = frozenset(tiles)
+
+        def choose(tile: int) -> tuple[Kind, ...]:
+            nonlocal left
             numel = numels[tile]
-            if numel < TINY * largest:
-                yield tile, HOST_CHAIN
-                continue
+            if tile not in shared or numel < TINY * largest:
+                return HOST_CHAIN
             chain = HOST_CHAIN if self.is_alone else self._choose(numel, in_flight(), left)
-            yield tile, forced.get(tile, chain)
             left -= numel
+            return forced.get(tile, chain)
+
+        return choose
 
     def _choose(self, numel: int, in_flight: int, left: int) -> tuple[Kind, ...]:
         if in_flight + left <= self.pace * numel:
@@ -141,7 +180,6 @@ class RunTimeSplit:
         if not numel or seconds <= 0:
             return
         was_alone = self.is_alone
-        self._rates[was_alone] = numel / seconds
         self._unused[HOST_CHAIN] = 0 if steps else self._unused[HOST_CHAIN] + 1
         if not was_alone:
             self._unused[DEVICE_CHAIN] = 0 if flights else self._unused[DEVICE_CHAIN] + 1
@@ -149,24 +187,8 @@ class RunTimeSplit:
             pace = _device_rate(flights) / _host_rate(steps)
             self.pace = math.sqrt(self.pace * pace) if self._is_measured else pace
             self._is_measured = True
-        self.is_alone = self._choose_way(was_alone, bool(flights) and _is_held_up(steps))
-
-    def _choose_way(self, was_alone: bool, held_up: bool) -> bool:
-        """Whether the device gets nothing in the next update."""
-        if True not in self._rates:
-            return held_up
-        shared, alone = self._rates[False], self._rates[True]
-        best = alone > shared
-        if was_alone != self._best_is_alone:
-            self._patience = 1 if best == was_alone else min(2 * self._patience, LONGEST_WAIT)
-            self._since = 0
-        self._best_is_alone = best
-        self._since += 1
-        if self._since <= self._patience:
-            return best
-        if best:
-            return False
-        return held_up and alone > WORTH_A_TRY * shared
+        is_held_up = bool(flights) and _is_held_up(steps)
+        self.is_alone = self._rivals.next(was_alone, numel / seconds, is_held_up)
 
 
 def _device_rate(flights: Sequence[Flight]) -> float:

@@ -6,7 +6,7 @@ import functools
 from hypothesis import given, strategies as st
 
 from deep_optimizer_states.plan import Kind, Plan, Tile
-from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.schedule import AllAtOnce, Schedule
 from deep_optimizer_states.split import RunTimeSplit
 
 numels = st.lists(st.integers(0, 500), max_size=12)
@@ -49,9 +49,9 @@ def make_plan(schedule, data, host_subgroups=frozenset()):
         return data.draw(st.integers(0, 5)) * schedule.slot_numel
 
     share = functools.partial(split.share, in_flight=in_flight)
-    actions = schedule.actions(
-        host_subgroups, share, lambda wait: wait or data.draw(st.booleans()), order
-    )
+    whole = range(len(schedule.tiles)) if order is None else order
+    arrivals = AllAtOnce(whole, schedule.tiles_of_subgroups(host_subgroups))
+    actions = schedule.actions(arrivals, share, lambda wait: wait or data.draw(st.booleans()))
     return Plan(len(schedule.tiles), tuple(actions))
 
 
@@ -144,7 +144,8 @@ def test_text_form_round_trips(schedule, data):
 def test_a_fixed_policy_issues_the_devices_work_first_where_there_is_room(schedule):
     if schedule.dynamic:
         return
-    actions = schedule.actions(frozenset(), None, lambda wait: True)
+    arrivals = AllAtOnce(range(len(schedule.tiles)))
+    actions = schedule.actions(arrivals, None, lambda wait: True)
     kinds = [action.kind for action in actions]
     if Kind.HOST_STEP in kinds:
         assert Kind.PREFETCH not in kinds[kinds.index(Kind.HOST_STEP) :]

@@ -35,7 +35,7 @@ _BLOCKING = (_ATEN._local_scalar_dense.default, _ATEN.equal.default)
 _REPLACED = (
     *("Stream", "Event", "stream", "current_stream", "set_device", "current_device", "device"),
     *("synchronize", "cudart", "get_device_properties"),
-    *("mem_get_info", "memory_reserved", "max_memory_allocated"),
+    *("mem_get_info", "memory_reserved", "memory_allocated", "max_memory_allocated"),
 )
 """Names of ``torch.cuda`` that the stand-in takes."""
 

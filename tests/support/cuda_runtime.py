@@ -150,7 +150,7 @@ class CudaRuntime:
         self.here = threading.local()
         self.failure, self.has_ended, self.age_s = None, False, 0.0
         self.streams = []
-        self.memory = {"free": 30, "total": 100, "reserved": 60, "peak": 50}
+        self.memory = {"free": 30, "total": 100, "reserved": 60, "allocated": 40, "peak": 50}
         self.page_locks = PageLocks(self)
         self._default = [self.Stream(index) for index in range(2)]
         self.allocator = self.Stream(0)  # frees what other streams have used
@@ -210,6 +210,9 @@ class CudaRuntime:
 
     def memory_reserved(self, device=None):
         return self.memory["reserved"]
+
+    def memory_allocated(self, device=None):
+        return self.memory["allocated"]
 
     def max_memory_allocated(self, device=None):
         return self.memory["peak"]

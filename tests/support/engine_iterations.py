@@ -15,7 +15,7 @@ from deep_optimizer_states.gate import Background, Update
 from deep_optimizer_states.kernels.scalars import BetaPowers
 from deep_optimizer_states.kernels.tensors import AdamTensors
 from deep_optimizer_states.plan import Tile, subgroup_offsets
-from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.schedule import AllAtOnce, Schedule
 from deep_optimizer_states.zero3.gradients import GradientFlush
 from deep_optimizer_states.zero3.stock import Layout
 
@@ -114,8 +114,14 @@ def run_iterations(device, schedule, steps=2, timeline=None, keeps_grads=False):
 def _launch(background, flusher, run):
     executor, device, schedule, work = run
     update, after = Update(len(work)), executor.caller_events()
-    actions = schedule.actions(frozenset(), executor.share, executor.has_room)
-    background.launch(update, lambda: executor.run(work, actions, after, update.issued))
+    arrivals = AllAtOnce(range(len(work)))
+    actions = schedule.actions(arrivals, executor.share, executor.has_room)
+
+    def run():
+        executor.follow(after)
+        executor.run(work, actions, update.issued)
+
+    background.launch(update, run)
 
     def wait_for(number, why):
         tiles = [idx for idx, tile in enumerate(schedule.tiles) if tile.subgroup == number]

@@ -8,7 +8,7 @@ from deep_optimizer_states.executor import Executor, Sizes, Work
 from deep_optimizer_states.kernels.host import HostAdam, Tail
 from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
-from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.schedule import AllAtOnce, Schedule
 
 TAIL = Tail(16, 1)
 ADAM = HostAdam(TAIL.mode)
@@ -72,8 +72,9 @@ def first_scalars():
 
 
 def run_once(executor, schedule, work, on_issued=lambda tile, event: None):
-    actions = schedule.actions(frozenset(), executor.share, executor.has_room)
-    executor.run(work, actions, executor.caller_events(), on_issued)
+    executor.follow(executor.caller_events())
+    arrivals = AllAtOnce(range(len(schedule.tiles)))
+    executor.run(work, schedule.actions(arrivals, executor.share, executor.has_room), on_issued)
 
 
 SCHEDULES = {

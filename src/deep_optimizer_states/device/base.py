@@ -39,6 +39,7 @@ class Wait(enum.StrEnum):
     WEIGHTS_READY = "a parameter is gathered only after its tiles are updated"
     GRAD_READ = "a gradient is overwritten only after the update has read it"
     WEIGHTS_IDLE = "weights are written only after backward has read them"
+    MEMORY_IDLE = "memory is written only after work that was queued before it was taken"
 
 
 class Event(Protocol):
@@ -204,6 +205,14 @@ class Device(abc.ABC):
     def spare_bytes(self) -> int:
         """Memory of the device that no iteration so far has needed, a margin left out."""
         return sys.maxsize
+
+    def free_bytes(self) -> int:
+        """Memory of the device that can be had now, a margin left out; negative in the margin."""
+        return sys.maxsize
+
+    def peak_bytes(self) -> tuple[int, int]:
+        """What torch has allocated on the device: now, and at most so far."""
+        return 0, 0
 
     def forget_failure(self) -> None:
         """Make lanes on which work failed do work again, once they are idle."""

@@ -251,6 +251,17 @@ class CudaDevice(Device):
         return int(free + held - peak - MARGIN * total)
 
     @override
+    def free_bytes(self) -> int:
+        free, total = torch.cuda.mem_get_info(self._device)
+        now, _ = self.peak_bytes()
+        return int(free + torch.cuda.memory_reserved(self._device) - now - MARGIN * total)
+
+    @override
+    def peak_bytes(self) -> tuple[int, int]:
+        now = torch.cuda.memory_allocated(self._device)
+        return now, torch.cuda.max_memory_allocated(self._device)
+
+    @override
     def enter_thread(self) -> None:
         torch.cuda.set_device(self._device)  # the current device is a thread's own
 

@@ -18,8 +18,8 @@ from deep_optimizer_states.predict.memory.arrays import SLOTS, STAGING_BUFFERS
 from deep_optimizer_states.predict.memory.offload import kept_subgroups
 from deep_optimizer_states.predict.rank import Rank, rank_of
 from deep_optimizer_states.predict.workload import FP32_BYTES, STATE_BYTES, Workload, schedule_of
-from deep_optimizer_states.schedule import NUM_AHEAD
-from deep_optimizer_states.split import Chains, Flight, HostStep, RunTimeSplit
+from deep_optimizer_states.schedule import NUM_AHEAD, AllAtOnce
+from deep_optimizer_states.split import Choose, Flight, HostStep, RunTimeSplit
 
 LEARNING_UPDATES = 4
 """Updates after which the dynamic split knows its lanes."""
@@ -168,11 +168,11 @@ class UpdateSimulator:
         tiles = enumerate(schedule.tiles)
         self._kept_tiles = frozenset(idx for idx, tile in tiles if tile.subgroup in kept)
 
-        def share(tiles: Sequence[int], sizes: Sequence[int]) -> Chains:
+        def share(tiles: Sequence[int], sizes: Sequence[int]) -> Choose:
             return split.share(tiles, sizes, state.in_flight)
 
         has_room = (lambda wait: True) if self.workload.issues_all_first else state.has_room
-        return numels, schedule.actions(frozenset(), share, has_room)
+        return numels, schedule.actions(AllAtOnce(range(len(numels))), share, has_room)
 
     def _issue(self, action: Action, numel: int, state: State) -> None:
         handlers = {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from deepspeed import comm as dist
@@ -11,15 +13,16 @@ from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.utils import log_dist
 from torch import Tensor
 
-from deep_optimizer_states.config import Settings
-from deep_optimizer_states.errors import ConfigError
+from deep_optimizer_states.config import STEP_BEFORE_NORM, Settings
+from deep_optimizer_states.errors import ConfigError, UpdateError
 from deep_optimizer_states.executor import Executor, OnSpans, Sizes, Work
 from deep_optimizer_states.gate import Background, Update
+from deep_optimizer_states.handover import Handover
 from deep_optimizer_states.kernels.scalars import AdamScalars, BetaPowers, adam_scalars
-from deep_optimizer_states.kernels.tensors import tail_within
+from deep_optimizer_states.kernels.tensors import AdamTensors, tail_within
 from deep_optimizer_states.plan import Plan
 from deep_optimizer_states.schedule import Schedule
-from deep_optimizer_states.timeline import Recorder, Span, TimelineFile
+from deep_optimizer_states.timeline import WAIT, Recorder, Span, TimelineFile
 from deep_optimizer_states.verify import FIRST_UPDATES, Sample, is_due
 from deep_optimizer_states.zero.homes import StateHomes
 from deep_optimizer_states.zero.steppers import Steppers
@@ -49,6 +52,33 @@ class Gradients(Protocol):
 
     def forget_flushes(self) -> None:
         """Forget those of before an update that failed; the lanes are idle."""
+
+
+FOR_TILES = "for a tile that backward is done with"
+"""What an update that has begun before ``step()`` waits for."""
+HYPERPARAMETERS = ("lr", "betas", "eps", "weight_decay", "bias_correction")
+"""What Adam reads of a parameter group."""
+
+
+@dataclass
+class _Begun:
+    """An update, from its first tile until ``step()`` has launched the rest.
+
+    Attributes:
+        handover: Through which it gets its tiles.
+        update: Who waits for which tile.
+        scalars: Adam's, by subgroup.
+        grad_scale: Factor of the gradients.
+        groups: Hyperparameters that it goes by, of every parameter group.
+        work: What the tiles handed over need.
+    """
+
+    handover: Handover
+    update: Update
+    scalars: list[AdamScalars]
+    grad_scale: float
+    groups: list[dict[str, Any]]
+    work: dict[int, Work] = field(default_factory=dict)
 
 
 class UpdatePhase:
@@ -85,6 +115,7 @@ class UpdatePhase:
         self._schedule = schedule
         self._homes = homes
         self._gradients = gradients
+        self._begun: _Begun | None = None
         betas = stock.optimizer.defaults["betas"]
         self._beta_powers = BetaPowers(betas, steppers.pow_on_repeat)
         grad_dtype, weights_dtype = gradients.dtype, stock.dtype
@@ -132,6 +163,7 @@ class UpdatePhase:
 
     def forget_failure(self) -> None:
         """Make lanes and buffers ready again after an update that failed."""
+        self._begun = None
         self._steppers.lanes.forget_failure()
         self._executor.reset()
         self._gradients.forget_flushes()
@@ -156,54 +188,179 @@ class UpdatePhase:
             UpdateError: The update has been waited for, and failed.
         """
         widened = self._gradients.widened()
-        work = self._work(widened, grad_scale)
-        executor, update = self._executor, Update(len(work))
-        actions = self._schedule.actions(
-            frozenset(widened), executor.share, executor.has_room, order
-        )
-        self.num_updates += 1
+        begun, is_new = self._begun, self._begun is None
+        if begun is None:
+            begun = self._begin(
+                range(len(self._schedule.tiles)) if order is None else order, grad_scale
+            )
+        else:
+            self._check_promise(background, begun, grad_scale)
+        self._begun = None
+        rest = [tile for tile in begun.handover.order if tile not in begun.handover.given]
+        self._add_work(begun, rest, widened)
         is_repeated = is_due(self.num_updates, self._settings.verify_every)
-        sample = Sample(work) if is_repeated else None
-        after = executor.caller_events()
-
-        def run() -> None:
-            executor.run(work, actions, after, update.issued)
-            if sample is not None:
-                self._gradients.drain()
-                sample.compare(self._steppers.host_adam, self.num_updates)
-
-        background.launch(update, run)
+        sample = Sample([begun.work[tile] for tile in rest]) if is_repeated else None
+        after = self._executor.caller_events()
+        begun.handover.give_rest(after, self._schedule.tiles_of_subgroups(widened))
+        if is_new:
+            self._start(background, begun, sample)
         if is_repeated or order is None:
             background.wait()
         self._gradients.stepped(grad_scale)
 
-    def _work(self, widened: dict[int, Tensor], grad_scale: float) -> list[Work]:
-        """What each tile needs.
+    @property
+    def is_begun(self) -> bool:
+        """Whether an update has begun before ``step()``."""
+        return self._begun is not None
+
+    @property
+    def is_next_repeated(self) -> bool:
+        """Whether the next update is repeated, for which state is kept from before all of it."""
+        return is_due(self.num_updates + 1, self._settings.verify_every)
+
+    def give(self, background: Background, order: Sequence[int], tiles: Sequence[int]) -> None:
+        """Step tiles before ``step()``, in an update that begins with the first of them.
 
         Args:
+            background: Nothing is in flight there but this update.
+            order: All tiles in the order in which they are needed.
+            tiles: Their gradients are final and go home, and nobody reads their weights any more.
+                Gradients of the whole subgroup need not be.
+        """
+        is_new = self._begun is None
+        if self._begun is None:
+            self._begun = self._begin(order, grad_scale=1.0)  # without clipping and loss scale
+        begun = self._begun
+        self._add_work(begun, tiles, {})
+        begun.handover.give(tiles, self._executor.caller_events())
+        if is_new:
+            self._start(background, begun, None)
+
+    def send_ahead(self, tile: int) -> None:
+        """Prefetch master weights and moments of a tile that no update in flight has.
+
+        Raises:
+            torch.OutOfMemoryError: The device has no room.
+        """
+        place = self._schedule.tiles[tile]
+        tensors = self._homes.tensors_of(
+            place.subgroup, self._gradients.beside_state(place.subgroup)
+        )
+        state = tensors.narrow(place.start, place.numel).state
+        self._executor.send_ahead(tile, self._name(tile), state)
+
+    @property
+    def ahead(self) -> Collection[int]:
+        """Tiles whose state was sent ahead, and that no update has taken yet."""
+        return self._executor.ahead
+
+    @property
+    def all_ahead(self) -> Collection[int]:
+        """The same, and those that an update has taken and not yet flushed."""
+        return [*self._executor.ahead, *self._executor.unflushed]
+
+    def has_given(self, tile: int) -> bool:
+        """Whether an update that has begun was given a tile."""
+        return self._begun is not None and tile in self._begun.handover.given
+
+    @property
+    def num_under_way_ahead(self) -> int:
+        """How many of :attr:`ahead` are still on the way."""
+        return self._executor.num_under_way_ahead
+
+    @property
+    def ahead_bytes_of_an_element(self) -> int:
+        """Device memory that state sent ahead takes, in bytes an element."""
+        return self._executor.element_bytes
+
+    def drop_ahead(self) -> None:
+        """Forget what was sent ahead, but for tiles that an update was given."""
+        self._executor.drop_ahead()
+
+    def _begin(self, order: Sequence[int], grad_scale: float) -> _Begun:
+        """Count an update and settle what it goes by."""
+        self.num_updates += 1
+        recorder, claimed = self._steppers.recorder, self._executor.claimed
+
+        def on_wait(begin_s: float, end_s: float) -> None:
+            if recorder is not None:
+                recorder.add("CPU", f"{WAIT}{FOR_TILES}", begin_s, end_s)
+
+        handover = Handover(order, claimed, self._executor.follow, on_wait)
+        subgroups = range(self._homes.num_subgroups)
+        scalars = [self._next_scalars(idx, grad_scale) for idx in subgroups]
+        update = Update(len(self._schedule.tiles), handover)
+        return _Begun(handover, update, scalars, grad_scale, self._hyperparameters())
+
+    def _start(self, background: Background, begun: _Begun, sample: Sample | None) -> None:
+        """Run an update on the background's thread, with what it was handed and what will be."""
+        executor, handover, update = self._executor, begun.handover, begun.update
+        number = self.num_updates
+
+        def run() -> None:
+            actions = self._schedule.actions(handover, executor.share, executor.has_room)
+            executor.run(begun.work, actions, update.issued, lambda: not handover.is_open)
+            if sample is not None:
+                self._gradients.drain()
+                sample.compare(self._steppers.host_adam, number)
+
+        background.launch(update, run)
+
+    def _hyperparameters(self) -> list[dict[str, Any]]:
+        groups = self._stock.optimizer.param_groups
+        return [{key: group[key] for key in HYPERPARAMETERS} for group in groups]
+
+    def _check_promise(self, background: Background, begun: _Begun, grad_scale: float) -> None:
+        """See that tiles stepped before ``step()`` were stepped as it would have.
+
+        Raises:
+            UpdateError: They were not, or the update failed.
+        """
+        background.check()
+        now = self._hyperparameters()
+        for before, after in zip(begun.groups, now, strict=True):
+            for key, value in before.items():
+                if after[key] != value:
+                    self._refuse(background, f"{key} changed from {value} to {after[key]}")
+        if grad_scale != begun.grad_scale:
+            self._refuse(background, f"gradients are to be multiplied by {grad_scale}, not by 1")
+
+    def _refuse(self, background: Background, what: str) -> None:
+        background.fail(
+            UpdateError(
+                f"between backward and engine.step() {what}, after backward had updated a part: "
+                f'change it after engine.step(), or set "{STEP_BEFORE_NORM}" to false'
+            )
+        )
+
+    def _name(self, tile: int) -> str:
+        return f"tile {tile} (subgroup {self._schedule.tiles[tile].subgroup})"
+
+    def _add_work(self, begun: _Begun, tiles: Sequence[int], widened: dict[int, Tensor]) -> None:
+        """Settle what tiles need.
+
+        Args:
+            begun: Their update.
+            tiles: Their numbers.
             widened: Gradients of subgroups that are stepped where their state lives, in the type of
                 master weights.
-            grad_scale: What stock would multiply gradients with.
         """
-        grads, tensors, scalars = self._gradients, [], []
-        for idx in range(self._homes.num_subgroups):
-            grad = widened[idx] if idx in widened else grads.beside_state(idx)
-            tensors.append(self._homes.tensors_of(idx, grad))
-            scalars.append(self._next_scalars(idx, grad_scale))
-        work = []
-        for number, tile in enumerate(self._schedule.tiles):
+        self._executor.claim(tiles)
+        grads, tensors = self._gradients, dict[int, AdamTensors]()
+        for number in tiles:
+            tile = self._schedule.tiles[number]
             idx = tile.subgroup
+            if idx not in tensors:
+                grad = widened[idx] if idx in widened else grads.beside_state(idx)
+                tensors[idx] = self._homes.tensors_of(idx, grad)
             tail_start = self._homes.tail_start(idx, self._steppers.tail)
-            work.append(
-                Work(
-                    name=f"tile {number} (subgroup {idx})",
-                    tensors=tensors[idx].narrow(tile.start, tile.numel),
-                    scalars=scalars[idx],
-                    tail_start=tail_within(tail_start, tile.start, tile.numel),
-                    device_grad=None if idx in widened else grads.on_device(number),
-                )
+            begun.work[number] = Work(
+                name=self._name(number),
+                tensors=tensors[idx].narrow(tile.start, tile.numel),
+                scalars=begun.scalars[idx],
+                tail_start=tail_within(tail_start, tile.start, tile.numel),
+                device_grad=None if idx in widened else grads.on_device(number),
             )
-        return work
 
     def _next_scalars(self, subgroup: int, grad_scale: float) -> AdamScalars:
         adam, step = self._stock.optimizer, self._homes.count_step(subgroup)

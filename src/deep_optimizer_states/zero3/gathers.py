@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from deepspeed.runtime.zero.partition_parameters import Init
 
+from deep_optimizer_states.config import STEP_BEFORE_NORM
 from deep_optimizer_states.device.base import Device, Wait
 from deep_optimizer_states.engine_calls import own_stream_alone
+from deep_optimizer_states.errors import UpdateError
 from deep_optimizer_states.gate import Background
 from deep_optimizer_states.plan import Tile
 from deep_optimizer_states.schedule import Schedule
 from deep_optimizer_states.zero3.stock import Layout
 
+_TOO_EARLY = {
+    Wait.WEIGHTS_READY: "between backward and engine.step() weights were gathered that backward "
+    "has updated: call engine.step() before the next forward; if nothing but backward ran, the "
+    "model uses a weight in a way that its gradient does not know of: set "
+    f'"{STEP_BEFORE_NORM}" to false',
+    Wait.GRAD_READ: "a gradient came after backward had updated its parameter: with "
+    f'"{STEP_BEFORE_NORM}" the last micro-batch of a window must have one backward, in which no '
+    "parameter gets its gradient twice; set it to false",
+}
+"""What is said of what is not waited for, since an update that is open would wait for it."""
 MOST_APART = 1 / 8
 """Share of persistent parameters, in elements, above which they get no tiles of their own."""
 
@@ -37,6 +49,9 @@ class Gate:
     It owns the order in which tiles are used. Of stock it needs nothing but the gathers of all
     engines of this process, below which :meth:`hang` puts it.
 
+    Attributes:
+        on_gather: Called after each gather of its parameters.
+
     Args:
         background: The thread on which updates run.
         lanes: What they work on.
@@ -52,6 +67,7 @@ class Gate:
         self._layout = layout
         self._schedule = schedule
         self._tiles_of = {id_: schedule.tiles_of(run) for id_, run in layout.slices.items()}
+        self.on_gather: Callable[[], None] = lambda: None
         self._uses: dict[int, None] | None = None
         self._order: tuple[int, ...] | None = None
 
@@ -73,13 +89,24 @@ class Gate:
             if self._uses is not None:
                 self._uses.setdefault(ds_id)
             self.wait_for(ds_id, Wait.WEIGHTS_READY)
+        if own:
+            self.on_gather()
 
     def wait_for(self, ds_id: int, why: Wait) -> None:
         """Wait until the update in flight is done with a parameter."""
         tiles, update = self._tiles_of.get(ds_id), self.background.update
         # Looked at once: a signal handler that saves ends the update in the middle of this.
-        if update is not None and tiles is not None:
+        if update is None or tiles is None:
+            return
+        if not update.is_open:
             update.wait(tiles, self._lanes, why)
+        elif update.has_any(tiles):
+            self.background.fail(UpdateError(_TOO_EARLY[why]))
+
+    @property
+    def knows_order(self) -> bool:
+        """Whether it has seen in which order parameters are used."""
+        return self._order is not None and self._uses is None
 
     def next_order(self) -> tuple[int, ...]:
         """The order of an update's tiles: those of ``step()`` first, later all as they are used."""

@@ -13,6 +13,7 @@ gradient, nothing is dropped, and one home serves as both.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,6 +50,9 @@ class GradientFlush:
         lanes: Where the copies run.
         gate: Knows until when the update in flight reads a gradient.
         is_managed: Whether DeepSpeed knows, in a backward, if the window ends with it.
+
+    Attributes:
+        on_final: Called with each parameter whose final gradient is on its way home.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class GradientFlush:
         self._lanes = lanes
         self._gate = gate
         self._is_managed = is_managed
+        self.on_final: Callable[[int], None] = lambda ds_id: None
         self.dtype = stock.gradient_accumulation_dtype
         self._flushed: dict[int, Event] = {}
         self._on_device: dict[int, Tensor] = {}
@@ -223,6 +228,8 @@ class GradientFlush:
         )
         self._flushed[ds_id] = event = lane.record()
         self._pending.add(event, value.nbytes)
+        if is_boundary:
+            self.on_final(ds_id)
 
     def drain(self) -> None:
         """Wait until every gradient is at home."""

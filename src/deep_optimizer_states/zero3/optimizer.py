@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from deep_optimizer_states.schedule import Schedule
 from deep_optimizer_states.zero.loading import loading
 from deep_optimizer_states.zero.steppers import Steppers
 from deep_optimizer_states.zero.update import UpdatePhase, stand_in_for_step
+from deep_optimizer_states.zero3.ahead import WorkInBackward, refuse_unmanaged
 from deep_optimizer_states.zero3.gathers import Gate, runs_apart
 from deep_optimizer_states.zero3.gradients import GradientFlush
 from deep_optimizer_states.zero3.homes import SubgroupHomes
@@ -60,12 +62,15 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
         is_managed: bool,
         **kwargs: Any,
     ) -> None:
+        refuse_unmanaged(settings, is_managed)
         self._settings = settings
         self._is_managed = is_managed
         self._may_keep_grads = settings.keep_grads_on_device
         self._closed = False
         self._grad_scale = 1.0
+        self._probes: list[Tensor] | None = None
         self._change = contextlib.ExitStack()
+        self._work_in_backward: WorkInBackward | None = None
         master_dtype = _master_dtype(kwargs)
         self._steppers = Steppers.open(init_optimizer, bool(settings.timeline), master_dtype)
         self._lanes = self._steppers.lanes
@@ -80,6 +85,7 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
                 )
             parts = (self._settings, self._steppers, self._schedule, self._homes, self._gradients)
             self._update = UpdatePhase(self, *parts)
+            self._work_in_backward = self._make_work_in_backward()
             self.background.prepare(self._lanes.near.bind_this_thread)
             log_dist(f"deep_optimizer_states: {self._update}", ranks=[0])
             self._gate.hang()
@@ -87,6 +93,15 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
             with contextlib.suppress(UpdateError):  # it says less than what happened first
                 self._close_lanes()
             raise
+
+    def _make_work_in_backward(self) -> WorkInBackward | None:
+        if not self._settings.works_in_backward:
+            return None
+        parts = (self._layout, self._schedule, self._gate, self.background)
+        work = WorkInBackward(self, self._settings, parts, self._update, self._lanes)
+        self._gradients.on_final = work.gradient_is_final
+        self._gate.on_gather = work.on_gather
+        return work
 
     # Making: stock's constructor calls these.
 
@@ -137,7 +152,9 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
     @property
     def fp32_partitioned_groups_flat(self) -> list[Tensor]:
         """Master weights by subgroup."""
-        self.background.wait()
+        if self._probes is not None:
+            return self._probes
+        self._settle()
         return self._masters
 
     @fp32_partitioned_groups_flat.setter
@@ -147,12 +164,18 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
     @property
     def state(self) -> Any:
         """Moments by master weight."""
-        self.background.wait()
+        self._settle()
         return self.optimizer.state
 
     @state.setter
     def state(self, state: Any) -> None:
         self.optimizer.state = state
+
+    def _settle(self) -> None:
+        """Whoever asks may write: no copy of state stays."""
+        self.background.wait()
+        if self._work_in_backward is not None:
+            self._work_in_backward.drop()
 
     def state_dict(self) -> dict[str, Any]:
         """Stock's, of finished state."""
@@ -170,7 +193,7 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
 
     def offload_states(self, *args: Any, **kwargs: Any) -> None:
         """Stock moves buffers that may still be in use."""
-        self.background.wait()
+        self._settle()
         self._gradients.drain()
         super().offload_states(*args, **kwargs)
 
@@ -186,13 +209,50 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
             super().load_hp_checkpoint_state_from_checkpoint_dir_stage3(checkpoint_dir)
 
     def _loading(self, is_whole: bool) -> contextlib.AbstractContextManager[None]:
+        if self._work_in_backward is not None:
+            self._work_in_backward.forget()
+        if self.background.has_failed or self._update.is_begun:
+            self._forget_window()
         return loading(self.background, self._update, self._homes, is_whole)
+
+    def _forget_window(self) -> None:
+        """Let the next backward be the first of a window, as it is after a step.
+
+        Stock counts and collects on where a window ended in the middle of a backward.
+        """
+        self._pre_step()
+        self._partition_all_parameters()
+        for bucket in self.ipg_buckets.values():
+            bucket.params.clear()
+            bucket.elements, bucket.process_group = 0, None
+        self.reset_cpu_buffers()
+        for param in itertools.chain.from_iterable(self.fp16_groups):
+            param.grad = None
+        self.exit_backward()
 
     # Gradients: from stock's backward to its norms and its scan for an overflow.
 
     def partition_grads(self, params_to_release: list[Any], grad_partitions: list[Tensor]) -> None:
         """Flush this rank's share of reduced gradients to their home, without waiting for it."""
         self._gradients.partition(params_to_release, grad_partitions)
+
+    def reduce_ready_partitions_and_remove_grads(self, param: Any) -> None:
+        """Stock's, for each parameter that has its gradient; see ``ahead``, [Note: one stream]."""
+        super().reduce_ready_partitions_and_remove_grads(param)
+        if self._work_in_backward is not None:
+            self._work_in_backward.after_hook()
+
+    def independent_gradient_partition_epilogue(self) -> None:
+        """Stock's, which reduces what is left in the buckets."""
+        super().independent_gradient_partition_epilogue()
+        if self._work_in_backward is not None:
+            self._work_in_backward.after_hook()
+
+    def clear_backward_seen_flag(self) -> None:
+        """A forward begins, which needs memory that state ahead of the update takes."""
+        if self._work_in_backward is not None:
+            self._work_in_backward.forget()
+        super().clear_backward_seen_flag()
 
     def _finalize_offload_gradient_accumulation(self) -> None:
         self._gradients.take_norms_from_homes()
@@ -249,14 +309,21 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
         Raises:
             UpdateError: A lane failed, in this update or in an earlier one.
         """
-        self.background.wait()
+        if self._update.is_begun:
+            self.background.check()
+        else:
+            self.background.wait()
         self._gradients.begin_step()
         if self._may_keep_grads and self._update.has_shown_needs:
             self._may_keep_grads = False  # once: from then on host memory is not kept up to date
             self._gradients.use_spare_memory()
         with self.background.under_way("engine.step()"), contextlib.ExitStack() as self._change:
             super().step(closure)
+            if self._work_in_backward is not None:
+                self._work_in_backward.check_step(is_skipped=self.overflow)
         self._gradients.end_step(is_skipped=self.overflow)
+        if self._work_in_backward is not None:
+            self._work_in_backward.begin_window(may_work=not self._may_keep_grads)
 
     def unscale_and_clip_grads(self, sub_group_id: int, total_norm: Any) -> None:
         """Ask stock for the factor it would multiply gradients with; the kernels apply it."""
@@ -264,11 +331,11 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
             # The caller may have set another default type or device.
             probe = torch.zeros(1, dtype=torch.float32, device="cpu")
             probe.grad = torch.ones_like(probe)
-            groups, self._masters = self._masters, [probe]
+            self._probes = [probe]
             try:
                 super().unscale_and_clip_grads(0, total_norm)
             finally:
-                self._masters = groups
+                self._probes = None
             self._grad_scale = float(probe.grad)
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
@@ -295,7 +362,8 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
         Raises:
             UpdateError: The update in flight failed, which nobody was told before.
         """
-        is_known = self._closed or self.background.has_failed
+        begun = getattr(self, "_update", None)
+        is_known = self._closed or self.background.has_failed or bool(begun and begun.is_begun)
         try:
             with self.background.overlooking_failure():
                 super().destroy()
@@ -306,6 +374,7 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
             self._gradients.close()
             self._close_lanes()
             self.__dict__.pop("_update", None)
+            self.__dict__.pop("_work_in_backward", None)
 
     def _close_lanes(self) -> None:
         if not self._closed:

@@ -15,7 +15,7 @@ from deep_optimizer_states.executor import Executor, Sizes, Work
 from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
-from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.schedule import AllAtOnce, Schedule
 
 ADAM = HostAdam(1)
 
@@ -63,8 +63,10 @@ def weights_that_backward_reads(without, policy, on_host=False):
     work = [
         Work(str(t), tensors.narrow(t.start, t.numel), scalars, t.numel) for t in schedule.tiles
     ]
-    actions = schedule.actions(frozenset(), executor.share, executor.has_room)
-    executor.run(work, actions, executor.caller_events(), lambda tile, event: None)
+    arrivals = AllAtOnce(range(len(work)))
+    executor.follow(executor.caller_events())
+    actions = schedule.actions(arrivals, executor.share, executor.has_room)
+    executor.run(work, actions, lambda tile, event: None)
     device.caller.record().synchronize()
     device.close()
     assert not torch.equal(tensors.weights, torch.ones(256)), "nothing was updated"
@@ -95,9 +97,7 @@ def test_slots_are_filled_only_after_the_caller_has_left_their_memory():
     executor = Executor(Sizes(64, 64, torch.float32, torch.float32), device, ADAM, 2)
     ordered, wait = [], device.h2d.wait
     device.h2d.wait = lambda event, why: ordered.append((wait(event, why), why))
-    run = threading.Thread(
-        target=executor.run, args=([], (), executor.caller_events(), lambda tile, event: None)
-    )
+    run = threading.Thread(target=executor.follow, args=(executor.caller_events(),))
     run.start()
     wait_for(lambda: (None, Wait.WEIGHTS_IDLE) in ordered)
     device.h2d.submit("prefetch", lambda: copied.append(release.is_set()))

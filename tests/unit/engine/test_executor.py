@@ -201,7 +201,7 @@ def test_a_flight_begins_with_its_prefetch_and_not_with_its_step(monkeypatch):
 def delay(lane, seconds):
     """Make each piece of a lane's work take longer: by far more than a busy machine does."""
     submit = lane.submit
-    lane.submit = lambda what, work: submit(what, lambda: (time.sleep(seconds), work()))
+    lane.submit = lambda what, work, uses=(): submit(what, lambda: (time.sleep(seconds), work()))
 
 
 def test_weights_that_leave_slowly_make_the_next_update_one_of_the_cpu_alone():

@@ -14,7 +14,7 @@ from deep_optimizer_states.plan import (
     cut_into_tiles,
     subgroup_offsets,
 )
-from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.schedule import AllAtOnce, Schedule
 
 
 def test_stride_follows_the_papers_rule():
@@ -40,12 +40,13 @@ def always(wait):
 
 
 def plan_of(schedule, order=None, has_room=always):
-    actions = schedule.actions(frozenset(), all_to_the_device, has_room, order)
+    arrivals = AllAtOnce(range(len(schedule.tiles)) if order is None else order)
+    actions = schedule.actions(arrivals, all_to_the_device, has_room)
     return Plan(len(schedule.tiles), tuple(actions))
 
 
 def all_to_the_device(tiles, numels):
-    return ((tile, DEVICE_CHAIN) for tile in tiles)
+    return lambda tile: DEVICE_CHAIN
 
 
 def test_text_form_of_a_stride_2_plan():

@@ -26,8 +26,9 @@ class Lanes:
         self.now_s, self.flights, steps, chains = 0.0, [], [], []
         tiles = list(range(100, 100 + len(numels)))
         sizes = dict(zip(tiles, numels, strict=True))
-        for tile, chain in split.share(tiles, sizes, self.in_flight):
-            numel = sizes[tile]
+        choose = split.share(tiles, sizes, self.in_flight)
+        for tile in tiles:
+            numel, chain = sizes[tile], choose(tile)
             chains.append((tile - 100, chain))
             if chain == DEVICE_CHAIN:
                 begin_s = self.now_s

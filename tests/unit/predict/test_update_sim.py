@@ -15,7 +15,7 @@ from deep_optimizer_states.predict.predict import bound_update_s
 from deep_optimizer_states.predict.rank import rank_of
 from deep_optimizer_states.predict.update_sim import simulate_update
 from deep_optimizer_states.predict.workload import Workload
-from deep_optimizer_states.schedule import NUM_AHEAD, Schedule
+from deep_optimizer_states.schedule import NUM_AHEAD, AllAtOnce, Schedule
 from deep_optimizer_states.split import RunTimeSplit
 
 MACHINE = load_machine("h100x4")
@@ -33,7 +33,9 @@ def of(engine="ours", **fields):
 def test_it_runs_the_plan_that_the_executor_runs(policy):
     workload = of()
     schedule = Schedule.make(EVEN, policy, workload.stride, 1.0, TILE)
-    expected = " ".join(map(str, schedule.actions(frozenset(), None, lambda wait: True)))
+    expected = " ".join(
+        map(str, schedule.actions(AllAtOnce(range(len(schedule.tiles))), None, lambda wait: True))
+    )
     workload = dataclasses.replace(workload, issues_all_first=True)
     assert str(simulate_update(workload, MACHINE, policy).plan) == expected
 

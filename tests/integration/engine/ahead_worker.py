@@ -1,0 +1,357 @@
+"""Work in backward, and all that can come between backward and ``step()``; answers as JSON.
+
+Run as the only rank: ``ahead_worker.py OUT.json FOLDER``. Not a test itself.
+"""
+
+import contextlib
+import dataclasses
+import json
+import sys
+import threading
+from pathlib import Path
+
+import deepspeed
+import equality_worker as equality
+import torch
+from equality_cases import WIDTH
+from safety_worker import answer
+
+from deep_optimizer_states.device.emulated import EmulatedDevice
+from deep_optimizer_states.plan import Kind
+
+UNCLIPPED = {"gradient_clipping": 0}
+CASE = dataclasses.replace(equality.CASES[equality.FIRST_CASE], config=UNCLIPPED)
+AHEAD = {
+    "enabled": True,
+    "policy": "stride",
+    "tile_numel": 256,
+    "verify_every": 0,
+    "keep_grads_on_device": False,
+    "prefetch_memory_bytes": 60_000,
+}
+EARLY = {**AHEAD, "step_before_norm": True, "prefetch_memory_bytes": 0}
+GOOD = 3
+"""Steps until a checkpoint is saved; backward works from the third on."""
+
+
+def train(engine, steps, skip, between=lambda engine: None):
+    """As ``equality.train``, with something done between the last backward and each step."""
+    generator = torch.Generator().manual_seed(0)
+    losses, norms = [], []
+    for number in range((skip + steps) * CASE.accumulation):
+        batch = CASE.batch(generator)
+        if number < skip * CASE.accumulation:
+            continue
+        losses.append(backward(engine, batch).item())
+        is_last = (number + 1) % CASE.accumulation == 0
+        if is_last:
+            between(engine)
+        engine.step()
+        if is_last:
+            norms.append(float(engine.get_global_grad_norm() or 0.0))
+    return losses, norms
+
+
+def backward(engine, batch, **options):
+    loss = CASE.loss(engine, [tensor.bfloat16() for tensor in batch])
+    engine.backward(loss, **options)
+    return loss
+
+
+def one_window(engine, skip):
+    """Both micro-batches of a window, without the step that ends it."""
+    generator = torch.Generator().manual_seed(0)
+    batches = [CASE.batch(generator) for _ in range((skip + 1) * CASE.accumulation)]
+    for batch in batches[-CASE.accumulation : -1]:
+        backward(engine, batch)
+        engine.step()
+    backward(engine, batches[-1])
+
+
+def stock_after(folder, between=lambda engine: None, steps=2):
+    engine = equality.make_engine(CASE, None)
+    assert engine.load_checkpoint(folder, "good")[0]
+    results = train(engine, steps, GOOD, between), equality.state_of(engine)
+    engine.destroy()
+    return results
+
+
+def started(block, folder):
+    engine = equality.make_engine(CASE, block)
+    engines.append(engine)
+    train(engine, GOOD, 0)
+    engine.save_checkpoint(folder, "good")
+    return engine
+
+
+def plan_of(engine):
+    return engine.optimizer._update.last_plan
+
+
+def has_begun(engine):
+    return engine.optimizer._update.is_begun
+
+
+# Mishaps of an update that has begun before step().
+
+
+def overflow(engine):
+    """The loss is large enough for gradients that are no numbers."""
+    generator = torch.Generator().manual_seed(0)
+    batches = [CASE.batch(generator) for _ in range((GOOD + 1) * CASE.accumulation)]
+    backward(engine, batches[-2])
+    engine.step()
+    x, y = batches[-1]
+    backward(engine, (x, y * torch.inf))
+    engine.step()
+
+
+def another_rate(engine):
+    one_window(engine, GOOD)
+    assert has_begun(engine)
+    for group in engine.optimizer.param_groups:
+        group["lr"] = 0.5
+    engine.step()
+
+
+def clipping_at_last(engine):
+    one_window(engine, GOOD)
+    engine.optimizer.clip_grad = 1e-3
+    engine.step()
+
+
+def two_backwards(engine):
+    generator = torch.Generator().manual_seed(0)
+    batches = [CASE.batch(generator) for _ in range((GOOD + 1) * CASE.accumulation)]
+    backward(engine, batches[-2])
+    engine.step()
+    loss = CASE.loss(engine, [tensor.bfloat16() for tensor in batches[-1]])
+    engine.backward(loss, retain_graph=True)
+    engine.backward(loss)
+
+
+def gradient_again(engine):
+    """As a parameter that is recomputed twice, each time with a backward of its own."""
+    one_window(engine, GOOD)
+    param = engine.module.layers[-1].weight
+    engine.optimizer._gradients.flush(param.ds_id, torch.ones(param.partition_numel()))
+
+
+def another_forward(engine):
+    one_window(engine, GOOD)
+    engine(torch.ones(4, WIDTH).bfloat16())
+
+
+@contextlib.contextmanager
+def in_first_layer(engine, action):
+    """Do something when backward arrives at the first layer."""
+
+    def hook(module, inputs, output):
+        output.register_hook(lambda grad: action())
+
+    handle = engine.module.layers[0].register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def hidden_use(engine):
+    def use():
+        assert has_begun(engine)
+        with deepspeed.zero.GatheredParameters([engine.module.layers[-1].weight]):
+            pass
+
+    with in_first_layer(engine, lambda: use() if has_begun(engine) else None):
+        one_window(engine, GOOD)
+
+
+def interrupted(engine):
+    def interrupt():
+        if has_begun(engine):
+            raise KeyboardInterrupt
+
+    with in_first_layer(engine, interrupt):
+        one_window(engine, GOOD)
+
+
+MISHAPS = {
+    "overflow": overflow,
+    "another rate": another_rate,
+    "clipping at last": clipping_at_last,
+    "two backwards": two_backwards,
+    "another forward": another_forward,
+    "gradient again": gradient_again,
+    "hidden use": hidden_use,
+    "interrupted": interrupted,
+}
+
+
+def mishap(name, folder):
+    engine = started(EARLY, folder)
+    found = {"plan": str(plan_of(engine)), "said": answer(lambda: MISHAPS[name](engine))}
+    found["save"] = [answer(lambda: engine.save_checkpoint(folder, "bad")) for _ in range(2)]
+    found["state"] = answer(lambda: engine.optimizer.state)
+    found["latest"] = (folder / "latest").read_text()
+    found["loaded"] = answer(lambda: engine.load_checkpoint(folder, "good")[0] is not None)
+    engine.optimizer.clip_grad = 0.0
+    results = train(engine, 2, GOOD), equality.state_of(engine)
+    found["differences"] = equality.differences(results, stock_after(folder))
+    found["again"] = str(plan_of(engine))
+    engine.destroy()
+    return found
+
+
+def looked_at(folder):
+    """State and checkpoints are refused between backward and step(), and the step is whole."""
+    engine, said = started(EARLY, folder), []
+
+    def look(engine):
+        said.append(answer(lambda: engine.optimizer.state))
+        said.append(answer(lambda: engine.optimizer.fp32_partitioned_groups_flat))
+        said.append(answer(lambda: engine.save_checkpoint(folder, "bad")))
+
+    results = train(engine, 2, GOOD, look), equality.state_of(engine)
+    engine.destroy()
+    differences = equality.differences(results, stock_after(folder))
+    return {"said": said, "latest": (folder / "latest").read_text(), "differences": differences}
+
+
+def loaded_between(folder):
+    """A checkpoint that is loaded between backward and step() ends the update that has begun."""
+    engine = started(EARLY, folder)
+    one_window(engine, GOOD)
+    found = {"begun": has_begun(engine)}
+    engine.load_checkpoint(folder, "good")
+    engine.micro_steps += -engine.micro_steps % engine.gradient_accumulation_steps()
+    results = train(engine, 2, GOOD), equality.state_of(engine)
+    engine.destroy()
+    return found | {"differences": equality.differences(results, stock_after(folder))}
+
+
+def destroyed_between(folder):
+    engine = started(EARLY, folder)
+    one_window(engine, GOOD)
+    found = {"begun": has_begun(engine), "destroy": answer(engine.destroy)}
+    threads = [t.name for t in threading.enumerate() if t.name.startswith("deep_optimizer_states")]
+    return found | {"threads": threads}
+
+
+# State that was sent ahead.
+
+
+def num_ahead(engine):
+    return sum(action.kind is Kind.AHEAD for action in plan_of(engine).actions)
+
+
+def ahead(folder, between=lambda engine: None, block=AHEAD, steps=4):
+    """Train on with state ahead and something between backward and step()."""
+    engine, seen, waiting = started(block, folder), [], []
+
+    def watch(engine):
+        seen.append(num_ahead(engine))  # of the step before
+        waiting.append(len(engine.optimizer._update.ahead))
+        between(engine)
+
+    results = train(engine, steps, GOOD, watch), equality.state_of(engine)
+    seen.append(num_ahead(engine))
+    engine.destroy()
+    stock = stock_after(folder, between, steps)
+    differences = equality.differences(results, stock)
+    return {"ahead": seen[1:], "waiting": waiting, "differences": differences}
+
+
+engines = []
+"""The one that trains, last."""
+
+
+def taken():
+    """Elements of each tile whose state is ahead."""
+    update = engines[-1].optimizer._update
+    return [update._schedule.tiles[tile].numel for tile in update.all_ahead]
+
+
+def write_masters(engine):
+    for master in engine.optimizer.fp32_partitioned_groups_flat:
+        master.data.mul_(1.5)
+
+
+def evaluate(engine):
+    engine.eval()
+    with torch.no_grad():
+        engine(torch.ones(4, WIDTH).bfloat16())
+    engine.train()
+
+
+@contextlib.contextmanager
+def memory(free, **attributes):
+    """The stand-in's memory, and what allocating does."""
+    before = {name: getattr(EmulatedDevice, name) for name in ("free_bytes", "empty_device")}
+    EmulatedDevice.free_bytes = free
+    for name, value in attributes.items():
+        setattr(EmulatedDevice, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(EmulatedDevice, name, value)
+
+
+def out_of_memory(folder):
+    """One piece of device memory in 23 is refused."""
+    allocate, count = EmulatedDevice.empty_device, [0]
+
+    def refuse(self, numel, dtype):
+        count[0] += 1
+        if count[0] % 23 == 0 and count[0] > 200:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return allocate(self, numel, dtype)
+
+    with memory(EmulatedDevice.free_bytes, empty_device=refuse):
+        found = ahead(folder, block={**AHEAD, "prefetch_memory_bytes": "auto"}, steps=6)
+    return found | {"refused": count[0] // 23}
+
+
+def short(folder):
+    """Others need the memory: at some looks there is none."""
+    looks = [0]
+
+    def free(self):
+        looks[0] += 1
+        return -1 if looks[0] % 97 == 0 else 10**9
+
+    with memory(free):
+        return ahead(folder, block={**AHEAD, "prefetch_memory_bytes": "auto"}, steps=8)
+
+
+def little(folder):
+    """What is free covers what three tiles take, of 256 elements and 14 bytes an element."""
+    with memory(lambda self: 3 * 256 * 14 + 100 - sum(14 * numel for numel in taken())):
+        return ahead(folder, block={**AHEAD, "prefetch_memory_bytes": "auto"})
+
+
+def main():
+    out, folder = map(Path, sys.argv[1:])
+    equality.prepare()
+    report = {
+        "mishaps": {name: mishap(name, folder / name.replace(" ", "-")) for name in MISHAPS},
+        "looked at": looked_at(folder / "looked"),
+        "loaded between": loaded_between(folder / "between"),
+        "destroyed between": destroyed_between(folder / "destroyed"),
+        "ahead": {
+            "fixed": ahead(folder / "fixed"),
+            "auto": ahead(folder / "auto", block={**AHEAD, "prefetch_memory_bytes": "auto"}),
+            "none": ahead(folder / "none", block={**AHEAD, "prefetch_memory_bytes": 1}),
+            "written": ahead(folder / "written", write_masters),
+            "evaluated": ahead(folder / "evaluated", evaluate),
+            "out of memory": out_of_memory(folder / "oom"),
+            "short": short(folder / "short"),
+            "little": little(folder / "little"),
+        },
+    }
+    out.write_text(json.dumps(report))
+    equality.leave()
+
+
+if __name__ == "__main__":
+    main()

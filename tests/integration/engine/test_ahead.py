@@ -1,0 +1,94 @@
+"""Work in backward: what comes between backward and ``step()`` ends in stock's bits or an error."""
+
+import json
+from pathlib import Path
+
+import pytest
+from ranks import run_ranks
+
+WORKER = Path(__file__).with_name("ahead_worker.py")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+SAID = {
+    "overflow": "a gradient is not finite",
+    "another rate": "lr changed from 0.01 to 0.5",
+    "clipping at last": "gradients are to be multiplied by 0.0003",
+    "two backwards": "weights were gathered that backward has updated",
+    "another forward": "weights were gathered that backward has updated",
+    "hidden use": "weights were gathered that backward has updated",
+    "gradient again": "a gradient came after backward had updated its parameter",
+    "interrupted": "KeyboardInterrupt",
+}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ahead")
+    run_ranks(WORKER, folder / "out.json", folder, num_ranks=1)
+    return json.loads((folder / "out.json").read_text())
+
+
+@pytest.mark.parametrize("mishap", SAID)
+def test_what_no_step_can_make_good_is_said_and_nothing_wrong_is_saved(report, mishap):
+    found = report["mishaps"][mishap]
+    assert " | " in found["plan"], "nothing was stepped before the norm"
+    assert SAID[mishap] in found["said"]
+    if mishap != "interrupted":
+        assert "step_before_norm" in found["said"]
+    for refused in [*found["save"], found["state"]]:
+        assert refused.startswith("UpdateError")
+    assert found["latest"] == "good"
+
+
+@pytest.mark.parametrize("mishap", SAID)
+def test_after_it_a_checkpoint_makes_everything_good(report, mishap):
+    found = report["mishaps"][mishap]
+    assert found["loaded"] == "no error: True"
+    assert found["differences"] == []
+    assert " | " in found["again"]
+
+
+def test_state_cannot_be_looked_at_in_between_and_the_step_is_whole_all_the_same(report):
+    found = report["looked at"]
+    assert len(found["said"]) == 6
+    assert all("between backward and engine.step()" in said for said in found["said"])
+    assert found["latest"] == "good"
+    assert found["differences"] == []
+
+
+def test_a_checkpoint_loaded_in_between_is_not_written_over(report):
+    assert report["loaded between"] == {"begun": True, "differences": []}
+
+
+def test_an_engine_destroyed_in_between_leaves_no_thread(report):
+    destroyed = {"begun": True, "destroy": "no error: None", "threads": []}
+    assert report["destroyed between"] == destroyed
+
+
+@pytest.mark.parametrize(
+    "way", ["fixed", "auto", "none", "written", "evaluated", "out of memory", "short", "little"]
+)
+def test_state_sent_ahead_gives_the_bits_of_stock(report, way):
+    assert report["ahead"][way]["differences"] == []
+
+
+def test_state_is_sent_ahead_as_far_as_memory_goes(report):
+    found = report["ahead"]
+    (most,) = set(found["auto"]["ahead"])
+    # 60,000 bytes take tiles of 256 elements and 14 bytes an element, and some smaller ones.
+    assert all(16 <= number < most for number in found["fixed"]["ahead"])
+    assert all(0 < number < 16 for number in found["little"]["ahead"])
+    assert set(found["none"]["ahead"]) == {0}
+
+
+@pytest.mark.parametrize("way", ["written", "evaluated"])
+def test_state_sent_ahead_is_dropped_where_it_may_be_written_or_a_forward_comes_first(report, way):
+    found = report["ahead"][way]
+    assert all(found["waiting"])
+    assert not any(found["ahead"])
+
+
+@pytest.mark.parametrize("way", ["out of memory", "short"])
+def test_memory_that_runs_out_is_given_back_and_training_goes_on(report, way):
+    numbers = report["ahead"][way]["ahead"]
+    assert max(numbers) > 0
+    assert min(numbers) < max(report["ahead"]["auto"]["ahead"])
