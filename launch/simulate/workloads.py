@@ -116,6 +116,8 @@ def workload_of(point: Point, when: AsOf) -> Workload:
             just_in_time_forward=settings.just_in_time_forward,
             keeps_device_grads=settings.keep_grads_on_device,
             tile_numel=settings.tile_numel,
+            step_before_norm=settings.step_before_norm,
+            prefetch_memory_bytes=settings.prefetch_memory_bytes,
         )
     return workload if when is AsOf.TODAY else _with_paper_software(workload)
 

@@ -40,12 +40,17 @@ Chains = Iterator[tuple[int, tuple[Kind, ...]]]
 class Arrivals(Protocol):
     """Tiles that an update may step by now, see [Note: arrivals]."""
 
-    order: Sequence[int]
-    """All tiles, those first that are needed first."""
-    host_tiles: Collection[int]
-    """Tiles that must be stepped where their state lives; complete once all have arrived."""
-    ahead: Collection[int]
-    """Tiles whose master weights and moments were sent to the device ahead of the update."""
+    @property
+    def order(self) -> Sequence[int]:
+        """All tiles, those first that are needed first."""
+
+    @property
+    def host_tiles(self) -> Collection[int]:
+        """Tiles that must be stepped where their state lives; complete once all have arrived."""
+
+    @property
+    def ahead(self) -> Collection[int]:
+        """Tiles whose master weights and moments were sent to the device ahead of the update."""
 
     def take(self, wait: bool) -> Iterable[int]:
         """Those that have arrived since the last call.

@@ -121,7 +121,9 @@ def test_nothing_beats_the_bound(workload, machine, policy):
 def test_the_chosen_policy_is_about_the_fastest(workload, machine):
     way = (1.0, workload.tile_numel, workload.weights_on_host)
     choice = choose_policy(workload.subgroups, machine, 4, *way)
-    whole = dataclasses.replace(workload, dp=4, offload_ratio=1.0)
+    # As far as an optimizer knows the run, which keeps gradients on the device where there is room.
+    known = {"dp": 4, "offload_ratio": 1.0, "keeps_device_grads": True}
+    whole = dataclasses.replace(workload, **known)
     for policy in ("all-host", "all-device", "dynamic"):
         assert choice.seconds <= 1.06 * simulate_update(whole, machine, policy).seconds
 

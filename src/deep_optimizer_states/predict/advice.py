@@ -48,7 +48,8 @@ def advise(workload: Workload, machine: Machine, total_s: float, predict: Predic
 
 def _engine(workload: Workload, machine: Machine, total_s: float, predict: Predict) -> str:
     if workload.software is None:
-        stock = predict(dataclasses.replace(workload, software=STOCK), machine).iteration_s
+        own = dataclasses.replace(workload, step_before_norm=False, prefetch_memory_bytes=0)
+        stock = predict(dataclasses.replace(own, software=STOCK), machine).iteration_s
         return (
             f"engine: stock DeepSpeed would take {stock:.3f} s an iteration, {stock / total_s:.2f} "
             "times as long"

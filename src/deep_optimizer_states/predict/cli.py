@@ -124,6 +124,10 @@ def _add_switches(parser: argparse.ArgumentParser) -> None:
     add("--issue-all-first", dest="issues_all_first", action=on, help=text)
     text = f"{ours} gradients of what the GPU updates go to the host and come back"
     add("--no-device-grads", dest="keeps_device_grads", action=off, help=text)
+    text = f"{ours} update a tile in backward, once its gradients are final (no clipping)"
+    add("--step-before-norm", action=on, help=text)
+    text = f"{ours} GPU memory for state sent there in backward, in bytes, or auto"
+    add("--prefetch-memory", dest="prefetch_memory_bytes", metavar="BYTES", type=_bytes, help=text)
     text = "16-bit weights live in host memory too, as with offload_param"
     add("--weights-on-host", action=on, help=text)
     text = "keep activations instead of recomputing"
@@ -146,6 +150,10 @@ def _whole(text: str) -> int:
     if not number.is_integer():
         raise argparse.ArgumentTypeError(f"{text!r}: give a whole number, as 100000000 or 1e8")
     return int(number)
+
+
+def _bytes(text: str) -> int | str:
+    return text if text == "auto" else _whole(text)
 
 
 def _by_flags(message: str) -> str:

@@ -86,6 +86,9 @@ class Lanes:
 
     Args:
         capacity: What each resource gives.
+
+    Attributes:
+        before_step: Called before time passes, for whoever submits work on its own.
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -94,11 +97,12 @@ class Lanes:
         self._entries: defaultdict[str, int] = defaultdict(int)
         self.now_s = 0.0
         self.done: list[Job] = []
+        self.before_step: Callable[[], None] = lambda: None
 
     def submit(self, job: Job) -> Job:
         """Queue a job behind those of its lane; time passes while that lane's queue is full."""
         while self._queues.get(job.lane) and self._entries[job.lane] + job.entries > QUEUE_ENTRIES:
-            self._step()
+            self.step()
         job.left, job.submit_s = job.work, self.now_s
         self._entries[job.lane] += job.entries
         self._queues.setdefault(job.lane, deque()).append(job)
@@ -107,12 +111,14 @@ class Lanes:
     def run_until(self, job: Job | None) -> None:
         """Let time pass until ``job`` is over; None for all of them."""
         while self._pending() if job is None else not job.is_done:
-            self._step()
+            self.step()
 
     def _pending(self) -> bool:
         return any(self._queues.values())
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        """Let time pass until some job is over."""
+        self.before_step()
         active = []
         for queue in self._queues.values():
             if queue and all(other.is_done for other in queue[0].after):

@@ -194,6 +194,9 @@ def _time(workload: Workload, machine: Machine, knows_model: bool) -> Choice:
     # Without a GPU the forward needs the very cores that the update is on.
     if phases and workload.just_in_time_forward and machine.gpus:
         hidden = min(run.seconds, hidden_s(workload, phases, run))
+        if workload.works_in_backward:
+            # Flushes that outlast the forward are in the way of what the next backward begins.
+            hidden = min(hidden, workload.model.layers * phases.layer_s + phases.head_s)
     flush = phases.flush_s if phases else 0.0
     return Choice(workload.policy, workload.stride, run.seconds, hidden, flush, run.binding)
 

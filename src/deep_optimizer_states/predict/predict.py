@@ -95,27 +95,36 @@ def all_resident(workload: Workload, machine: Machine) -> AllResident | None:
     return AllResident(seconds, need, machine.device_memory_bytes)
 
 
-def bound_update_s(workload: Workload, machine: Machine) -> float:
+def bound_update_s(workload: Workload, machine: Machine, with_flush: bool = False) -> float:
     """No schedule of this package's kernels updates faster on this machine.
 
     The device's share is chosen freely, nothing but the resources themselves costs time, and
     gradients of that share are on the device already if the workload lets them stay there. 16-bit
     weights cross the link if they live on its other side: the CPU sends its own to the device, or
     the device its own to host memory.
+
+    Args:
+        workload: What runs.
+        machine: Where.
+        with_flush: Count gradients on their way to host memory too, which use the same links in
+            every iteration, whenever that is.
     """
     rank = rank_of(workload, machine)
     numel, weight = sum(workload.subgroups) * workload.offload_ratio, workload.weight_bytes
     grad = 0 if machine.gpus and workload.keeps_device_grads else weight
 
     to_device, to_host = (0, weight) if workload.weights_on_host else (weight, 0)
+    flush = weight if with_flush and machine.gpus else 0
+    stays = flush if workload.keeps_device_grads else 0
 
     def seconds(share: float) -> float:
         return numel * max(
             (1 - share) / rank.host_alone_parameters_per_s,
             (to_device * (1 - share) + (STATE_BYTES + grad) * share) / rank.h2d_bytes_per_s,
-            (STATE_BYTES + to_host) * share / rank.d2h_bytes_per_s,
+            ((STATE_BYTES + to_host - stays) * share + flush) / rank.d2h_bytes_per_s,
             share / rank.device_parameters_per_s,
-            (2 * STATE_BYTES * share + rank.host_bytes * (1 - share)) / rank.host_bytes_per_s,
+            ((2 * STATE_BYTES - stays) * share + rank.host_bytes * (1 - share) + flush)
+            / rank.host_bytes_per_s,
         )
 
     return min(seconds(step / 200) for step in range(201))
@@ -145,7 +154,7 @@ def predict(workload: Workload, machine: Machine, with_advice: bool = False) -> 
     memory = memory_of(workload, machine, workload.policy)
     lacks = shortages(workload, machine, memory)
     total = phases.forward_s + phases.backward_s + update - hidden + phases.outside_s
-    bound_update = bound_update_s(workload, machine)
+    bound_update = bound_update_s(workload, machine, with_flush=True)
     # Without a GPU both are work of the same cores, and neither hides the other.
     both = max if machine.gpus else sum
     return Prediction(

@@ -28,13 +28,14 @@ STATE_COPIES = 3
 WAIT_AND_RECORD = 2
 """Entries of a stream's queue beside a tile's copies, or its kernel."""
 LANES = ("CPU", "H2D", "GPU", "D2H", "weights")
-_LINKS = {"H2D": "h2d", "weights": "h2d", "D2H": "d2h"}
+_LINKS = {"H2D": "h2d", "weights": "h2d", "D2H": "d2h", "grads": "d2h"}
 _RESOURCES = {
     "CPU": "host Adam",
     "H2D": "link to the GPU",
     "GPU": "device Adam",
     "D2H": "link from the GPU",
     "weights": "link to the GPU",
+    "grads": "link from the GPU",
 }
 """What each lane is called where it binds an update."""
 _BLOCKING = "blocking copy"
@@ -59,6 +60,7 @@ class State:
         upcoming: Device slots, the one to be used next first.
         staging: Staging buffers, in turn.
         held: The slot or buffer that a tile is in.
+        ahead: Memory of its own of each tile whose state was sent ahead of the update.
         ready: The job after which a tile's 16-bit weights are where they live.
         flights: First and last job of each tile that passed through the device.
         landed: How many of those are known to be over.
@@ -70,6 +72,7 @@ class State:
     upcoming: list[Slot]
     staging: itertools.cycle[Slot]
     held: dict[int, Slot] = field(default_factory=dict)
+    ahead: dict[int, Slot] = field(default_factory=dict)
     ready: dict[int, Job] = field(default_factory=dict)
     flights: list[tuple[Job, Job]] = field(default_factory=list)
     landed: int = 0
@@ -130,8 +133,9 @@ class UpdateSimulator:
         staging = itertools.cycle([Slot() for _ in range(STAGING_BUFFERS)])
         state = State(lanes, [Slot() for _ in range(self.slots)], staging)
         numels, actions = self.work(state, split)
-        done = []
+        done, before_norm = [], 0
         for action in actions:
+            before_norm += not self.is_norm_known
             self._issue(action, numels[action.tile], state)
             done.append(action)
         for job in state.device_steps:
@@ -140,9 +144,25 @@ class UpdateSimulator:
         lanes.run_until(None)
         state.teach(split)
         seconds = lanes.now_s if self.waits_for_flushes else stepped_s
-        ready = {tile: job.end_s for tile, job in state.ready.items()}
-        plan = Plan(len(numels), tuple(done))
-        return UpdateRun(seconds, plan, lanes.done, ready, self._binding(lanes.done))
+        sent = [Action(tile, Kind.AHEAD) for tile in state.ahead]
+        plan = Plan(len(numels), (*sent, *done), len(sent) + before_norm)
+        jobs = [job for job in lanes.done if job.lane in _RESOURCES]
+        for job in jobs:
+            job.submit_s -= self.norm_s
+            job.begin_s -= self.norm_s
+            job.end_s -= self.norm_s
+        ready = {tile: max(0.0, job.end_s) for tile, job in state.ready.items()}
+        return UpdateRun(max(0.0, seconds - self.norm_s), plan, jobs, ready, self._binding(jobs))
+
+    @property
+    def norm_s(self) -> float:
+        """When, on the lanes' clock, the gradients' norm is known."""
+        return 0.0
+
+    @property
+    def is_norm_known(self) -> bool:
+        """Whether it is by now."""
+        return True
 
     def _binding(self, jobs: Iterable[Job]) -> str:
         """Add up what each resource needs for its own work, and name the one that needs most."""
@@ -176,7 +196,7 @@ class UpdateSimulator:
 
     def _issue(self, action: Action, numel: int, state: State) -> None:
         handlers = {
-            Kind.PREFETCH: self._prefetch,
+            Kind.PREFETCH: self.prefetch,
             Kind.DEVICE_STEP: self.device_step,
             Kind.STATE_FLUSH: self._state_flush,
             Kind.HOST_STEP: self._host_step,
@@ -188,12 +208,13 @@ class UpdateSimulator:
         """Bytes of each element of a tile that are copied into its slot."""
         return STATE_BYTES + (0 if tile in self._kept_tiles else self.workload.weight_bytes)
 
-    def _prefetch(self, tile: int, numel: int, state: State) -> None:
+    def prefetch(self, tile: int, numel: int, state: State) -> None:
+        """Queue the copy of a tile's state and gradient into a slot."""
         slot = state.upcoming.pop(0)
         state.upcoming.append(slot)
         state.held[tile] = slot
         num_bytes = self.prefetched_bytes(tile)
-        slot.filled = self._copy("H2D", f"prefetch {tile}", numel, num_bytes, state, slot.free)
+        slot.filled = self.copy("H2D", f"prefetch {tile}", numel, num_bytes, state, slot.free)
 
     def device_step(self, tile: int, numel: int, state: State) -> None:
         """Queue the device's Adam, behind the prefetch of a tile that is not resident."""
@@ -210,10 +231,12 @@ class UpdateSimulator:
         stepped = state.ready[tile]
         if self.workload.weights_on_host:
             size = self.workload.weight_bytes
-            stepped = self._copy("D2H", f"weights {tile}", numel, size, state, stepped)
+            stepped = self.copy("D2H", f"weights {tile}", numel, size, state, stepped)
             state.ready[tile] = stepped
         if slot is not None:  # a resident tile sends its weights alone
-            slot.free = self._copy("D2H", f"flush {tile}", numel, STATE_BYTES, state, stepped)
+            slot.free = self.copy("D2H", f"flush {tile}", numel, STATE_BYTES, state, stepped)
+            if tile in state.ahead:
+                return
             assert slot.filled is not None, tile
             state.flights.append((slot.filled, slot.free))
 
@@ -234,7 +257,7 @@ class UpdateSimulator:
     def weights(self, tile: int, numel: int, state: State) -> None:
         """Queue the copy of a tile's 16-bit weights to the device."""
         num_bytes = self.workload.weight_bytes
-        job = self._copy("weights", f"weights {tile}", numel, num_bytes, state)
+        job = self.copy("weights", f"weights {tile}", numel, num_bytes, state)
         state.held.pop(tile).free = state.ready[tile] = job
 
     def block(self, what: str, numel: int, bytes_per_s: float, state: State) -> Job:
@@ -245,7 +268,7 @@ class UpdateSimulator:
         state.lanes.run_until(job)
         return job
 
-    def _copy(
+    def copy(
         self,
         lane: str,
         what: str,
@@ -260,7 +283,8 @@ class UpdateSimulator:
         draws = {link: float(num_bytes), "host": float(num_bytes)}
         job = Job(lane, what, numel, rate, draws, (after,) if after else ())
         copies = 1 if num_bytes < STATE_BYTES else STATE_COPIES + (num_bytes > STATE_BYTES)
-        job.entries = copies + WAIT_AND_RECORD
+        # Gradients come one by one while backward runs: their queue is never full.
+        job.entries = copies + WAIT_AND_RECORD if lane != "grads" else 0
         return state.lanes.submit(job)
 
 
@@ -284,6 +308,10 @@ def simulate_update(workload: Workload, machine: Machine, policy: str = "all-hos
     Raises:
         MachineError: A rate that is needed was not measured.
     """
-    software = workload.software
-    simulator = UpdateSimulator if software is None else software.simulator
-    return simulator(workload, machine, policy).run()
+    if workload.software is not None:
+        return workload.software.simulator(workload, machine, policy).run()
+    if workload.works_in_backward and machine.gpus:
+        from deep_optimizer_states.predict.iteration_sim import IterationSimulator
+
+        return IterationSimulator(workload, machine, policy).run()
+    return UpdateSimulator(workload, machine, policy).run()

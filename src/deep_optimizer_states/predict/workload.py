@@ -133,7 +133,7 @@ class Workload:
         offload_ratio: Share of the optimizer state in host memory.
         software: Who updates the state if it is not this package: for example
             :data:`deep_optimizer_states.predict.stock.STOCK`. Other software has no use for the six
-            settings of this package from ``policy`` to ``tile_numel``.
+            settings of this package from ``policy`` to ``tile_numel``, nor for the last two.
         stride: With policy ``stride``: one subgroup in this many is updated on the GPU.
         policy: Who updates what; ``auto`` chooses.
         just_in_time_forward: The forward runs while the update ends.
@@ -153,6 +153,9 @@ class Workload:
         weights_on_host: 16-bit weights live in host memory too (``offload_param``).
         subgroup_numels: Elements of each subgroup of one rank where they are known; else they
             follow from the model.
+        step_before_norm: Tiles are updated during backward, once their gradients are final.
+        prefetch_memory_bytes: Device memory into which state is sent during backward, in bytes;
+            ``auto``: what activations leave.
     """
 
     model: ModelShape
@@ -178,6 +181,8 @@ class Workload:
     dtype: str = "bf16"
     weights_on_host: bool = False
     subgroup_numels: tuple[int, ...] = ()
+    step_before_norm: bool = False
+    prefetch_memory_bytes: int | str = 0
 
     def __post_init__(self) -> None:
         for name, known in (("policy", POLICIES), ("dtype", DTYPES)):
@@ -235,12 +240,34 @@ class Workload:
                     f"tp = {self.tp}: the model's {name} {getattr(self.model, name)} cannot be "
                     "split over it"
                 )
+        self._check_backward()
         if self.tile_numel % 16:
             raise WorkloadError(f"tile_numel = {self.tile_numel}: give a multiple of 16")
         if self.software is not None:
             self.software.check(self)
         elif self.policy == "ratio" and self.offload_ratio == 1.0:
             raise WorkloadError("policy = 'ratio': needs offload_ratio below 1")
+
+    def _check_backward(self) -> None:
+        limit = self.prefetch_memory_bytes
+        if limit != "auto" and (type(limit) is not int or limit < 0):
+            raise WorkloadError(
+                f"prefetch_memory_bytes = {limit!r}: give bytes, at least 0, or 'auto'"
+            )
+        if self.works_in_backward and self.software is not None:
+            name = "step_before_norm" if self.step_before_norm else "prefetch_memory_bytes"
+            raise WorkloadError(
+                f"{name} = {getattr(self, name)!r}: engine '{self.engine}' has no such setting"
+            )
+        if self.step_before_norm and self.dtype == "fp16":
+            raise WorkloadError(
+                "step_before_norm = True: with dtype 'fp16' an overflow skips the step; use bf16"
+            )
+
+    @property
+    def works_in_backward(self) -> bool:
+        """Whether an update begins, or state is sent, before the norm is known."""
+        return self.step_before_norm or bool(self.prefetch_memory_bytes)
 
     @property
     def engine(self) -> str:

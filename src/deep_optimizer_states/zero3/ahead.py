@@ -245,9 +245,12 @@ class WorkInBackward:
             self._num_looked_at += 1
 
     def _may_be_ahead(self, tile: int) -> bool:
-        """Whether a tile is not the device's already, nor given to the update, nor too small."""
+        """Whether a tile is the device's, its state elsewhere, and no update has it yet."""
+        schedule = self._schedule
+        if schedule.device_tiles and tile not in schedule.device_tiles:
+            return False  # a policy that gives tiles to the device has chosen them
         is_worth_it = self._sizes[tile] >= TINY * max(self._sizes)
-        is_here = self._schedule.tiles[tile].subgroup in self._schedule.resident_subgroups
+        is_here = schedule.tiles[tile].subgroup in schedule.resident_subgroups
         return is_worth_it and not is_here and not self._update.has_given(tile)
 
     @property

@@ -49,9 +49,6 @@ class Gate:
     It owns the order in which tiles are used. Of stock it needs nothing but the gathers of all
     engines of this process, below which :meth:`hang` puts it.
 
-    Attributes:
-        on_gather: Called after each gather of its parameters.
-
     Args:
         background: The thread on which updates run.
         lanes: What they work on.
@@ -67,9 +64,13 @@ class Gate:
         self._layout = layout
         self._schedule = schedule
         self._tiles_of = {id_: schedule.tiles_of(run) for id_, run in layout.slices.items()}
-        self.on_gather: Callable[[], None] = lambda: None
+        self._on_gather: Callable[[], None] = lambda: None
         self._uses: dict[int, None] | None = None
         self._order: tuple[int, ...] | None = None
+
+    def tell(self, on_gather: Callable[[], None]) -> None:
+        """Call ``on_gather`` before each gather of parameters, once it may begin."""
+        self._on_gather = on_gather
 
     def hang(self) -> None:
         """From now on every gather comes past this gate."""
@@ -90,7 +91,7 @@ class Gate:
                 self._uses.setdefault(ds_id)
             self.wait_for(ds_id, Wait.WEIGHTS_READY)
         if own:
-            self.on_gather()
+            self._on_gather()
 
     def wait_for(self, ds_id: int, why: Wait) -> None:
         """Wait until the update in flight is done with a parameter."""

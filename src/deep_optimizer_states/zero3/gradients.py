@@ -50,9 +50,6 @@ class GradientFlush:
         lanes: Where the copies run.
         gate: Knows until when the update in flight reads a gradient.
         is_managed: Whether DeepSpeed knows, in a backward, if the window ends with it.
-
-    Attributes:
-        on_final: Called with each parameter whose final gradient is on its way home.
     """
 
     def __init__(
@@ -70,7 +67,7 @@ class GradientFlush:
         self._lanes = lanes
         self._gate = gate
         self._is_managed = is_managed
-        self.on_final: Callable[[int], None] = lambda ds_id: None
+        self._on_final: Callable[[int], None] = lambda ds_id: None
         self.dtype = stock.gradient_accumulation_dtype
         self._flushed: dict[int, Event] = {}
         self._on_device: dict[int, Tensor] = {}
@@ -84,6 +81,10 @@ class GradientFlush:
         self._is_closed = False
         # As much in flight as stock allows: about two buckets of gradients, 4 bytes an element.
         self._pending = PendingBytes(2 * stock.reduce_bucket_size * 4)
+
+    def tell(self, on_final: Callable[[int], None]) -> None:
+        """Call ``on_final`` with each parameter whose final gradient is on its way home."""
+        self._on_final = on_final
 
     @property
     def host_bytes(self) -> int:
@@ -229,7 +230,7 @@ class GradientFlush:
         self._flushed[ds_id] = event = lane.record()
         self._pending.add(event, value.nbytes)
         if is_boundary:
-            self.on_final(ds_id)
+            self._on_final(ds_id)
 
     def drain(self) -> None:
         """Wait until every gradient is at home."""

@@ -99,8 +99,8 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
             return None
         parts = (self._layout, self._schedule, self._gate, self.background)
         work = WorkInBackward(self, self._settings, parts, self._update, self._lanes)
-        self._gradients.on_final = work.gradient_is_final
-        self._gate.on_gather = work.on_gather
+        self._gradients.tell(work.gradient_is_final)
+        self._gate.tell(work.on_gather)
         return work
 
     # Making: stock's constructor calls these.
@@ -374,7 +374,7 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
             self._gradients.close()
             self._close_lanes()
             self.__dict__.pop("_update", None)
-            self.__dict__.pop("_work_in_backward", None)
+            self._work_in_backward = None
 
     def _close_lanes(self) -> None:
         if not self._closed:

@@ -341,6 +341,7 @@ def main():
         "ahead": {
             "fixed": ahead(folder / "fixed"),
             "auto": ahead(folder / "auto", block={**AHEAD, "prefetch_memory_bytes": "auto"}),
+            "gradients kept": ahead(folder / "kept", block={**AHEAD, "keep_grads_on_device": True}),
             "none": ahead(folder / "none", block={**AHEAD, "prefetch_memory_bytes": 1}),
             "written": ahead(folder / "written", write_masters),
             "evaluated": ahead(folder / "evaluated", evaluate),

@@ -5,6 +5,7 @@ Run as every rank of a job: ``equality_worker.py EXTENT OUT.json FOLDER``, where
 """
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import json
@@ -46,6 +47,22 @@ POLICIES = {
     "stride 2, ratio 0.7": {"enabled": True, "policy": "stride", "stride": 2, "ratio": 0.7},
     "dynamic": {**SMALL_TILES, "policy": "dynamic"},
 }
+PREFETCHED, BEFORE_NORM = "dynamic, prefetched", "stride 2, before the norm"
+IN_BACKWARD = {
+    # The third step would settle which gradients stay on the device, and nothing comes before it.
+    PREFETCHED: {
+        **POLICIES["dynamic"],
+        "prefetch_memory_bytes": 50_000,
+        "keep_grads_on_device": False,
+    },
+    BEFORE_NORM: {
+        **POLICIES["stride 2"],
+        "step_before_norm": True,
+        "prefetch_memory_bytes": 20_000,
+        "keep_grads_on_device": False,
+    },
+}
+"""Ways of ZeRO-3 to work during backward; the second is without clipping, on both sides."""
 MANY_POLICIES = {1: tuple(POLICIES), 2: ("stride 2", "ratio 0.5", "dynamic"), 4: ()}
 """What every feature is run under, by number of ranks, in the extent ``many``."""
 FEW_POLICIES = MANY_POLICIES[2]
@@ -122,7 +139,7 @@ def run(case, block, faults=None):
 
 def policies_of(number, case_name, extent):
     """The policies that a case is run under, ``number`` being its place among the cases."""
-    world = int(os.environ["WORLD_SIZE"])
+    world = world_size()
     case = CASES[case_name]
     if world > case.most_ranks:
         return ()
@@ -143,6 +160,29 @@ def policies_of(number, case_name, extent):
     return alone if is_alone else (FEW_POLICIES[number % len(FEW_POLICIES)],)
 
 
+def ways_in_backward(case_name, extent):
+    """Those of ``IN_BACKWARD`` that a case is run in: all, or for short of the first case."""
+    case = CASES[case_name]
+    is_run = extent == "all" or (case_name == FIRST_CASE and extent != "once")
+    if not is_run or columns_of(case)["stage"] != "3" or case.most_ranks < world_size():
+        return ()
+    is_scaled = "fp16" in case.config
+    return (PREFETCHED,) if is_scaled else tuple(IN_BACKWARD)
+
+
+def world_size():
+    return int(os.environ["WORLD_SIZE"])
+
+
+def compare_before_norm(report, case_name, case):
+    unclipped = dataclasses.replace(case, config={**case.config, "gradient_clipping": 0})
+    block, faults = IN_BACKWARD[BEFORE_NORM], Faults(jitter_s=0.0005)
+    *ours, our_class = run(unclipped, block, faults)
+    *stock, stock_class = run(unclipped, None)
+    assert (stock_class, our_class) == CLASSES["3"]
+    report["comparisons"][f"{case_name} | {BEFORE_NORM}"] = differences(ours, stock)
+
+
 def compare_all(report, extent):
     for number, (case_name, case) in enumerate(CASES.items()):
         names = policies_of(number, case_name, extent)
@@ -151,9 +191,13 @@ def compare_all(report, extent):
         if not case.is_in_this_release:
             report["left_out"][case_name] = len(names)
             continue
+        ways = ways_in_backward(case_name, extent)
         # Ours first: in a fresh process DeepSpeed must not need stock's optimizer to have run.
         try:
-            ours = {name: run(case, POLICIES[name], Faults(jitter_s=0.0005)) for name in names}
+            blocks = {name: POLICIES[name] for name in names}
+            blocks |= {PREFETCHED: IN_BACKWARD[PREFETCHED]} if ways else {}
+            jitter = Faults(jitter_s=0.0005)
+            ours = {name: run(case, block, jitter) for name, block in blocks.items()}
         except UnsupportedDeepSpeedError as error:  # on every rank alike
             report["refused"][case_name] = str(error)
             continue
@@ -162,6 +206,8 @@ def compare_all(report, extent):
         for policy, (*results, our_class) in ours.items():
             assert (stock_class, our_class) == expected
             report["comparisons"][f"{case_name} | {policy}"] = differences(results, stock)
+        if BEFORE_NORM in ways:
+            compare_before_norm(report, case_name, case)
         report["columns"][case_name] = columns_of(case)
 
 

@@ -65,7 +65,11 @@ def test_an_engine_destroyed_in_between_leaves_no_thread(report):
 
 
 @pytest.mark.parametrize(
-    "way", ["fixed", "auto", "none", "written", "evaluated", "out of memory", "short", "little"]
+    "way",
+    [
+        *("fixed", "auto", "none", "gradients kept", "written", "evaluated", "out of memory"),
+        *("short", "little"),
+    ],
 )
 def test_state_sent_ahead_gives_the_bits_of_stock(report, way):
     assert report["ahead"][way]["differences"] == []
@@ -78,6 +82,7 @@ def test_state_is_sent_ahead_as_far_as_memory_goes(report):
     assert all(16 <= number < most for number in found["fixed"]["ahead"])
     assert all(0 < number < 16 for number in found["little"]["ahead"])
     assert set(found["none"]["ahead"]) == {0}
+    assert found["gradients kept"]["ahead"] == found["fixed"]["ahead"]
 
 
 @pytest.mark.parametrize("way", ["written", "evaluated"])

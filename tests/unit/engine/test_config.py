@@ -38,6 +38,9 @@ def test_block_is_read():
         ({"enabled": True, "tile_numel": 0}, r'"deep_optimizer_states.tile_numel" = 0'),
         ({"enabled": True, "tile_numel": 100}, r'"deep_optimizer_states.tile_numel" = 100'),
         ({"enabled": True, "host_memory_bytes": -1}, r"host_memory_bytes\" = -1: .*equal to 0"),
+        ({"prefetch_memory_bytes": -1}, r"prefetch_memory_bytes"),
+        ({"prefetch_memory_bytes": "all"}, r"prefetch_memory_bytes"),
+        ({"step_before_norm": "perhaps"}, r"step_before_norm"),
         (True, "give a table"),
     ],
 )

@@ -143,6 +143,31 @@ def test_below_stage_3_the_block_is_accepted_and_a_resident_share_refused(instal
         read(ds_config(zero_optimization=zero, deep_optimizer_states=block))
 
 
+EARLY = {"enabled": True, "step_before_norm": True}
+AHEAD = {"enabled": True, "prefetch_memory_bytes": "auto"}
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize(
+    ("block", "setting"),
+    [(EARLY, "step_before_norm = true"), (AHEAD, r"prefetch_memory_bytes = 'auto': set it to 0")],
+)
+def test_work_in_backward_is_refused_below_stage_3(installed, stage, block, setting):
+    zero = {"stage": stage, "offload_optimizer": {"device": "cpu"}}
+    with pytest.raises(ConfigError, match=f"deep_optimizer_states.{setting}.* use stage 3"):
+        read(ds_config(zero_optimization=zero, deep_optimizer_states=block))
+
+
+def test_no_step_comes_before_a_norm_that_decides_anything(installed):
+    with pytest.raises(ConfigError, match=r"step_before_norm = true and gradient_clipping = 1.0"):
+        read(ds_config(gradient_clipping=1.0, deep_optimizer_states=EARLY))
+    fp16 = {"fp16": {"enabled": True}, "bf16": {"enabled": False}, "gradient_clipping": 0}
+    with pytest.raises(ConfigError, match="step_before_norm = true and fp16: an overflow"):
+        read(ds_config(**fp16, deep_optimizer_states=EARLY))
+    read(ds_config(gradient_clipping=0, deep_optimizer_states=EARLY))
+    read(ds_config(gradient_clipping=1.0, deep_optimizer_states=AHEAD))
+
+
 @pytest.mark.parametrize(
     ("version", "is_refused"),
     [

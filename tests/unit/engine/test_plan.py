@@ -56,9 +56,30 @@ def test_text_form_of_a_stride_2_plan():
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "0AHD | 0H2D 0GPU 0D2H",
+        "1AHD 2CPU 2WTS 1H2D | 1GPU 1D2H 0CPU 0WTS",
+        "0CPU 0WTS |",
+        "1AHD | 1H2D 1GPU 1D2H 0CPU",
+    ],
+)
+def test_what_runs_before_the_norm_stands_before_a_bar(text):
+    plan = Plan.parse(text)
+    assert str(plan) == text
+    assert plan.before_norm == text.split().index("|")
+    assert set(plan.device_tiles) == {a.tile for a in plan.actions if a.kind is Kind.AHEAD}
+
+
+@pytest.mark.parametrize(
     ("text", "complaint"),
     [
         ("0H2D 0GPU", "every tile needs"),
+        ("0AHD 0H2D 0GPU 0D2H", "0AHD: it runs before the norm is known; put it before the |"),
+        ("1CPU 1WTS | 0AHD 0H2D 0GPU 0D2H", "put it before the |"),
+        ("0AHD | 0CPU 0WTS", "tile 0 gets '0AHD 0CPU 0WTS'"),
+        ("0AHD | 0GPU 0D2H", "every tile needs"),
+        ("0CPU | 0WTS | 1CPU 1WTS", "'|': an action is"),
         ("0CPU 0WTS 0CPU 0WTS", "once"),
         ("0WTS 0CPU", "in that order"),
         ("0H2D 0D2H 0GPU", "in that order"),

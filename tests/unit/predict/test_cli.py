@@ -85,7 +85,7 @@ def test_every_option_reaches_the_workload(capsys):
     words = [str(word) for pair in options.items() for word in pair]
     flags = ["--no-just-in-time", "--no-checkpointing", "--flash-attention", "--json",
              "--timer-synchronizes", "--issue-all-first", "--no-device-grads",
-             "--weights-on-host"]  # fmt: skip
+             "--weights-on-host", "--prefetch-memory", "auto"]  # fmt: skip
     assert plan("--model", "7B", "--machine", "h100x4", *words, *flags) == 0
     assert json.loads(capsys.readouterr().out)["workload"] == {
         "engine": "ours", "dp": 2, "tp": 2, "micro_batch_size": 3, "accumulation": 5,
@@ -93,7 +93,8 @@ def test_every_option_reaches_the_workload(capsys):
         "policy": "stride", "just_in_time_forward": False, "timer_synchronizes": True,
         "issues_all_first": True, "keeps_device_grads": False, "subgroup_numel": 10**7,
         "tile_numel": 2**20, "activation_checkpointing": False, "materialized_attention": False,
-        "hog_share": 0.25, "dtype": "fp16", "weights_on_host": True,
+        "hog_share": 0.25, "dtype": "fp16", "weights_on_host": True, "step_before_norm": False,
+        "prefetch_memory_bytes": "auto",
     }  # fmt: skip
 
 
@@ -104,6 +105,8 @@ def test_every_option_reaches_the_workload(capsys):
         (["--machine", "h100"], "unknown machine 'h100': did you mean 'h100x4'"),
         (["--engine", "zero"], "--engine = 'zero': did you mean 'zero3'"),
         (["--ratio", "1.5"], "--ratio = 1.5"),
+        (["--prefetch-memory", "-1"], "--prefetch-memory = -1: give bytes"),
+        (["--prefetch-memory", "9", "--engine", "zero3"], "engine 'zero3' has no such setting"),
         (["--micro-batch", "0"], "--micro-batch = 0"),
         (["--sequence-length", "-1"], "--sequence-length = -1"),
         (["--subgroup", "0"], "--subgroup = 0"),

@@ -63,8 +63,8 @@ def test_a_simulated_update_looks_at_its_lanes_once_for_each_piece_of_work(
     monkeypatch, policy, stride
 ):
     """What a hundred predictions cost is this number: time passes from one end to the next."""
-    steps, step = [], Lanes._step
-    monkeypatch.setattr(Lanes, "_step", lambda self: steps.append(self) or step(self))
+    steps, step = [], Lanes.step
+    monkeypatch.setattr(Lanes, "step", lambda self: steps.append(self) or step(self))
     simulate_update(of("20B", stride=stride), H100, policy)
     assert 0 < len(steps) <= sum(len(lanes.done) for lanes in set(steps))
 

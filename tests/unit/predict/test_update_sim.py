@@ -153,7 +153,7 @@ def test_ranks_share_the_host():
 
 def test_every_kind_of_action_takes_time_on_its_lane():
     run = simulate_update(of(), MACHINE, "stride")
-    assert {action.kind for action in run.plan.actions} == set(Kind)
+    assert {action.kind for action in run.plan.actions} == set(Kind) - {Kind.AHEAD}
     assert all(run.busy_s(lane) > 0 for lane in ("CPU", "H2D", "GPU", "D2H", "weights"))
 
 

@@ -18,6 +18,7 @@ from deep_optimizer_states.predict.memory.architecture import architecture_of_sh
 from deep_optimizer_states.predict.memory.arrays import (
     STAGING_BUFFERS,
     TRAINING,
+    Moment,
     device_buffers_bytes,
     passes_of_stage3,
 )
@@ -119,6 +120,24 @@ def kept_subgroups(workload: Workload, machine: Machine, policy: str) -> frozens
     ordered = sorted(candidates)
     ends = itertools.accumulate(workload.weight_bytes * numels[idx] for idx in ordered)
     return frozenset(idx for idx, end in zip(ordered, ends, strict=True) if end <= room)
+
+
+def ahead_room_bytes(workload: Workload, machine: Machine, policy: str) -> tuple[float, float]:
+    """Device memory into which state may be sent during backward, in bytes.
+
+    Returns:
+        What is free at any time, and what activations leave by the end of backward.
+    """
+    if not machine.gpus:
+        return 0.0, 0.0
+    assert machine.device_memory_bytes is not None
+    used = memory_of(workload, machine, policy).device_bytes + CONTEXT_BYTES
+    arrays = passes_of_stage3(setting_of_workload(workload), has_gpu=True)
+    sizes = [(array.num_bytes, array.when) for array in arrays if not array.on_host]
+    at_end = sum(num_bytes for num_bytes, when in sizes if Moment.REDUCED in when)
+    most = _passes_bytes(setting_of_workload(workload), has_gpu=True)
+    always = max(0.0, GRADS_HEADROOM * machine.device_memory_bytes - used)
+    return always, max(0.0, most - at_end)
 
 
 def _needed_device_bytes(workload: Workload, policy: str, has_gpu: bool) -> float:
