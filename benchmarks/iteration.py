@@ -1,9 +1,9 @@
 """Whole iterations of real engines beside the shortest that they can be, on an emulated device.
 
 ``python -m benchmarks.iteration``: a model whose layers take a fixed time, links and a CPU lane
-that take a fixed time for each byte and parameter (they sleep), and DeepSpeed's own loop around them.
-What is timed is the schedule: nothing here says how fast a GPU is. Every way starts from the same
-weights, and must end with the same bits.
+that take a fixed time for each byte and parameter (they sleep), and DeepSpeed's own loop around
+them. What is timed is the schedule: nothing here says how fast a GPU is. Every way starts from the
+same weights, and must end with the same bits.
 """
 
 from __future__ import annotations

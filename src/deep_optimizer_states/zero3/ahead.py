@@ -130,7 +130,8 @@ class WorkInBackward:
         self._room = Room(lanes, settings.prefetch_memory_bytes, tile_bytes)
         self._rivals = Rivals()
         self._rests = False
-        self._began_s: float | None = None
+        self._rested = False
+        self._began_s = time.perf_counter()
         self._is_quiet = True
         self._params = {param.ds_id: param for group in stock.fp16_groups for param in group}
         slices, tiles_of = self._layout.slices, self._schedule.tiles_of
@@ -182,11 +183,16 @@ class WorkInBackward:
         return range(len(self._schedule.tiles))
 
     def _compare(self) -> None:
-        """Under policy ``dynamic`` iterations with and without work in backward are compared."""
+        """Under policy ``dynamic`` iterations with and without work in backward are compared.
+
+        An iteration waits for the end of the update before it. So it tells of a way only if the one
+        before went the same.
+        """
         now_s = time.perf_counter()
-        if self._schedule.dynamic and self._began_s is not None and self._knows_order:
-            self._rests = self._rivals.next(self._rests, 1 / (now_s - self._began_s), True)
-        self._began_s = now_s
+        seconds, self._began_s = now_s - self._began_s, now_s
+        rested, self._rested = self._rested, self._rests
+        if self._schedule.dynamic and self._knows_order and rested == self._rests:
+            self._rests = self._rivals.next(self._rests, 1 / seconds, True)
 
     def gradient_is_final(self, ds_id: int) -> None:
         """The last gradient of a parameter in this window is on its way home."""

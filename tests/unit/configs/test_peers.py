@@ -46,7 +46,8 @@ def test_rows_of_the_plugin_are_checked_by_its_own_config():
     found = configs()
     enabled = {engine for (engine, _), (_, c) in found.items() if read_settings(c).enabled}
     assert enabled == {
-        *("async-gradients", "dynamic", "hybrid", "resident", "dynamic-timer", "auto"),
+        *("async-gradients", "dynamic", "dynamic-prefetched", "hybrid", "resident"),
+        *("dynamic-timer", "auto"),
     }
     resident = read_settings(found["resident", False][1])
     assert (resident.policy, resident.ratio) == ("ratio", 0.0)

@@ -125,3 +125,20 @@ def test_a_gradient_is_flushed_only_after_backward_has_reduced_it(without):
     device.close()
     assert torch.equal(home, torch.ones(8))
     assert arrived_early == bool(without)
+
+
+@pytest.mark.parametrize("without", [(), (Wait.MEMORY_IDLE,)], ids=["waited for", "not waited for"])
+def test_state_sent_ahead_comes_only_after_the_caller_has_left_its_memory(without):
+    """The second is the negative control."""
+    device, release = open_device(without), threading.Event()
+    device.caller.submit("backward", lambda: release.wait(30))
+    executor = Executor(Sizes(64, 64, torch.float32, torch.float32), device, ADAM, 2)
+    executor.send_ahead(0, "tile 0", [torch.ones(64) for _ in range(3)])
+    deadline = time.monotonic() + (DEADLINE_S if without else 0.2)
+    while executor.num_under_way_ahead and time.monotonic() < deadline:
+        time.sleep(0.01)
+    came_early = not executor.num_under_way_ahead
+    release.set()
+    device.synchronize()
+    device.close()
+    assert came_early == bool(without)
