@@ -389,7 +389,7 @@ class Executor:
             self._came_ahead.append(tile)
             if work.device_grad is None:
                 what, grad = f"gradient of {work.name}", work.tensors.grad
-                lane.submit(what, lambda: copy_all([own.tensors[3]], [grad]), uses=own.tensors)
+                lane.submit(what, lambda: copy_all([own.tensors[3]], [grad]))
                 own.filled = lane.record()
             return
         slot = self._upcoming
@@ -426,7 +426,6 @@ class Executor:
         lane.submit(
             f"step of {work.name}",
             lambda: self._device.adam(tensors, work.scalars, work.tail_start),
-            uses=() if slot is None or slot.is_kept else slot.tensors,
         )
         stepped = lane.record()
         if slot is not None:
@@ -444,6 +443,7 @@ class Executor:
             lane.submit(f"weights of {work.name}", lambda: copy_all(home, staged))
             self._on_issued(tile, lane.record())
         is_outbox = len(views) == 1
+        # The last of the lanes that use memory of a tile's own: it is after all others.
         uses = () if slot.is_kept else slot.tensors
         if not is_outbox:
             targets = work.tensors.state

@@ -63,11 +63,12 @@ def place(device, schedule, subgroups):
     return placed
 
 
-def run_iterations(device, schedule, steps=2, timeline=None, keeps_grads=False):
+def run_iterations(device, schedule, steps=2, timeline=None, keeps_grads=False, ahead=0):
     """What forward and backward read, and every tensor at the end, in one.
 
     Each update runs on a thread of its own while the next forward and backward begin. With
-    ``keeps_grads`` gradients of a fixed policy's device share are flushed to the device.
+    ``keeps_grads`` gradients of a fixed policy's device share are flushed to the device. State of
+    the first ``ahead`` tiles is sent there while the last micro-step runs.
     """
     placed, background = place(device, schedule, make_subgroups()), Background(device)
     executor = make_executor(schedule, device, timeline)
@@ -95,6 +96,9 @@ def run_iterations(device, schedule, steps=2, timeline=None, keeps_grads=False):
             read.append(gather(tensors.weights))
         for micro_step in range(MICRO_STEPS):
             flusher.stock.micro_step_id = micro_step
+            if ahead and micro_step + 1 == MICRO_STEPS:
+                background.wait()
+                _send_ahead(executor, schedule, placed, ahead)
             for number, source in enumerate(noise):
                 bucket = source * float(step + micro_step)
                 flusher.flush(number, bucket)
@@ -111,10 +115,19 @@ def run_iterations(device, schedule, steps=2, timeline=None, keeps_grads=False):
     return torch.cat([tensor.cpu().float() for tensor in (*found, *read)])
 
 
+def _send_ahead(executor, schedule, placed, number):
+    tiles = [n for n in range(len(schedule.tiles)) if n not in schedule.resident_tiles]
+    for tile in tiles[:number]:
+        place = schedule.tiles[tile]
+        tensors = placed[place.subgroup].narrow(place.start, place.numel)
+        executor.send_ahead(tile, str(tile), tensors.state)
+
+
 def _launch(background, flusher, run):
     executor, device, schedule, work = run
     update, after = Update(len(work)), executor.caller_events()
-    arrivals = AllAtOnce(range(len(work)))
+    executor.claim(range(len(work)))
+    arrivals = AllAtOnce(range(len(work)), ahead=executor.claimed)
     actions = schedule.actions(arrivals, executor.share, executor.has_room)
 
     def run():

@@ -136,7 +136,6 @@ class WorkInBackward:
         self._params = {param.ds_id: param for group in stock.fp16_groups for param in group}
         slices, tiles_of = self._layout.slices, self._schedule.tiles_of
         self._tiles_of = {ds_id: tiles_of(slices[ds_id]) for ds_id in self._layout.owned}
-        self._never = self._tiles_never_early()
         self._params_of: dict[int, set[int]] = {}
         for ds_id, tiles in self._tiles_of.items():
             for tile in tiles:
@@ -144,11 +143,6 @@ class WorkInBackward:
         self._missing: dict[int, set[int]] = {}
         self._unreleased: list[int] = []
         self._num_looked_at = 0
-
-    def _tiles_never_early(self) -> frozenset[int]:
-        """Those of parameters that are never released."""
-        kept = {tile for run in self._layout.persistent for tile in self._schedule.tiles_of(run)}
-        return frozenset(kept)
 
     def begin_window(self, may_work: bool) -> None:
         """``step()`` is over, or nothing was trained yet.
@@ -223,7 +217,7 @@ class WorkInBackward:
                 if missing is None:
                     missing = self._missing[tile] = set(self._params_of[tile])
                 missing.discard(ds_id)
-                if not missing and tile not in self._never:
+                if not missing:
                     tiles.append(tile)
         self._unreleased = waiting
         if tiles:

@@ -18,18 +18,21 @@ from safety_worker import answer
 
 from deep_optimizer_states.device.emulated import EmulatedDevice
 from deep_optimizer_states.plan import Kind
+from deep_optimizer_states.zero.update import UpdatePhase
+from deep_optimizer_states.zero3 import ahead as ahead_module
 
 UNCLIPPED = {"gradient_clipping": 0}
 CASE = dataclasses.replace(equality.CASES[equality.FIRST_CASE], config=UNCLIPPED)
 AHEAD = {
     "enabled": True,
-    "policy": "stride",
+    "policy": "all-host",
     "tile_numel": 256,
     "verify_every": 0,
     "keep_grads_on_device": False,
     "prefetch_memory_bytes": 60_000,
 }
-EARLY = {**AHEAD, "step_before_norm": True, "prefetch_memory_bytes": 0}
+EARLY = {**AHEAD, "policy": "stride", "step_before_norm": True, "prefetch_memory_bytes": 0}
+ahead_module.MOST_UNDER_WAY = 1000  # what is sent is then a matter of memory, and not of time
 GOOD = 3
 """Steps until a checkpoint is saved; backward works from the third on."""
 
@@ -44,12 +47,21 @@ def train(engine, steps, skip, between=lambda engine: None):
             continue
         losses.append(backward(engine, batch).item())
         is_last = (number + 1) % CASE.accumulation == 0
+        if not is_last:
+            settle(engine)
         if is_last:
             between(engine)
         engine.step()
         if is_last:
             norms.append(float(engine.get_global_grad_norm() or 0.0))
     return losses, norms
+
+
+def settle(engine):
+    """In the middle of a window: let the update end, which the next backward might still meet."""
+    if hasattr(engine.optimizer, "background"):
+        assert not engine.optimizer._update.ahead, "nothing is sent before the last micro-batch"
+        engine.optimizer.background.wait()
 
 
 def backward(engine, batch, **options):
@@ -64,6 +76,7 @@ def one_window(engine, skip):
     batches = [CASE.batch(generator) for _ in range((skip + 1) * CASE.accumulation)]
     for batch in batches[-CASE.accumulation : -1]:
         backward(engine, batch)
+        settle(engine)
         engine.step()
     backward(engine, batches[-1])
 
@@ -84,6 +97,19 @@ def started(block, folder):
     return engine
 
 
+launch, given, sent = UpdatePhase.launch, [], []
+"""The method, and of how many tiles each update was handed, or sent the state, before ``step()``."""
+
+
+def counted_launch(update, *args):
+    given.append(len(update._begun.handover.given) if update.is_begun else 0)
+    sent.append(len(update.all_ahead))
+    launch(update, *args)
+
+
+UpdatePhase.launch = counted_launch
+
+
 def plan_of(engine):
     return engine.optimizer._update.last_plan
 
@@ -100,6 +126,7 @@ def overflow(engine):
     generator = torch.Generator().manual_seed(0)
     batches = [CASE.batch(generator) for _ in range((GOOD + 1) * CASE.accumulation)]
     backward(engine, batches[-2])
+    settle(engine)
     engine.step()
     x, y = batches[-1]
     backward(engine, (x, y * torch.inf))
@@ -124,6 +151,7 @@ def two_backwards(engine):
     generator = torch.Generator().manual_seed(0)
     batches = [CASE.batch(generator) for _ in range((GOOD + 1) * CASE.accumulation)]
     backward(engine, batches[-2])
+    settle(engine)
     engine.step()
     loss = CASE.loss(engine, [tensor.bfloat16() for tensor in batches[-1]])
     engine.backward(loss, retain_graph=True)
@@ -189,7 +217,7 @@ MISHAPS = {
 
 def mishap(name, folder):
     engine = started(EARLY, folder)
-    found = {"plan": str(plan_of(engine)), "said": answer(lambda: MISHAPS[name](engine))}
+    found = {"given": given[-1], "said": answer(lambda: MISHAPS[name](engine))}
     found["save"] = [answer(lambda: engine.save_checkpoint(folder, "bad")) for _ in range(2)]
     found["state"] = answer(lambda: engine.optimizer.state)
     found["latest"] = (folder / "latest").read_text()
@@ -197,7 +225,7 @@ def mishap(name, folder):
     engine.optimizer.clip_grad = 0.0
     results = train(engine, 2, GOOD), equality.state_of(engine)
     found["differences"] = equality.differences(results, stock_after(folder))
-    found["again"] = str(plan_of(engine))
+    found["given again"] = given[-1]
     engine.destroy()
     return found
 
@@ -229,6 +257,42 @@ def loaded_between(folder):
     return found | {"differences": equality.differences(results, stock_after(folder))}
 
 
+class Detached(torch.nn.Module):
+    """Uses its weight once more, in a product whose backward comes last and gives it no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(WIDTH, WIDTH) * 0.1)
+
+    def forward(self, x):
+        hidden = torch.nn.functional.linear(x, self.weight.detach())
+        return x + torch.tanh(torch.nn.functional.linear(hidden, self.weight))
+
+
+def detached():
+    """The update waits for the weight's release, not for its gradient alone."""
+    case = dataclasses.replace(
+        CASE, make=lambda: torch.nn.Sequential(*(Detached() for _ in range(6)))
+    )
+    return compare(case, EARLY)
+
+
+def shared_tiles():
+    """Tiles that hold parts of several parameters, whose gradients come one after the other."""
+    zero = {"stage3_param_persistence_threshold": 0, "sub_group_size": 10**6}
+    case = dataclasses.replace(CASE, zero=zero, is_cut=False)
+    return compare(case, {**EARLY, "tile_numel": 2048})
+
+
+def compare(case, block):
+    results = []
+    for engine_block in (block, None):
+        engine = equality.make_engine(case, engine_block)
+        results.append((train(engine, 5, 0), equality.state_of(engine)))
+        engine.destroy()
+    return {"given": given[-1], "differences": equality.differences(*results)}
+
+
 def destroyed_between(folder):
     engine = started(EARLY, folder)
     one_window(engine, GOOD)
@@ -246,7 +310,9 @@ def num_ahead(engine):
 
 def ahead(folder, between=lambda engine: None, block=AHEAD, steps=4):
     """Train on with state ahead and something between backward and step()."""
+    sent.clear()
     engine, seen, waiting = started(block, folder), [], []
+    first = list(sent)
 
     def watch(engine):
         seen.append(num_ahead(engine))  # of the step before
@@ -258,7 +324,7 @@ def ahead(folder, between=lambda engine: None, block=AHEAD, steps=4):
     engine.destroy()
     stock = stock_after(folder, between, steps)
     differences = equality.differences(results, stock)
-    return {"ahead": seen[1:], "waiting": waiting, "differences": differences}
+    return {"ahead": seen[1:], "first": first, "waiting": waiting, "differences": differences}
 
 
 engines = []
@@ -337,6 +403,8 @@ def main():
         "mishaps": {name: mishap(name, folder / name.replace(" ", "-")) for name in MISHAPS},
         "looked at": looked_at(folder / "looked"),
         "loaded between": loaded_between(folder / "between"),
+        "detached": detached(),
+        "shared tiles": shared_tiles(),
         "destroyed between": destroyed_between(folder / "destroyed"),
         "ahead": {
             "fixed": ahead(folder / "fixed"),

@@ -166,6 +166,8 @@ def ways_in_backward(case_name, extent):
     is_run = extent == "all" or (case_name == FIRST_CASE and extent != "once")
     if not is_run or columns_of(case)["stage"] != "3" or case.most_ranks < world_size():
         return ()
+    if not case.config.get("managed_gradient_accumulation", True):
+        return ()  # refused: no backward knows whether the window ends
     is_scaled = "fp16" in case.config
     return (PREFETCHED,) if is_scaled else tuple(IN_BACKWARD)
 

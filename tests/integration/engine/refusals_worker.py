@@ -317,6 +317,12 @@ def main():
         "unknown key": answer(
             lambda: make_engine(deep_optimizer_states={"enabled": True, "strde": 2})
         ),
+        "prefetching, windows of the caller's": answer(
+            lambda: make_engine(
+                managed_gradient_accumulation=False,
+                deep_optimizer_states=BLOCK | {"prefetch_memory_bytes": "auto"},
+            )
+        ),
         "gradient": set_gradient(),
         "early gradients": {
             "ours": get_gradient_early(BLOCK),

@@ -25,6 +25,10 @@ def answers(tmp_path_factory):
         ("Muon", ["ConfigError", "optimizer.type = muon", 'set it to "Adam" or "AdamW"']),
         ("deepcompile", ["ConfigError", "compile.deepcompile = true", "take it out"]),
         ("unknown key", ["ConfigError", "strde", 'did you mean "stride"']),
+        (
+            "prefetching, windows of the caller's",
+            ["ConfigError", "prefetch_memory_bytes = 'auto' needs managed_gradient_accumulation"],
+        ),
         ("gradient", ["ConfigError", "gradients cannot be set", "enabled"]),
         ("other bits", ["KernelError", "has not the bits", 'policy "all-host"']),
         ("other bits, fp32", ["KernelError", "has not the bits", 'policy "all-host"']),

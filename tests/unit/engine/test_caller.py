@@ -142,3 +142,17 @@ def test_state_sent_ahead_comes_only_after_the_caller_has_left_its_memory(withou
     device.synchronize()
     device.close()
     assert came_early == bool(without)
+
+
+def test_memory_that_is_dropped_is_not_handed_out_before_the_copy_into_it_is_over():
+    """The lane is named to the allocator."""
+    device, used = open_device(()), []
+    executor = Executor(Sizes(64, 64, torch.float32, torch.float32), device, ADAM, 2)
+    submit = device.h2d.submit
+    device.h2d.submit = lambda what, work, uses=(): (used.extend(uses), submit(what, work))
+    executor.send_ahead(0, "tile 0", [torch.ones(64) for _ in range(3)])
+    device.synchronize()
+    device.close()
+    assert [tensor.data_ptr() for tensor in used] == [
+        tensor.data_ptr() for tensor in executor._ahead[0].tensors
+    ]

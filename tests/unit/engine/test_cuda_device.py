@@ -42,22 +42,23 @@ def expected():
     return result
 
 
-def race(schedule, seed=0, jitter_s=0.0, slow=None, keeps_grads=False):
+def race(schedule, seed=0, jitter_s=0.0, slow=None, keeps_grads=False, ahead=0):
     """Iterations on the stand-in, one of whose streams may be slow."""
     with stand_in(seed, jitter_s) as runtime:
         device = CudaDevice(TAIL.mode)
         if slow is not None:
             stream = runtime.current_stream() if slow == "caller" else getattr(device, slow)._stream
             stream.jitter_s = SLOW_S
-        result = run_iterations(device, schedule, keeps_grads=keeps_grads)
+        result = run_iterations(device, schedule, keeps_grads=keeps_grads, ahead=ahead)
         device.close()
         assert runtime.page_locks.ranges == {}
         return result, runtime.page_locks.faults
 
 
-def is_ever_wrong(expected, schedule, slow, keeps_grads=False):
+def is_ever_wrong(expected, schedule, slow, keeps_grads=False, ahead=0):
     """On a busy machine a race is now and then won: several seeds, until the first that is lost."""
-    races = (race(schedule, seed, slow=slow, keeps_grads=keeps_grads) for seed in range(10))
+    options = {"slow": slow, "keeps_grads": keeps_grads, "ahead": ahead}
+    races = (race(schedule, seed, **options) for seed in range(10))
     return any(faults or not torch.equal(result, expected) for result, faults in races)
 
 
@@ -99,6 +100,41 @@ def test_random_delays_change_nothing(expected, name, races):
         result, faults = race(SCHEDULES[name], seed, jitter_s=0.0004)
         assert torch.equal(result, expected), f"seed {seed}"
         assert faults == []
+
+
+@pytest.mark.parametrize("slow", [None, "caller", "h2d", "compute", "d2h"])
+@pytest.mark.parametrize("name", ["all-host, tiles", "stride 1", "stride 1, weights on the host"])
+def test_state_sent_ahead_changes_nothing(expected, name, slow):
+    result, faults = race(SCHEDULES[name], slow=slow, ahead=6)
+    assert torch.equal(result, expected)
+    assert faults == []
+
+
+CONTROLS_AHEAD = {
+    Wait.PREFETCHED: "h2d",
+    Wait.STEPPED: "compute",
+}
+"""Not MEMORY_IDLE: the stand-in gives no memory out twice. ``test_caller.py`` has it."""
+
+
+@pytest.mark.parametrize("wait", CONTROLS_AHEAD)
+def test_without_a_wait_state_sent_ahead_differs(expected, monkeypatch, wait):
+    """Negative control of each wait of memory that the allocator hands out and takes back."""
+    leave_out(monkeypatch, wait)
+    assert is_ever_wrong(expected, SCHEDULES["all-host, tiles"], CONTROLS_AHEAD[wait], ahead=6)
+
+
+def test_without_record_stream_memory_of_state_sent_ahead_is_reused_too_early(
+    expected, monkeypatch
+):
+    """Negative control of ``uses`` of the flush, after which nobody looks at the memory."""
+    submit = cuda._StreamLane.submit
+
+    def forget(self, what, work, uses=()):
+        submit(self, what, work, () if self.name == "D2H" else uses)
+
+    monkeypatch.setattr(cuda._StreamLane, "submit", forget)
+    assert is_ever_wrong(expected, SCHEDULES["all-host, tiles"], "d2h", ahead=6)
 
 
 CONTROLS = {

@@ -296,7 +296,10 @@ def test_state_that_is_dropped_is_not_used():
     subgroups[0].master.fill_(3.0)
     executor.drop_ahead()
     executor.claim(range(len(work)))
-    run_once(executor, schedule, work)
+    handover = Handover(range(len(work)), executor.claimed, executor.follow)
+    handover.give_rest(executor.caller_events())
+    actions = schedule.actions(handover, executor.share, executor.has_room)
+    executor.run(work, actions, lambda tile, event: None)
     device.close()
     assert executor.last_plan.device_tiles == ()
     assert (subgroups[0].master - 3.0).abs().max() < 0.5
