@@ -98,7 +98,7 @@ def started(block, folder):
 
 
 launch, given, sent = UpdatePhase.launch, [], []
-"""The method, and of how many tiles each update was handed, or sent the state, before ``step()``."""
+"""The method, and how many tiles each update was handed and was sent the state of beforehand."""
 
 
 def counted_launch(update, *args):
@@ -258,21 +258,29 @@ def loaded_between(folder):
 
 
 class Detached(torch.nn.Module):
-    """Uses its weight once more, in a product whose backward comes last and gives it no gradient."""
+    """Uses its weight last with a gradient, and first without one.
+
+    Its backward has that gradient when it begins, and needs the weight when it ends. The layer in
+    between has the bucket of gradients reduced.
+    """
 
     def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.randn(WIDTH, WIDTH) * 0.1)
+        self.layer = torch.nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):
-        hidden = torch.nn.functional.linear(x, self.weight.detach())
-        return x + torch.tanh(torch.nn.functional.linear(hidden, self.weight))
+        hidden = torch.tanh(self.layer(torch.nn.functional.linear(x, self.weight.detach())))
+        return x + torch.nn.functional.linear(hidden, self.weight)
 
 
 def detached():
     """The update waits for the weight's release, not for its gradient alone."""
     case = dataclasses.replace(
-        CASE, make=lambda: torch.nn.Sequential(*(Detached() for _ in range(6)))
+        CASE,
+        make=lambda: torch.nn.Sequential(*(Detached() for _ in range(4))),
+        zero={"reduce_bucket_size": 1000, "sub_group_size": 10**4},
+        is_cut=False,
     )
     return compare(case, EARLY)
 
