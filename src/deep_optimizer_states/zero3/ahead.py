@@ -41,6 +41,9 @@ from deep_optimizer_states.zero3.stock import Layout, Stock
 MOST_UNDER_WAY = 4
 """Tiles on their way ahead at one time: enough that the link has the next one when a hook comes
 late, and few enough that ``step()`` does not wait for many."""
+LOOK_S = 0.02
+"""Least time between two looks at the memory of a GPU, in seconds: one takes some tenths of a
+millisecond, and backward comes past here for every parameter."""
 GROWTH = 0.1
 """Share by which the limit of "auto" grows after a window that was not short of memory."""
 
@@ -62,12 +65,23 @@ class Room:
         self._lanes = lanes
         self._limit: float = math.inf if limit == "auto" else int(limit)
         self._learns = limit == "auto"
+        self._looked_s = -math.inf
         self._highest = 0
         self._is_short = False
 
+    def may_look(self) -> bool:
+        """Whether what follows may ask the device, which costs time; see ``LOOK_S``."""
+        if not self._learns:
+            return True
+        now_s = time.perf_counter()
+        if now_s - self._looked_s < LOOK_S:
+            return False
+        self._looked_s = now_s
+        return True
+
     def look(self) -> None:
         """See how much is in use, in a window in which nothing is ahead."""
-        if self._learns:
+        if self._learns and self.may_look():
             self._highest = max(self._highest, self._lanes.peak_bytes()[0])
 
     def allows(self, taken: int, more: int) -> bool:
@@ -126,7 +140,9 @@ class WorkInBackward:
         self._update = update
         self._lanes = lanes
         self._sizes = [tile.numel for tile in self._schedule.tiles]
-        tile_bytes = update.ahead_bytes_of_an_element * max(self._sizes, default=0)
+        largest = max(self._sizes, default=0)
+        self._least_numel = TINY * largest
+        tile_bytes = update.ahead_bytes_of_an_element * largest
         self._room = Room(lanes, settings.prefetch_memory_bytes, tile_bytes)
         self._rivals = Rivals()
         self._rests = False
@@ -227,9 +243,11 @@ class WorkInBackward:
 
     def _send_ahead(self) -> None:
         update, room = self._update, self._room
+        if not self._settings.prefetch_memory_bytes or not room.may_look():
+            return
         if room.is_short:
             self._give_back()
-        order = self._order() if self._settings.prefetch_memory_bytes else ()
+        order = self._order()
         while self._num_looked_at < len(order):
             tile = order[self._num_looked_at]
             if self._may_be_ahead(tile):
@@ -249,7 +267,7 @@ class WorkInBackward:
         schedule = self._schedule
         if schedule.device_tiles and tile not in schedule.device_tiles:
             return False  # a policy that gives tiles to the device has chosen them
-        is_worth_it = self._sizes[tile] >= TINY * max(self._sizes)
+        is_worth_it = self._sizes[tile] >= self._least_numel
         is_here = schedule.tiles[tile].subgroup in schedule.resident_subgroups
         return is_worth_it and not is_here and not self._update.has_given(tile)
 
@@ -267,7 +285,7 @@ class WorkInBackward:
         """A forward or backward takes memory for parameters: see that it is there."""
         if not self._settings.prefetch_memory_bytes or not self._update.all_ahead:
             return
-        if self._room.is_short:
+        if self._room.may_look() and self._room.is_short:
             self._give_back()
             if self._background.is_running and not self._update.is_begun:
                 self._background.wait()  # what the update has taken is free once it is flushed

@@ -32,7 +32,8 @@ AHEAD = {
     "prefetch_memory_bytes": 60_000,
 }
 EARLY = {**AHEAD, "policy": "stride", "step_before_norm": True, "prefetch_memory_bytes": 0}
-ahead_module.MOST_UNDER_WAY = 1000  # what is sent is then a matter of memory, and not of time
+# What is sent is then a matter of memory, and not of time.
+ahead_module.MOST_UNDER_WAY, ahead_module.LOOK_S = 1000, 0.0
 GOOD = 3
 """Steps until a checkpoint is saved; backward works from the third on."""
 

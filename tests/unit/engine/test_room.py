@@ -2,6 +2,7 @@
 
 import pytest
 
+from deep_optimizer_states.zero3 import ahead
 from deep_optimizer_states.zero3.ahead import Room
 
 TILE = 10
@@ -28,15 +29,25 @@ def test_a_number_of_bytes_is_kept_to_whatever_is_free():
     assert not room.is_short, "who gives a number has weighed it"
 
 
+@pytest.mark.parametrize(("limit", "looks"), [("auto", 1), (10**6, 3)])
+def test_a_gpu_is_not_asked_about_its_memory_for_every_parameter(monkeypatch, limit, looks):
+    monkeypatch.setattr(ahead, "LOOK_S", 1000.0)
+    room = Room(Memory(free=30), limit, TILE)
+    assert [room.may_look() for _ in range(3)].count(True) == looks
+    monkeypatch.setattr(ahead, "LOOK_S", 0.0)
+    assert room.may_look()
+
+
 def test_auto_takes_what_is_free_now():
     room = Room(Memory(free=30), "auto", TILE)
     assert room.allows(1000, 30)
     assert not room.allows(0, 31)
 
 
-def test_auto_leaves_what_a_layer_takes_between_two_looks():
+def test_auto_leaves_what_a_layer_takes_between_two_looks(monkeypatch):
     memory = Memory(free=100, peak=90)
     room = Room(memory, "auto", TILE)
+    monkeypatch.setattr(ahead, "LOOK_S", 0.0)
     for now in (20, 60, 40):
         memory.now = now
         room.look()
