@@ -66,3 +66,20 @@ def test_host_benchmark_on_few_elements(tmp_path):
     assert [line.partition("] ")[0] for line in steps] == [
         f"bench-host: 1 thread(s) [{number}/3" for number in (1, 2, 3)
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_whole_iterations_on_two_small_layers(tmp_path):
+    path = tmp_path / "figures.json"
+    flags = ("--small", "--counted", "2", "--policies", "stride 3", "--json", str(path))
+    done = run("benchmarks.iteration", *flags)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("Same bits everywhere.\n")
+    found = json.loads(path.read_text())
+    assert found["equal"]
+    assert [way["mode"] for way in found["ways"]] == [
+        *("after the norm", "prefetched", "before the norm", "both"),
+    ]
+    assert found["bound_s"] >= found["computing_s"]
+    assert run("benchmarks.iteration", *flags).returncode == 2, "the file is there"
