@@ -65,9 +65,10 @@ class Handover:
 
         Args:
             after: What they must wait for.
-            host_tiles: Tiles that must be stepped where their state lives.
+            host_tiles: Tiles that must be stepped where their state lives. Those that were given
+                before keep to what was said of them then: their gradient may be elsewhere.
         """
-        self.host_tiles = host_tiles
+        self.host_tiles = frozenset(host_tiles) - self.given
         self.is_open = False
         self.give([tile for tile in self.order if tile not in self.given], after)
         self._queue.put(((), None))

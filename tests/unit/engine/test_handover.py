@@ -63,6 +63,14 @@ def test_a_tile_comes_once_and_the_rest_with_the_end():
     assert followed == [NOW, NOW, end]
 
 
+def test_a_tile_that_was_given_before_is_not_sent_home_by_others_of_its_subgroup():
+    """Its gradient may be on the device alone."""
+    handover, _ = made()
+    handover.give([4, 5], NOW)
+    handover.give_rest(NOW, host_tiles={3, 4})
+    assert handover.host_tiles == {3}
+
+
 def test_tiles_whose_gradients_are_on_their_way_are_waited_for_only_where_nothing_else_is_left():
     handover, followed = made()
     late = Later()
