@@ -216,13 +216,27 @@ MISHAPS = {
 }
 
 
+def left_of_window(engine):
+    """What stock has of a window that is not over, as numbers."""
+    optimizer = engine.optimizer
+    return {
+        "norms": len(optimizer.norm_for_param_grads),
+        "parameters in buckets": sum(len(b.params) for b in optimizer.ipg_buckets.values()),
+        "backwards under way": optimizer._backward_active_depth,
+        "gradients": sum(param.grad is not None for param in engine.module.parameters()),
+        "micro-steps": optimizer.micro_step_id,
+    }
+
+
 def mishap(name, folder):
     engine = started(EARLY, folder)
     found = {"given": given[-1], "said": answer(lambda: MISHAPS[name](engine))}
     found["save"] = [answer(lambda: engine.save_checkpoint(folder, "bad")) for _ in range(2)]
     found["state"] = answer(lambda: engine.optimizer.state)
     found["latest"] = (folder / "latest").read_text()
+    found["left"] = left_of_window(engine)
     found["loaded"] = answer(lambda: engine.load_checkpoint(folder, "good")[0] is not None)
+    found["left then"] = left_of_window(engine)
     engine.optimizer.clip_grad = 0.0
     results = train(engine, 2, GOOD), equality.state_of(engine)
     found["differences"] = equality.differences(results, stock_after(folder))

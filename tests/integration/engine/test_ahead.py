@@ -47,6 +47,14 @@ def test_after_it_a_checkpoint_makes_everything_good(report, mishap):
     assert found["given again"] > 0
 
 
+def test_nothing_is_left_of_the_window_then(report):
+    mishaps = report["mishaps"].values()
+    for what in ("norms", "parameters in buckets", "backwards under way", "micro-steps"):
+        assert any(found["left"][what] for found in mishaps), what
+    for found in mishaps:
+        assert set(found["left then"].values()) == {0}
+
+
 def test_state_cannot_be_looked_at_in_between_and_the_step_is_whole_all_the_same(report):
     found = report["looked at"]
     assert len(found["said"]) == 6
