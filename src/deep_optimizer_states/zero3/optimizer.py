@@ -222,9 +222,6 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
         """
         self._pre_step()
         self._partition_all_parameters()
-        for bucket in self.ipg_buckets.values():
-            bucket.params.clear()
-            bucket.elements, bucket.process_group = 0, None
         self.reset_cpu_buffers()
         for param in itertools.chain.from_iterable(self.fp16_groups):
             param.grad = None

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import sys
 import threading
+import time
 from pathlib import Path
 
 import deepspeed
@@ -386,6 +387,29 @@ def memory(free, **attributes):
             setattr(EmulatedDevice, name, value)
 
 
+def late_flushes():
+    """State whose flush lasts into the next backward is not sent ahead before it is home."""
+    case = dataclasses.replace(CASE, accumulation=1, steps=8)
+    make = EmulatedDevice.__init__
+
+    def make_with_slow_flushes(self, *args):
+        make(self, *args)
+        submit = self.d2h.submit
+
+        def submit_late(what, work, uses=()):
+            submit(what, lambda: (time.sleep(0.01), work()), uses)
+
+        self.d2h.submit = submit_late
+
+    EmulatedDevice.__init__ = make_with_slow_flushes
+    try:
+        *ours, _ = equality.run(case, {**AHEAD, "policy": "all-device"})
+    finally:
+        EmulatedDevice.__init__ = make
+    *stock, _ = equality.run(case, None)
+    return {"sent": sent[-8:], "differences": equality.differences(ours, stock)}
+
+
 def out_of_memory(folder):
     """One piece of device memory in 23 is refused."""
     allocate, count = EmulatedDevice.empty_device, [0]
@@ -429,6 +453,7 @@ def main():
         "detached": detached(),
         "shared tiles": shared_tiles(),
         "destroyed between": destroyed_between(folder / "destroyed"),
+        "late flushes": late_flushes(),
         "ahead": {
             "fixed": ahead(folder / "fixed"),
             "auto": ahead(folder / "auto", block={**AHEAD, "prefetch_memory_bytes": "auto"}),

@@ -111,6 +111,10 @@ def test_state_is_sent_ahead_as_far_as_memory_goes(report):
     assert found["gradients kept"]["ahead"] == found["fixed"]["ahead"]
 
 
+def test_state_is_not_sent_ahead_before_the_last_update_has_brought_it_home(report):
+    assert report["late flushes"]["differences"] == []
+
+
 @pytest.mark.parametrize("way", ["written", "evaluated"])
 def test_state_sent_ahead_is_dropped_where_it_may_be_written_or_a_forward_comes_first(report, way):
     found = report["ahead"][way]
