@@ -403,7 +403,7 @@ def late_flushes():
 
     EmulatedDevice.__init__ = make_with_slow_flushes
     try:
-        *ours, _ = equality.run(case, {**AHEAD, "policy": "all-device"})
+        *ours, _ = equality.run(case, {**AHEAD, "prefetch_memory_bytes": 10**9})
     finally:
         EmulatedDevice.__init__ = make
     *stock, _ = equality.run(case, None)
