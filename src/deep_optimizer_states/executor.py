@@ -454,10 +454,10 @@ class Executor:
             self._flights.append((work.tensors.numel, slot.begin, lane.stamp()))
         self._device.release_slot(slot.tensors)
         slot.free = lane.record()
-        if not is_outbox:
-            self._landing.append((slot.free, work.tensors.numel))
         if not slot.is_kept:
             self._unflushed[tile] = slot.free
+        elif not is_outbox:
+            self._landing.append((slot.free, work.tensors.numel))
 
     def _host_step(self, tile: int, work: Work) -> None:
         wait, tensors = time.perf_counter(), work.tensors

@@ -225,16 +225,17 @@ class Schedule:
         numels = [tile.numel for tile in self.tiles]
         choose = share(shared, numels) if self.dynamic else _none
         places = {tile: place for place, tile in enumerate(arrivals.order)}
-        # The first number of an entry is its urgency: resident tiles cost nobody a wait.
+        # The first number of an entry is its urgency: what is on the device waits for no slot.
         for_device: list[tuple[int, int]] = []
         others: list[tuple[int, int, int]] = []
         while True:
             for tile in arrivals.take(wait=not for_device and not others):
                 chain = settled(tile)
-                if Kind.PREFETCH in chain:
+                if chain == DEVICE_CHAIN:
                     heapq.heappush(for_device, (places[tile], tile))
                 else:
-                    urgency = 0 if chain == RESIDENT_CHAIN else 1 if self.dynamic and chain else 2
+                    is_there = chain in (RESIDENT_CHAIN, AHEAD_CHAIN)
+                    urgency = 0 if is_there else 1 if self.dynamic and chain else 2
                     heapq.heappush(others, (urgency, places[tile], tile))
             if not for_device and not others:
                 return
