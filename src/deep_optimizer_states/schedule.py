@@ -33,6 +33,9 @@ NUM_AHEAD = 16
 """Tiles that the device may have in flight under a fixed policy. A CUDA stream takes about a
 thousand entries before it blocks whoever adds to it, which is the CPU lane's own thread, and a tile
 is six or seven entries of a lane."""
+MOST_UNDER_WAY = 4
+"""Tiles on their way to the device ahead of an update at one time: enough that the link has the
+next one when a hook of backward comes late, and few enough that ``step()`` waits for few."""
 Chains = Iterator[tuple[int, tuple[Kind, ...]]]
 """Tiles, each with its chain of actions."""
 

@@ -17,10 +17,8 @@ from deep_optimizer_states.predict.memory.offload import ahead_room_bytes
 from deep_optimizer_states.predict.phases import phases_of
 from deep_optimizer_states.predict.update_sim import Slot, State, UpdateSimulator
 from deep_optimizer_states.predict.workload import STATE_BYTES, Workload, schedule_of
+from deep_optimizer_states.schedule import MOST_UNDER_WAY
 from deep_optimizer_states.split import TINY, Choose, RunTimeSplit
-
-MOST_UNDER_WAY = 4
-"""Tiles on their way ahead at one time, as the engine has them."""
 
 
 class Backward:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -308,7 +309,8 @@ class UpdatePhase:
 
     def _hyperparameters(self) -> list[dict[str, Any]]:
         groups = self._stock.optimizer.param_groups
-        return [{key: group[key] for key in HYPERPARAMETERS} for group in groups]
+        # A rate may be a tensor that is written to.
+        return [{key: copy.deepcopy(group[key]) for key in HYPERPARAMETERS} for group in groups]
 
     def _check_promise(self, background: Background, begun: _Begun, grad_scale: float) -> None:
         """See that tiles stepped before ``step()`` were stepped as it would have.

@@ -32,15 +32,12 @@ from deep_optimizer_states.config import PREFETCH_MEMORY, STEP_BEFORE_NORM, Sett
 from deep_optimizer_states.device.base import Device
 from deep_optimizer_states.errors import ConfigError, UpdateError
 from deep_optimizer_states.gate import Background
-from deep_optimizer_states.schedule import Schedule
+from deep_optimizer_states.schedule import MOST_UNDER_WAY, Schedule
 from deep_optimizer_states.split import TINY, Rivals
 from deep_optimizer_states.zero.update import UpdatePhase
 from deep_optimizer_states.zero3.gathers import Gate
 from deep_optimizer_states.zero3.stock import Layout, Stock
 
-MOST_UNDER_WAY = 4
-"""Tiles on their way ahead at one time: enough that the link has the next one when a hook comes
-late, and few enough that ``step()`` does not wait for many."""
 LOOK_S = 0.02
 """Least time between two looks at the memory of a GPU, in seconds: one takes some tenths of a
 millisecond, and backward comes past here for every parameter."""

@@ -143,6 +143,15 @@ def another_rate(engine):
     engine.step()
 
 
+def rate_in_place(engine):
+    for group in engine.optimizer.param_groups:
+        group["lr"] = torch.tensor(0.01)
+    one_window(engine, GOOD)
+    for group in engine.optimizer.param_groups:
+        group["lr"].fill_(0.5)
+    engine.step()
+
+
 def clipping_at_last(engine):
     one_window(engine, GOOD)
     engine.optimizer.clip_grad = 1e-3
@@ -208,6 +217,7 @@ def interrupted(engine):
 MISHAPS = {
     "overflow": overflow,
     "another rate": another_rate,
+    "rate in place": rate_in_place,
     "clipping at last": clipping_at_last,
     "two backwards": two_backwards,
     "another forward": another_forward,

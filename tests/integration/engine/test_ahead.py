@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SAID = {
     "overflow": "a gradient is not finite",
     "another rate": "lr changed from 0.01 to 0.5",
+    "rate in place": "lr changed from 0.009",
     "clipping at last": "gradients are to be multiplied by 0.0003",
     "two backwards": "weights were gathered that backward has updated",
     "another forward": "weights were gathered that backward has updated",
