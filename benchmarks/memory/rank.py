@@ -133,17 +133,17 @@ def _load(case: dict[str, Any]) -> Any:  # noqa: ANN401
     import torch
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    config, dtype = case["ds_config"], _dtype(case)
+    config = case["ds_config"]
     torch.manual_seed(0)
     zero = config["zero_optimization"]
     if zero["stage"] == 3:
-        with deepspeed.zero.Init(config_dict_or_path=config, dtype=dtype):
+        with deepspeed.zero.Init(config_dict_or_path=config):
             model = _model_of(case["model"], case)
         for parameter in model.parameters():
             # What transformers draws after a module is made never reaches weights that are cut.
             parameter.ds_tensor.normal_(std=0.02)
     else:
-        torch.set_default_dtype(dtype)
+        torch.set_default_dtype(_dtype(case))
         model = _model_of(case["model"], case)
         torch.set_default_dtype(torch.float32)
     optimizer = None

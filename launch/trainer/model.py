@@ -238,8 +238,9 @@ def build_model(run: RunFile, mpu: ParallelState, device: torch.device) -> Any: 
     if point.zero_stage == 3 and (point.study is None or point.row.zero_init):
         partitioned = deepspeed.zero.Init(
             data_parallel_group=mpu.get_data_parallel_group(),
+            # The type comes out of it: DeepSpeed up to 0.19.8 takes bf16 for any ``dtype`` that is
+            # given here, fp32 too, where the device has no fp16.
             config_dict_or_path=run.ds_config,
-            dtype=DTYPES[point.dtype],
             mpu=mpu,
         )
     with partitioned:

@@ -22,7 +22,9 @@ PLACES = [
     (3, "none", "cpu"),
 ]
 SAME_BITS = [
-    [(stage, offload, "none") for stage in (1, 2) for offload in ("none", "cpu")],
+    # DeepSpeed sums the norm in another order where the optimizer is offloaded.
+    [(stage, "none", "none") for stage in (1, 2)],
+    [(stage, "cpu", "none") for stage in (1, 2)],
     [(3, "cpu", place) for place in ("none", "cpu")],
     [(3, "none", place) for place in ("none", "cpu")],
 ]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from deepspeed.accelerator import get_accelerator
 from processes import python_path
 
 from launch.records.files import ROOT
@@ -99,6 +100,9 @@ def test_a_saved_rung_is_evaluated(ladder, place):
     assert found["tokens"] == 4 * 3 * 32, "two forwards to warm up, then two"
 
 
+@pytest.mark.skipif(
+    not get_accelerator().is_fp16_supported(), reason="DeepSpeed trains fp16 on no such device"
+)
 def test_fp16_that_skips_every_update_fails_by_name(tmp_path):
     scale = tmp_path / "ds.json"
     scale.write_text('{"fp16": {"initial_scale_power": 60}}')

@@ -26,6 +26,7 @@ OWN_WORDS = {
     "parse/log/name.py": "reads the names of the paper's logs",
     "parse/log/facts.py": "reads the paper's settings where DeepSpeed's log tells them",
     "benchmarks/gpu_check": "asks the plugin itself for its policies",
+    "benchmarks/iteration.py": "asks the plugin itself for its policies",
     "benchmarks/host.py": "asks the plugin itself for its policies",
     "benchmarks/host_engines.py": "asks the plugin itself for its policies",
     "benchmarks/compression.py": "asks the second package itself for its methods",
