@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from deep_optimizer_states.predict.machine import Machine
-from deep_optimizer_states.predict.memory.offload import HEADROOM, memory_of
+from deep_optimizer_states.predict.memory.offload import HEADROOM, ahead_room_bytes, memory_of
 from deep_optimizer_states.predict.memory.peaks import CONTEXT_BYTES, GIB
 from deep_optimizer_states.predict.rank import rank_of
 from deep_optimizer_states.predict.stock import STOCK
@@ -40,6 +40,7 @@ def advise(workload: Workload, machine: Machine, total_s: float, predict: Predic
         _engine(workload, machine, total_s, predict),
         _ratio(workload, machine, total_s, predict),
         _subgroups(workload, machine, total_s, predict),
+        _prefetch(workload, machine),
         _pinned(workload, machine),
         _threads(workload, machine),
     ]
@@ -102,6 +103,18 @@ def _subgroups(workload: Workload, machine: Machine, total_s: float, predict: Pr
     return (
         f"subgroup size: {numel:,} takes {seconds:.3f} s an iteration, {total_s / seconds:.2f} "
         f"times faster than {workload.subgroup_numel:,}"
+    )
+
+
+def _prefetch(workload: Workload, machine: Machine) -> str:
+    """Whether a limit given in bytes is more than there is: memory that training needs."""
+    limit = workload.prefetch_memory_bytes
+    room = sum(ahead_room_bytes(workload, machine, workload.policy))
+    if not isinstance(limit, int) or limit <= room:
+        return ""
+    return (
+        f"prefetch memory: {limit / GIB:.1f} GiB are more than the {room / GIB:.1f} GiB that are "
+        'free at the end of backward, and training may run out of memory: take "auto", or less'
     )
 
 

@@ -144,7 +144,8 @@ class IterationSimulator(UpdateSimulator):
     def room_bytes(self, share: float) -> float:
         """Device memory for state ahead when a share of backward is done, from 0 to 1."""
         limit, (always, freed) = self.workload.prefetch_memory_bytes, self._room
-        return float(limit) if isinstance(limit, int) else always + min(1.0, share) * freed
+        room = always + min(1.0, share) * freed
+        return min(limit, room) if isinstance(limit, int) else room
 
     def work(self, state: State, split: RunTimeSplit) -> tuple[list[int], Iterable[Action]]:
         """Elements of each tile, and the actions on them in issue order."""

@@ -13,6 +13,7 @@ from deep_optimizer_states.predict.memory.offload import (
     CONTEXT_BYTES,
     GIB,
     GRADS_HEADROOM,
+    ahead_room_bytes,
     kept_subgroups,
     memory_of,
 )
@@ -301,6 +302,14 @@ def test_advice_has_a_figure_in_every_sentence():
     assert topics == ["engine", "ratio", "subgroup size", "pinned memory", "threads"]
     assert all(any(char.isdigit() for char in sentence) for sentence in got.advice)
     assert predict(of("20B"), H100).advice == []
+
+
+def test_advice_warns_of_prefetch_memory_that_is_not_there():
+    room = sum(ahead_room_bytes(of("20B"), H100, "dynamic"))
+    for limit, warns in [(int(room) + 1, True), (int(room), False), ("auto", False)]:
+        got = predict(of("20B", policy="dynamic", prefetch_memory_bytes=limit), H100, True)
+        found = [text for text in got.advice if text.startswith("prefetch memory: ")]
+        assert bool(found) == warns, got.advice
 
 
 def test_advice_on_the_ratio_is_a_better_prediction_that_fits():
