@@ -27,6 +27,7 @@ def run(module, *flags, **environment):
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_gpu_benchmark_in_its_small_form(tmp_path):
@@ -51,6 +52,7 @@ def test_gpu_benchmark_in_its_small_form(tmp_path):
     assert ours.count("%") == 1  # its update has no time of its own
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_host_benchmark_on_few_elements(tmp_path):
@@ -68,6 +70,7 @@ def test_host_benchmark_on_few_elements(tmp_path):
     ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_whole_iterations_on_two_small_layers(tmp_path):

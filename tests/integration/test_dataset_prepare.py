@@ -103,6 +103,7 @@ def test_the_files_are_those_of_megatrons_builder_for_the_ids_of_tokenizers(gpt2
     assert pair(tmp_path / "ours") == pair(tmp_path / "theirs")
 
 
+@pytest.mark.exhaustive
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(gpt2, tmp_path):
     text = write_jsonl(tmp_path / "text.jsonl", 12_000_000)
     packed = tmp_path / "text.jsonl.gz"

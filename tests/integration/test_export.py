@@ -346,6 +346,7 @@ def log_likelihood(model, tokens, num_scored):
     return each[-num_scored:].sum().item()
 
 
+@pytest.mark.exhaustive
 def test_a_model_is_judged_by_held_out_texts_without_a_network(whole, folders, tmp_path):
     done = zero_shot(whole, TASKS, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -42,6 +42,7 @@ def gpu_check(tmp_path, *arguments):
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_cheap_pieces_run_without_a_gpu_and_are_done_then(tmp_path):

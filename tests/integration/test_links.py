@@ -133,6 +133,7 @@ SMALL = (
 )
 
 
+@pytest.mark.exhaustive
 def test_counted_bytes_are_the_kernels_and_links_change_no_bit(tmp_path):
     """Headers and acknowledgements come on top; an evaluation, start and end are not counted."""
     corpus = tmp_path / "data" / "corpus"

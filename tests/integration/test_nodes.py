@@ -80,6 +80,7 @@ def result(results):
     return losses, events[-1]["weights_sha256"], events[-1]["optimizer_sha256"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_hosts_train_as_one_machine_does(tmp_path, hosts):
@@ -117,6 +118,7 @@ engines = [{ engine = "cb+fe", inter_grad_comp_rank = 4 }]
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_batch_job_of_two_hosts_trains_stages_as_one_machine_does(tmp_path, hosts):
@@ -159,6 +161,7 @@ def empty_data(tmp_path):
     return ["--data-prefix", str(prefix), "--trainer-module", "fake_trainer", "--device", "cpu"]
 
 
+@pytest.mark.exhaustive
 def test_srun_starts_one_launcher_a_node(tmp_path, empty_data):
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
     env = environment(PYTHONPATH=PATHS, FAKE_TRAINER="ok", **job)
@@ -177,6 +180,7 @@ def test_srun_starts_one_launcher_a_node(tmp_path, empty_data):
         assert f"rank {rank} of 2 how ok" in log.read_text()
 
 
+@pytest.mark.exhaustive
 def test_nodes_that_are_started_by_hand_find_each_other(tmp_path, empty_data):
     words = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     words += empty_data

@@ -179,6 +179,7 @@ def test_a_hanging_rank_shows_where(tmp_path, sleeper):
     assert (run_dir(results) / "metrics.jsonl").read_text().count("iteration_ms") == 2
 
 
+@pytest.mark.exhaustive
 def test_a_stopped_rank_of_two(tmp_path, sleeper):
     results = tmp_path / "r"
     code, _, _ = finish(start_slowly("stopped", results, "--dp", "2", "--hang-timeout", "25"))

@@ -5,8 +5,6 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_FILE = 500
 
@@ -27,9 +25,9 @@ def tracked(*patterns):
     ]
 
 
-@pytest.mark.parametrize("path", tracked("*.py", "*.cpp", "*.sh"), ids=short)
-def test_files_are_short(path):
-    assert len(path.read_text().splitlines()) <= LONGEST_FILE
+def test_files_are_short():
+    lines = {short(path): path.read_text().count("\n") for path in tracked("*.py", "*.cpp", "*.sh")}
+    assert {name: number for name, number in lines.items() if number > LONGEST_FILE} == {}
 
 
 def documents():
@@ -37,10 +35,14 @@ def documents():
     return [path for path in tracked("*.md") if "golden" not in path.parts]
 
 
-@pytest.mark.parametrize("path", documents(), ids=short)
-def test_links_in_documents_lead_somewhere(path):
-    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text()):
-        assert (path.parent / target).exists(), f"{path.name} links to {target}"
+def test_links_in_documents_lead_somewhere():
+    links = [
+        (path, target)
+        for path in documents()
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text())
+    ]
+    assert len(links) > 50
+    assert [f"{short(p)} links to {to}" for p, to in links if not (p.parent / to).exists()] == []
 
 
 def test_only_the_two_packages_are_installed():

@@ -1,6 +1,7 @@
 """Run every adversarial case under stock and each policy; write what differs as JSON.
 
-Run as every rank of a job: ``adversary_worker.py OUT``. Not a test itself. With
+Run as every rank of a job: ``adversary_worker.py EXTENT OUT``, the extent being ``few`` (one policy
+for each case, by turns) or ``all``. Not a test itself. With
 ``ADVERSARY_ONLY`` set to a regular expression, cases alone whose ``"theme | name"`` it finds.
 """
 
@@ -27,7 +28,7 @@ import adversary_settings
 import adversary_uses
 import adversary_windows
 from adversary_trial import NUM_RANKS, POLICIES, differences, run
-from equality_worker import leave, make_engines_cheaper
+from equality_worker import by_turns, leave, make_engines_cheaper
 
 import deep_optimizer_states
 from deep_optimizer_states.device.base import Wait
@@ -51,25 +52,25 @@ CONTROLS = (
 """Cases in which a gather that does not wait for its tiles must show."""
 
 
-def compare_all(report):
+def compare_all(report, extent):
     for theme, module in THEMES.items():
         for name, (act, ranks) in module.CASES.cases.items():
             key = f"{theme} | {name}"
             if NUM_RANKS not in ranks or not re.search(os.environ.get("ADVERSARY_ONLY", ""), key):
                 continue
             begin = time.perf_counter()
-            report.update(compared(key, act))
+            report.update(compared(key, act, by_turns(POLICIES, len(report), extent)))
             print(f"{time.perf_counter() - begin:5.2f} s  {key}", file=sys.stderr)
 
 
-def compared(key, act):
+def compared(key, act, policies):
     try:
         stock = run(act, None)
         assert stock.is_finite, "its losses are not finite, so that they prove nothing"
     except Exception as error:  # noqa: BLE001 - a case that is wrong; the others are to run as well
         return {key: [f"stock itself: {type(error).__name__}: {error}"]}
     return {
-        f"{key} | {policy}": differences(act, block, stock) for policy, block in POLICIES.items()
+        f"{key} | {policy}": differences(act, block, stock) for policy, block in policies.items()
     }
 
 
@@ -83,7 +84,7 @@ def break_rules(report):
 
 
 def main():
-    out = Path(sys.argv[1])
+    extent, out = sys.argv[1], Path(sys.argv[2])
     make_engines_cheaper()
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     # A rank that alone failed must not be waited for until the test's own limit.
@@ -102,7 +103,7 @@ def main():
             policy: adversary_windows.warnings_of_dropped_gradients(block)
             for policy, block in (("stock", None), ("stride 2", POLICIES["stride 2"]))
         }
-        compare_all(report)
+        compare_all(report, extent)
         if NUM_RANKS == 1 and not torch.cuda.is_available():
             break_rules(report)
     out.with_suffix(f".{os.environ['RANK']}.json").write_text(json.dumps(report))

@@ -152,12 +152,10 @@ def policies_of(number, case_name, extent):
         return tuple(POLICIES)
     if extent == "many":
         return MANY_POLICIES[world]
-    # Every feature under the policies that differ most, and by turns under one of the others;
-    # on more than one rank, where nothing but the sums and the shares is new, under one by turns.
-    others = [name for name in POLICIES if name not in FEW_POLICIES]
-    alone = (*FEW_POLICIES, others[number % len(others)])
-    is_alone = world == 1 and extent == "few"
-    return alone if is_alone else (FEW_POLICIES[number % len(FEW_POLICIES)],)
+    # Every feature under one policy, by turns: under any of them on one rank, and on more under
+    # one of those that differ most, so that each feature meets two policies.
+    names = tuple(POLICIES) if world == 1 and extent == "few" else FEW_POLICIES
+    return (names[number % len(names)],)
 
 
 def ways_in_backward(case_name, extent):
@@ -170,6 +168,12 @@ def ways_in_backward(case_name, extent):
         return ()  # refused: no backward knows whether the window ends
     is_scaled = "fp16" in case.config
     return (PREFETCHED,) if is_scaled else tuple(IN_BACKWARD)
+
+
+def by_turns(policies, number, extent):
+    """Return all policies, or in the extent ``few`` the one whose turn it is."""
+    name = [*policies][number % len(policies)]
+    return policies if extent == "all" else {name: policies[name]}
 
 
 def world_size():
@@ -253,13 +257,10 @@ def break_rules(report):
 
 
 def exchanges(names, extent):
-    """``(saved by, loaded by)``: every pair, or each name with stock, itself and its neighbour."""
+    """``(saved by, loaded by)``: every pair, or a ring through all names."""
     if extent in ("many", "all"):
         return [(saved, loaded) for saved in names for loaded in names]
-    pairs = [("stock", "stock")]
-    for name, following in zip(names, [*names[1:], names[0]], strict=True):
-        pairs += [(name, "stock"), ("stock", name), (name, name), (name, following)]
-    return list(dict.fromkeys(pairs))
+    return [("stock", "stock"), *zip(names, [*names[1:], names[0]], strict=True)]
 
 
 def resume(report, folder, extent):

@@ -1,6 +1,7 @@
 """Settings and calls beyond those of ``equality_worker``; write what differs from stock as JSON.
 
-Run as every rank of a job: ``settings_worker.py OUT FOLDER``. Not a test itself.
+Run as every rank of a job: ``settings_worker.py EXTENT OUT FOLDER``, the extent being ``few`` (one
+policy for each setting, by turns) or ``all``. Not a test itself.
 """
 
 import contextlib
@@ -252,34 +253,34 @@ def warned_of_the_scheduler(block):
     return any("lr_scheduler.step()" in str(warning.message) for warning in caught)
 
 
-def compare(report, name, act):
+def compare(report, extent, name, act):
     stock = act(None, "stock")
-    for policy, block in POLICIES.items():
+    for policy, block in equality.by_turns(POLICIES, len(report), extent).items():
         report[f"{name} | {policy}"] = equality.differences(act(block, policy), stock)
 
 
-def compare_all(report, folder):
+def compare_all(report, extent, folder):
+    compare_one = functools.partial(compare, report, extent)
     for name, case in CASES.items():
-        compare(report, name, lambda block, _, case=case: run(case, block))
+        compare_one(name, lambda block, _, case=case: run(case, block))
     for name, way in WAYS.items():
-        compare(
-            report,
+        compare_one(
             name,
             lambda block, policy, name=name, way=way: resumed(way, block, folder / name / policy),
         )
-    for policy, block in POLICIES.items():
+    for policy, block in equality.by_turns(POLICIES, len(report), extent).items():
         found = warned_of_the_scheduler(block)
         report[f"torch's scheduler | {policy}"] = ["a warning"] if found else []
     for name, (loop, case) in LOOPS.items():
-        compare(report, name, lambda block, _, case=case, loop=loop: run(case, block, loop))
+        compare_one(name, lambda block, _, case=case, loop=loop: run(case, block, loop))
 
 
 def main():
-    out, folder = map(Path, sys.argv[1:])
+    extent, out, folder = sys.argv[1], *map(Path, sys.argv[2:])
     equality.prepare()
     report = {}
     with contextlib.redirect_stdout(sys.stderr):
-        compare_all(report, folder)
+        compare_all(report, extent, folder)
     out.with_suffix(f".{os.environ['RANK']}.json").write_text(json.dumps(report))
     equality.leave()
 

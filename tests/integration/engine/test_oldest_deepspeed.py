@@ -13,7 +13,7 @@ from deep_optimizer_states.deepspeed_guard import CHECKED_VERSIONS
 
 OLDEST = CHECKED_VERSIONS[0]
 NOT_FEATURES = {"resume", "two engines at once"}
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")

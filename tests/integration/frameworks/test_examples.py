@@ -21,6 +21,8 @@ runpy.run_module("examples.hf_trainer", run_name="__main__")
 """
 OURS = "optimizer: InterleavedZeroOptimizer"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+trains = pytest.mark.exhaustive
+"""What a framework's own test trains in `make test` as well."""
 
 
 def run(*words):
@@ -58,12 +60,14 @@ def check_lightning(output):
     assert value(output, "seconds per batch") > 0
 
 
+@trains
 def test_lightning_with_two_ranks():
     check_lightning(
         torchrun(2, "-m", "examples.imdb_lightning", "--tiny", "--max-steps", str(STEPS))
     )
 
 
+@trains
 def test_hugging_faces_trainer_shows_its_auto_values(tmp_path):
     program = tmp_path / "without_shm.py"
     program.write_text(WITHOUT_SHM)
@@ -89,6 +93,7 @@ def code_of(notebook):
     return "\n\n".join(code) + "\n"
 
 
+@trains
 def test_the_notebook_runs(tmp_path):
     program = tmp_path / "imdb_lightning_notebook.py"
     program.write_text(code_of(EXAMPLES / "imdb_lightning.ipynb"), encoding="utf-8")

@@ -65,7 +65,15 @@ def _run(worker, device, folder):
         "resume | stock to stride-2",
     ],
 )
-@pytest.mark.parametrize("framework", WORKERS)
+@pytest.mark.parametrize(
+    "framework",
+    [
+        # Trainer prepares its engine through Accelerate; Lightning trains in `test_imdb.py`.
+        "transformers",
+        pytest.param("accelerate", marks=pytest.mark.exhaustive),
+        pytest.param("lightning", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_equals_stock(reports_of, framework, what, device):
     # Not importorskip: importing them here would take seconds, and they warn.
     if missing := [name for name in PACKAGES[framework] if not importlib.util.find_spec(name)]:

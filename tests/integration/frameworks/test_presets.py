@@ -27,6 +27,7 @@ def outcomes(tmp_path_factory):
     return json.loads(report.read_text())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", PRESETS)
