@@ -1,8 +1,8 @@
 """Refuse a DeepSpeed whose internals differ from those this package was checked against.
 
 A version number says little: a patch release may rewrite a method we override. So the source of
-every such method is hashed, and a difference is named. Of a release that is newer than all that are
-known, a trial decides.
+every such method is hashed. A ZeRO stage is refused when code that it relies on differs, and the
+methods are named; a stage whose code is known is taken.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import sys
 import textwrap
 import tomllib
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,25 @@ def _table(name: str) -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="ascii"))
 
 
+_ADAPTERS = {"stages 1 and 2": (1, 2), "stage 3": (3,)}
+"""One adapter serves these stages, which are taken or refused together."""
+
+_STAGES_OF = {**_ADAPTERS, "every stage": (1, 2, 3)}
+"""Parts of ``deepspeed_methods.toml``."""
+
 NEWEST = "0.19.8"
 """The newest DeepSpeed release that this package was checked against."""
 
-FINGERPRINTS: dict[str, dict[str, str]] = _table("deepspeed_methods.toml")
+_WATCHED: dict[str, dict[str, dict[str, str]]] = _table("deepspeed_methods.toml")
+
+STAGES: dict[str, tuple[int, ...]] = {
+    path: _STAGES_OF[part] for part, classes in _WATCHED.items() for path in classes
+}
+"""Class -> the ZeRO stages at which this package relies on it."""
+
+FINGERPRINTS: dict[str, dict[str, str]] = {
+    path: methods for classes in _WATCHED.values() for path, methods in classes.items()
+}
 """Class -> method -> first 12 hex digits of the sha256 of its source in ``NEWEST``."""
 
 OLDER: dict[str, dict[str, dict[str, str]]] = _table("deepspeed_releases.toml")
@@ -47,9 +63,9 @@ _WAY_OUT = (
     f"{ALLOW_UNVERIFIED}=1"
 )
 _SAYS = {
-    "known": "differs from what was released as {} in",
-    "older": "was never checked; from {} it differs in",
-    "newer": "is newer than {}, the newest release that was checked, and differs from it in",
+    "known": "differs from what was released as {}",
+    "older": "was never checked; {} is the nearest release that was",
+    "newer": "is newer than {}, the newest release that was checked",
 }
 
 
@@ -87,19 +103,21 @@ LOST_GRADIENTS = LostGradients(
 """What stages 1 and 2 are refused for; stage 3 is not concerned."""
 
 
-def check_deepspeed(allow_unverified: bool = False) -> None:
-    """See that the installed DeepSpeed is one of which equal bits can be promised.
+def check_deepspeed(allow_unverified: bool = False) -> dict[int, str]:
+    """See at which ZeRO stages the installed DeepSpeed is one of which equal bits can be promised.
 
-    A release that was checked must be as it was released. A newer one must have the methods of the
-    newest that was checked, or pass a trial, see :func:`release_check.check_release`. An older one
-    is refused.
+    A release that was checked must be as it was released, and a newer one must have the methods of
+    the newest that was checked. An older one is refused.
 
     Args:
-        allow_unverified: Warn instead of refusing, and make no trial.
+        allow_unverified: Warn instead of refusing.
+
+    Returns:
+        Why a stage is refused, and what to do, by stage; a stage that is not in it is taken.
 
     Raises:
-        UnsupportedDeepSpeedError: DeepSpeed is missing, or equal bits cannot be promised; names the
-            methods that differ.
+        UnsupportedDeepSpeedError: DeepSpeed is missing, or equal bits can be promised at no stage;
+            names the methods that differ, by stage.
         ConfigError: ``DEEP_OPTIMIZER_STATES_ALLOW_UNVERIFIED`` is neither 0 nor 1.
     """
     allow_unverified = _is_allowed_by_environment() or allow_unverified
@@ -109,18 +127,43 @@ def check_deepspeed(allow_unverified: bool = False) -> None:
     if not changed and how != "older":
         if how == "newer":
             _say(f"DeepSpeed {installed} has the methods of {checked}, the newest that was checked")
-        return
-    problem = f"DeepSpeed {installed} {_SAYS[how].format(checked)} {', '.join(changed)}"
+        return {}
+    says = _SAYS[how].format(checked)
+    differing = {
+        part: [name for name, path in changed.items() if set(stages) <= set(STAGES[path])]
+        for part, stages in _ADAPTERS.items()
+    }
+    refused = {part: names for part, names in differing.items() if names or how == "older"}
     if allow_unverified:
-        _say(f"{problem}. allow_unverified is set, so it is used: BITS MAY NOT BE STOCK'S")
-    elif how == "newer":
-        from deep_optimizer_states.release_check import check_release
+        lines = _lines(differing, refused, "used all the same, BITS MAY NOT BE STOCK'S", checked)
+        _say(f"DeepSpeed {installed} {says}, and allow_unverified is set:\n{lines}")
+        return {}
+    lines = _lines(differing, refused, "refused", checked)
+    if len(refused) == len(_ADAPTERS):
+        raise UnsupportedDeepSpeedError(f"DeepSpeed {installed} {says}:\n{lines}\n{_WAY_OUT}")
+    _say(f"DeepSpeed {installed} {says}:\n{lines}")
+    left = " or ".join(
+        str(stage) for part, stages in _ADAPTERS.items() if part not in refused for stage in stages
+    )
+    return {
+        stage: f"DeepSpeed {installed} at zero_optimization.stage = {stage}: it {says}, with other "
+        f"code in {', '.join(names)}; set the stage to {left}, {_WAY_OUT}"
+        for part, names in refused.items()
+        for stage in _ADAPTERS[part]
+    }
 
-        check_release(installed, problem, _WAY_OUT)
-    else:
-        raise UnsupportedDeepSpeedError(
-            f"{problem}, which this package overrides or relies on; {_WAY_OUT}"
-        )
+
+def _lines(
+    differing: dict[str, list[str]], refused: Collection[str], verb: str, checked: str
+) -> str:
+    """A line for each adapter: what becomes of its stages, and which methods differ."""
+    lines = []
+    for part, names in differing.items():
+        be = "are" if len(_ADAPTERS[part]) > 1 else "is"
+        code = f"other code in {', '.join(names)}" if names else f"nothing differs from {checked}"
+        what = verb if part in refused else "taken"
+        lines.append(f"  ZeRO {part} {be} {what}: {code}")
+    return "\n".join(lines)
 
 
 def installed_version() -> str:
@@ -167,18 +210,21 @@ def _say(text: str) -> None:
         logger.warning(f"deep_optimizer_states: {text}")
 
 
-def changed_methods(version: str) -> list[str]:
-    """Methods of the installed DeepSpeed that are not those of a checked release: ``class.method``.
+def changed_methods(version: str) -> dict[str, str]:
+    """Methods of the installed DeepSpeed that are not those of a checked release.
 
     Args:
         version: one of :data:`CHECKED_VERSIONS`.
+
+    Returns:
+        ``class.method`` -> the class's path.
     """
-    return [
-        f"{path.partition(':')[2]}.{method}"
+    return {
+        f"{path.partition(':')[2]}.{method}": path
         for path, methods in fingerprints_of(version).items()
         for method, expected in methods.items()
         if fingerprint(path, method) != expected
-    ]
+    }
 
 
 def fingerprints_of(version: str) -> dict[str, dict[str, str]]:

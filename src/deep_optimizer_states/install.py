@@ -21,33 +21,36 @@ from deep_optimizer_states.deepspeed_guard import (
 from deep_optimizer_states.errors import ConfigError, UnsupportedDeepSpeedError
 
 _originals: dict[tuple[Any, str], Any] = {}
+_refused: dict[int, str] = {}
+"""Why a ZeRO stage of this DeepSpeed is refused, by stage."""
 
 
 def install(allow_unverified: bool = False) -> None:
     """Teach this process's DeepSpeed the ``"deep_optimizer_states"`` block and the paper's keys.
 
     Call it once, before ``deepspeed.initialize``. DeepSpeed's files are not touched; a config
-    without an enabled block behaves as before. Calling it again changes nothing. Under a DeepSpeed
-    that is newer than all that are known, the first call on a machine may train a toy model for
-    some seconds to see that the bits are stock's.
+    without an enabled block behaves as before. Calling it again changes nothing. Where DeepSpeed's
+    code is known for some ZeRO stages alone, a warning says so, and a config of another stage is
+    refused when it is read.
 
     Args:
         allow_unverified: Take a DeepSpeed of which equal bits cannot be promised, with a warning
             that names what differs. ``DEEP_OPTIMIZER_STATES_ALLOW_UNVERIFIED=1`` does the same.
 
     Raises:
-        UnsupportedDeepSpeedError: DeepSpeed is missing, or its code differs from what this package
-            was checked against; names what differs.
+        UnsupportedDeepSpeedError: DeepSpeed is missing, or its code is known for no stage; names
+            what differs.
     """
     if _originals:
         return
-    check_deepspeed(allow_unverified)
+    refused = check_deepspeed(allow_unverified)
     if _originals:
         # DeepSpeed was imported by the check, and the hook of `run` has installed everything.
         return
     from deepspeed.runtime.config import DeepSpeedConfig
     from deepspeed.runtime.engine import DeepSpeedEngine
 
+    _refused.update(refused)
     _wrap(DeepSpeedConfig, "_initialize_params", _initialize_params)
     _wrap(DeepSpeedEngine, "_configure_zero_optimizer", _configure_zero_optimizer)
     _wrap(DeepSpeedEngine, "step", _step)
@@ -59,6 +62,7 @@ def uninstall() -> None:
     for (owner, name), original in _originals.items():
         setattr(owner, name, original)
     _originals.clear()
+    _refused.clear()
 
 
 def _wrap(owner: Any, name: str, wrapper: Any) -> None:
@@ -190,14 +194,15 @@ def _load_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> A
 
 
 def check_supported(config: Any) -> None:
-    """Refuse what the engine does not do yet, by name.
+    """Refuse what the engine does not do, by name.
 
     Args:
         config: A ``DeepSpeedConfig`` that has read its parameters.
 
     Raises:
         ConfigError: Names the setting, its value and the way out.
-        UnsupportedDeepSpeedError: Stock itself goes wrong there in this release.
+        UnsupportedDeepSpeedError: DeepSpeed's code of this stage is not known, or stock itself goes
+            wrong there in this release.
     """
     zero = config.zero_config
     offload, offload_param = zero.offload_optimizer, zero.offload_param
@@ -258,6 +263,8 @@ def check_supported(config: Any) -> None:
     found = [sentence for is_wrong, sentence in wrong if is_wrong]
     if found:
         raise ConfigError(f'"{BLOCK}" does not work with ' + "; ".join(found))
+    if zero.stage in _refused:
+        raise UnsupportedDeepSpeedError(_refused[zero.stage])
     if zero.stage < 3 and LOST_GRADIENTS.concerns(installed_version()):
         raise UnsupportedDeepSpeedError(
             f"DeepSpeed {installed_version()} at zero_optimization.stage = {zero.stage}: "

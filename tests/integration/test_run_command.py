@@ -116,27 +116,6 @@ def test_a_python_without_the_plugin_says_so(elsewhere):
     assert "install the package there, or leave `run` out" in done.stderr
 
 
-OWN_CHECK = """
-import subprocess, sys
-
-def install():
-    print("installed", flush=True)
-    code = "import deepspeed; print(deepspeed.__file__)"
-    subprocess.run([sys.executable, "-c", code], check=True)
-"""
-
-
-def test_a_process_that_installing_starts_has_deepspeed_as_it_comes(elsewhere):
-    """Or a check of a new release would wait for itself in the process that it asks."""
-    folder, start = elsewhere
-    (folder / "deepspeed.py").write_text(FAKE_DEEPSPEED)
-    (folder / "deep_optimizer_states.py").write_text(OWN_CHECK)
-    code = "import deepspeed, os; print([name for name in os.environ if 'INSTALLING' in name])"
-    path = os.pathsep.join([str(HOOK), str(folder)])
-    done = start(sys.executable, "-c", code, PYTHONPATH=path)
-    assert done.stdout.splitlines() == ["installed", str(folder / "deepspeed.py"), "[]"]
-
-
 def test_the_exit_status_is_the_commands(elsewhere):
     _, start = elsewhere
     assert start(*RUN, "sh", "-c", "exit 7").returncode == 7

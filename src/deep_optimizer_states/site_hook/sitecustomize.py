@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _OWN_NAME = "sitecustomize"
-_UNDER_WAY = "DEEP_OPTIMIZER_STATES_INSTALLING"
-"""Set while the plugin is installed: processes that this starts want DeepSpeed as it comes."""
 
 
 class _InstallAfterDeepSpeed:
@@ -52,11 +50,7 @@ def _install(deepspeed: "ModuleType") -> None:
             f"deep_optimizer_states cannot be imported by {sys.executable} ({error}), which `run` "
             "was to install it in: install the package there, or leave `run` out"
         ) from error
-    os.environ[_UNDER_WAY] = "1"
-    try:
-        deep_optimizer_states.install()
-    finally:
-        del os.environ[_UNDER_WAY]
+    deep_optimizer_states.install()
     if os.environ.get("RANK", "0") == "0":
         sys.stderr.write(
             f"deep_optimizer_states is installed in DeepSpeed {deepspeed.__version__}: a config "
@@ -80,6 +74,5 @@ def _make_way() -> None:
 
 
 if __name__ == _OWN_NAME:
-    if _UNDER_WAY not in os.environ:
-        sys.meta_path.insert(0, _InstallAfterDeepSpeed())
+    sys.meta_path.insert(0, _InstallAfterDeepSpeed())
     _make_way()

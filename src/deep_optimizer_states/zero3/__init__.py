@@ -4,5 +4,5 @@
 work to objects that it owns: ``gradients`` (from backward to the update), ``gathers`` (who waits
 for an update in flight), ``homes`` (where optimizer state lives), and what all stages share
 (``deep_optimizer_states.zero``). ``stock`` lists all that these objects read of DeepSpeed's, and
-``releases`` adds what older releases lack of it. ``trial`` compares with stock on a toy model.
+``releases`` adds what older releases lack of it.
 """

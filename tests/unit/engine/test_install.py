@@ -62,10 +62,11 @@ def test_installing_while_deepspeed_is_first_imported_wraps_nothing_twice(monkey
     before, check, nested = DeepSpeedEngine.step, module.check_deepspeed, []
 
     def import_deepspeed_with_its_hook(*how):
-        check(*how)
+        refused = check(*how)
         if not nested:
             nested.append(1)
             deep_optimizer_states.install()
+        return refused
 
     monkeypatch.setattr(module, "check_deepspeed", import_deepspeed_with_its_hook)
     deep_optimizer_states.install()
@@ -371,7 +372,7 @@ def test_disabled_block_restricts_nothing(installed):
     read(ds_config(zero_optimization={"stage": 1}, deep_optimizer_states={"enabled": False}))
 
 
-def test_changed_deepspeed_method_is_named(monkeypatch):
+def test_a_changed_method_is_named(monkeypatch):
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
     def unscale_and_clip_grads(self, sub_group_id, total_norm):
@@ -380,14 +381,13 @@ def test_changed_deepspeed_method_is_named(monkeypatch):
     monkeypatch.setattr(
         DeepSpeedZeroOptimizer_Stage3, "unscale_and_clip_grads", unscale_and_clip_grads
     )
-    with pytest.raises(UnsupportedDeepSpeedError, match=r"Stage3\.unscale_and_clip_grads,"):
-        deep_optimizer_states.install()
+    refused = deepspeed_guard.check_deepspeed()
+    assert "DeepSpeedZeroOptimizer_Stage3.unscale_and_clip_grads;" in refused[3]
 
 
-def test_missing_method_is_named(monkeypatch):
+def test_a_missing_method_is_named(monkeypatch):
     monkeypatch.setitem(deepspeed_guard.FINGERPRINTS, STAGE3, {"no_such_method": "0" * 12})
-    with pytest.raises(UnsupportedDeepSpeedError, match="no_such_method"):
-        deepspeed_guard.check_deepspeed()
+    assert "no_such_method" in deepspeed_guard.check_deepspeed()[3]
 
 
 def test_no_two_fingerprints_are_equal():
@@ -396,7 +396,7 @@ def test_no_two_fingerprints_are_equal():
     assert len(set(hashes)) == len(hashes)
 
 
-def test_change_below_a_decorator_is_seen(monkeypatch):
+def test_a_change_below_a_decorator_is_seen(monkeypatch):
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
     from deepspeed.utils import instrument_w_nvtx
 
@@ -405,5 +405,4 @@ def test_change_below_a_decorator_is_seen(monkeypatch):
         """Another DeepSpeed's."""
 
     monkeypatch.setattr(DeepSpeedZeroOptimizer_Stage3, "partition_grads", partition_grads)
-    with pytest.raises(UnsupportedDeepSpeedError, match="partition_grads"):
-        deepspeed_guard.check_deepspeed()
+    assert "partition_grads" in deepspeed_guard.check_deepspeed()[3]
