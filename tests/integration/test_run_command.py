@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from deep_optimizer_states.run import HOOK, environment
 from launch.hosts.ranks import free_port
 
 RUN = [sys.executable, "-m", "deep_optimizer_states", "run"]
+USES = "deep_optimizer_states: this engine uses the plugin"
 INSTALLED = "deep_optimizer_states is installed in DeepSpeed"
 WORKERS = Path(__file__).with_name("frameworks")
 FAKE_DEEPSPEED = '__version__ = "0.1"\n'
@@ -81,8 +83,7 @@ def test_an_unsupported_deepspeed_is_refused_where_it_is_imported(elsewhere, wha
     for rank in "01":
         done = start(*RUN, sys.executable, "-c", what, RANK=rank)
         assert done.returncode == 1
-        last = done.stderr.splitlines()[-1]
-        assert "UnsupportedDeepSpeedError: DeepSpeed 0.1 " in last
+        assert "UnsupportedDeepSpeedError: DeepSpeed 0.1 " in done.stderr
     assert start(sys.executable, "-c", what).returncode == 0
 
 
@@ -176,6 +177,9 @@ DS_CONFIG = {
 def told_by(num_ranks, done, folder):
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
     assert INSTALLED in done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if USES in line)  # of rank 0 alone
+    assert f"{USES} (DeepSpeed {metadata.version('deepspeed')}, ZeRO stage 3): policy " in line
+    assert "step_before_norm off, prefetch_memory_bytes 0" in line
     return [json.loads((folder / f"told.{rank}.json").read_text()) for rank in range(num_ranks)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any, Protocol
 
 import torch
 from deepspeed import comm as dist
+from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from deepspeed.utils import log_dist
 from torch import Tensor
 
 from deep_optimizer_states.config import STEP_BEFORE_NORM, Settings
+from deep_optimizer_states.deepspeed_guard import installed_version
 from deep_optimizer_states.errors import ConfigError, UpdateError
 from deep_optimizer_states.executor import Executor, OnSpans, Sizes, Work
 from deep_optimizer_states.gate import Background, Update
@@ -141,14 +144,52 @@ class UpdatePhase:
 
         return self._steppers.recorder, on_spans
 
-    def __str__(self) -> str:
-        schedule = self._schedule
-        return (
-            f"policy {self._settings.policy}, {self._homes.num_subgroups} subgroups in "
-            f"{len(schedule.tiles)} tiles, {len(schedule.device_tiles)} of them updated on the "
-            f"device, {len(schedule.resident_tiles)} resident there, "
-            f"{self._executor.slot_bytes} bytes of slots, CPU lane of {self._steppers.lanes.near}"
+    def announce(self, stage: int, why: str) -> None:
+        """Say on rank 0, in one line, that this engine has the plugin and what will be done.
+
+        Nothing else that a program prints shows it. So it is a warning, which is what DeepSpeed's
+        logger lets through unless it is told otherwise.
+
+        Args:
+            stage: ZeRO's.
+            why: Why the policy is what it is; empty where it was given.
+        """
+        log_dist(
+            f"deep_optimizer_states: this engine uses the plugin (DeepSpeed {installed_version()}, "
+            f"ZeRO stage {stage}): {why or self._policy}; {self._shares}; {self._early}; CPU lane "
+            f"of {self._steppers.lanes.near}",
+            ranks=[0],
+            level=logging.WARNING,
         )
+
+    @property
+    def _policy(self) -> str:
+        settings = self._settings
+        number = {"stride": f" {settings.stride}", "ratio": f" {settings.ratio:g}"}
+        return f"policy {settings.policy}{number.get(settings.policy, '')}"
+
+    @property
+    def _shares(self) -> str:
+        """Who updates how many tiles."""
+        schedule = self._schedule
+        resident, through = len(schedule.resident_tiles), len(schedule.device_tiles)
+        on_host = len(schedule.tiles) - resident - through
+        if schedule.dynamic:
+            shares = f"{on_host + through} shared out while the update runs"
+        else:
+            shares = f"{on_host} updated on the CPU and {through} on the device"
+        emulated = "" if get_accelerator().device_name() == "cuda" else " (emulated, without a GPU)"
+        return (
+            f"{self._homes.num_subgroups} subgroups in {len(schedule.tiles)} tiles, {shares}, "
+            f"{resident} resident on the device{emulated}"
+        )
+
+    @property
+    def _early(self) -> str:
+        """What may begin during backward."""
+        before = "on" if self._settings.step_before_norm else "off"
+        memory = self._settings.prefetch_memory_bytes
+        return f"step_before_norm {before}, prefetch_memory_bytes {memory}"
 
     @property
     def last_plan(self) -> Plan:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
-from deepspeed.utils import log_dist
 from torch import Tensor
 
 from deep_optimizer_states.auto import settle_policy
@@ -99,7 +98,7 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
         )
         self._is_made = True
         self.background.prepare(self._lanes.near.bind_this_thread)
-        log_dist(f"deep_optimizer_states: {self._update}", ranks=[0])
+        self._update.announce(2 if self.partition_gradients else 1, self._why_policy)
 
     def _refuse_other_types(self) -> None:
         if self.torch_autocast_gradscaler is not None:
@@ -118,9 +117,7 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
     def _settle_schedule(self, numels: list[int]) -> Schedule:
         has_gpu = get_accelerator().device_name() == "cuda"
         chosen, why = settle_policy(self._settings, numels, local_ranks(), has_gpu)
-        if why:
-            log_dist(f"deep_optimizer_states: {why}", ranks=[0])
-        self._settings = chosen
+        self._settings, self._why_policy = chosen, why
         way = (chosen.policy, chosen.stride, chosen.ratio, chosen.tile_numel)
         return Schedule.make(numels, *way)
 

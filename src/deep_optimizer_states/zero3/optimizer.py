@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
-from deepspeed.utils import log_dist
 from torch import Tensor
 
 from deep_optimizer_states.auto import settle_policy
@@ -87,7 +86,7 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
             self._update = UpdatePhase(self, *parts)
             self._work_in_backward = self._make_work_in_backward()
             self.background.prepare(self._lanes.near.bind_this_thread)
-            log_dist(f"deep_optimizer_states: {self._update}", ranks=[0])
+            self._update.announce(3, self._why_policy)
             self._gate.hang()
         except BaseException:
             with contextlib.suppress(UpdateError):  # it says less than what happened first
@@ -121,9 +120,7 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
         has_gpu = get_accelerator().device_name() == "cuda"
         run = (layout.numels, local_ranks(), has_gpu, layout.weights_on_host)
         chosen, why = settle_policy(self._settings, *run)
-        if why:
-            log_dist(f"deep_optimizer_states: {why}", ranks=[0])
-        self._settings = chosen
+        self._settings, self._why_policy = chosen, why
         apart = runs_apart(layout) if chosen.just_in_time_forward else ()
         way = (chosen.policy, chosen.stride, chosen.ratio, chosen.tile_numel)
         schedule = Schedule.make(layout.numels, *way, apart)

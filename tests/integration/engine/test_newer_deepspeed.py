@@ -143,3 +143,5 @@ def test_what_is_refused_at_every_stage_trains_where_that_is_allowed(train):
     taken = train(*EDITS, DEEP_OPTIMIZER_STATES_ALLOW_UNVERIFIED="1")
     assert found_by(taken) == {"1": FLAT, "2": FLAT, "3": OURS}
     assert taken.stdout.count("BITS MAY NOT BE STOCK'S") == 2
+    uses = "this engine uses the plugin (DeepSpeed 0.20.0, ZeRO stage"
+    assert [taken.stdout.count(f"{uses} {stage}): policy ") for stage in (1, 2, 3)] == [1, 1, 1]
