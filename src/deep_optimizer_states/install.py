@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from deep_optimizer_states.config import (
-    BLOCK,
-    PREFETCH_MEMORY,
-    STEP_BEFORE_NORM,
-    Settings,
-    read_settings,
-    translate_paper_keys,
-)
 from deep_optimizer_states.deepspeed_guard import (
     LOST_GRADIENTS,
     check_deepspeed,
     installed_version,
 )
 from deep_optimizer_states.errors import ConfigError, UnsupportedDeepSpeedError
+
+if TYPE_CHECKING:  # it needs pydantic, without which commands still say what is missing
+    from deep_optimizer_states.config import Settings
 
 _originals: dict[tuple[Any, str], Any] = {}
 _refused: dict[int, str] = {}
@@ -78,6 +73,8 @@ def _wrap(owner: Any, name: str, wrapper: Any) -> None:
 
 def _initialize_params(original: Any, config: Any, param_dict: dict[str, Any]) -> None:
     """DeepSpeed's reading of its config, with the paper's keys translated before it validates."""
+    from deep_optimizer_states.config import read_settings, translate_paper_keys
+
     translated = translate_paper_keys(param_dict)
     settings = read_settings(translated)
     original(config, translated)
@@ -88,6 +85,8 @@ def _initialize_params(original: Any, config: Any, param_dict: dict[str, Any]) -
 
 def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any:
     from deepspeed.pipe import PipelineModule
+
+    from deep_optimizer_states.config import BLOCK, Settings
 
     settings: Settings = getattr(engine._config, BLOCK, Settings())
     # DeepSpeed gives no optimizer to an engine for inference.
@@ -204,6 +203,8 @@ def check_supported(config: Any) -> None:
         UnsupportedDeepSpeedError: DeepSpeed's code of this stage is not known, or stock itself goes
             wrong there in this release.
     """
+    from deep_optimizer_states.config import BLOCK, PREFETCH_MEMORY, STEP_BEFORE_NORM
+
     zero = config.zero_config
     offload, offload_param = zero.offload_optimizer, zero.offload_param
     device = "none" if offload is None else _text(offload.device)

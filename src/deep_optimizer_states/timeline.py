@@ -1,7 +1,7 @@
 """What every lane did and when: spans as JSONL, one line an update, and a trace for Perfetto.
 
 ``"timeline": "FOLDER"`` in the config's block makes each rank append to ``FOLDER/rank-N.jsonl``;
-``python -m deep_optimizer_states.timeline FOLDER`` turns that into ``FOLDER/trace.json``, which
+``python -m deep_optimizer_states timeline FOLDER`` turns that into ``FOLDER/trace.json``, which
 https://ui.perfetto.dev and Chrome's ``about:tracing`` open. Nothing here imports torch.
 """
 
@@ -226,7 +226,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def main(argv: list[str] | None = None) -> int:
     """Write ``trace.json`` beside the ranks' files; returns 2 if none is there, or it cannot."""
     parser = argparse.ArgumentParser(
-        prog="python -m deep_optimizer_states.timeline", description="Timelines to a trace."
+        prog="python -m deep_optimizer_states timeline", description="Timelines to a trace."
     )
     parser.add_argument("folder", type=Path, help="what the config's timeline names")
     folder = parser.parse_args(argv).folder
@@ -247,7 +247,3 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     sys.stdout.write(f"{target}\n")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,8 +4,10 @@ Its environment is empty but for the wheel and a path to the site-packages in wh
 environment keeps torch and DeepSpeed.
 """
 
+import email
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from deep_optimizer_states import deepspeed_guard
+from deep_optimizer_states.__main__ import REQUIRED
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).with_name("installed_worker.py")
@@ -29,7 +34,7 @@ def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "LICENSE"):
         shutil.copy(ROOT / name, source)
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
     shutil.copytree(ROOT / "src", source / "src", ignore=ignored)
@@ -84,6 +89,84 @@ def test_nothing_of_the_harness_is_in_the_wheel(wheel):
     assert "sitecustomize.py" not in names  # every Python of the environment would import it
     own = [name for name in names if name.startswith("deep_optimizer_states/")]
     assert not [name for name in own if "fit" in Path(name).stem or "simplex" in name]
+
+
+def test_an_index_page_says_what_the_wheel_is_and_links_nothing_that_it_lacks(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        about = email.message_from_bytes(archive.read(name))
+    assert "ZeRO stages 1, 2 and 3" in about["Summary"]
+    assert tuple(re.match(r"[\w-]+", text)[0] for text in about.get_all("Requires-Dist")) == (
+        REQUIRED
+    )
+    text = about.get_payload(decode=True).decode()
+    assert "deep_optimizer_states.install()" in text
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert links
+    assert all(link.startswith("https://") for link in links)
+    releases = ", ".join(deepspeed_guard.CHECKED_VERSIONS[1:-1]) + f" and {deepspeed_guard.NEWEST}"
+    assert f"{deepspeed_guard.CHECKED_VERSIONS[0]} (stage 3 alone), {releases}" in (
+        text.replace("\n", " ")
+    )
+
+
+@pytest.fixture(scope="module")
+def bare(wheel, tmp_path_factory):
+    """What starts a program of an environment that has the wheel and none of its dependencies."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, with_pip=False)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install"]
+    flags = ["--no-deps", "--no-index", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, *flags, str(wheel)], check=True, capture_output=True, text=True)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+
+    def start(program, *words):
+        return subprocess.run(
+            [str(folder / "bin" / program), *words],
+            cwd=folder, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    return start
+
+
+OF_THE_MODULE = ("python", "-m", "deep_optimizer_states")
+COMMAND = pytest.mark.parametrize("command", [OF_THE_MODULE, ("deep-optimizer-states",)])
+
+
+@COMMAND
+def test_without_its_dependencies_help_is_given_and_a_line_names_what_is_missing(bare, command):
+    done = bare(*command, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: python -m deep_optimizer_states COMMAND")
+    (line,) = done.stderr.splitlines()
+    assert ": torch deepspeed pydantic numpy psutil; give `pip install torch deepspeed" in line
+
+
+@COMMAND
+def test_the_version_is_the_wheels(bare, wheel, command):
+    assert bare(*command, "--version").stdout == (
+        f"deep-optimizer-states {wheel.name.split('-')[1]}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        (["plan", "--model", "20B", "--machine", "h200x1"], "pydantic"),
+        (["calibrate", "--device", "cpu", "--threads", "1"], "psutil"),
+    ],
+)
+def test_a_command_that_lacks_a_package_names_it_in_a_line(bare, words, missing):
+    done = bare(*OF_THE_MODULE, *words)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].endswith(f": {missing}; give `pip install {missing}`")
+
+
+def test_commands_that_need_no_package_work_without_any(bare, tmp_path):
+    (tmp_path / "rank-0.jsonl").write_text("")
+    assert bare(*OF_THE_MODULE, "timeline", str(tmp_path)).stdout == f"{tmp_path}/trace.json\n"
+    assert bare(*OF_THE_MODULE, "run", "echo", "run").stdout == "run\n"
 
 
 def test_nothing_of_the_checkout_can_be_imported(run):
