@@ -28,6 +28,8 @@ class Preset:
         fp16: Whether the arguments ask for fp16, which a config that fixes it needs; else bf16.
         door: How the config reaches DeepSpeed: ``trainer`` (an argument of Trainer),
             ``accelerate`` (the variables that ``accelerate launch`` sets) or ``lightning``.
+        users_have: An older DeepSpeed that users of the framework have, and why; empty where
+            nothing keeps them from the newest.
     """
 
     source: str
@@ -35,6 +37,7 @@ class Preset:
     outcome: str = EQUAL
     fp16: bool = False
     door: str = "trainer"
+    users_have: tuple[str, str] = ("", "")
 
 
 CPU = {"device": "cpu"}
@@ -239,6 +242,7 @@ PRESETS = {
             "wall_clock_breakdown": False,
         },
         door="accelerate",
+        users_have=("0.18.9", "the newest that axolotl 0.19.0 takes"),
     ),
     "ms-swift zero3_offload": Preset(
         "ms-swift, swift/config/zero3_offload.json, 2026-01-14", MS_SWIFT_3
@@ -246,6 +250,7 @@ PRESETS = {
     "ms-swift zero2_offload": Preset(
         "ms-swift, swift/config/zero2_offload.json, 2026-01-14",
         {**MS_SWIFT, "zero_optimization": zero_2(2e8, overlap_comm=False)},
+        users_have=("0.18.9", "which ms-swift 4.6.0 recommends"),
     ),
     "Transformers ZeRO-3": Preset(
         "Transformers 4.49, page on DeepSpeed, with its optimizer and scheduler, 2025",
