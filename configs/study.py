@@ -147,7 +147,7 @@ class Study(StudyFile):
             raise ConfigError(
                 f"{source}: give the engine by its name or by {', '.join(given)}, not both"
             )
-        values = {key: _whole_number(key, given.get(key, 0), source) for key in self.engine_keys}
+        values = {key: _whole_number(key, value, source) for key, value in given.items()}
         twice = [key for key in fields if key in self._bound_by_keys]
         if twice:
             raise ConfigError(
@@ -327,12 +327,12 @@ def make_point(
 
 
 def _bind(keys: Mapping[str, Any], values: Mapping[str, int]) -> dict[str, int] | None:
-    """Fields that values of engine keys give, or None where they are another engine's."""
+    """Fields that the values given give, or None where these are another engine's."""
     bound: dict[str, int] = {}
     for key, wanted in keys.items():
         if (field := bound_field(wanted)) is not None:
-            bound[field] = values[key]
-        elif values[key] not in (wanted if isinstance(wanted, list | tuple) else [wanted]):
+            bound[field] = values.get(key, 0)
+        elif values.get(key, wanted) != wanted:
             return None
     return bound
 

@@ -123,8 +123,8 @@ class Engine(Table):
     device_bytes: float = Field(default=0, ge=0)
     """Memory of the device a parameter, at least, beside weights and gradients."""
     keys: dict[str, Any] = Field(default_factory=dict)
-    """Values of the study's ``engine_keys`` that mean this engine. ``"{field}"`` binds a field, a
-    list holds values that mean the same, and a key that is left out may have any value."""
+    """Values of the study's ``engine_keys`` that mean this engine. ``"{field}"`` binds a field. A
+    key that the engine or the point leaves out may have any value; the first engine fits then."""
     log: str = ""
     """How it reads in a log's name; empty: ``engine_NAME``."""
 

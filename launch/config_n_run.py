@@ -19,7 +19,8 @@ from launch.task import RunOptions
 class Flag(NamedTuple):
     """One of the paper's flags, for a field of a point or, with ``model.`` before it, of its model.
 
-    The default is what the paper's script takes; None where the flag must be given.
+    The default is what the paper's script takes; None where the flag must be given, empty where the
+    others decide.
     """
 
     letter: str
@@ -44,7 +45,7 @@ FLAGS = (
     Flag("G", "subgroup_numel", "1000000000", "elements after which a subgroup closes"),
     Flag("P", "prefetch_optimizer", "0", "1 for the hybrid update"),
     Flag("D", "dp", "1", "data-parallel degree"),
-    Flag("A", "part_grads_async", "0", "1 for asynchronous gradients"),
+    Flag("A", "part_grads_async", "", "1 for asynchronous gradients, which -P 1 needs"),
     Flag("O", "prefetch_optimizer_gap", "2", "stride of the hybrid update; unused without -P 1"),
 )
 
@@ -53,7 +54,7 @@ def build_parser() -> cli.Parser:
     """The paper's flags, and the options of every run."""
     parser = cli.Parser("bash config-n-run.sh", "Run one point, given by the paper's flags.")
     for flag in FLAGS:
-        default = "required" if flag.default is None else f"default {flag.default}"
+        default = "required" if flag.default is None else f"default {flag.default or 'as -P'}"
         parser.add_argument(
             f"-{flag.letter}", dest=flag.field, metavar="V", help=f"{flag.help} [{default}]"
         )
@@ -84,6 +85,8 @@ def point_from_flags(values: dict[str, str | None]) -> Point:
         value = flag.default if value is None else value
         if value is None:
             raise ConfigError(f"-{flag.letter} is missing ({flag.help})")
+        if value == "":
+            continue
         name = flag.field.removeprefix("model.")
         (table if name == flag.field else model)[name] = value
     if not re.fullmatch(r"\d+(\.\d+)?", model["name"]):

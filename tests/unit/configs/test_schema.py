@@ -120,7 +120,7 @@ def test_the_papers_knobs_choose_the_engine(knobs, engine):
         ({"model": "tiny", "engine": "v", "part_grads_async": 1}, "not both"),
         ({"model": "tiny", "stride": 3, "prefetch_optimizer": 1}, "give stride or .*not both"),
         ({"model": "tiny", "part_grads_async": "x"}, "part_grads_async = 'x': give a whole"),
-        ({"model": "tiny", "part_grads_async": 2}, "part_grads_async = 2, .* is no engine"),
+        ({"model": "tiny", "part_grads_async": 2}, "part_grads_async = 2 is no engine"),
         ({"model": "tiny", "prefetch_optimizer": 1}, "stride must be at least 1"),
         ({"model": {"name": "a", "hidden": 8}}, "field 'model.ffn' is missing"),
         ({"model": {"name": "a/b", "hidden": 8}}, "'model.name' = 'a/b'"),

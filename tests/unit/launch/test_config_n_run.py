@@ -39,6 +39,12 @@ def test_flags_left_out_take_the_papers_defaults():
     assert (got.tp, got.dp, got.micro_batch_size, got.global_batch_size) == (1, 1, 1, 1)
 
 
+def test_the_hybrid_update_has_asynchronous_gradients_unasked():
+    got = point("-P", "1", "-O", "3")
+    assert (got.engine, got.stride) == ("hybrid", 3)
+    assert got.log_name.endswith("-prefetch1-flush_async1-opt_gaps3.log")
+
+
 def test_the_gap_is_ignored_without_prefetch():
     assert point("-A", "1", "-O", "5").engine == "async-gradients"
     assert point("-P", "0", "-O", "5").engine == "vanilla"
@@ -53,6 +59,12 @@ def test_the_gap_is_ignored_without_prefetch():
         (["-S", "5"], r"-L \(heads\) 32 is not a multiple of -S \(kv_heads\) 5"),
         (["-D", "2"], r"-B \(global_batch_size\) 1 is not a multiple .* -D \(dp\) 2"),
         (["-P", "2"], r"-P \(prefetch_optimizer\) = 2, .* is no engine"),
+        # The hybrid update always flushes gradients asynchronously, and its log's name says so.
+        (
+            ["-P", "1", "-A", "0"],
+            r"-P \(prefetch_optimizer\) = 1, -A \(part_grads_async\) = 0, .*"
+            r"is no engine .*; hybrid: -P \(prefetch_optimizer\) 1, -A \(part_grads_async\) 1",
+        ),
         (["-A", "yes"], r"-A \(part_grads_async\) = 'yes'"),
         (["-P", "1", "-O", "0"], r"stride must be at least 1"),
         (["-m", "../x"], r"-m '../x': give billions"),
