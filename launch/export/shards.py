@@ -21,7 +21,8 @@ _DEEPSPEED = "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_stat
 def merge(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """The whole model's weights.
 
-    Files are mapped, not read whole: the memory needed is that of the weights in the run's type.
+    Files of the pipeline trainer are mapped, not read whole, so that the memory needed is that of
+    the weights in the run's type. Those of DeepSpeed need the weights in fp32 beside.
 
     Args:
         checkpoint: of the pipeline trainer, or one that DeepSpeed saved.
@@ -107,4 +108,8 @@ def _of_deepspeed(checkpoint: Checkpoint) -> dict[str, Tensor]:
         folder = checkpoint.path
         found = get_fp32_state_dict_from_zero_checkpoint(str(folder.parent), folder.name)
     dtype = DTYPES[point["dtype"]]
-    return {name: weight.to(dtype) for name, weight in found.items() if weight is not None}
+    # Copied even if the type stays: at stages 1 and 2 each weight is a view of one flat tensor, and
+    # safetensors writes none that fills only a part of its storage.
+    return {
+        name: weight.to(dtype, copy=True) for name, weight in found.items() if weight is not None
+    }

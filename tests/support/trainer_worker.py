@@ -1,7 +1,8 @@
 """Trains points one after the other in this process: ``RUN_JSON[=RUN_TO_CONTINUE]...``.
 
 Starting a process and DeepSpeed takes longer than a tiny training does. Each run's folder gets a
-``result.json``.
+``result.json``, and ``logits.pt`` if the run saves checkpoints: ``tokens`` (samples, sequence) and
+the trained model's ``logits`` of all of them (samples, sequence, padded vocabulary).
 """
 
 import json
@@ -57,8 +58,23 @@ def train(run, ranks, device):
         "parameters": loop.num_local_parameters(module),
         "dtype": str(next(module.parameters()).dtype),
     }
+    if run.point.save_interval and run.point.tp == 1:
+        leave_logits(trainer, run.run_dir / "logits.pt")
     trainer.engine.destroy()
     return result
+
+
+def leave_logits(trainer, path):
+    import torch
+
+    model = trainer.point.model
+    size = (trainer.point.micro_batch_size, model.seq_length)
+    tokens = torch.randint(model.vocab_size, size, generator=torch.Generator().manual_seed(7))
+    positions = torch.arange(model.seq_length).expand(size)
+    with torch.no_grad():  # on every rank, since under ZeRO-3 they gather the weights together
+        logits = trainer.engine(tokens, positions, trainer.mask)
+    if trainer.ranks.is_first:
+        torch.save({"tokens": tokens, "logits": logits}, path)
 
 
 if __name__ == "__main__":
