@@ -150,14 +150,13 @@ def simulate_sweep(
     every = read_published(sweep.study) if simulation.when is AsOf.PAPER else []
     points = as_published(sweep, points, every)
     published = published_of(points, sweep.name, simulation.shipped_name, every)
-    impossible = {}
+    impossible: dict[str, str] = {}
     for number, point in enumerate(points, start=1):
         head = f"[{number}/{len(points)}] {point.name}"
         try:
             found, resident = simulation.predict(point)
         except WorkloadError as error:
-            impossible[point.name] = str(error)
-            cli.say(f"{head}: left out: {error}")
+            impossible[head] = str(error)
             continue
         cli.say(f"{head}: {_line(found, resident)}")
         if dry_run:
@@ -167,7 +166,9 @@ def simulate_sweep(
         if point.name in published:
             written.add(point, PUBLISHED, published_values(point, published[point.name]))
     if len(impossible) == len(points):
-        raise ConfigError(f"sweep '{sweep.name}': {next(iter(impossible.values()))}")
+        raise ConfigError(_why_none(sweep, list(impossible.values())))
+    for head, reason in impossible.items():
+        cli.say(f"{head}: left out: {reason}")
     figures = _figures(sweep)
     if not dry_run:
         written.finish(sweep, figures)
@@ -177,6 +178,22 @@ def simulate_sweep(
         f"({simulation.when.words}){beside}"
     )
     return 0 if derive is None or dry_run else derive(written.folder, figures)
+
+
+def _why_none(sweep: Sweep, reasons: Sequence[str]) -> str:
+    """Why no point of a sweep can be predicted, in a line.
+
+    Reasons read ``FIELD = VALUE: WHAT IS KNOWN``; each thing that is known is said once, with the
+    first value that it leaves out.
+    """
+    alike: dict[str, list[str]] = {}
+    for reason in reasons:
+        alike.setdefault(reason.partition(": ")[2], []).append(reason)
+    found = [f"{each[0]} ({len(each)})" for each in alike.values()]
+    return (
+        f"--simulate: sweep '{sweep.name}' of study '{sweep.study.name}' has {len(reasons)} points "
+        f"and none can be predicted: {'; '.join(found)}"
+    )
 
 
 def _figures(sweep: Sweep) -> list[str]:

@@ -19,6 +19,8 @@ from configs.table import Table
 FILE = "published.csv"
 _COLUMNS = ("sweep", "machine", "quantity", "value")
 """Beside them, columns are fields of the point that a value is of."""
+_OF_WHOLE_RUNS = "label"
+"""Column of a file whose values are of whole runs, no point's: ``plots.results`` draws them."""
 _PHASES = ("forward_s", "backward_s", "update_s")
 
 
@@ -51,7 +53,7 @@ def _is_equal(value: object, published: object) -> bool:
 
 
 def read_published(study: Study) -> list[Published]:
-    """All values of a study; none where it has no such file.
+    """All values that a study has of points; none where it has no such file.
 
     Raises:
         ConfigError: The file cannot be read; names it and the line.
@@ -61,6 +63,8 @@ def read_published(study: Study) -> list[Published]:
         return []
     lines = path.read_text(encoding="utf-8").splitlines()
     rows = csv.DictReader(line for line in lines if not line.startswith("#"))
+    if _OF_WHOLE_RUNS in (rows.fieldnames or ()):
+        return []
     known = [*_COLUMNS, *study.point_type.model_fields, "accumulation"]
     for name in rows.fieldnames or ():
         if name not in known:

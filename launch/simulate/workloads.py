@@ -86,6 +86,8 @@ def workload_of(point: Point, when: AsOf) -> Workload:
     Raises:
         WorkloadError: The performance model does not know such a run; names the setting.
     """
+    if point.pp > 1:
+        raise _unknown("pp", point.pp, "no pipeline; `python -m optimus_cc predict` knows GPT-2's")
     try:
         config = translate_paper_keys(deepspeed_config(point))
         settings = read_settings(config)
