@@ -115,23 +115,21 @@ class Task:
         Args:
             points: to run.
             options: how.
-            makes_data: prepare the embedded corpus where it is not there; without, its points are
-                left out then.
+            makes_data: make or fetch data that the harness or the trainer can make; without, points
+                whose data are not there yet are left out.
 
         Raises:
             ConfigError: a point's data is not there.
             LaunchError: the default corpus could not be made.
         """
-        own = options.trainer.own_data
         chosen = {point.data_prefix for point in points}
-        if not makes_data and "" in chosen and prepared(EMBEDDED) is None:
-            points = [point for point in points if point.data_prefix]
-            chosen.remove("")
-        prefixes = {given: own.get(given, data_prefix)(given) for given in chosen}
+        prefixes = {given: _prefix_of(given, options.trainer, makes_data) for given in chosen}
         facts = machine_and_checkout()
         tasks = []
         for point in points:
             prefix = prefixes[point.data_prefix]
+            if prefix is None:
+                continue
             require_vocabulary(point, look_at(prefix))
             versions = {**facts["versions"], **options.versions(point)}
             setup = {**facts, "versions": versions, "code": _code(point, options)}
@@ -154,6 +152,13 @@ class Task:
         about = {**provenance, **self.setup, "data": look_at(self.data_prefix).record()}
         own = {key: value for key, value in vars(self).items() if key not in ("point", "setup")}
         return {**own, "command": command, "provenance": about}
+
+
+def _prefix_of(given: str, trainer: Trainer, makes_data: bool) -> str | None:
+    """Absolute prefix of data; None for those that are not there yet and are not to be made."""
+    if given in trainer.own_data:
+        return trainer.own_data[given](given, makes_data)
+    return data_prefix(given) if given or makes_data else prepared(EMBEDDED)
 
 
 def _code(point: Point, options: RunOptions) -> dict[str, Any]:

@@ -22,11 +22,11 @@ _LIGHTNINGS_OWN = ("optimizer", "gradient_accumulation_steps", "gradient_clippin
 _DATA = ("synthetic-reviews", "imdb-reviews")
 
 
-def _prepared(name: str) -> str:
+def _prepared(name: str, makes: bool) -> str | None:
     # Tokenizing needs packages that no other trainer loads.
-    from launch.frameworks.imdb.files import prepared
+    from launch.frameworks.imdb.files import prefix_if_made, prepared
 
-    return prepared(name)
+    return prepared(name) if makes else prefix_if_made(name)
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,9 @@ class LightningTrainer(Trainer):
 
     name: ClassVar[str] = "lightning"
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    own_data: ClassVar[Mapping[str, Callable[[str], str]]] = dict.fromkeys(_DATA, _prepared)
+    own_data: ClassVar[Mapping[str, Callable[[str, bool], str | None]]] = dict.fromkeys(
+        _DATA, _prepared
+    )
     writes_metrics: ClassVar[bool] = True
     end_mark: ClassVar[str] = "'end' line in metrics.jsonl"
 

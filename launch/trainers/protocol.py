@@ -22,9 +22,10 @@ class Trainer(Protocol):
     options: ClassVar[Mapping[str, Mapping[str, Any]]]
     """Options that it adds to the command line: flag to arguments of ``add_argument``. An option's
     default must count as false: any other value is refused beside another trainer."""
-    own_data: ClassVar[Mapping[str, Callable[[str], str]]] = {}
-    """Data that it makes itself: what a point's ``data_prefix`` calls them, to what makes them and
-    gives the absolute prefix of their ``.bin`` and ``.idx``."""
+    own_data: ClassVar[Mapping[str, Callable[[str, bool], str | None]]] = {}
+    """Data that it makes itself: what a point's ``data_prefix`` calls them, to what gives the
+    absolute prefix of their ``.bin`` and ``.idx``. Data that are not there yet are made or fetched
+    if its second argument is true; otherwise it returns None for them."""
     writes_metrics: ClassVar[bool]
     """Whether a run has a ``metrics.jsonl``."""
     end_mark: ClassVar[str]

@@ -67,12 +67,21 @@ def prepared(name: str) -> str:
     Raises:
         ImdbError: the hub's files cannot be had.
     """
-    folder = CACHE / f"{name}-{_recipe()}"
-    prefix = folder / name
-    if not (folder / f"{name}.manifest.json").is_file():
+    folder = _folder(name)
+    if prefix_if_made(name) is None:
         reviews, tokenizer = _SOURCES[name]()
         _make_folder(folder, lambda path: write(path / name, reviews, tokenizer))
-    return str(prefix)
+    return str(folder / name)
+
+
+def prefix_if_made(name: str) -> str | None:
+    """Absolute prefix of tokenized reviews that are there already; None if they are not."""
+    prefix = _folder(name) / name
+    return str(prefix) if prefix.with_suffix(".manifest.json").is_file() else None
+
+
+def _folder(name: str) -> Path:
+    return CACHE / f"{name}-{_recipe()}"
 
 
 def _synthetic() -> tuple[Reviews, Tokenizer]:

@@ -16,6 +16,7 @@ from launch.frameworks.imdb import files
 from launch.frameworks.imdb.train import loggers_of, require_reviews
 from launch.records.files import write_json
 from launch.records.run_folder import RunFolder
+from launch.sweep import main
 from launch.task import RunOptions, Task
 from launch.trainer.runfile import RunFile, read_run_file
 from launch.trainers import lightning, trainer_of
@@ -145,6 +146,24 @@ def test_a_dry_run_makes_and_fetches_nothing(tmp_path, monkeypatch):
         text = describe(point(data_prefix=name), Machine(2**34), options)
         assert f"{name}, made or fetched when they are first needed" in text
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("size", ["full", "tiny"])
+def test_a_dry_run_of_a_sweep_needs_nothing_from_outside(size, tmp_path, monkeypatch, capsys):
+    """Every point is told, as never run, whether or not its reviews can be had."""
+
+    def fetch_nothing(*_):
+        raise AssertionError("a dry run makes and fetches no data")
+
+    monkeypatch.setattr(files, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(files, "_SOURCES", dict.fromkeys(files._SOURCES, fetch_nothing))
+    words = ["--study", "imdb", "--size", size, "--dry-run", "--results-dir", str(tmp_path)]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    sweep = load_sweep(STUDY.default_sweep, STUDY)
+    number = len((sweep if size == "full" else sweep.small()).points(None))
+    assert told.count("runs     yes: never run before") == number
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_vocabulary_that_is_too_small_is_refused_before_anything_starts(tmp_path, monkeypatch):
