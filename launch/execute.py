@@ -7,15 +7,19 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from configs.schema import Point
+from deep_optimizer_states.stale_locks import locks_watched
+from launch import cli
 from launch.hosts.autotuning import tuned_config
 from launch.hosts.launchers import Commands
 from launch.process.beside import before, companions, monitoring, scalar_environment
 from launch.process.extensions import extensions_folder, ready_extensions
 from launch.process.job import Ending, Job, Limits
 from launch.process.outcome import judge
+from launch.process.stacks import add_note
 from launch.process.supervise import Beside, supervise
 from launch.records.driver import Driver
 from launch.records.files import ROOT, last_lines
@@ -51,13 +55,16 @@ def execute(task: Task, options: RunOptions, watch: Watch = contextlib.nullconte
     Raises:
         ConfigError: the results folder cannot be made, or that of compiled ops not written.
     """
-    ready_extensions(extensions_folder(os.environ))
+    extensions = extensions_folder(os.environ)
+    for line in ready_extensions(extensions):
+        cli.say(line)
     folder = create_run_folder(options.results_dir, options.sweep, task.point)
     job, beside = prepare(task, options, folder)
     status = Status("failed", cause="the launcher itself ended before the run did")
     folder.write_status(Status("running", driver=Driver.this_process(job.token)))
     try:
-        with watch(folder):
+        # A build that the ranks wait for may be killed meanwhile.
+        with watch(folder), locks_watched(extensions, partial(add_note, folder.log)):
             limits = Limits(options.timeout_s, options.hang_s)
             ending = supervise(job, limits, beside, options.echo)
         status = _judged(ending, folder, task.point, options)

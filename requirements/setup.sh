@@ -97,8 +97,6 @@ fi
 install --no-build-isolation --no-deps -e "$here/.."
 
 say "building the compiled ops into $TORCH_EXTENSIONS_DIR"
-# A build that was killed leaves a lock on which the next one would wait for ever.
-find "$TORCH_EXTENSIONS_DIR" -name lock -delete 2>/dev/null || true
 # With the environment's own ninja: DeepSpeed builds again when it meets another one.
 PATH=$(cd "$venv/bin" && pwd):$PATH PYTHONUNBUFFERED=1 \
   "$venv/bin/python" -W ignore -m deep_optimizer_states.build 2>&1 | progress "building ops" all

@@ -164,9 +164,6 @@ def _laid_over(base: Path, python: str, releases: dict[str, str]) -> Environment
 
 
 def _build_ops(made: Environment, name: str) -> None:
-    # What a build that was killed left; the next one would wait for it without end.
-    for path in made.ops.rglob("lock"):
-        path.unlink()
     command = [made.python, "-m", "deep_optimizer_states.build"]
     _do(command, f"ops-{name}", made.variables())
 

@@ -15,9 +15,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
-
 from configs.errors import ConfigError
+from deep_optimizer_states.stale_locks import clear_stale_locks
 
 EXTENSIONS_VARIABLE = "TORCH_EXTENSIONS_DIR"
 _REMEDY = f"name a folder of your own in {EXTENSIONS_VARIABLE}"
@@ -38,8 +37,11 @@ def extensions_folder(environment: Mapping[str, str]) -> Path:
     return Path(cache) / "deep-optimizer-states" / f"torch_extensions-{digest}"
 
 
-def ready_extensions(folder: Path) -> None:
+def ready_extensions(folder: Path) -> list[str]:
     """Make the folder ready for ranks of this user: there, open to writing, without stale locks.
+
+    Returns:
+        What became of locks, in sentences for the user.
 
     Raises:
         ConfigError: this user cannot write there.
@@ -58,7 +60,7 @@ def ready_extensions(folder: Path) -> None:
             f"{EXTENSIONS_VARIABLE} = {str(folder)!r}: you cannot write into {str(closed)!r}, "
             f"where torch locks an op while it loads it; {_REMEDY}"
         )
-    clear_stale_locks(folder)
+    return clear_stale_locks(folder)
 
 
 def _shared_folder() -> Path:
@@ -88,34 +90,3 @@ def _copy(shared: Path, folder: Path) -> None:
             fresh.rename(folder)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-def clear_stale_locks(folder: Path) -> list[Path]:
-    """Remove the locks of ops that a build which was killed left behind.
-
-    A builder keeps its lock open until it is done, so one that nobody has open is left over, and
-    the next start would wait for it for ever. Only root sees the files that other users have open,
-    so others remove their own locks alone.
-
-    Returns:
-        The files removed.
-    """
-    locks = [path.resolve() for path in folder.glob("*/lock") if path.is_file()]
-    if not locks:
-        return []
-    held = _open_files()
-    user = os.geteuid()
-    stale = [path for path in locks if path not in held and user in (0, path.stat().st_uid)]
-    for path in stale:
-        path.unlink(missing_ok=True)
-    return stale
-
-
-def _open_files() -> set[Path]:
-    held: set[Path] = set()
-    for process in psutil.process_iter():
-        try:
-            held.update(Path(file.path) for file in process.open_files())
-        except (psutil.Error, OSError):  # it ended meanwhile, or is another user's
-            continue
-    return held

@@ -11,6 +11,7 @@ import sys
 from deep_optimizer_states.deepspeed_guard import check_deepspeed
 from deep_optimizer_states.errors import DeepOptimizerStatesError, KernelError
 from deep_optimizer_states.kernels import host
+from deep_optimizer_states.stale_locks import clear_stale_locks, locks_watched
 
 
 def main() -> int:
@@ -24,12 +25,20 @@ def main() -> int:
         sys.stderr.write("op 1 of 2: our host Adam, seconds\n")
         library = host.build()
         sys.stderr.write("op 2 of 2: DeepSpeed's cpu_adam, a minute or more the first time\n")
-        tail = _compare_with_deepspeed()
+        folder = library.parent.parent
+        for line in clear_stale_locks(folder):
+            _say(line)
+        with locks_watched(folder, _say):
+            tail = _compare_with_deepspeed()
     except DeepOptimizerStatesError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     sys.stderr.write(f"host Adam: {library.name}, equal to DeepSpeedCPUAdam ({tail})\n")
     return 0
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def _compare_with_deepspeed() -> object:

@@ -8,7 +8,7 @@ import sys
 import pytest
 from made_sweeps import write_sweep
 
-from benchmarks.gpu_check import build, equality, facts, install, mappings, memory, rows, sanitizer
+from benchmarks.gpu_check import equality, facts, install, mappings, memory, rows, sanitizer
 from benchmarks.gpu_check.pieces import LEFT_OUT_STATUS
 
 
@@ -24,14 +24,6 @@ def test_a_package_that_lacks_is_named_with_what_to_do(monkeypatch):
     monkeypatch.setattr(install, "NEEDED", ("pytest", "not-here"))
     with pytest.raises(SystemExit, match=r"not installed: not-here\. Run `make setup`.*--wheels"):
         install.report()
-
-
-def test_locks_of_a_build_that_was_ended_are_removed(tmp_path):
-    (tmp_path / "cpu_adam").mkdir()
-    for name in ("lock", "cpu_adam.so"):
-        (tmp_path / "cpu_adam" / name).touch()
-    build.remove_locks(tmp_path)
-    assert [path.name for path in (tmp_path / "cpu_adam").iterdir()] == ["cpu_adam.so"]
 
 
 def test_facts_name_the_machine_and_what_results_depend_on(tmp_path, capsys):

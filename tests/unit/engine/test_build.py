@@ -3,7 +3,7 @@
 import deepspeed.ops.adam
 import pytest
 
-from deep_optimizer_states import build
+from deep_optimizer_states import build, stale_locks
 from deep_optimizer_states.kernels import host
 
 
@@ -17,14 +17,21 @@ from deep_optimizer_states.kernels import host
         (RuntimeError("no ninja"), "did not build (no ninja); it needs a C++ compiler"),
     ],
 )
-def test_the_cause_is_named_when_deepspeeds_op_cannot_be_had(monkeypatch, capsys, error, words):
+def test_the_cause_is_named_when_deepspeeds_op_cannot_be_had(
+    monkeypatch, capsys, tmp_path, error, words
+):
     def fail(_parameters):
         raise error
 
     monkeypatch.setattr(build, "check_deepspeed", lambda: None)
-    monkeypatch.setattr(host, "build", lambda: None)
+    monkeypatch.setattr(host, "build", lambda: tmp_path / "deep_optimizer_states" / "host_adam.so")
+    monkeypatch.setattr(stale_locks, "PAUSE_S", 0.0)
+    monkeypatch.setattr(stale_locks, "_unseen", lambda *_: "")
+    (tmp_path / "cpu_adam").mkdir()
+    (tmp_path / "cpu_adam" / "lock").touch()
     monkeypatch.setattr(deepspeed.ops.adam, "DeepSpeedCPUAdam", fail)
     assert build.main() == 1
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in said[:2]] == ["op 1 of 2", "op 2 of 2"]
-    assert words in said[2]
+    assert said[2].endswith("lock: removed; a build of cpu_adam that was killed left this lock")
+    assert words in said[3]

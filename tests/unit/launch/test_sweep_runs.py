@@ -7,6 +7,7 @@ import pytest
 
 from configs.study import make_point
 from configs.sweep import make_sweep
+from deep_optimizer_states import stale_locks
 from deep_optimizer_states.predict.memory.peaks import GIB
 from launch import sweep_runner, task as task_module
 from launch.fit.estimate import TimeLimit
@@ -35,6 +36,21 @@ def test_a_run_that_fails_does_not_stop_the_others(plan, fake_trainer, capsys):
     assert out[1].startswith("[1/3] tiny vanilla: ok in ")
     assert out[1].endswith("last loss 7.0")
     assert "ValueError: the trainer's own words" in out[3]
+
+
+def test_a_lock_that_a_killed_build_left_is_taken_away_and_said(
+    plan, fake_trainer, tmp_path, monkeypatch, capsys
+):
+    """The ranks would wait for it in silence until the run is ended as hung."""
+    lock = tmp_path / "ops" / "cpu_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "ops"))
+    # Whatever file system the tests lie on.
+    monkeypatch.setattr(stale_locks, "_unseen", lambda *_: "")
+    run_all(plan(fake_trainer("ok")), Request(chosen=frozenset(NAMES[:1])))
+    assert not lock.exists()
+    assert f"{lock}: removed; a build of cpu_adam that was killed" in capsys.readouterr().out
 
 
 def test_the_same_call_again_runs_what_is_missing_alone(plan, fake_trainer, capsys):
