@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         add(f"--{name}", type=int, help=f"[--run's own, or {getattr(Settings(), name)}]")
     add("--json", action="store_true", help="print JSON")
     add("--csv", action="store_true", help="print CSV")
+    add("--markdown", action="store_true", help="print tables as docs/optimus_cc.md has them")
     text = "write what every rank computes, of the first scheme and link, as a Chrome trace"
     add("--timeline", type=Path, metavar="FILE", help=text)
     return parser
@@ -211,6 +212,8 @@ def _text(given: argparse.Namespace, case: _Case, rows: list[dict[str, Any]]) ->
         writer.writeheader()
         writer.writerows(rows)
         return out.getvalue()
+    if given.markdown:
+        return markdown(case.workload, rows)
     lines = [names, *([str(row.get(name, "")) for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     body = [
@@ -222,6 +225,51 @@ def _text(given: argparse.Namespace, case: _Case, rows: list[dict[str, Any]]) ->
         f"{w.num_micro_batches} micro-batches of {w.micro_batch_size} x {w.model.seq_length} tokens"
     )
     return "\n".join([head, case.source, "", *body]) + "\n"
+
+
+def markdown(workload: Workload, rows: Sequence[dict[str, Any]]) -> str:
+    """Tables with a row for each scheme and a column for each link.
+
+    Args:
+        workload: what was predicted.
+        rows: as :func:`main` prints them.
+
+    Returns:
+        A table of predictions, and one of shaped runs beside theirs; an empty line between them.
+    """
+    predicted = [row for row in rows if "measured_ms" not in row]
+    shaped = [row for row in rows if "measured_ms" in row]
+    tables = [
+        _table(workload, "seconds, simulated (times as fast)", predicted, _seconds),
+        _table(workload, "ms, measured / simulated / error", shaped, _beside),
+    ]
+    return "\n".join(filter(None, tables))
+
+
+def _table(
+    w: Workload, what: str, rows: list[dict[str, Any]], cell: Callable[[dict[str, Any]], str]
+) -> str:
+    """One table; empty without rows."""
+    if not rows:
+        return ""
+    cells = {(row["scheme"], row["link"]): cell(row) for row in rows}
+    names, links = (list(dict.fromkeys(words)) for words in zip(*cells, strict=True))
+    lines = [
+        [f"{w.model.name}, PP {w.pp}, DP {w.dp}, TP {w.tp}: {what}", *links],
+        ["---"] * (len(links) + 1),
+        *([scheme, *(cells.get((scheme, link), "") for link in links)] for scheme in names),
+    ]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _seconds(row: dict[str, Any]) -> str:
+    text = f"{row['iteration_ms'] / 1e3:.4g} ({row['times_faster']:.3f})"
+    return f"**{text}**" if row["best"] else text
+
+
+def _beside(row: dict[str, Any]) -> str:
+    measured, simulated = round(row["measured_ms"]), round(row["iteration_ms"])
+    return f"{measured} / {simulated} / {simulated / measured - 1:+.0%}"
 
 
 def _timeline(spans: list[Span]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 from configs.schema import Model as TrainedModel
 from optimus_cc.__main__ import main
 from optimus_cc.backpropagation import num_epilogue_messages
-from optimus_cc.predict import schemes
+from optimus_cc.predict import cli, schemes
 from optimus_cc.predict.cluster import load_cluster, load_model
 from optimus_cc.predict.fit import FREE, fit, read_run
 from optimus_cc.predict.fluid import Resource, Simulation
@@ -298,6 +299,46 @@ def test_the_command_predicts_from_a_run_and_sets_a_shaped_one_beside_it(capsys,
     spans = json.loads(trace.read_text())
     assert {span["tid"] for span in spans} == {0, 1, 2, 3}
     assert all("simulated" in span["name"] for span in spans)
+    words = ("--run", str(folder), "--link-mbit", "20", "--compare", str(shaped), "--markdown")
+    first, second = (table.splitlines() for table in run_command(capsys, *words)[1].split("\n\n"))
+    assert "seconds, simulated" in first[0]
+    assert [row.split(" | ")[0] for row in first[2:]] == [f"| {name}" for name in schemes.ALL]
+    assert second[0].endswith(": ms, measured / simulated / error | 20 Mbit/s |")
+    assert second[2].startswith("| name | 50 / ")
+
+
+DOCUMENT = (ROOT / "docs" / "optimus_cc.md").read_text(encoding="utf-8")
+PRINTED = re.findall(
+    r"```bash\npython -m optimus_cc (predict [^\n]*--markdown)\n```\n\n((?:(?:\|[^\n]*)?\n)+)",
+    DOCUMENT,
+)
+"""Commands of the document, and the tables below each."""
+
+
+@pytest.mark.parametrize(("command", "tables"), PRINTED)
+def test_the_documents_tables_are_those_that_its_commands_print(capsys, command, tables):
+    if "_RUN" not in command:
+        assert tables.strip() == run_command(capsys, *command.split()[1:])[1].strip()
+        return
+    # Nobody has the shaped runs any more: their values are printed again.
+    for table in tables.strip().split("\n\n"):
+        head, _, *lines = ([c.strip() for c in row.split("|")[1:-1]] for row in table.splitlines())
+        name, pp, dp, tp = re.match(r"(\w+), PP (\d), DP (\d), TP (\d): ", head[0]).groups()
+        rows = [
+            {"link": link, "scheme": line[0], "measured_ms": measured, "iteration_ms": simulated}
+            for line in lines
+            for link, cell in zip(head[1:], line[1:], strict=True)
+            for measured, simulated in [map(float, cell.split(" / ")[:2])]
+        ]
+        model = dataclasses.replace(MODEL, name=name)
+        made = workload(pp=int(pp), dp=int(dp), tp=int(tp), model=model)
+        assert cli.markdown(made, rows).strip() == table
+
+
+def test_the_documents_tables_all_come_from_commands():
+    assert [command.split()[1] for command, _ in PRINTED] == ["--run", "--model", "--model"]
+    predicted = DOCUMENT.partition("## What slow links cost")[2]
+    assert predicted.count("\n| --- ") == sum(text.count("\n| --- ") for _, text in PRINTED) == 4
 
 
 @pytest.mark.parametrize(
