@@ -229,6 +229,7 @@ def test_ranks_of_torchrun_train_with_it_though_no_line_says_so(elsewhere):
     assert told_by(2, done, folder) == [OURS, OURS]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.skipif(not find_spec("accelerate"), reason="not installed: accelerate")
 def test_a_trainer_under_accelerate_launch_and_its_yaml_trains_with_it(elsewhere):

@@ -1,6 +1,5 @@
 """What a point may ask of our trainer: types, ZeRO stages, devices, architectures; and apex."""
 
-import itertools
 import math
 import subprocess
 import sys
@@ -69,6 +68,11 @@ def train(corpus, tmp_path_factory):
     return run
 
 
+def _places(name):
+    """Return every place for bf16, of which ``in_pairs`` has pairs, and some of each for others."""
+    return PLACES if name == "bf16" else [PLACES[0], *PLACES[1::2], (3, "cpu", "none")]
+
+
 def _point(dtype, place, **more):
     names = ("zero_stage", "offload_optimizer", "offload_param")
     return {"dtype": dtype, **dict(zip(names, place, strict=True)), **more}
@@ -77,8 +81,8 @@ def _point(dtype, place, **more):
 @pytest.fixture(scope="module")
 def alone(train):
     """Every point of one rank, by its name here, trained in one process."""
-    llama = {case: _point(*case) for case in itertools.product(DTYPES, PLACES)}
-    gpt2 = {("gpt2", place): _point("bf16", place, model=GPT2) for place in PLACES}
+    llama = {(dtype, place): _point(dtype, place) for dtype in DTYPES for place in _places(dtype)}
+    gpt2 = {("gpt2", place): _point("bf16", place, model=GPT2) for place in _places("gpt2")}
     ours = {"gpt2 hybrid": {"model": GPT2, **HYBRID}}
     points = {**llama, **gpt2, **ours}
     made = [default_study().point_type(**{"model": MODEL, **p}) for p in points.values()]
@@ -88,7 +92,7 @@ def alone(train):
 
 @pytest.mark.parametrize("name", [*DTYPES, "gpt2"])
 def test_it_trains_at_every_stage_and_place(alone, name):
-    results = {place: alone[name, place] for place in PLACES}
+    results = {place: alone[name, place] for place in _places(name)}
     reference = alone["gpt2" if name == "gpt2" else "fp32", (3, "cpu", "none")]["losses"]
     assert reference[0] == pytest.approx(math.log(512), abs=0.3)
     for place, result in results.items():
@@ -99,9 +103,9 @@ def test_it_trains_at_every_stage_and_place(alone, name):
         assert result["losses"][0] == pytest.approx(reference[0], abs=2e-3)
         assert result["losses"] == pytest.approx(reference, abs=2e-3 if place[0] else 0.01)
         assert None not in result["digests"]
-    for one, *others in SAME_BITS:
-        for other in others:
-            assert results[other]["digests"] == results[one]["digests"]
+    for places in SAME_BITS:
+        digests = [tuple(results[place]["digests"]) for place in places if place in results]
+        assert len(set(digests)) == min(1, len(digests))
 
 
 @pytest.fixture(scope="module")

@@ -144,7 +144,7 @@ def test_a_changed_byte_changes_no_other_number(part, data):
     check(path, bytes(damaged), [at])
 
 
-@settings(deadline=None, max_examples=250, derandomize=True)
+@settings(deadline=None, max_examples=100, derandomize=True)
 @given(data=st.data())
 def test_a_cut_and_a_changed_byte_change_no_other_number(data):
     path = data.draw(st.sampled_from(LOGS))
@@ -156,7 +156,7 @@ def test_a_cut_and_a_changed_byte_change_no_other_number(data):
     check(path, bytes(damaged[:cut]), [at])
 
 
-@settings(deadline=None, max_examples=250, derandomize=True)
+@settings(deadline=None, max_examples=100, derandomize=True)
 @given(data=st.data())
 def test_a_block_of_zeros_leaves_gaps_and_no_wrong_number(data):
     path = data.draw(st.sampled_from(LOGS))

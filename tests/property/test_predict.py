@@ -82,7 +82,7 @@ SLOW = dataclasses.replace(
 )
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=80, deadline=None)
 @example(EVEN, dataclasses.replace(BASE, rates=SLOW), "stride")
 @given(workloads(), machines(), st.sampled_from(POLICIES))
 def test_closed_form_and_simulation_agree_where_the_closed_form_applies(workload, machine, policy):
@@ -92,7 +92,7 @@ def test_closed_form_and_simulation_agree_where_the_closed_form_applies(workload
     assert abs(estimate.seconds - simulated) <= 0.02 * simulated
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     workloads() | workloads(("zero3", "ours"), ON_THE_HOST), machines(), st.sampled_from(POLICIES)
 )
@@ -107,7 +107,7 @@ def test_a_simulated_update_is_a_valid_plan_no_lane_of_which_works_longer_than_i
     assert run.seconds <= end
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(workloads(("ours",), st.booleans()), machines(), st.sampled_from(POLICIES))
 def test_nothing_beats_the_bound(workload, machine, policy):
     assume(workload.offload_ratio == 1.0)
@@ -128,7 +128,7 @@ def test_the_chosen_policy_is_about_the_fastest(workload, machine):
         assert choice.seconds <= 1.06 * simulate_update(whole, machine, policy).seconds
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @example(LONGER_THAN_THE_MODEL, BASE, True)
 @given(workloads(engines=("ours",)), machines(), st.sampled_from([None, False, True]))
 def test_no_stride_is_better_than_the_one_that_is_found(workload, machine, forward):
@@ -148,7 +148,7 @@ def test_no_stride_is_better_than_the_one_that_is_found(workload, machine, forwa
     assert limited is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(workloads(), machines(), st.integers(1, 4))
 def test_phases_add_up_and_grow_with_accumulation(workload, machine, more):
     once = predict(workload, machine)

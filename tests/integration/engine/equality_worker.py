@@ -65,8 +65,8 @@ IN_BACKWARD = {
 """Ways of ZeRO-3 to work during backward; the second is without clipping, on both sides."""
 MANY_POLICIES = {1: tuple(POLICIES), 2: ("stride 2", "ratio 0.5", "dynamic"), 4: ()}
 """What every feature is run under, by number of ranks, in the extent ``many``."""
-FEW_POLICIES = MANY_POLICIES[2]
-"""Tiles without and with a resident part, and shared while they run."""
+ONE_RANK_IN = 3
+"""In the extent ``few`` one rank runs one case in so many of those that two ranks run."""
 CLASSES = {
     "1": ("DeepSpeedZeroOptimizer", "InterleavedFlatOptimizer"),
     "2": ("DeepSpeedZeroOptimizer", "InterleavedFlatOptimizer"),
@@ -145,16 +145,17 @@ def policies_of(number, case_name, extent):
         return ()
     if case.few and extent != "all" and world > 2:
         return ()
-    if case.policies:
-        few = {"all": len(case.policies), "once": 1}.get(extent, case.few or len(case.policies))
-        return tuple((case.policies * 2)[number % len(case.policies) :][:few])
+    names = case.policies or tuple(POLICIES)
     if extent == "all" or (case_name == FIRST_CASE and extent != "once"):
-        return tuple(POLICIES)
+        return names
     if extent == "many":
-        return MANY_POLICIES[world]
-    # Every feature under one policy, by turns: under any of them on one rank, and on more under
-    # one of those that differ most, so that each feature meets two policies.
-    names = tuple(POLICIES) if world == 1 and extent == "few" else FEW_POLICIES
+        if not case.policies:
+            return MANY_POLICIES[world]
+        return (names * 2)[number % len(names) :][: case.few or len(names)]
+    # A case that two ranks run is seen there; on one rank nothing but sums and shares is another.
+    is_seen_elsewhere = extent == "few" and world == 1 and case.most_ranks > 1
+    if is_seen_elsewhere and number % ONE_RANK_IN != 0:
+        return ()
     return (names[number % len(names)],)
 
 

@@ -11,7 +11,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 WAYS = [
-    pytest.param(["engine.compile()", "every layer"], id="eager"),
+    pytest.param(["engine.compile()"], id="eager"),
+    pytest.param(["every layer"], id="layers", marks=pytest.mark.exhaustive),
     pytest.param(["inductor"], id="inductor", marks=pytest.mark.exhaustive),
 ]
 """What is compiled in one process. Another compiler behind the same graphs takes minutes."""

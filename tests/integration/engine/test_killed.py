@@ -13,8 +13,8 @@ from processes import wait_for
 from ranks import free_port, rank_environment
 
 WORKER = Path(__file__).with_name("killed_worker.py")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-KILLS = [2, pytest.param(4, marks=pytest.mark.exhaustive)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.slow, pytest.mark.timeout(900)]
+KILLS = [2, 4]
 """SIGKILL and SIGTERM by turns."""
 STEPS_PER_KILL = 25
 

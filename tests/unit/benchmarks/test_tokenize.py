@@ -66,6 +66,7 @@ def test_what_a_side_says_when_it_fails_is_said_here(given, tmp_path, monkeypatc
         tokenize._side(arguments, "ours", tmp_path / "gone.jsonl")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("code", "message"),
     [("import nothing_of_this_name", "No module named"), ("", "no attribute 'GPT2Tokenizer'")],
@@ -90,6 +91,7 @@ class GPT2Tokenizer:
 """
 
 
+@pytest.mark.exhaustive
 def test_two_sides_that_write_different_files_give_no_figure(given, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "megatron.py").write_text(TOKENIZER)  # one token a letter: merges are left out
