@@ -6,7 +6,6 @@ Exit code 0: DeepSpeed would take it; 1: it would not, or a key does nothing; 2:
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 from ds_config import advise, guide
 from ds_config.explain import Explanation, Note, explain
 from ds_config.fix import fixed, write_beside
-from ds_config.loader import NoAnswerError, refusal
+from ds_config.loader import NoAnswerError, answers, installed
 from ds_config.read import Loaded, NotAConfigError, read_config
 from ds_config.releases import versions
 from ds_config.render import as_json, as_page, as_text
@@ -37,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         if loaded.table and not found.keys:
             raise NotAConfigError(f"{loaded.source}: has no key of DeepSpeed, no configuration")
         _add_notes(found, loaded.notes)
-        if found.is_accepted and _installed() == setting.version:
+        if found.is_accepted and installed() == setting.version:
             _ask(found, loaded.table)
         if arguments.json:
             text = as_json(loaded.source, found)
@@ -93,28 +92,19 @@ def _version(asked: str | None) -> str:
         NotAConfigError: it is not on file.
     """
     known = versions()
-    asked = asked or _installed() or "newest"
+    asked = asked or installed() or "newest"
     asked = known[-1] if asked == "newest" else asked
     if asked not in known:
         raise NotAConfigError(f"--for {asked}: not on file; known are {known[0]} to {known[-1]}")
     return asked
 
 
-def _installed() -> str:
-    try:
-        return importlib.metadata.version("deepspeed").partition("+")[0]
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
 def _ask(found: Explanation, table: dict[str, object]) -> None:
     """Let the installed release have the last word: some of its checks are code alone."""
     try:
-        text = refusal(table)
+        found.faults += answers(table)
     except NoAnswerError as error:
         sys.stderr.write(f"ds_config: DeepSpeed {found.version} was not asked itself: {error}\n")
-    else:
-        found.faults += [Note("(DeepSpeed)", text)] if text else []
 
 
 def _hidden(model: str | None) -> int | None:

@@ -62,7 +62,7 @@ class Explanation:
     version: str
     keys: list[KeyLine] = field(default_factory=list)
     unknown: list[Note] = field(default_factory=list)
-    """Keys that this release does not have."""
+    """Keys that this release does not have, and reads over."""
     faults: list[Note] = field(default_factory=list)
     """Why it would not take the configuration."""
     warnings: list[Note] = field(default_factory=list)
@@ -106,7 +106,7 @@ def explain(table: Mapping[str, Any], setting: Setting) -> Explanation:
     known = keys_of(setting.version)
     found = Explanation(setting.version)
     for key, value in walk(table, ()):
-        _explain_key(found, key, value, known, setting)
+        _explain_key(found, key, value, known, setting, table)
     values = dict(walk(table, ()))
     wrong = [*wrong_plain_values(table), *wrong_values(values, known)]
     found.faults += [
@@ -140,6 +140,7 @@ def _explain_key(
     value: Any,  # noqa: ANN401 - any value
     known: Mapping[Key, KeyFact],
     setting: Setting,
+    table: Mapping[str, Any],
 ) -> None:
     name = ".".join(key)
     if key == (PLUGIN,):
@@ -150,7 +151,7 @@ def _explain_key(
     fact = known.get(key)
     if fact is None:
         if not _is_free(key, known):
-            found.unknown.append(_unknown(key, known, setting.version))
+            _explain_unknown(found, key, known, setting.version)
         return
     if fact.removed:
         found.faults.append(
@@ -162,7 +163,7 @@ def _explain_key(
             )
         )
     elif fact.deprecated:
-        remedy = f"write {fact.replaced_by}" if fact.replaced_by else ""
+        remedy = f"write {newer_name(key, known)}" if fact.replaced_by else ""
         found.warnings.append(Note(name, "is an older name", remedy))
     is_block = isinstance(value, Mapping)
     found.keys.append(
@@ -173,9 +174,19 @@ def _explain_key(
             words().get(key, "") or f"Removed: {_gone(key)}.",
             fact.default,
             setting.auto(key) if value == AUTO else "",
-            cost_bytes(key, value, setting),
+            cost_bytes(key, table, setting),
         )
     )
+
+
+def newer_name(key: Key, known: Mapping[Key, KeyFact]) -> str:
+    """Return the documented name of what took a key's place.
+
+    A release may name the field of its model, where the key that people write is an alias of it.
+    """
+    name = known[key].replaced_by
+    alias = f"stage3_{name}"
+    return alias if (*key[:-1], alias) in known else name
 
 
 def _is_free(key: Key, known: Mapping[Key, KeyFact]) -> bool:
@@ -189,9 +200,26 @@ def _is_free(key: Key, known: Mapping[Key, KeyFact]) -> bool:
     return around not in known or not any(k[:-1] == around for k in known)
 
 
-def _unknown(key: Key, known: Mapping[Key, KeyFact], version: str) -> Note:
+def _explain_unknown(
+    found: Explanation, key: Key, known: Mapping[Key, KeyFact], version: str
+) -> None:
+    """Say of an unknown key whether it is refused, read over, or a comment."""
+    is_refused = _is_strict(key[:-1], known)
+    if is_refused:
+        found.faults.append(_unknown(key, known, version, "raises an error"))
+    elif _is_comment(key):
+        found.warnings.append(Note(".".join(key), "is a comment, which DeepSpeed reads over"))
+    else:
+        found.unknown.append(_unknown(key, known, version, "is read by nobody"))
+
+
+def _is_comment(key: Key) -> bool:
+    """Whether a key is named as people name their comments in JSON."""
+    return key[-1].startswith(("_", "$", "/", "#")) or key[-1].lower() in ("comment", "comments")
+
+
+def _unknown(key: Key, known: Mapping[Key, KeyFact], version: str, does: str) -> Note:
     name, around = key[-1], key[:-1]
-    does = "raises an error" if _is_strict(around, known) else "is read by nobody"
     before = [since for since, fact in history(key) if fact is not None and not fact.removed]
     if before:
         gone = [since for since, fact in history(key) if fact is None]
@@ -204,7 +232,7 @@ def _unknown(key: Key, known: Mapping[Key, KeyFact], version: str) -> Note:
         text = f"stands in the wrong place, where it {does}"
         remedy = f"move it to {place or 'the top level'}"
         return Note(".".join(key), text, remedy, ("move", place))
-    siblings = [k[-1] for k in known if k[:-1] == around]
+    siblings = [] if _is_comment(key) else [k[-1] for k in known if k[:-1] == around]
     near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.6)
     text = f"no key of DeepSpeed {version}: it {does}"
     if not near:

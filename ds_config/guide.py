@@ -11,10 +11,10 @@ from typing import Any
 
 import jinja2
 
-from ds_config.explain import words
+from ds_config.explain import newer_name, words
 from ds_config.expressions import Key, KeyFact
 from ds_config.releases import history, keys_of, versions
-from ds_config.rules import ZERO, Setting, overlap_bytes
+from ds_config.rules import ZERO, Setting, buckets
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "docs" / "guide.md"
@@ -70,7 +70,7 @@ def guide() -> str:
     text = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         version=version,
         has_memory=(FILE.parent / "memory.md").is_file(),
-        overlap=_overlap,
+        bucket=_bucket,
         since=_since,
         auto_keys=_AUTO,
         auto=lambda name, hidden: Setting(version, hidden).auto((ZERO, name)).split(" (give")[0],
@@ -84,9 +84,11 @@ def guide() -> str:
     return text.rstrip() + "\n"
 
 
-def _overlap(elements: float) -> str:
-    sizes = {"reduce_bucket_size": elements, "allgather_bucket_size": elements}
-    return f"{(overlap_bytes({ZERO: sizes}, Setting('')) or 0) / 1e9:.1f} GB"
+def _bucket(elements: float) -> str:
+    table = {"bf16": {"enabled": True}, ZERO: {"stage": 3, "reduce_bucket_size": elements}}
+    found = buckets(table, Setting(""))
+    assert found
+    return f"{found.num_bytes / 1e9:.1f} GB"
 
 
 def _since(key: Key) -> str:
@@ -112,7 +114,7 @@ def _moved(known: dict[Key, KeyFact]) -> list[tuple[str, str, str, str]]:
 
 def _renamed(known: dict[Key, KeyFact]) -> list[tuple[str, str]]:
     return [
-        (".".join(key), fact.replaced_by)
+        (".".join(key), newer_name(key, known))
         for key, fact in known.items()
         if fact.deprecated and fact.replaced_by
     ]

@@ -6,12 +6,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from packaging.version import Version
+
 from ds_config.expressions import Key
+from ds_config.releases import keys_of
 
 ZERO = "zero_optimization"
 _BUCKET_ELEMENTS = 500_000_000
-_MODEST_BYTES = 4_000_000_000
-"""What buckets of 2e8 elements take with overlap_comm is below this."""
+_MODEST_BYTES = 1_000_000_000
+"""Two buckets of 2e8 elements in 16 bits take less than this."""
+_ONE_BIT = ("onebitadam", "onebitlamb", "zerooneadam")
+_ONE_BIT_UNTIL = Version("0.19.7")
+"""The first release without those optimizers."""
+_DTYPES = {
+    **dict.fromkeys(("fp16", "float16", "half", "torch.float16"), "fp16"),
+    **dict.fromkeys(("bf16", "bfloat16", "torch.bfloat16"), "bf16"),
+    **dict.fromkeys(("fp32", "float32", "float", "torch.float32"), "fp32"),
+}
+"""Names of types as DeepSpeed takes them."""
 _BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _STAGES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(
@@ -73,30 +85,63 @@ class Setting:
         return "Hugging Face's integration fills it in from TrainingArguments"
 
 
-def cost_bytes(key: Key, value: Any, setting: Setting) -> int | None:  # noqa: ANN401
-    """Memory of the device that a bucket takes, in bytes, for 16-bit gradients and weights."""
-    if (
-        key[0] != ZERO
-        or len(key) != 2
-        or key[1] not in ("reduce_bucket_size", "allgather_bucket_size")
-    ):
+def cost_bytes(key: Key, table: Mapping[str, Any], setting: Setting) -> int | None:
+    """Memory of the device that the bucket of ``reduce_bucket_size`` takes; None for other keys."""
+    if key != (ZERO, "reduce_bucket_size"):
         return None
-    if value == "auto":
-        value = setting.hidden * setting.hidden if setting.hidden else None
-    return None if not _is_number(value) else int(2 * value)
+    found = buckets(table, setting)
+    return found.num_bytes if found and found.count else None
 
 
-def overlap_bytes(table: Mapping[str, Any], setting: Setting) -> int | None:
-    """What ``overlap_comm`` takes: 4.5 sets of both buckets, in bytes.
+@dataclass(frozen=True)
+class Buckets:
+    """The buffers into which gradients are copied before they are reduced."""
 
-    The factor is that of Hugging Face's guide to DeepSpeed.
+    count: int
+    numel: int
+    """Elements of one."""
+    element_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one."""
+        return self.numel * self.element_bytes
+
+
+def buckets(table: Mapping[str, Any], setting: Setting) -> Buckets | None:
+    """The buckets that DeepSpeed allocates, whether the model fills them or not.
+
+    Stage 3 allocates one when the engine is made (``runtime/zero/stage3.py``). Stages 1 and 2
+    allocate one for every backward, and a second one with ``overlap_comm``
+    (``runtime/zero/stage_1_and_2.py``). ``allgather_bucket_size`` allocates nothing.
+
+    Returns:
+        None where the configuration does not say how large they are.
     """
     zero = _block(table, ZERO)
-    sizes = [
-        zero.get(name, _BUCKET_ELEMENTS) for name in ("reduce_bucket_size", "allgather_bucket_size")
-    ]
-    sizes = [setting.hidden**2 if size == "auto" and setting.hidden else size for size in sizes]
-    return int(4.5 * sum(sizes) * 2) if all(_is_number(size) for size in sizes) else None
+    stage, numel = zero.get("stage", 0), zero.get("reduce_bucket_size", _BUCKET_ELEMENTS)
+    if numel == "auto" and setting.hidden:
+        numel = setting.hidden**2
+    if not _is_number(numel) or stage not in (0, 1, 2, 3):
+        return None
+    weights = _weights_type(table)
+    summed = _DTYPES.get(str(_block(table, "data_types").get("grad_accum_dtype")), weights)
+    sent = _DTYPES.get(str(table.get("communication_data_type")), weights)
+    is_offloaded = _block(zero, "offload_optimizer").get("device", "none") != "none"
+    is_copied = zero.get("contiguous_gradients", True) or (stage < 3 and is_offloaded)
+    if stage == 1 and (weights, summed) == ("bf16", "fp32") and not is_offloaded:
+        is_copied = False  # DeepSpeed's BF16_Optimizer, which has no buckets
+    if not stage or not is_copied:
+        return Buckets(0, int(numel), 0)
+    kind = {1: summed, 2: weights, 3: sent}[stage]
+    count = 2 if stage < 3 and zero.get("overlap_comm") is True else 1
+    return Buckets(count, int(numel), 4 if kind == "fp32" else 2)
+
+
+def _weights_type(table: Mapping[str, Any]) -> str:
+    """Type of the model's weights; ``auto`` counts as 16 bits, since Hugging Face fills it in."""
+    kinds = ((kind, _block(table, kind).get("enabled", False)) for kind in ("bf16", "fp16"))
+    return next((kind for kind, enabled in kinds if enabled), "fp32")
 
 
 def ignored(table: Mapping[str, Any], known: set[Key]) -> Iterator[tuple[str, str]]:
@@ -107,6 +152,8 @@ def ignored(table: Mapping[str, Any], known: set[Key]) -> Iterator[tuple[str, st
         stages = _STAGES.get(
             name.removeprefix("stage3_"), (3,) if name.startswith("stage3_") else None
         )
+        if name == "compute_grad_norm" and zero[name] is False:
+            continue  # refused there, see `conflicts`
         if (ZERO, name) in known and stages and stage not in stages and stage in (0, 1, 2, 3):
             yield f"{ZERO}.{name}", f"does nothing at stage {stage}"
     for block in ("offload_optimizer", "offload_param"):
@@ -139,7 +186,8 @@ def conflicts(table: Mapping[str, Any], setting: Setting) -> Iterator[Conflict]:
     """What cannot, or should not, stand together."""
     yield from _of_types(table)
     yield from _of_offloading(table)
-    yield from _of_optimizer(table)
+    yield from _of_gradient_norm(table, setting)
+    yield from _of_optimizer(table, setting)
     yield from _of_batches(table, setting)
     checkpointing = _block(table, "activation_checkpointing")
     for name in ("contiguous_memory_optimization", "cpu_checkpointing"):
@@ -148,14 +196,16 @@ def conflicts(table: Mapping[str, Any], setting: Setting) -> Iterator[Conflict]:
                 f"activation_checkpointing.{name}",
                 "needs partition_activations",
                 "set partition_activations to true",
-                is_fault=name.startswith("contiguous"),
+                is_fault=False,
             )
-    overlaps = _block(table, ZERO).get("overlap_comm") is True
-    if overlaps and (size := overlap_bytes(table, setting)) is not None:
+    found = buckets(table, setting)
+    if found and found.count > 1:
+        size = found.count * found.num_bytes
         yield Conflict(
             f"{ZERO}.overlap_comm",
-            f"takes about {size / 1e9:.1f} GB of the device for its buckets",
-            "make the buckets smaller if memory is short" if size > _MODEST_BYTES else "",
+            f"holds two buckets of reduce_bucket_size in backward: {size / 1e9:.1f} GB of the "
+            "device",
+            "make reduce_bucket_size smaller if memory is short" if size > _MODEST_BYTES else "",
             is_fault=False,
         )
 
@@ -169,6 +219,15 @@ def _of_types(table: Mapping[str, Any]) -> Iterator[Conflict]:
         name = f"{kind}_master_weights_and_grads"
         if _block(table, kind).get(name) and stage not in (1, 2, 3):
             yield Conflict(f"{kind}.{name}", f"needs stage 1, 2 or 3, not {stage}", "leave it out")
+    enabled = [_block(table, kind).get("enabled", False) for kind in ("fp16", "bf16")]
+    summed = _block(table, "data_types").get("grad_accum_dtype")
+    weights = _weights_type(table)
+    if stage == 0 and "auto" not in enabled and _DTYPES.get(str(summed), weights) != weights:
+        yield Conflict(
+            "data_types.grad_accum_dtype",
+            f"= {summed} without ZeRO needs weights of that type, not {weights}",
+            "leave it out, or give stage 1, 2 or 3",
+        )
     if bf16.get("bf16_optimizer_states") and not bf16.get("bf16_master_weights_and_grads"):
         yield Conflict(
             "bf16.bf16_optimizer_states",
@@ -198,26 +257,54 @@ def _of_offloading(table: Mapping[str, Any]) -> Iterator[Conflict]:
         if offload.get("device") != "nvme":
             continue
         if stage != 3:
-            key = f"{ZERO}.{block}.device"
-            yield Conflict(key, f"= nvme needs stage 3, not {stage}", "give cpu")
+            does = "as cpu does" if block == "offload_optimizer" and stage else "not at all"
+            text = f"= nvme works at stage 3 alone, here {does}"
+            yield Conflict(f"{ZERO}.{block}.device", text, "give cpu, or stage 3", is_fault=False)
         elif not offload.get("nvme_path"):
             yield Conflict(f"{ZERO}.{block}.nvme_path", "is missing", "give a folder on the disk")
 
 
-def _of_optimizer(table: Mapping[str, Any]) -> Iterator[Conflict]:
-    stage, optimizer = _block(table, ZERO).get("stage", 0), _block(table, "optimizer")
+def _of_gradient_norm(table: Mapping[str, Any], setting: Setting) -> Iterator[Conflict]:
+    """Without its norm a gradient cannot be clipped."""
+    zero, key = _block(table, ZERO), f"{ZERO}.compute_grad_norm"
+    if zero.get("compute_grad_norm") is not False:
+        return
+    clip = table.get("gradient_clipping", _clip_by_default(setting.version))
+    if zero.get("stage", 0) not in (1, 2):
+        stage = zero.get("stage", 0)
+        yield Conflict(key, f"= false needs stage 1 or 2, not {stage}", "leave it out")
+    elif _is_number(clip) and clip > 0:
+        remedy = "write gradient_clipping: 0 at the top level, or leave compute_grad_norm out"
+        yield Conflict(key, f"= false needs gradient_clipping 0, and it is {clip}", remedy)
+    elif _block(zero, "offload_optimizer").get("device", "none") != "none":
+        yield Conflict(key, "= false does not go with offload_optimizer", "leave it out")
+
+
+def _clip_by_default(version: str) -> Any:  # noqa: ANN401
+    fact = keys_of(version).get(("gradient_clipping",))
+    return fact.default if fact else None
+
+
+def _of_optimizer(table: Mapping[str, Any], setting: Setting) -> Iterator[Conflict]:
+    zero, optimizer = _block(table, ZERO), _block(table, "optimizer")
+    stage = zero.get("stage", 0)
     if table.get("gradient_allreduce_op") == "sum" and stage == 3:
         yield Conflict("gradient_allreduce_op", "= sum does not go with stage 3", "write mean")
+    if zero.get("legacy_stage1") is True and stage:
+        yield Conflict(f"{ZERO}.legacy_stage1", "is refused since 0.5.9", "leave it out")
     if "max_grad_norm" in _block(optimizer, "params"):
         yield Conflict(
             "optimizer.params.max_grad_norm",
-            "is not used by DeepSpeed",
+            "is refused where DeepSpeed makes the optimizer",
             "write gradient_clipping at the top level",
-            is_fault=False,
         )
-    kind = str(optimizer.get("type", "")).lower()
-    if kind in ("onebitadam", "onebitlamb", "zerooneadam") and stage in (2, 3):
-        yield Conflict("optimizer.type", f"= {kind} does not go with stage {stage}", "give AdamW")
+    kind = str(optimizer.get("type", ""))
+    if kind.lower() not in _ONE_BIT:
+        return
+    if Version(setting.version) >= _ONE_BIT_UNTIL:
+        yield Conflict("optimizer.type", f"= {kind} went with {_ONE_BIT_UNTIL}", "give AdamW")
+    elif stage:
+        yield Conflict("optimizer.type", f"= {kind} does not go with ZeRO", "give AdamW")
 
 
 def _of_batches(table: Mapping[str, Any], setting: Setting) -> Iterator[Conflict]:

@@ -39,12 +39,10 @@ class SetupWatcher(Watcher):
             yield Illness("dropped-gradients", facts["offload"].line, text)
 
     def _buckets(self) -> Iterator[Illness]:
-        for name in ("reduce_bucket", "gather_bucket"):
-            size = self.run.number(name)
-            if size is not None and size >= _LARGE_BUCKET:
-                fact = self.run.facts[name]
-                yield Illness("buckets-1e9", fact.line, fact.text)
-                return
+        size = self.run.number("reduce_bucket")
+        if size is not None and size >= _LARGE_BUCKET:
+            fact = self.run.facts["reduce_bucket"]
+            yield Illness("buckets-1e9", fact.line, fact.text)
 
     def _experts(self) -> Iterator[Illness]:
         facts = self.run.facts

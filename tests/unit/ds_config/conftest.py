@@ -11,4 +11,4 @@ def real_loader():
 @pytest.fixture(autouse=True)
 def quick_loader(request, monkeypatch):
     if "real_loader" not in request.fixturenames:
-        monkeypatch.setattr("ds_config.__main__.refusal", lambda table: "")
+        monkeypatch.setattr("ds_config.__main__.answers", lambda table: [])

@@ -134,12 +134,74 @@ def test_what_the_stage_ignores_is_told_and_accepted():
     assert "zero_optimization.offload_optimizer" not in warned(found)
 
 
-def test_overlap_is_priced():
-    table = {"train_batch_size": 1, "zero_optimization": {"stage": 2, "overlap_comm": True}}
-    assert "9.0 GB" in warned(told(table))["zero_optimization.overlap_comm"]
-    for name in ("reduce_bucket_size", "allgather_bucket_size"):
-        table["zero_optimization"][name] = 2e8
-    assert "3.6 GB" in warned(told(table))["zero_optimization.overlap_comm"]
+@pytest.mark.parametrize(
+    ("stage", "elements", "words"),
+    [(1, 5e8, "2.0 GB"), (2, 5e8, "2.0 GB"), (2, 2e8, "0.8 GB"), (3, 5e8, None), (0, 5e8, None)],
+)
+def test_overlap_is_priced_at_the_bucket_that_it_adds(stage, elements, words):
+    zero = {"stage": stage, "overlap_comm": True, "reduce_bucket_size": elements}
+    table = {"train_batch_size": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
+    zero["allgather_bucket_size"] = 5e8
+    found = told(table)
+    text = warned(found).get("zero_optimization.overlap_comm")
+    assert words in text if words else text is None or "does nothing" in text
+    costs = {line.key: line.cost_bytes for line in found.keys if line.cost_bytes}
+    bucket = {"zero_optimization.reduce_bucket_size": 2 * elements}
+    assert costs == (bucket if stage else {})
+
+
+def test_a_comment_is_no_misspelling():
+    found = told({"train_batch_size": 1, "_comment": "of mine", "comment": "too"})
+    assert found.is_accepted
+    assert {"_comment", "comment"} <= warned(found).keys()
+    inside = told({"train_batch_size": 1, "fp16": {"_comment": "DeepSpeed raises here"}})
+    assert notes(inside) == {
+        "fp16._comment": f"no key of DeepSpeed {NEWEST}: it raises an error; leave it out"
+    }
+
+
+def test_an_older_name_is_told_the_name_that_people_write():
+    key = "stage3_gather_fp16_weights_on_model_save"
+    found = told({"train_batch_size": 1, "zero_optimization": {"stage": 3, key: True}})
+    remedies = {note.key: note.remedy for note in found.warnings}
+    assert remedies[f"zero_optimization.{key}"] == "write stage3_gather_16bit_weights_on_model_save"
+
+
+@pytest.mark.parametrize(
+    ("zero", "verdict"),
+    [
+        ({"overlap_com": True}, "it would refuse this configuration."),
+        ({"compute_grad_norm": False}, "it would refuse this configuration."),
+    ],
+)
+def test_a_key_for_which_deepspeed_raises_is_not_said_to_do_nothing(
+    tmp_path, capsys, zero, verdict
+):
+    path = tmp_path / "file.json"
+    table = {"train_batch_size": 1, "zero_optimization": {"stage": 3, **zero}}
+    path.write_text(json.dumps(table))
+    assert refuses(table)
+    assert main(["explain", str(path)]) == 1
+    text = capsys.readouterr().out
+    assert verdict in text
+    assert f"{next(iter(zero))}: does nothing" not in text
+
+
+@pytest.mark.parametrize(
+    ("version", "stage", "words"),
+    [
+        (NEWEST, 0, "went with 0.19.7"),
+        (NEWEST, 2, "went with 0.19.7"),
+        ("0.19.6", 2, "does not go with ZeRO"),
+        ("0.19.6", 1, "does not go with ZeRO"),
+        ("0.19.6", 0, ""),
+    ],
+)
+def test_one_bit_optimizers_are_refused_for_the_reason_of_the_release(version, stage, words):
+    table = {"train_batch_size": 1, "zero_optimization": {"stage": stage}}
+    found = told(table | {"optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-4}}}, version)
+    assert words in notes(found).get("optimizer.type", "")
+    assert found.is_accepted is not bool(words)
 
 
 def test_a_default_that_moved_is_told_of_what_is_left_out():
@@ -210,8 +272,10 @@ def test_deepspeeds_loader_refuses_what_is_told_to_be_refused():
             if not (change in ("list", "negative") and len(key) == 1):
                 assert not found.is_accepted, (change, key)
         elif not found.is_accepted:
-            # It reads on without a word; the key does nothing.
-            assert found.unknown or change in ("list", "negative"), (change, key, found.faults)
+            # It reads on without a word; the key does nothing, or its `auto` was left out here.
+            autos = {".".join(key) for key, value in walk(table, ()) if value == "auto"}
+            silent = found.unknown or autos & notes(found).keys()
+            assert silent or change in ("list", "negative"), (change, key, found.faults)
     assert {"typo", "move", "list", "removed", "foreign"} <= seen
 
 

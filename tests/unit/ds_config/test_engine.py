@@ -1,0 +1,190 @@
+"""What is said of a configuration is what an engine of the installed DeepSpeed does with it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ds_config.explain import Note, explain
+from ds_config.installed import complaints
+from ds_config.loader import installed, without_auto
+from ds_config.rules import Setting, buckets
+
+WORKER = Path(__file__).resolve().parents[2] / "support" / "engine_verdicts.py"
+SETTING = Setting(installed())
+NUMEL = 4096
+ADAM = {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}}
+
+
+def config(stage=0, zero=None, **more):
+    table = {"train_batch_size": 1, "bf16": {"enabled": True}, "optimizer": ADAM}
+    table["zero_force_ds_cpu_optimizer"] = False
+    return table | {"zero_optimization": {"stage": stage, **(zero or {})}} | more
+
+
+def optimizer(kind, **params):
+    return {"optimizer": {"type": kind, "params": {"lr": 1e-3, **params}}}
+
+
+def scheduler(kind, **params):
+    return {"scheduler": {"type": kind, "params": params}}
+
+
+CPU = {"offload_optimizer": {"device": "cpu"}}
+REFUSED = {
+    "an unknown optimizer": (config(2, **optimizer("AdamQ")), "optimizer.type", "mean Adam?"),
+    "one that is gone": (config(**optimizer("OneBitAdam")), "optimizer.type", "give AdamW"),
+    "gone, under ZeRO": (config(2, **optimizer("OneBitAdam")), "optimizer.type", "give AdamW"),
+    "torch's in lower case": (config(**optimizer("sgd")), "optimizer.type", "mean SGD?"),
+    "untested under ZeRO": (config(1, **optimizer("SGD")), "optimizer.type", "untested"),
+    "a parameter of clipping": (
+        config(2, **optimizer("AdamW", torch_adam=True, max_grad_norm=1.0)),
+        "optimizer.params.max_grad_norm",
+        "write gradient_clipping",
+    ),
+    "a parameter misspelt": (
+        config(**optimizer("AdamW", torch_adam=True, weight_decai=0.1)),
+        "optimizer.params.weight_decai",
+        "did you mean weight_decay?",
+    ),
+    "a scheduler misspelt": (config(**scheduler("WarmupLr")), "scheduler.type", "mean WarmupLR?"),
+    "a scheduler's parameter": (
+        config(**scheduler("WarmupLR", warmup_steps=3)),
+        "scheduler.params.warmup_steps",
+        "did you mean warmup_",
+    ),
+    "a scheduler that lacks one": (
+        config(**scheduler("WarmupDecayLR")),
+        "scheduler.params.total_num_steps",
+        "is missing",
+    ),
+    "a scheduler without": (
+        config(scheduler={"type": "WarmupLR"}),
+        "scheduler.params",
+        "is missing",
+    ),
+    "torch's scheduler under ZeRO": (
+        config(2, **scheduler("LinearLR"), bf16={"enabled": False}),
+        "scheduler.type",
+        "give one of DeepSpeed's",
+    ),
+    "torch's scheduler of 16 bits": (
+        config(**scheduler("LinearLR")),
+        "scheduler.type",
+        "give one of DeepSpeed's",
+    ),
+    "types without ZeRO": (
+        config(data_types={"grad_accum_dtype": "fp32"}),
+        "data_types.grad_accum_dtype",
+        "give stage 1, 2 or 3",
+    ),
+    "clipping without a norm": (
+        config(2, {"compute_grad_norm": False}),
+        "zero_optimization.compute_grad_norm",
+        "gradient_clipping 0, and it is 1.0",
+    ),
+    "no norm at stage 3": (
+        config(3, {"compute_grad_norm": False}),
+        "zero_optimization.compute_grad_norm",
+        "needs stage 1 or 2, not 3",
+    ),
+    "no norm, offloaded": (
+        config(2, {"compute_grad_norm": False, **CPU}, gradient_clipping=0),
+        "zero_optimization.compute_grad_norm",
+        "does not go with offload_optimizer",
+    ),
+    "the first stage 1": (
+        config(1, {"legacy_stage1": True}),
+        "zero_optimization.legacy_stage1",
+        "leave it out",
+    ),
+}
+TAKEN = {
+    "torch's optimizer without ZeRO": config(**optimizer("SGD")),
+    "untested and allowed": config(2, **optimizer("SGD"), zero_allow_untested_optimizer=True),
+    "any case of DeepSpeed's names": config(2, **optimizer("aDaGrad")),
+    "torch's scheduler": config(**scheduler("LinearLR"), bf16={"enabled": False}),
+    "one of DeepSpeed's": config(2, **scheduler("WarmupDecayLR", total_num_steps=9)),
+    "no norm and no clipping": config(2, {"compute_grad_norm": False}, gradient_clipping=0),
+    "a comment": config(1, _comment="mine"),
+    "nvme below stage 3": config(2, {"offload_optimizer": {"device": "nvme"}}),
+    "a sum in another type": config(2, data_types={"grad_accum_dtype": "fp32"}),
+}
+BUCKETS = {
+    f"stage {stage}, {zero}, {more}": config(
+        stage, {"reduce_bucket_size": NUMEL, "allgather_bucket_size": 8 * NUMEL, **zero}, **more
+    )
+    for stage, zero, more in [
+        (1, {}, {}),
+        (1, {"overlap_comm": True}, {}),
+        (1, {}, {"data_types": {"grad_accum_dtype": "fp32"}}),
+        (1, {"overlap_comm": True, **CPU}, {"data_types": {"grad_accum_dtype": "fp32"}}),
+        (2, {}, {"bf16": {"enabled": False}}),
+        (2, {"overlap_comm": True}, {}),
+        (2, {"overlap_comm": True, "contiguous_gradients": False}, {}),
+        (2, {"overlap_comm": True, "contiguous_gradients": False, **CPU}, {}),
+        (3, {"overlap_comm": False}, {}),
+        (3, {"overlap_comm": True}, {}),
+        (3, {"overlap_comm": True}, {"communication_data_type": "fp32"}),
+        (3, {"contiguous_gradients": False, **CPU}, {}),
+    ]
+}
+
+
+@pytest.fixture(scope="module")
+def engines():
+    """What became of each, by its name; they are made by one process, one after the other."""
+    tables = {name: table for name, (table, *_) in REFUSED.items()} | TAKEN | BUCKETS
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(WORKER)],
+        input=json.dumps(list(tables.values())),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.returncode, done.stderr
+    return dict(zip(tables, json.loads(done.stdout.splitlines()[-1]), strict=True))
+
+
+def judged(table):
+    """Notes by key, as the command has them: DeepSpeed is asked where the rules find nothing."""
+    found = explain(table, SETTING)
+    faults = [*found.unknown, *found.faults]
+    faults = faults or [Note(*words) for words in complaints(without_auto(table), table)]
+    return {note.key: f"{note.text}; {note.remedy}" for note in faults}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_an_engine_refuses_is_told_with_its_remedy(engines, name):
+    table, key, words = REFUSED[name]
+    assert engines[name][0]
+    assert words in judged(table)[key]
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_an_engine_takes_is_accepted(engines, name):
+    assert engines[name][0] == ""
+    assert judged(TAKEN[name]) == {}
+
+
+@pytest.mark.parametrize("name", BUCKETS)
+def test_buckets_are_those_that_an_engine_allocates(engines, name):
+    found = buckets(BUCKETS[name], SETTING)
+    assert engines[name] == ["", found.count * found.num_bytes]
+
+
+def test_values_that_hugging_face_fills_in_are_not_missing():
+    auto = scheduler("WarmupDecayLR", total_num_steps="auto", warmup_num_steps="auto")
+    assert judged(config(3, **auto, **optimizer("AdamW", betas="auto"))) == {}
+    assert judged(config(3, scheduler={"type": "auto"}, optimizer={"type": "auto"})) == {}
+
+
+def test_batches_of_several_ranks_are_no_fault_to_a_loader_without_ranks():
+    sizes = {
+        "train_batch_size": 24,
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 3,
+    }
+    assert judged(config(2, **sizes)) == {}
