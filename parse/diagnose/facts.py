@@ -8,6 +8,7 @@ from pathlib import Path
 from parse.diagnose.illness import quoted
 from parse.diagnose.watcher import Fact, Run, Watcher
 from parse.log.facts import RunFacts
+from parse.log.fields import GLOBAL_STEP, PROGRESS
 from parse.log.lines import Line
 from parse.log.records import Log
 
@@ -65,7 +66,7 @@ class Facts(Watcher):
         *("leaf", "world", "n_gpu", "OMP_NUM_THREADS", "padded vocab", "parallel rank", " ...."),
         *('"device"', '": {', "axolotl", "llamafactory", "LLaMA-Factory", "GPU available"),
         *("`Trainer.fit`", "Running training", "'train_runtime'", "torch.distributed"),
-        *("torch/distributed",),
+        *("torch/distributed", "global_step=", "skipped="),
     )
 
     def __init__(self, run: Run) -> None:
@@ -81,6 +82,9 @@ class Facts(Watcher):
         for name, pattern in _SOFTWARE:
             if name not in self.run.software and pattern.search(text):
                 self.run.software.add(name)
+        if GLOBAL_STEP.search(text) or PROGRESS.search(text):
+            self.run.software.add("DeepSpeed")
+            self.run.num_progress += 1
         self._device_of_block(line)
         self._of_log.feed(text)
         self.run.vocab_sizes = self._log.vocab_sizes

@@ -110,7 +110,10 @@ class LossWatcher(Watcher):
     def not_judged(self) -> Iterator[str]:
         """Without losses, nothing."""
         if not self._series.count:
-            yield "whether it learns: no line with a loss that is known here"
+            text = "whether it learns: no loss that is known here"
+            if lines := self.run.num_progress:
+                text += f" ({lines} lines of DeepSpeed's own progress); print the loss of each step"
+            yield text
         elif self._series.count < _FEWEST_LOSSES:
             yield f"whether the loss falls: {self._series.count} losses are too few"
         elif not any(self.illnesses()) and (verdict := self._verdict()).word == "undecided":

@@ -32,6 +32,8 @@ class Run:
     num_lines: int = 0
     num_steps: int = 0
     """Steps with figures so far."""
+    num_progress: int = 0
+    """DeepSpeed's own lines of progress and throughput, which have no loss."""
     steps_at: dict[str, int] = field(default_factory=dict)
     """How many steps there were when a name was last noted, to tell whether the run went on."""
 

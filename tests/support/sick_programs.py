@@ -146,6 +146,17 @@ def ds_buckets():
     loop(deepspeed_engine({"zero_optimization": zero | {"overlap_comm": False}}), mse)
 
 
+def ds_batch_sizes():
+    """Sizes that do not agree: 10 is not 4 x 2 x 1."""
+    deepspeed_engine({"train_batch_size": 10, "gradient_accumulation_steps": 2})
+
+
+def ds_micro_batch_zero():
+    """One sample an update cannot be shared out among two micro-batches."""
+    sizes = {"train_batch_size": 1, "gradient_accumulation_steps": 2}
+    deepspeed_engine({**sizes, "train_micro_batch_size_per_gpu": None})
+
+
 def ds_cannot_allocate():
     import torch
 

@@ -27,6 +27,7 @@ RUNS = {
     "ds_overflow_min": ALONE, "ds_overflow_high": ALONE, "ds_norm_nan": ALONE,
     "ds_loss_nan": ALONE, "ds_frozen": ALONE, "ds_diverging": ALONE, "ds_clip_always": ALONE,
     "ds_clip_never": ALONE, "ds_step_over_half": ALONE, "ds_buckets": ALONE,
+    "ds_batch_sizes": ALONE, "ds_micro_batch_zero": ALONE,
     "ds_cannot_allocate": ALONE, "memory_error": ALONE,
     "killed": [*IN_OWN_PROCESSES, *LAUNCHER], "killed_at_setup": [*IN_OWN_PROCESSES, *TORCHRUN],
     "abort_at_exit": [*IN_OWN_PROCESSES, *LAUNCHER], "collective_timeout": TORCHRUN,

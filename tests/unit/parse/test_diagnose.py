@@ -140,6 +140,33 @@ def test_what_is_no_log_ends_with_2(tmp_path, capsys, data, words):
     assert words in capsys.readouterr().err
 
 
+def test_a_log_of_throughput_alone_is_read_and_what_it_lacks_is_said(tmp_path, capsys):
+    """DeepSpeed prints how fast it trains by itself, and the loss never."""
+    path = LOGS / "written/healthy_throughput.log"
+    lines = path.read_text().splitlines()
+    only = {
+        "throughput": [line for line in lines if "SamplesPerSec" in line],
+        "progress": [line for line in lines if "skipped=" in line],
+    }
+    for name, kept in only.items():
+        assert kept, name
+        (tmp_path / f"{name}.log").write_text("\n".join(kept) + "\n")
+        assert main(["diagnose", str(tmp_path / f"{name}.log")]) == 0
+        text = capsys.readouterr().out
+        assert "lines of DeepSpeed" in text
+        assert f"no loss that is known here ({len(kept)} lines of DeepSpeed's own progress)" in text
+        assert "print the loss of each step" in text
+
+
+@pytest.mark.parametrize("name", ["ds_batch_sizes", "ds_micro_batch_zero"])
+def test_batch_sizes_that_do_not_agree_are_told_in_deepspeed_s_words(name):
+    (illness,) = diagnose(LOGS / "caused" / f"{name}.log").illnesses
+    words = ("10 != 4 * 2 * 1", "Micro batch size per gpu: 0 has to be greater than 0")
+    assert any(word in illness.evidence for word in words)
+    for word in ("train_micro_batch_size_per_gpu", "ranks", "leave one of the three out"):
+        assert word in illness.remedy
+
+
 def test_a_folder_is_searched(tmp_path, capsys):
     (tmp_path / "log-a.log").write_text((LOGS / "written/one_process.log").read_text())
     assert main(["diagnose", str(tmp_path)]) == 1
