@@ -68,8 +68,9 @@ def _of_optimizer(table: Mapping[str, Any]) -> Iterator[Complaint]:
     if stage and not is_tested and table.get("zero_allow_untested_optimizer") is not True:
         remedy = "set zero_allow_untested_optimizer to true at the top level, or give AdamW"
         yield "optimizer.type", f"= {name!r} is refused under ZeRO as untested", remedy
-    kinds = [made] if not own else []
-    kinds = [torch.optim.AdamW, FusedAdam, DeepSpeedCPUAdam] if own in ("adam", "adamw") else kinds
+    kinds: list[Any] = [] if own else [made]
+    if own in ("adam", "adamw"):  # which of them is made follows from stage, device and torch_adam
+        kinds = [torch.optim.AdamW, FusedAdam, DeepSpeedCPUAdam]
     if kinds and params is not None:
         known = {word for kind in kinds for word in inspect.signature(kind).parameters}
         yield from _foreign("optimizer", name, params, known | (_ADAM_WORDS if own else set()))

@@ -302,7 +302,9 @@ def _of_optimizer(table: Mapping[str, Any], setting: Setting) -> Iterator[Confli
     if kind.lower() not in _ONE_BIT:
         return
     if Version(setting.version) >= _ONE_BIT_UNTIL:
-        yield Conflict("optimizer.type", f"= {kind} is no optimizer since {_ONE_BIT_UNTIL}", "give AdamW")
+        yield Conflict(
+            "optimizer.type", f"= {kind} is no optimizer since {_ONE_BIT_UNTIL}", "give AdamW"
+        )
     elif stage:
         yield Conflict("optimizer.type", f"= {kind} does not go with ZeRO", "give AdamW")
 

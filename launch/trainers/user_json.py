@@ -12,6 +12,10 @@ from configs.batch import batch_problem
 from configs.errors import ConfigError
 from configs.schema import Point
 from configs.templates import laid_over
+from ds_config.explain import Note, explain
+from ds_config.loader import NoAnswerError, answers, installed
+from ds_config.releases import versions
+from ds_config.rules import Setting
 from launch.records.files import read_given_json
 from launch.trainers.limits import PLUGIN_BLOCK
 
@@ -34,6 +38,9 @@ _SAID_BY_FIELDS = {
     "gradient_clipping": "clip_grad",
 }
 """Other keys that a point's fields decide: what tables and pairs go by must be what runs."""
+_ANSWERS: dict[str, list[Note]] = {}
+"""What DeepSpeed said of a file. It is asked once, not for every point of a sweep: that takes
+seconds, and points differ in what the harness makes, which is no fault of the file."""
 
 
 def read_user_json(path: Path) -> dict[str, Any]:
@@ -69,7 +76,8 @@ def with_user_json(
     """DeepSpeed's config of a point with the user's JSON laid over it.
 
     Raises:
-        ConfigError: the file contradicts the point, or itself; names key, value and remedy.
+        ConfigError: the file contradicts the point, or itself, or DeepSpeed would refuse it or read
+            over a key of it; names key, value and remedy.
     """
     _check_batches(table, point, path)
     made = laid_over(config, table)
@@ -82,7 +90,31 @@ def with_user_json(
                 f"{path}: {key} = {json.dumps(after.get(key))}: the run has {field} = "
                 f"{point.value(field)!r}; leave the key out, or give the field or another engine"
             )
+    notes = _new_faults(config, made, point) or _answered(table, made)
+    if notes:
+        texts = [f"{n.key}: {n.text}" + (f"; {n.remedy}" if n.remedy else "") for n in notes]
+        raise ConfigError(f"{path}: {'. '.join(texts)}")
     return made
+
+
+def _new_faults(config: Mapping[str, Any], made: Mapping[str, Any], point: Point) -> list[Note]:
+    """Return what ``python -m ds_config explain`` finds, but for what the file has no part in."""
+    setting = Setting(installed(), num_ranks=point.dp)
+    if setting.version not in versions():
+        return []
+    before, after = explain(config, setting), explain(made, setting)
+    known = [*before.unknown, *before.faults]
+    return [note for note in (*after.unknown, *after.faults) if note not in known]
+
+
+def _answered(table: Mapping[str, Any], made: Mapping[str, Any]) -> list[Note]:
+    text = json.dumps(table, sort_keys=True)
+    if text not in _ANSWERS:
+        try:
+            _ANSWERS[text] = answers(made)
+        except NoAnswerError:  # the run itself will say what ails DeepSpeed
+            _ANSWERS[text] = []
+    return _ANSWERS[text]
 
 
 def _check_batches(table: Mapping[str, Any], point: Point, path: Path) -> None:

@@ -6,6 +6,9 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.study import load_study
+from ds_config.explain import Note
+from ds_config.loader import NoAnswerError
+from launch import run
 from launch.ds_json import deepspeed_config
 from launch.trainers.own import OwnTrainer
 from launch.trainers.user_json import read_user_json
@@ -14,6 +17,17 @@ STUDY = load_study("zero-ladder")
 POINT = STUDY.make_point(
     {"model": "tiny", "engine": "stage-2", "dp": 2, "micro_batch_size": 2, "global_batch_size": 8}
 )
+
+
+ASKED = []
+
+
+@pytest.fixture(autouse=True)
+def quick_deepspeed(monkeypatch):
+    """DeepSpeed, which takes seconds to ask, has nothing to say."""
+    ASKED.clear()
+    monkeypatch.setattr("launch.trainers.user_json.answers", lambda made: ASKED.append(made) or [])
+    monkeypatch.setattr("launch.trainers.user_json._ANSWERS", {})
 
 
 @pytest.fixture
@@ -104,3 +118,73 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
 def test_what_contradicts_the_point_or_itself_is_a_reason_not_to_start(given, table, words):
     [reason] = given(table).refuse(POINT)
     assert words in reason
+
+
+KEYS = {
+    "a nested key": (
+        {"zero_optimization": {"overlap_com": True}},
+        "zero_optimization.overlap_com: no key of DeepSpeed",
+        "did you mean overlap_comm?",
+    ),
+    "a key at the top": ({"steps_per_prit": 1}, "read by nobody", "did you mean steps_per_print?"),
+    "a value": (
+        {"zero_optimization": {"reduce_bucket_size": -1}},
+        "reduce_bucket_size: = -1",
+        "greater than 0",
+    ),
+    "a removed block": ({"amp": {"enabled": False}}, "amp: is removed", "leave it out"),
+    "keys that do not go together": (
+        {"bf16": {"bf16_optimizer_states": True}},
+        "needs bf16_master_weights_and_grads",
+        "set that to true",
+    ),
+    "another optimizer": (
+        {"optimizer": {"type": "OneBitAdam"}},
+        "optimizer.type: = OneBitAdam",
+        "give AdamW",
+    ),
+}
+
+
+@pytest.mark.parametrize(("table", "text", "remedy"), KEYS.values(), ids=KEYS)
+def test_what_deepspeed_would_refuse_or_read_over_is_refused(given, table, text, remedy):
+    [reason] = given(table).refuse(POINT)
+    assert reason.startswith(str(given(table).user_json))
+    assert text in reason
+    assert remedy in reason
+
+
+def test_all_that_is_wrong_is_named_at_once(given):
+    [reason] = given({"zero_optimization": {"stag": 2}, "steps_per_prit": 1}).refuse(POINT)
+    assert "steps_per_prit" in reason
+    assert "zero_optimization.stag" in reason
+
+
+def test_a_dry_run_refuses_what_the_run_would_fail_on(given):
+    path = given({"fp16": {"loss_scal": 0}}).user_json
+    words = ["tiny", "--study", "zero-ladder", "--deepspeed-config", str(path), "--dry-run"]
+    with pytest.raises(ConfigError, match=r"fp16\.loss_scal: .*raises an error; did you mean"):
+        run.main(words)
+
+
+def test_deepspeed_is_asked_once_a_file_about_what_runs(given):
+    trainer = given({"zero_optimization": {"overlap_comm": False}})
+    made = [trainer.ds_config(POINT) for _ in range(3)]
+    assert made[:1] == ASKED
+    given({"zero_optimization": {"stage": 1, "overlap_com": True}}).refuse(POINT)
+    assert len(ASKED) == 1  # what the rules refuse needs no asking
+
+
+def test_what_deepspeed_itself_refuses_is_a_reason_not_to_start(given, monkeypatch):
+    note = Note("scheduler.type", "= 'WarmupLr' is no scheduler", "did you mean WarmupLR?")
+    monkeypatch.setattr("launch.trainers.user_json.answers", lambda made: [note])
+    [reason] = given({"scheduler": {"type": "WarmupLr", "params": {}}}).refuse(POINT)
+    assert reason.endswith("scheduler.type: = 'WarmupLr' is no scheduler; did you mean WarmupLR?")
+
+
+def test_a_deepspeed_that_does_not_answer_stops_nothing(given, monkeypatch):
+    def silent(made):
+        raise NoAnswerError("cannot be imported")
+
+    monkeypatch.setattr("launch.trainers.user_json.answers", silent)
+    assert given({"steps_per_print": 7}).refuse(POINT) == []
