@@ -113,7 +113,7 @@ TAKEN = {
     "a sum in another type": config(2, data_types={"grad_accum_dtype": "fp32"}),
 }
 BUCKETS = {
-    f"stage {stage}, {zero}, {more}": config(
+    f"stage {stage} {json.dumps({**zero, **more})}": config(
         stage, {"reduce_bucket_size": NUMEL, "allgather_bucket_size": 8 * NUMEL, **zero}, **more
     )
     for stage, zero, more in [

@@ -11,7 +11,7 @@ from ds_config.loader import NoAnswerError
 from launch import run
 from launch.ds_json import deepspeed_config
 from launch.trainers.own import OwnTrainer
-from launch.trainers.user_json import read_user_json
+from launch.trainers.user_json import read_user_json, with_user_json
 
 STUDY = load_study("zero-ladder")
 POINT = STUDY.make_point(
@@ -158,6 +158,12 @@ def test_all_that_is_wrong_is_named_at_once(given):
     [reason] = given({"zero_optimization": {"stag": 2}, "steps_per_prit": 1}).refuse(POINT)
     assert "steps_per_prit" in reason
     assert "zero_optimization.stag" in reason
+
+
+def test_what_a_study_writes_is_not_blamed_on_the_file(given):
+    path = given({"steps_per_print": 7}).user_json
+    config = deepspeed_config(POINT) | {"of_the_study": 1}
+    assert with_user_json(config, read_user_json(path), POINT, path)["of_the_study"] == 1
 
 
 def test_a_dry_run_refuses_what_the_run_would_fail_on(given):

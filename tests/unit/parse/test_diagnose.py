@@ -250,6 +250,14 @@ def test_dropped_gradients_need_release_stage_device_and_accumulation(
     assert ("dropped-gradients" in names(path)) == is_ill
 
 
+@pytest.mark.parametrize(("name", "is_ill"), [("Reduce", True), ("Allgather", False)])
+def test_a_large_bucket_is_one_that_is_allocated(tmp_path, name, is_ill):
+    path = tmp_path / "run.log"
+    line = f"[INFO] [stage_1_and_2.py:237:__init__] {name} bucket size 1000000000\n"
+    path.write_text(line + plain(FALLING))
+    assert ("buckets-1e9" in names(path)) == is_ill
+
+
 def test_an_error_that_training_survived_is_not_told(tmp_path):
     path = tmp_path / "run.log"
     error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
