@@ -57,7 +57,7 @@ def test_every_case_equals_stock(reports, theme):
 
 @pytest.mark.parametrize("theme", NUM_CASES)
 def test_no_case_was_left_out(reports, theme, request):
-    num_policies = len(POLICIES) if "all" in request.node.callspec.id else 1
+    num_policies = len(POLICIES) if "'all'" in request.node.callspec.id else 1
     expected = num_policies * NUM_CASES[theme][len(reports)]
     assert [len(of_theme(report, theme)) for report in reports] == [expected] * len(reports)
 

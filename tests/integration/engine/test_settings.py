@@ -33,5 +33,5 @@ def test_every_setting_and_call_equals_stock(reports):
 
 def test_nothing_was_left_out(reports, request):
     """22 settings and calls, under one of three policies or all three."""
-    num_policies = 3 if "all" in request.node.callspec.id else 1
+    num_policies = 3 if "'all'" in request.node.callspec.id else 1
     assert [len(report) for report in reports] == [num_policies * 22] * len(reports)
