@@ -118,10 +118,6 @@ class Engine(Table):
     """``gpu``, ``two-ranks``, or a requirement such as ``deepspeed>=0.19.4``."""
     zero_init: bool = True
     """Whether the model may be partitioned while it is made."""
-    host_bytes: float = Field(default=18, ge=0)
-    """Host memory a parameter, at least, with its state offloaded."""
-    device_bytes: float = Field(default=0, ge=0)
-    """Memory of the device a parameter, at least, beside weights and gradients."""
     keys: dict[str, Any] = Field(default_factory=dict)
     """Values of the study's ``engine_keys`` that mean this engine. ``"{field}"`` binds a field. A
     key that the engine or the point leaves out may have any value; the first engine fits then."""

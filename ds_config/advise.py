@@ -23,7 +23,7 @@ from deep_optimizer_states.predict.memory.peaks import GIB
 from deep_optimizer_states.predict.model import ModelShape, load_model, model_names
 from ds_config.attempts import Attempts, UnrunnableError, ended_like_ctrl_c
 from ds_config.ladder import Room, Rung, Task, chosen, ladder
-from ds_config.notes import notes_of
+from ds_config.notes import notes_of, ways_out
 
 SCHEMA_VERSION = 1
 INTERRUPTED = 130
@@ -59,8 +59,14 @@ def register(commands: Any) -> None:  # noqa: ANN401 - argparse's private type
     )
     add("--dtype", choices=DTYPES, default="bf16", help="of weights [default: bf16]")
     add("--from", dest="order", choices=ORDERS[:2], default="fastest",
-        help="from which end the ladder is tried [default: fastest]")  # fmt: skip
-    add("--bisect", dest="order", action="store_const", const="bisect", help="halve the ladder")
+        help="from which end --try runs the ladder [default: fastest]")  # fmt: skip
+    add(
+        "--bisect",
+        dest="order",
+        action="store_const",
+        const="bisect",
+        help="--try halves the ladder",
+    )
     add("--json", action="store_true", help="write JSON")
     add("--out", type=Path, metavar="FILE", help="write the chosen configuration to a new file")
     add("--try", dest="attempt", nargs="?", const="", metavar="COMMAND",
@@ -75,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         task, room = _asked(arguments)
         rungs = ladder(task, room)
-        best = chosen(rungs, arguments.order)
+        best = chosen(rungs)
         tried: list[dict[str, str]] = []
         if arguments.attempt is not None:
             attempts = Attempts(arguments.attempt, arguments.model, task, arguments.try_seconds)
@@ -89,7 +95,10 @@ def run(arguments: argparse.Namespace) -> int:
     except (AdviceError, ConfigError, DeepOptimizerStatesError, UnrunnableError) as error:
         sys.stderr.write(f"ds_config advise: error: {error}\n")
         return 2
-    notes = [] if best is None else notes_of(rungs[best], task, room)
+    if best is not None:
+        notes = notes_of(rungs[best], task, room)
+    else:
+        notes = [] if tried else ways_out(rungs, task, room)
     if arguments.json:
         out = json.dumps(_as_json(rungs, best, tried, notes, task), indent=2)
     else:
@@ -165,7 +174,9 @@ def _as_json(
                     for place in ("device", "host")
                 },
                 "fits": rung.fits,
+                "short_bytes": {name: int(short) for name, short in rung.short_bytes.items()},
                 "iteration_s": rung.iteration_s,
+                "no_time": rung.no_time,
                 "checkpointing": rung.checkpointing,
             }
             for rung in rungs
@@ -197,7 +208,7 @@ def _as_text(
         f"{room.host_bytes / GIB:.0f} GiB of host memory for {room.ranks_a_node} of them",
         "Predicted, not run. GiB of one rank: device, host; while it loads, trains, saves.",
         "",
-        f"  {'':36s}{'load':>13s}{'train':>13s}{'save':>13s}   iteration",
+        f"  {'':40s}{'load':>13s}{'train':>13s}{'save':>13s}   iteration",
     ]
     for idx, rung in enumerate(rungs):
         cells = "".join(
@@ -206,10 +217,15 @@ def _as_text(
         )
         seconds = "unknown" if rung.iteration_s is None else f"{rung.iteration_s:.2f} s"
         mark = "<- taken" if idx == best else "" if rung.fits else "does not fit"
-        lines.append(f"  {rung.name:36s}{cells}   {seconds:10s}{mark}".rstrip())
+        lines.append(f"  {rung.name:40s}{cells}   {seconds:10s}{mark}".rstrip())
+    for reason in dict.fromkeys(rung.no_time for rung in rungs if rung.no_time):
+        without = [rung.name for rung in rungs if rung.no_time == reason]
+        named = "any rung" if len(without) == len(rungs) else "; ".join(without)
+        lines.append(f"no time of {named}: {reason}")
     lines += [f"tried {item['name']}: {item['ended']}" for item in tried]
     if best is None:
-        return "\n".join([*lines, "", "nothing fits: take more GPUs, or a smaller model"])
+        said = "nothing ran to its end" if tried else "nothing fits"
+        return "\n".join([*lines, "", said, *notes])
     rung = rungs[best]
     lines += ["", f"at its most, while {rung.peaks.train.when}:"]
     largest = sorted(rung.peaks.train.arrays, key=lambda array: -array.num_bytes)

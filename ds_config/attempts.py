@@ -62,7 +62,8 @@ class Attempts:
         Args:
             rungs: From fastest to leanest.
             start: The first predicted to fit; from there ``fastest`` goes on to leaner ones.
-            order: ``leanest`` begins with the last and goes up while it fits; ``bisect`` halves.
+            order: ``leanest`` begins with the last, and goes up from the first that runs while they
+                do; ``bisect`` halves.
 
         Returns:
             The fastest that ran, None when none did; and how each run ended.
@@ -95,7 +96,8 @@ class Attempts:
         first = start if start is not None else len(rungs) - 1
         for idx in range(first, len(rungs)) if fast else reversed(range(len(rungs))):
             yield idx
-            if _ran(tried[-1]["ended"]) is fast:
+            is_over = any(_ran(item["ended"]) for item in tried)
+            if is_over and _ran(tried[-1]["ended"]) is fast:
                 return
 
     def _run(self, rung: Rung) -> str:

@@ -75,16 +75,24 @@ class Rung:
         config: DeepSpeed's JSON, complete.
         checkpointing: Whether the model computes its layers again in backward.
         peaks: Memory of one rank.
-        fits: Whether there is room for every rank while it loads, trains and saves.
+        short_bytes: What the memory of a GPU (``device``) and of a node (``host``) lacks for every
+            rank to load, train and save; of the resources that are short alone.
         iteration_s: Predicted time; None where the performance model does not reach.
+        no_time: Why there is none; empty where there is one.
     """
 
     name: str
     config: dict[str, Any]
     checkpointing: bool
     peaks: Peaks
-    fits: bool
+    short_bytes: dict[str, float]
     iteration_s: float | None
+    no_time: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for every rank."""
+        return not self.short_bytes
 
 
 def ladder(task: Task, room: Room) -> list[Rung]:
@@ -102,17 +110,21 @@ def _settings(task: Task, room: Room) -> Iterator[tuple[str, dict[str, Any], boo
     def config(stage: int, micro_batch: int = 1, dtype: str = task.dtype, **zero: Any) -> Any:  # noqa: ANN401
         return _config(task, room, micro_batch, dtype, {"stage": stage, **zero})
 
+    def ours(dtype: str, **zero: Any) -> Any:  # noqa: ANN401
+        zero |= {"offload_optimizer": cpu, "sub_group_size": SUBGROUP_NUMEL}
+        block = {"enabled": True, "policy": "auto"}
+        return {**config(3, dtype=dtype, **zero), "deep_optimizer_states": block}
+
     if task.micro_batch > 1:
         yield f"stage 0, batch {task.micro_batch}", config(0, task.micro_batch), False
     yield "batch 1", config(0), False
     yield "checkpointing", config(0), True
+    yield "stage 1", config(1), True
     yield "stage 2", config(2), True
     yield "stage 2 + optimizer offload", config(2, offload_optimizer=cpu), True
     yield "stage 3", config(3), True
-    ours = config(3, offload_optimizer=cpu, sub_group_size=SUBGROUP_NUMEL)
-    ours["deep_optimizer_states"] = {"enabled": True, "policy": "auto"}
     yield "stage 3 + parameter offload", config(3, offload_param=cpu), True
-    yield "stage 3 + optimizer offload, ours", ours, True
+    yield "stage 3 + optimizer offload, ours", ours(task.dtype), True
     lean: dict[str, Any] = {"offload_optimizer": cpu, "offload_param": cpu}
     yield "stage 3 + both offloads", config(3, **lean), True
     lean |= {
@@ -127,6 +139,9 @@ def _settings(task: Task, room: Room) -> Iterator[tuple[str, dict[str, Any], boo
     if dtype == "fp32":
         dtype = "bf16"
         yield "half precision", config(3, dtype=dtype, **lean), True
+    yield "16-bit states, ours", _narrowed(ours(dtype), dtype), True
+    both = _narrowed(ours(dtype, offload_param=cpu), dtype)
+    yield "16-bit states + parameter offload, ours", both, True
     if room.nvme:
         disk = {"device": "nvme", "nvme_path": room.nvme, "pin_memory": True}
         lean["offload_optimizer"] = disk
@@ -151,6 +166,19 @@ def _config(
     }
 
 
+def _narrowed(config: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """Keep master weights, the gradients beside them and both moments in 16 bits."""
+    optimizer = config["optimizer"]
+    params = {**optimizer["params"], "fp32_optimizer_states": False}
+    block = {"enabled": True, f"{dtype}_master_weights_and_grads": True}
+    return {**config, dtype: block, "optimizer": {**optimizer, "params": params}}
+
+
+def is_narrow(config: Mapping[str, Any]) -> bool:
+    """Whether the states are in 16 bits."""
+    return "fp32_optimizer_states" in config["optimizer"]["params"]
+
+
 def _rung(name: str, config: dict[str, Any], checkpointing: bool, task: Task, room: Room) -> Rung:
     setting = setting_of(
         config,
@@ -160,63 +188,62 @@ def _rung(name: str, config: dict[str, Any], checkpointing: bool, task: Task, ro
         checkpointing=checkpointing,
     )
     peaks = peaks_of(setting, room.device_bytes is not None)
-    fits = peaks.host_bytes * room.ranks_a_node <= USABLE * room.host_bytes
+    lacks = {"host": peaks.host_bytes * room.ranks_a_node - USABLE * room.host_bytes}
     if room.device_bytes is not None:
-        fits = fits and peaks.device_bytes <= USABLE * room.device_bytes
-    return Rung(
-        name, config, checkpointing, peaks, fits, _seconds(config, checkpointing, task, room)
-    )
-
-
-def _seconds(
-    config: Mapping[str, Any], checkpointing: bool, task: Task, room: Room
-) -> float | None:
-    """Seconds of an iteration where the performance model reaches: stage 3, state in one place."""
-    zero, machine = config["zero_optimization"], room.machine
-    if machine is None or task.shape is None or zero["stage"] != 3 or "offload_param" in zero:
-        return None
-    offload = zero.get("offload_optimizer")
-    if offload and offload["device"] != "cpu":
-        return None
-    ours = "deep_optimizer_states" in config
+        lacks["device"] = peaks.device_bytes - USABLE * room.device_bytes
+    short_bytes = {place: num_bytes for place, num_bytes in lacks.items() if num_bytes > 0}
+    if reason := _no_time(config, task, room):
+        return Rung(name, config, checkpointing, peaks, short_bytes, None, reason)
     try:
-        workload = Workload(
-            task.shape,
-            None if ours else STOCK,
-            dp=room.gpus,
-            micro_batch_size=config["train_micro_batch_size_per_gpu"],
-            accumulation=config["gradient_accumulation_steps"],
-            sequence_length=task.sequence,
-            offload_ratio=1.0 if offload else 0.0,
-            subgroup_numel=zero.get("sub_group_size", 1_000_000_000),
-            activation_checkpointing=checkpointing,
-            materialized_attention=False,
-            dtype=task.dtype,
-        )
-        return predict(workload, machine).iteration_s
-    except DeepOptimizerStatesError:
-        return None  # the profile lacks a rate, or the machine cannot run it
+        seconds = _seconds(config, checkpointing, task, room)
+    except DeepOptimizerStatesError as error:  # the profile lacks a rate, or cannot run it
+        return Rung(name, config, checkpointing, peaks, short_bytes, None, str(error))
+    return Rung(name, config, checkpointing, peaks, short_bytes, seconds)
 
 
-def chosen(rungs: list[Rung], order: str) -> int | None:
-    """Index of the rung to take: the fastest that fits; None when none does.
+def _no_time(config: Mapping[str, Any], task: Task, room: Room) -> str:
+    """Why the performance model does not reach; empty where it may."""
+    zero = config["zero_optimization"]
+    places = [zero.get(name, {}).get("device") for name in ("offload_optimizer", "offload_param")]
+    knows = "the performance model knows"
+    reasons = (
+        (room.machine is None, "memory alone is given: name a profile with --machine"),
+        (task.shape is None, f"{knows} the shipped models and Llama's kind alone"),
+        (zero["stage"] != 3, f"{knows} ZeRO stage 3 alone"),
+        ("nvme" in places, "the performance model has no rate of a disk"),
+        (places == [None, "cpu"], f"{knows} parameter offload beside optimizer offload alone"),
+        (is_narrow(config), f"{knows} fp32 states alone"),
+        ("reduce_bucket_size" in zero, f"{knows} DeepSpeed's own bucket sizes alone"),
+    )
+    return next((reason for is_so, reason in reasons if is_so), "")
 
-    Args:
-        rungs: From fastest to leanest.
-        order: ``fastest`` looks from the top, ``leanest`` goes up as long as it fits, ``bisect``
-            halves; all agree where a leaner rung never needs more.
+
+def _seconds(config: Mapping[str, Any], checkpointing: bool, task: Task, room: Room) -> float:
+    """Seconds of an iteration.
+
+    Raises:
+        DeepOptimizerStatesError: The profile lacks a rate, or the machine cannot run it.
     """
-    if order == "fastest":
-        return next((idx for idx, rung in enumerate(rungs) if rung.fits), None)
-    if order == "leanest":
-        found = None
-        for idx in reversed(range(len(rungs))):
-            if not rungs[idx].fits:
-                break
-            found = idx
-        return found
-    low, high = 0, len(rungs)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if rungs[middle].fits else (middle + 1, high)
-    return low if low < len(rungs) else None
+    zero, ours = config["zero_optimization"], "deep_optimizer_states" in config
+    assert task.shape
+    assert room.machine
+    workload = Workload(
+        task.shape,
+        None if ours else STOCK,
+        dp=room.gpus,
+        micro_batch_size=config["train_micro_batch_size_per_gpu"],
+        accumulation=config["gradient_accumulation_steps"],
+        sequence_length=task.sequence,
+        offload_ratio=1.0 if "offload_optimizer" in zero else 0.0,
+        weights_on_host="offload_param" in zero,
+        subgroup_numel=zero.get("sub_group_size", 1_000_000_000),
+        activation_checkpointing=checkpointing,
+        materialized_attention=False,
+        dtype=task.dtype,
+    )
+    return predict(workload, room.machine).iteration_s
+
+
+def chosen(rungs: list[Rung]) -> int | None:
+    """Index of the rung to take: the fastest that fits; None when none does."""
+    return next((idx for idx, rung in enumerate(rungs) if rung.fits), None)

@@ -60,7 +60,7 @@ def describe(point: Point, machine: Machine, options: RunOptions, more: Sequence
         f"{point.num_ranks} rank(s), {point.iterations} iterations",
         *([f"links    {links}"] if (links := shaped_links([point.link_mbit])) else []),
         f"data     {data}",
-        f"memory   {memory_text(point, machine)}",
+        f"memory   {memory_text(point, machine, options.trainer)}",
         f"time     {time}",
         f"DeepSpeed {json.dumps(options.trainer.ds_config(point), indent=2)}",
     ]

@@ -60,7 +60,7 @@ def run_point(point: Point, options: RunOptions, dry_run: bool, memory_check: bo
     if options.launcher.node_rank:
         return join(point, options)
     if memory_check and not options.launcher.is_far:
-        refuse_if_short(point, machine)
+        refuse_if_short(point, machine, options.trainer)
     task = Task.each([point], options)[0]
     with options.turn(point, cli.say):
         outcome = execute(task, options)

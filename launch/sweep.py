@@ -45,6 +45,7 @@ from launch.sweep_runner import (
     why_not_here,
 )
 from launch.task import RunOptions
+from launch.trainers import trainer_of
 
 LargestModel = Callable[[Sequence[str], Callable[[str], Sequence[Point]]], str]
 """Of models, the smallest first, the largest all of whose points fit."""
@@ -60,7 +61,9 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
     """
     room = _shown_machine(sweep, given, machine)
     is_tiny = _is_tiny(sweep, given, machine)
-    sweep, found = _sized(sweep, given, is_tiny, partial(largest_model_that_fits, machine=room))
+    trainer = trainer_of(given, sweep.study)
+    largest = partial(largest_model_that_fits, machine=room, trainer=trainer)
+    sweep, found = _sized(sweep, given, is_tiny, largest)
     points, data = with_data(found, given)
     options = RunOptions.of(given, sweep.name, sweep.study)
     return Plan(sweep, tuple(points), machine, options, data)
@@ -349,7 +352,7 @@ def _run_plan(
     reasons = [why_not_here(point, plan, request.memory_check) for point in chosen]
     if all(reasons):
         refuse_if_lacking(chosen[0], plan.machine, plan.options)
-        refuse_if_short(chosen[0], plan.machine)
+        refuse_if_short(chosen[0], plan.machine, plan.options.trainer)
     return _run_and_report(plan, request, given.no_report)
 
 

@@ -256,7 +256,7 @@ def why_not_here(point: Point, plan: Plan, memory_check: bool) -> str:
     """What a point needs that this machine lacks; empty when it can be run."""
     reasons = lacks(point, plan.machine, plan.options)
     if memory_check and not reasons:
-        reasons = shortages(point, plan.machine)
+        reasons = shortages(point, plan.machine, plan.options.trainer)
     return "; ".join(reasons)
 
 

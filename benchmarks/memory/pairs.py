@@ -33,7 +33,7 @@ def _line(model: dict[str, Any], name: str, gpus: int, device: int, host: int) -
     sequence = min(SEQUENCE, architecture.sequence)
     task = Task(architecture, None, sequence, MICRO_BATCH, "bf16")
     rungs = ladder(task, Room(gpus, gpus, device * GIB, host * GIB))
-    best = chosen(rungs, "fastest")
+    best = chosen(rungs)
     start = f"| {name} | {gpus} x {device} GiB | {host} GiB |"
     if best is None:
         least = rungs[-1].peaks

@@ -1,32 +1,29 @@
 """Whether a machine has the memory that a run needs, asked beforehand.
 
-The figures are those of the performance model, and somewhat more: a run that is let through should
-not die of memory after an hour. Of a run that the model does not know, the least counts that its
-engine's row of the study names.
+The figures are those of the model of memory, and somewhat more: a run that is let through should
+not die of memory after an hour. A run that the model does not know is let through, which is said.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from configs.errors import ConfigError
 from configs.schema import Point
-from deep_optimizer_states.predict.machine import load_machine
-from deep_optimizer_states.predict.memory.offload import memory_of
-from deep_optimizer_states.predict.memory.peaks import CONTEXT_BYTES, GIB, peaks_of
+from deep_optimizer_states.predict.memory.peaks import GIB, peaks_of
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.fit.machine import Machine
-from launch.simulate.workloads import AUTO_NEEDS, AsOf, setting_of_point, workload_of
+
+if TYPE_CHECKING:  # trainers ask this module where their ranks run
+    from launch.trainers.protocol import Trainer
 
 MARGIN = 1.1
 """A run takes up to this much more than the model's figure, which is that of a usual run."""
 USABLE = 0.95
 """Share of the free memory that a run may count on."""
-WEIGHT_AND_GRADIENT_BYTES = 4
-"""Of a parameter in 16 bits, where the device holds the whole model."""
 PROFILES = {True: "h200x1", False: "cpu-only"}
 """Shipped profiles that stand for a machine with GPUs and for one without."""
 
@@ -38,7 +35,9 @@ class Need:
     host_bytes: int
     """All ranks together."""
     device_bytes: int
-    """On each GPU; 0 on a CPU, where the host holds everything."""
+    """On the GPU that holds most; 0 on a CPU, where the host holds everything."""
+    stages: tuple[int, ...] = ()
+    """Bytes of a rank of each stage of a pipeline: on its GPU, or without one on the host."""
 
 
 def runs_on_gpu(point: Point, machine: Machine) -> bool:
@@ -46,44 +45,24 @@ def runs_on_gpu(point: Point, machine: Machine) -> bool:
     return point.device == "cuda" or (point.device == "auto" and bool(machine.gpu_free_bytes))
 
 
-def predict(point: Point, on_gpu: bool) -> Need:
+def predict(point: Point, on_gpu: bool, trainer: Trainer) -> Need:
     """Memory that ``point`` needs on GPUs or on a CPU alone.
 
     Raises:
-        WorkloadError: The performance model does not know such a run; names the setting.
+        WorkloadError: The model of memory does not know such a run; names the setting.
     """
-    workload = workload_of(point, AsOf.TODAY)
-    policy = AUTO_NEEDS if workload.policy == "auto" else workload.policy
-    memory = memory_of(workload, load_machine(PROFILES[on_gpu]), policy)
-    host = memory.host_bytes
-    if point.grad_accum_dtype == "fp32":
-        host += (4 - workload.weight_bytes) * sum(workload.subgroups)
-    # Gradients are kept on the device only where there is room for them.
-    device = memory.device_bytes - memory.device_grads_bytes + CONTEXT_BYTES if on_gpu else 0
-    return Need(int(MARGIN * host * point.num_ranks), int(MARGIN * device))
+    every = [peaks_of(setting, on_gpu) for setting in trainer.settings(point, on_gpu)]
+    host = sum(peaks.host_bytes for peaks in every) * point.num_ranks / len(every)
+    each = [peaks.device_bytes if on_gpu else peaks.host_bytes for peaks in every]
+    return Need(
+        int(MARGIN * host),
+        int(MARGIN * max(each)) if on_gpu else 0,
+        tuple(int(MARGIN * stage) for stage in each) if point.pp > 1 else (),
+    )
 
 
-def _need(point: Point, on_gpu: bool) -> tuple[Need, str]:
-    """The predicted need; or the least that the engine's row names, and why it is that."""
-    try:
-        return predict(point, on_gpu), ""
-    except WorkloadError as error:
-        unknown = str(error)
-    with contextlib.suppress(WorkloadError):  # the performance model alone does not know it
-        peaks = peaks_of(setting_of_point(point), on_gpu)
-        host, device = MARGIN * peaks.host_bytes * point.num_ranks, MARGIN * peaks.device_bytes
-        return Need(int(host), int(device)), ""
-    parameters = MARGIN * point.model.num_parameters(point.tp)
-    device = WEIGHT_AND_GRADIENT_BYTES / point.tp + point.row.device_bytes / point.num_ranks
-    host = point.row.host_bytes if on_gpu else point.row.host_bytes + device * point.num_ranks
-    return Need(int(parameters * host), int(parameters * device) if on_gpu else 0), unknown
-
-
-def shortages(point: Point, machine: Machine) -> list[str]:
-    """Why the point cannot run here, a line each; empty when it can.
-
-    Of a run that the performance model does not know, the least counts that its engine needs.
-    """
+def shortages(point: Point, machine: Machine, trainer: Trainer) -> list[str]:
+    """Why the point cannot run here, a line each; empty when it can, or when nobody knows."""
     on_gpu = runs_on_gpu(point, machine)
     gpus = machine.gpu_free_bytes
     if on_gpu and len(gpus) < point.num_ranks:
@@ -91,7 +70,10 @@ def shortages(point: Point, machine: Machine) -> list[str]:
             f"tp {point.tp} x pp {point.pp} x dp {point.dp} needs {point.num_ranks} GPUs, "
             f"{len(gpus)} found" + _visible()
         ]
-    need, _ = _need(point, on_gpu)
+    try:
+        need = predict(point, on_gpu, trainer)
+    except WorkloadError:
+        return []
     lines = []
     if need.host_bytes > USABLE * machine.host_free_bytes:
         lines.append(_short("host memory", need.host_bytes, machine.host_free_bytes))
@@ -110,28 +92,31 @@ def _short(what: str, need_bytes: int, free_bytes: int) -> str:
     return f"about {need_bytes / GIB:.1f} GiB of {what} needed, {free_bytes / GIB:.1f} GiB free"
 
 
-def memory_text(point: Point, machine: Machine) -> str:
+def memory_text(point: Point, machine: Machine, trainer: Trainer) -> str:
     """The memory that the point needs and whether it is there, or why it is not predicted."""
     on_gpu = runs_on_gpu(point, machine)
-    short = "; ".join(shortages(point, machine))
-    need, unknown = _need(point, on_gpu)
-    if unknown:
-        return f"not predicted: {unknown}{short and f'; {short}'}"
+    short = "; ".join(shortages(point, machine, trainer))
+    try:
+        need = predict(point, on_gpu, trainer)
+    except WorkloadError as error:
+        return f"not predicted: {error}{short and f'; {short}'}"
     without = on_gpu and not machine.gpu_free_bytes
     as_if = f" (as on a GPU of profile {PROFILES[True]}; none here)" if without else ""
+    stages = ", ".join(f"{num_bytes / GIB:.1f}" for num_bytes in need.stages)
+    stages = stages and f" (a rank of each stage: {stages} GiB)"
     return (
         f"predicted host {need.host_bytes / GIB:.1f} GiB, each GPU "
-        f"{need.device_bytes / GIB:.1f} GiB{as_if}: {short or 'fits this machine'}"
+        f"{need.device_bytes / GIB:.1f} GiB{stages}{as_if}: {short or 'fits this machine'}"
     )
 
 
-def refuse_if_short(point: Point, machine: Machine) -> None:
+def refuse_if_short(point: Point, machine: Machine, trainer: Trainer) -> None:
     """Stop before a run that cannot end well.
 
     Raises:
         ConfigError: memory or GPUs are missing; says how much is needed and free.
     """
-    lines = shortages(point, machine)
+    lines = shortages(point, machine, trainer)
     if lines:
         raise ConfigError(
             f"{point.model.name} with engine {point.engine} does not fit: "
@@ -163,7 +148,10 @@ def unused_gpus(point: Point, machine: Machine) -> str:
 
 
 def largest_model_that_fits(
-    names: Sequence[str], points_of: Callable[[str], Sequence[Point]], machine: Machine
+    names: Sequence[str],
+    points_of: Callable[[str], Sequence[Point]],
+    machine: Machine,
+    trainer: Trainer,
 ) -> str:
     """Name of the largest model all of whose points fit the machine.
 
@@ -171,13 +159,14 @@ def largest_model_that_fits(
         names: the models, smallest first.
         points_of: the points to run with a model of this name.
         machine: what is free.
+        trainer: what the ranks run.
 
     Raises:
         ConfigError: not even the smallest fits.
     """
     for name in reversed(names):
-        if not any(shortages(point, machine) for point in points_of(name)):
+        if not any(shortages(point, machine, trainer) for point in points_of(name)):
             return name
     for point in points_of(names[0]):
-        refuse_if_short(point, machine)
+        refuse_if_short(point, machine, trainer)
     raise AssertionError("a model that does not fit was not refused")

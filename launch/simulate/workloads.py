@@ -17,8 +17,8 @@ from deep_optimizer_states.config import read_settings, translate_paper_keys
 from deep_optimizer_states.errors import ConfigError
 from deep_optimizer_states.predict.memory.architecture import (
     Architecture,
-    architecture_of,
     architecture_of_shape,
+    gpt2_of_shape,
 )
 from deep_optimizer_states.predict.memory.setting import Setting, setting_of
 from deep_optimizer_states.predict.model import ModelShape, model_from_table
@@ -27,8 +27,6 @@ from deep_optimizer_states.predict.workload import Workload, WorkloadError
 from launch.ds_json import deepspeed_config
 from launch.simulate.paper_software import paper_software_of
 
-AUTO_NEEDS = "dynamic"
-"""Of the policies that ``auto`` chooses among, the one that needs the most memory."""
 PAPER_MACHINES = ("a100x4", "h100x4")
 """Profiles fitted to the paper's figures, and so to its software."""
 DEFAULT_SUBGROUP_NUMEL = 1_000_000_000
@@ -124,11 +122,17 @@ def workload_of(point: Point, when: AsOf) -> Workload:
     return workload if when is AsOf.TODAY else _with_paper_software(workload)
 
 
-def setting_of_point(point: Point) -> Setting:
+def setting_of_point(
+    point: Point,
+    architecture: Architecture | None = None,
+    **others: Any,  # noqa: ANN401
+) -> Setting:
     """The run that a point would be, for its memory alone: any stage, with or without offload.
 
     Args:
         point: Gives the model, the ranks and the batch; the rest is in the JSON made of it.
+        architecture: What a rank trains, where it is no GPT of megatron-core.
+        others: Fields of :class:`Setting` that the trainer decides.
 
     Raises:
         WorkloadError: The model of memory does not know such a run; names the setting.
@@ -138,42 +142,21 @@ def setting_of_point(point: Point) -> Setting:
     _only_known(zero, ZERO_KEYS, "zero_optimization")
     for name in ("offload_optimizer", "offload_param"):
         _only_known(zero.get(name) or {}, OFFLOAD_KEYS, name)
-    _check_software(config)
-    return setting_of(
-        config,
-        _architecture_of(point),
-        point.dp,
-        sequence=point.model.seq_length,
-        checkpointing=point.activation_checkpointing,
-        is_flash=point.attention != "local",
-    )
-
-
-def _architecture_of(point: Point) -> Architecture:
-    """The model as the model of memory knows it, of one tensor-parallel rank.
-
-    Raises:
-        WorkloadError: It is split over ranks as that does not know, or has other parameters.
-    """
-    if point.model.architecture == "llama":
-        return architecture_of_shape(_shape_of(point), point.tp)
-    model = point.model
-    table = {
-        "model_type": "gpt2",
-        "n_embd": model.hidden,
-        "n_inner": model.ffn,
-        "n_layer": model.layers,
-        "n_head": model.heads,
-        "n_positions": model.seq_length,
-        "vocab_size": model.padded_vocab_size(),
+    _check_optimizer(config)
+    fields: dict[str, Any] = {
+        "accumulation": point.accumulation,
+        "sequence": point.model.seq_length,
+        "checkpointing": point.activation_checkpointing,
+        "is_flash": point.attention != "local",
     }
-    found = architecture_of(table, model.name)
-    if found.numel != model.num_parameters(point.tp):
-        raise WorkloadError(
-            f"model = {model.name!r}: has {model.num_parameters(point.tp):,} parameters; the model "
-            f"of memory knows a gpt2 of these sizes with {found.numel:,}"
-        )
-    return found
+    return setting_of(config, architecture or gpt_of(point), point.dp, **{**fields, **others})
+
+
+def gpt_of(point: Point) -> Architecture:
+    """A point's GPT as megatron-core builds it, of one tensor-parallel rank."""
+    shape = model_from_table(point.model.model_dump(include=set(ModelShape.__dataclass_fields__)))
+    make = architecture_of_shape if point.model.architecture == "llama" else gpt2_of_shape
+    return make(shape, point.tp)
 
 
 def _taken_share(point: Point) -> float:
@@ -188,8 +171,7 @@ def _shape_of(point: Point) -> ModelShape:
     Raises:
         WorkloadError: The model is built otherwise, and so has other parameters.
     """
-    table = point.model.model_dump(include=set(ModelShape.__dataclass_fields__))
-    shape = model_from_table(table)
+    shape = model_from_table(point.model.model_dump(include=set(ModelShape.__dataclass_fields__)))
     counts = (shape.num_parameters(point.tp), point.model.num_parameters(point.tp))
     if counts[0] != counts[1]:
         raise WorkloadError(
@@ -248,9 +230,13 @@ def _has_weights_on_host(zero: Mapping[str, Any]) -> bool:
 
 
 def _check_software(config: Mapping[str, Any]) -> None:
-    """Refuse what neither model knows: a compiler that moves state, other optimizers."""
+    """Refuse whose time is not known: a compiler that moves state, other optimizers."""
     if (config.get("compile") or {}).get("deepcompile"):
         raise _unknown("compile.deepcompile", True, "runs without DeepCompile")
+    _check_optimizer(config)
+
+
+def _check_optimizer(config: Mapping[str, Any]) -> None:
     optimizer = (config.get("optimizer") or {}).get("type")
     if optimizer not in ("Adam", "AdamW"):
         raise _unknown("optimizer.type", optimizer, "Adam and AdamW")

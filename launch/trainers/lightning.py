@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from configs.schema import Point
+from configs.schema import Model, Point
+from deep_optimizer_states.predict.memory.architecture import FP32_BYTES, Architecture, Layer
+from deep_optimizer_states.predict.memory.setting import Setting
+from deep_optimizer_states.predict.workload import WorkloadError
 from launch.ds_json import deepspeed_config
 from launch.hosts.ranks import Program
 from launch.records.run_folder import RunFolder
+from launch.simulate.workloads import setting_of_point
 from launch.trainers.protocol import Trainer
 
 MODULE = "launch.frameworks.imdb.train"
@@ -19,6 +23,7 @@ WITHOUT_DEEPSPEED = "without_deepspeed"
 """Key of an engine's ``ds_config`` that leaves DeepSpeed out altogether."""
 _LIGHTNINGS_OWN = ("optimizer", "gradient_accumulation_steps", "gradient_clipping")
 """What Lightning itself puts into DeepSpeed's config, and refuses to find there."""
+NUM_CLASSES = 2
 _DATA = ("synthetic-reviews", "imdb-reviews")
 
 
@@ -27,6 +32,28 @@ def _prepared(name: str, makes: bool) -> str | None:
     from launch.frameworks.imdb.files import prefix_if_made, prepared
 
     return prepared(name) if makes else prefix_if_made(name)
+
+
+def encoder_of(model: Model, on_gpu: bool) -> Architecture:
+    """Count the parameters of the classifier, and what autograd keeps of it.
+
+    It has no output layer over the vocabulary. Dropout keeps masks in each layer: a byte a value on
+    a GPU, and on a CPU a number in the type of the weights, for the scores too.
+    """
+    hidden, ffn = model.hidden, model.ffn
+    square, norm = (hidden * hidden, hidden), (hidden, hidden)
+    masks = 2.0 * hidden + ffn
+    layer = Layer(
+        (3 * hidden * hidden, 3 * hidden, *square, *norm, ffn * hidden, ffn, hidden * ffn, hidden,
+         *norm),
+        model.layers, 4.0 * hidden + 2.0 * ffn + (0.0 if on_gpu else masks),
+        masks / FP32_BYTES if on_gpu else 0.0, hidden, hidden, model.heads, scores=3,
+    )  # fmt: skip
+    classifier = (*square, NUM_CLASSES * hidden, NUM_CLASSES)
+    return Architecture(
+        model.name, (model.vocab_size * hidden,), (layer,), classifier, hidden, 0,
+        model.seq_length, head_kept=2.0 * hidden,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,6 +96,12 @@ class LightningTrainer(Trainer):
         if config.pop(WITHOUT_DEEPSPEED, False):
             return {}
         return {key: value for key, value in config.items() if key not in _LIGHTNINGS_OWN}
+
+    def settings(self, point: Point, on_gpu: bool) -> list[Setting]:
+        """Say what the ranks hold: the encoder, whose attention writes its scores on a CPU."""
+        if "dropout" not in point.values:
+            raise WorkloadError(f"dropout: the study has no such field, which {self.name} needs")
+        return [setting_of_point(point, encoder_of(point.model, on_gpu), is_flash=on_gpu)]
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
         """What every rank runs; point and data stand in the folder."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from configs.schema import Point
+from deep_optimizer_states.predict.memory.architecture import FP32_BYTES
+from deep_optimizer_states.predict.memory.setting import Setting
 from launch.ds_json import deepspeed_config
+from launch.simulate.workloads import gpt_of, setting_of_point
 from launch.trainers.own import OwnTrainer
+from optimus_cc.settings import Settings
 
 MODULE = "launch.trainer.pipeline.pretrain_gpt"
 COMPRESSION = "optimus_cc"
@@ -19,6 +23,17 @@ _KEPT = (
     COMPRESSION,
 )
 """What of a run's ``ds_config.json`` means something without DeepSpeed."""
+
+
+def _errors_bytes(point: Point, stage: int, numel: int) -> float:
+    """Bytes of what messages and gradients of a stage left out; queries are small beside them."""
+    settings = Settings(**deepspeed_config(point).get(COMPRESSION, {}))
+    if not settings.use_error_feedback:
+        return 0.0
+    message = point.model.seq_length * point.micro_batch_size * point.model.hidden
+    kept = message * (settings.inter_grad_comp and stage > 0)
+    kept += numel * (settings.compresses_gradients_of(stage) and point.dp > 1)
+    return float(FP32_BYTES * kept)
 
 
 @dataclass(frozen=True)
@@ -61,6 +76,34 @@ class PipelineTrainer(OwnTrainer):
                 "give a smaller pp"
             )
         return [*reasons, *self._cannot_continue(point)]
+
+    def settings(self, point: Point, on_gpu: bool) -> list[Setting]:
+        """Say what a rank of each stage holds.
+
+        In 1F1B a stage keeps as many micro-batches' activations as there are stages from it on.
+        """
+        whole, last = gpt_of(point), point.pp - 1
+        found = []
+        for stage, layers in enumerate(point.model.layers_of_stages(point.pp)):
+            [layer] = whole.layers
+            tied = whole.first[:1] if last and point.model.architecture == "gpt2" else ()
+            part = replace(
+                whole,
+                first=() if stage else whole.first,
+                layers=(replace(layer, count=layers),),
+                last=() if stage < last else (*whole.last, *tied),
+                vocab_size=0 if stage < last else whole.vocab_size,
+                head_kept=0.0 if stage < last else whole.head_kept,
+            )
+            found.append(
+                setting_of_point(
+                    point,
+                    part,
+                    in_flight=min(last - stage + 1, point.accumulation),
+                    compression_bytes=_errors_bytes(point, stage, part.numel),
+                )
+            )
+        return found
 
     def _cannot_continue(self, point: Point) -> list[str]:
         """Queries and errors of the compression belong to the engine that made them."""

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 from configs.schema import Point
+from deep_optimizer_states.predict.memory.setting import Setting
 from launch.ds_json import deepspeed_config
 from launch.hosts.ranks import Program
 from launch.records.run_folder import RunFolder
+from launch.simulate.workloads import setting_of_point
 from launch.trainers.limits import deepspeed_limits
 
 
@@ -55,6 +57,18 @@ class Trainer(Protocol):
     def ds_config(self, point: Point) -> dict[str, Any]:
         """DeepSpeed's config of a run."""
         return deepspeed_config(point)
+
+    def settings(self, point: Point, on_gpu: bool) -> list[Setting]:
+        """Say what the ranks hold, for the prediction of memory: a setting for each kind of rank.
+
+        Args:
+            point: the run.
+            on_gpu: whether its ranks use CUDA.
+
+        Raises:
+            WorkloadError: the model of memory does not know such a run; names the setting.
+        """
+        return [setting_of_point(point)]
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
         """What every rank runs.

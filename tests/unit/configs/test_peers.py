@@ -10,6 +10,7 @@ from launch.ds_json import deepspeed_config
 from launch.fit.capacity import shortages
 from launch.fit.machine import Machine
 from launch.sweep import build_parser, make_plan
+from launch.trainers import OWN_TRAINER
 
 PEERS = load_study("peers")
 GIB = 2**30
@@ -74,13 +75,11 @@ def test_deepcompile_moves_the_state_itself():
 
 @pytest.mark.parametrize(
     ("engine", "free_gib", "place"),
-    [("deepcompile", 24, "GPU memory"), ("zenflow", 24, ""), ("zenflow", 4, "GPU memory")],
+    [("deepcompile", 24, "GPU memory"), ("deepcompile", 80, ""), ("zenflow", 4, "")],
 )
-def test_a_row_that_the_model_of_performance_does_not_know_counts_its_least(
-    engine, free_gib, place
-):
+def test_memory_of_a_row_is_known_or_it_is_let_through(engine, free_gib, place):
     point = make_point({"model": "1.3B", "dp": 1, "engine": engine, "device": "cuda"}, study=PEERS)
-    lines = shortages(point, Machine(400 * GIB, (free_gib * GIB,)))
+    lines = shortages(point, Machine(400 * GIB, (free_gib * GIB,)), OWN_TRAINER)
     assert [place] if place else lines == []
     assert all(place in line for line in lines)
 
@@ -107,7 +106,7 @@ def test_the_model_is_what_stock_has_memory_for_and_larger_rows_are_left_out():
     given = build_parser().read(["--device", "cuda", "--study", "peers"])
     plan = make_plan(sweep, given, machine)
     assert {point.model.name for point in plan.points} == {"1.3B"}
-    unfit = {point.engine for point in plan.points if shortages(point, machine)}
+    unfit = {point.engine for point in plan.points if shortages(point, machine, OWN_TRAINER)}
     assert {"resident", "deepcompile"} <= unfit
     assert "vanilla" not in unfit
     smaller = make_plan(sweep.model_copy(update={"auto_fits": "all"}), given, machine)

@@ -198,6 +198,24 @@ def architecture_of_shape(shape: ModelShape, tp: int = 1) -> Architecture:
     )  # fmt: skip
 
 
+def gpt2_of_shape(shape: ModelShape, tp: int = 1) -> Architecture:
+    """Count a GPT-2 with its shape's sizes, as megatron-core builds it, of one of ``tp`` ranks."""
+    hidden, ffn, inner = shape.hidden, shape.ffn // tp, shape.hidden // tp
+    key_value = shape.kv_heads * (hidden // shape.heads) // tp
+    attended = inner + 2 * key_value
+    norm = (hidden, hidden)
+    attention = (inner * hidden, hidden, attended * hidden, attended)
+    layer = Layer(
+        (*norm, *attention, *norm, ffn * hidden, ffn, hidden * ffn, hidden), shape.layers,
+        4.0 * hidden + 2.0 * ffn, 0.0, inner, key_value, shape.heads // tp, softmax_fp32=True,
+    )  # fmt: skip
+    rows = shape.padded_vocab_size(tp) // tp
+    return Architecture(
+        shape.name, (rows * hidden, shape.seq_length * hidden), (layer,), norm, hidden, rows,
+        shape.seq_length, head_kept=2.0 * hidden, logit_bytes=MEGATRON_LOGIT_BYTES,
+    )  # fmt: skip
+
+
 class _Fields:
     """Sizes of a configuration, by any of the names that they go by."""
 

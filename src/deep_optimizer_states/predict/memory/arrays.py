@@ -79,10 +79,11 @@ def arrays_of(setting: Setting, has_gpu: bool) -> list[Array]:
         has_gpu: On a CPU a buffer takes only the memory that is written to.
     """
     make = _whole_stage3 if setting.stage == 3 else _stage12 if setting.stage else _stage0
+    make = _pipeline if setting.in_flight else make
     found = [*make(setting, has_gpu), *_passes(setting)]
     tied = setting.size * setting.architecture.tied_numel
     found.append(Array("second embedding, until both are tied", tied, False, frozenset({M.BUILT})))
-    if has_gpu and setting.stage < 3:
+    if has_gpu and setting.stage < 3 and not setting.in_flight:
         # As from_pretrained does on every rank; only zero.Init of stage 3 cuts weights at once.
         whole = setting.size * setting.numel
         found.append(Array("model as it is read", whole, True, frozenset({M.BUILT})))
@@ -97,7 +98,8 @@ def passes_of_stage3(setting: Setting, has_gpu: bool) -> list[Array]:
 def _passes(setting: Setting) -> Iterator[Array]:
     layers, largest = layer_bytes(setting)
     both = frozenset({M.LOSS, M.LAYER})
-    yield Array("activations kept for backward", layers + head_bytes(setting), False, both)
+    kept = (layers + head_bytes(setting)) * max(1, setting.in_flight)
+    yield Array("activations kept for backward", kept, False, both)
     if setting.checkpointing:
         yield Array("activations of one layer", largest, False, frozenset({M.LAYER}))
     if setting.stage:
@@ -122,6 +124,24 @@ def _stage0(of: Setting, has_gpu: bool) -> Iterator[Array]:
     kept |= PASSES if of.accumulation > 1 else frozenset()
     yield Array("gradients", weights, False, kept)
     yield Array("gradients laid out to be reduced", weights, False, frozenset({M.REDUCED}))
+
+
+def _pipeline(of: Setting, has_gpu: bool) -> Iterator[Array]:
+    """One stage under torch's AdamW; nothing is shared out over replicas."""
+    weights, whole = float(of.size * of.numel), float(FP32_BYTES * of.numel)
+    step = frozenset({M.STEP})
+    yield Array("weights", weights, False, ALWAYS)
+    yield Array("moments", 2 * whole, False, LATER)
+    yield Array("gradients", weights, False, TRAINING)
+    yield Array("gradients as one array", weights, False, frozenset({M.REDUCED}))
+    if of.size < FP32_BYTES:
+        yield Array("master weights", whole, False, READY)
+        yield Array("fp32 gradients", whole, False, step)
+    if has_gpu:  # there torch updates all parameters at once
+        yield Array("roots of the second moments", whole, False, step)
+    message = float(of.size * of.tokens * of.architecture.hidden)
+    yield Array("messages", 2 * message * of.in_flight, False, frozenset({M.LOSS, M.LAYER}))
+    yield Array("queries and errors of compression", of.compression_bytes, False, TRAINING)
 
 
 def _bucket(of: Setting, has_gpu: bool) -> float:
@@ -153,6 +173,13 @@ def _stage12(of: Setting, has_gpu: bool) -> Iterator[Array]:
                 PASSES if has_gpu else PASSES - {M.LOSS, M.LAYER})  # fmt: skip
     norm = float(FP64_BYTES * min(of.largest, part))
     summed = of.accumulation > 1
+    if of.stage == 1:
+        # It reduces when the last backward has ended; gradients are moved into the bucket.
+        left = of.size * (1 - min(of.bucket_numel, of.numel) / of.numel)
+        when = PASSES if summed else frozenset({M.REDUCED})
+        yield Array("gradients that are not in the bucket yet", left * of.numel, False, when)
+        copy = left * part * (not offloaded)
+        yield Array("gradients of the partition, copied", copy, False, frozenset({M.REDUCED}))
     if offloaded:
         if not of.plugin:
             yield Array("fp32 gradients", _locked(FP32_BYTES * part, has_gpu), True, READY)
@@ -237,13 +264,15 @@ def _whole_stage3(of: Setting, has_gpu: bool) -> Iterator[Array]:
 
 def _stock_update(of: Setting, has_gpu: bool) -> Iterator[Array]:
     part, offloaded = of.part, of.optimizer_at == "cpu"
-    largest = max(of.subgroups)
-    yield Array("master weights", of.master_bytes * part, offloaded, READY)
-    yield Array("moments", of.moments_bytes * part, offloaded, LATER)
-    gradients = _locked(of.size * part, has_gpu and offloaded)
+    largest, first = max(of.subgroups), int((1 - of.ratio) * len(of.subgroups)) * offloaded
+    resident = sum(of.subgroups[:first])
+    yield Array("master weights", of.master_bytes * (part - resident), offloaded, READY)
+    yield Array("moments", of.moments_bytes * (part - resident), offloaded, LATER)
+    gradients = _locked(of.sum_bytes * part, has_gpu and offloaded)
     yield Array("gradients", gradients, offloaded, LATER | {M.HOOKED})
     if offloaded:
-        each = (_locked(of.master_bytes * numel, has_gpu) for numel in of.subgroups)
+        yield from _resident(of, resident)
+        each = (_locked(of.master_bytes * numel, has_gpu) for numel in of.subgroups[first:])
         yield Array("fp32 gradients", sum(each), True, READY)
         yield Array("gradients of a subgroup, zeros", of.master_bytes * largest, True,
                     frozenset({M.INITIALIZED}))  # fmt: skip
@@ -282,13 +311,17 @@ def device_buffers_bytes(
 def _plugin(of: Setting, has_gpu: bool) -> Iterator[Array]:
     schedule = of.schedule
     resident = sum(of.subgroups[idx] for idx in schedule.resident_subgroups)
-    state = of.master_bytes + of.moments_bytes
     on_host = sum(of.subgroups) - resident
-    grads = of.size * of.part * (2 if of.accumulation > 1 else 1)
+    grads = of.sum_bytes * of.part * (2 if of.accumulation > 1 else 1)
     yield Array("master weights", of.master_bytes * on_host, True, READY)
     yield Array("moments", of.moments_bytes * on_host, True, READY)
     yield Array("gradients", grads, True, READY)
     yield Array("gradient's slice, set aside", of.size * -(-of.largest // of.dp), False,
                 frozenset({M.KEPT}))  # fmt: skip
     yield from _tiles_under_way(of, of.size, has_gpu)
-    yield Array("state that stays on the device", (state + FP32_BYTES) * resident, False, READY)
+    yield from _resident(of, resident)
+
+
+def _resident(of: Setting, numel: int) -> Iterator[Array]:
+    state = of.master_bytes + of.moments_bytes + FP32_BYTES
+    yield Array("state that stays on the device", state * numel, False, READY)

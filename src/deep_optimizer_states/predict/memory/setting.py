@@ -74,6 +74,11 @@ class Setting:
         gathers_on_save: Stage 3 gathers the whole 16-bit model when it is saved.
         masters: Type of master weights, and of the gradient beside them. Stage 3 alone counts it.
         moments: Type of the moments. Stage 3 alone counts it.
+        sums: Type in which gradients are summed; empty for that of the weights. Stage 3 alone.
+        ratio: Share of the state in host memory where stock offloads the optimizer at stage 3.
+        in_flight: Micro-batches whose activations a stage of a pipeline keeps at once, with torch's
+            AdamW and without DeepSpeed; 0 where there is no pipeline.
+        compression_bytes: What compression of that pipeline's communication keeps.
     """
 
     architecture: Architecture
@@ -96,6 +101,10 @@ class Setting:
     gathers_on_save: bool = False
     masters: str = "fp32"
     moments: str = "fp32"
+    sums: str = ""
+    ratio: float = 1.0
+    in_flight: int = 0
+    compression_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("dtype", "masters", "moments"):
@@ -144,6 +153,11 @@ class Setting:
     def moments_bytes(self) -> int:
         """Bytes of both moments of a parameter."""
         return 2 * _bytes_of(self.moments)
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of a gradient that is kept until the update."""
+        return _bytes_of(self.sums or self.dtype)
 
     @property
     def tokens_a_sample(self) -> int:
@@ -238,6 +252,8 @@ def setting_of(
         "weights_at": (zero.get("offload_param") or {}).get("device", "none"),
         "overlaps": zero.get("overlap_comm"),
         "gathers_on_save": bool(zero.get("stage3_gather_16bit_weights_on_model_save")),
+        "sums": (config.get("data_types") or {}).get("grad_accum_dtype") or "",
+        "ratio": (zero.get("offload_optimizer") or {}).get("ratio", 1.0),
     }
     fields["masters"], fields["moments"] = _state_types(config)
     for name, key in (
