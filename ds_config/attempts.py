@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.study import default_study
-from ds_config.ladder import Rung, Task
+from ds_config.ladder import Rung, Task, is_narrow
 
 OUT_OF_MEMORY = re.compile(
     "out of memory|OutOfMemoryError|can't allocate memory|std::bad_alloc|MemoryError|oom-host"
@@ -156,8 +156,15 @@ class Attempts:
             "offload-param": zero.get("offload_param", {}).get("device", "none"),
         }  # fmt: skip
         flags = [word for name, value in fields.items() for word in (f"--{name}", str(value))]
+        # What no field of a run says: sizes, and types of the states.
+        blocks = {name: table[name] for name in (dtype, "zero_optimization") if name in table}
+        if is_narrow(table):
+            blocks["optimizer"] = {"params": {"fp32_optimizer_states": False}}
+        rest = config.with_name("rest.json")
+        rest.write_text(json.dumps(blocks), encoding="utf-8")
         # Without --share it would wait for other runs of this machine, and its time go by.
-        return [sys.executable, "-m", "launch.run", "tiny", *flags, "--no-memory-check", "--share"]
+        more = ["--deepspeed-config", str(rest), "--no-memory-check", "--share"]
+        return [sys.executable, "-m", "launch.run", "tiny", *flags, *more]
 
 
 @contextlib.contextmanager

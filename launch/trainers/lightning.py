@@ -37,22 +37,22 @@ def _prepared(name: str, makes: bool) -> str | None:
 def encoder_of(model: Model, on_gpu: bool) -> Architecture:
     """Count the parameters of the classifier, and what autograd keeps of it.
 
-    It has no output layer over the vocabulary. Dropout keeps masks in each layer: a byte a value on
-    a GPU, and on a CPU a number in the type of the weights, for the scores too.
+    It has no output layer over the vocabulary. Dropout keeps masks: a byte a value on a GPU, and on
+    a CPU a number, for the scores too.
     """
     hidden, ffn = model.hidden, model.ffn
     square, norm = (hidden * hidden, hidden), (hidden, hidden)
-    masks = 2.0 * hidden + ffn
+    of_masks = FP32_BYTES if on_gpu else 1  # how many numbers of a mask take the room of one
+    masks = (2.0 * hidden + ffn) / of_masks
     layer = Layer(
         (3 * hidden * hidden, 3 * hidden, *square, *norm, ffn * hidden, ffn, hidden * ffn, hidden,
          *norm),
-        model.layers, 4.0 * hidden + 2.0 * ffn + (0.0 if on_gpu else masks),
-        masks / FP32_BYTES if on_gpu else 0.0, hidden, hidden, model.heads, scores=3,
+        model.layers, 4.0 * hidden + 2.0 * ffn, masks, hidden, hidden, model.heads, scores=3,
     )  # fmt: skip
     classifier = (*square, NUM_CLASSES * hidden, NUM_CLASSES)
     return Architecture(
         model.name, (model.vocab_size * hidden,), (layer,), classifier, hidden, 0,
-        model.seq_length, head_kept=2.0 * hidden,
+        model.seq_length, head_kept_fp32=hidden / of_masks,
     )  # fmt: skip
 
 

@@ -34,6 +34,35 @@ for parameter in gpt.parameters():
         size = 0
 print(sum(sizes), size, *sizes)
 """
+KEPT = (
+    PAPER_SUBGROUPS.partition('with torch.device("meta")')[0]
+    + """
+from kept_memory import saved_bytes
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from configs.study import make_point
+from launch.simulate.workloads import gpt_of
+model_parallel_cuda_manual_seed(1)
+sizes = dict(hidden=96, ffn=200, layers=3, heads=6, kv_heads=6, seq_length=64, vocab_size=300)
+for attention in ("sdpa", "local"):
+    for dtype in ("bf16", "fp32"):
+        point = make_point({
+            "model": {"name": "x", "architecture": "gpt2", **sizes}, "dp": 1, "dtype": dtype,
+            "attention": attention, "activation_checkpointing": False,
+        })
+        gpt = model.make_gpt(point, True).to(model.DTYPES[dtype]).train()
+        found, size = gpt_of(point), 4 if dtype == "fp32" else 2
+        assert sorted(found.tensors) == sorted(p.numel() for p in gpt.parameters())
+        ids = torch.randint(0, 300, (2, 64))
+        places = torch.arange(64).expand(2, 64).contiguous()
+        mask = model.causal_mask(point, torch.device("cpu"))
+        saved = saved_bytes(gpt, lambda: gpt(ids, places, mask, labels=ids).sum())
+        [layer] = found.layers
+        kept = 3 * layer.kept_bytes(size, 128, 64, attention == "sdpa")
+        # The loss keeps the exponentials of the logits in fp32.
+        kept += 128 * (size * found.head_kept + 4 * found.vocab_size)
+        print(kept / saved)
+"""
+)
 
 
 ROTARY = """
@@ -91,6 +120,15 @@ def test_an_engine_may_ask_for_a_model_that_is_made_whole(how: str) -> None:
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     (parts,) = (line for line in result.stdout.splitlines() if line.startswith("PARTS"))
     assert (parts != "PARTS 0") == (how == "partitioned")
+
+
+def test_a_gpt2_keeps_what_is_predicted() -> None:
+    path = python_path(ROOT, ROOT / "tests" / "support")
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", KEPT]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    ratios = list(map(float, result.stdout.split()))
+    assert ratios == pytest.approx([1.0] * 4, rel=0.035)
 
 
 def test_the_7b_models_parameters_come_in_the_papers_order() -> None:

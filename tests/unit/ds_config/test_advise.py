@@ -10,11 +10,19 @@ from pathlib import Path
 import pytest
 from processes import wait_for
 
+from configs.overrides import apply_overrides
+from configs.schema import read_toml
+from configs.study import default_study
 from deep_optimizer_states.predict.memory.architecture import architecture_of
 from deep_optimizer_states.predict.memory.peaks import GIB
+from deep_optimizer_states.predict.memory.setting import setting_of
 from ds_config.__main__ import main
+from ds_config.advise import _model
+from ds_config.attempts import Attempts
 from ds_config.ladder import Room, Task, chosen, ladder
 from ds_config.notes import notes_of
+from launch.ds_json import deepspeed_config
+from launch.trainers.user_json import read_user_json, with_user_json
 
 LLAMA = {
     "model_type": "llama",
@@ -269,6 +277,26 @@ def test_a_wrong_argument_is_named(capsys, words, message):
     error = advise(capsys, *words, "--gpus", 4, code=2).err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_this_projects_trainer_runs_the_very_rung(tmp_path):
+    study = default_study()
+    architecture, shape = _model("tiny")
+    task = Task(architecture, shape, 128, 2, "bf16")
+    for rung in ladder(task, room(gpus=2)):
+        words = Attempts("", "tiny", task, 1)._words(rung, tmp_path / "ds_config.json")
+        given = dict(zip(words[4:-2:2], words[5:-2:2], strict=True))
+        path = Path(given.pop("--deepspeed-config"))
+        fields = {name[2:].replace("-", "_"): value for name, value in given.items()}
+        table = read_toml(study.files("points")["tiny"])
+        point = study.make_point(apply_overrides(table, fields, study))
+        config = with_user_json(deepspeed_config(point), read_user_json(path), point, path)
+        zero = rung.config["zero_optimization"]
+        sizes = {name: size for name, size in zero.items() if isinstance(size, int)}
+        assert sizes.items() <= config["zero_optimization"].items()
+        setting = setting_of(config, architecture)
+        dtype = "bf16" if "16-bit" in rung.name else "fp32"
+        assert (setting.masters, setting.moments) == (dtype, dtype)
 
 
 # Ends as a run does that has too little memory for a stage: killed, or with CUDA's message.

@@ -3,16 +3,21 @@
 import re
 
 import pytest
+import torch
+from kept_memory import saved_bytes
 
 from configs.errors import ConfigError
+from configs.schema import Model
 from configs.study import default_study, load_study
 from configs.sweep import load_sweep, sweep_names
 from deep_optimizer_states.config import read_settings
+from deep_optimizer_states.predict.workload import WorkloadError
 from launch import cli
 from launch.data import look_at
 from launch.describe import describe
 from launch.fit.machine import Machine
 from launch.frameworks.imdb import files
+from launch.frameworks.imdb.encoder import SentimentEncoder, Shape
 from launch.frameworks.imdb.train import loggers_of, require_reviews
 from launch.records.files import write_json
 from launch.records.run_folder import RunFolder
@@ -20,7 +25,7 @@ from launch.sweep import main
 from launch.task import RunOptions, Task
 from launch.trainer.runfile import RunFile, read_run_file
 from launch.trainers import lightning, trainer_of
-from launch.trainers.lightning import LightningTrainer
+from launch.trainers.lightning import LightningTrainer, encoder_of
 
 STUDY = load_study("imdb")
 TRAINER = LightningTrainer()
@@ -221,3 +226,29 @@ class TestLoggers:
         assert found == ["TensorBoardLogger", "WandbLogger"]
         assert made[1][1]["project"] == "films"
         assert made[1][1]["name"] == "stem/run-001"
+
+
+@pytest.mark.parametrize("dropout", [0.2, 0.0])
+def test_the_encoder_keeps_what_is_predicted(dropout):
+    """Without dropout a CPU's attention writes no scores either, as a GPU's does with it."""
+    on_gpu = not dropout
+    sizes = {"hidden": 96, "ffn": 200, "layers": 3, "heads": 6}
+    model = Model(name="x", **sizes, kv_heads=6, seq_length=64, vocab_size=300)
+    real = SentimentEncoder(300, 1, Shape(**sizes, max_length=64, dropout=dropout)).train()
+    found = encoder_of(model, on_gpu)
+    assert found.tensors == [parameter.numel() for parameter in real.parameters()]
+    tokens = torch.randint(2, 300, (2, 64))
+    saved = saved_bytes(real, lambda: real(tokens, torch.ones_like(tokens, dtype=torch.bool)))
+    [layer] = found.layers
+    kept = layer.count * layer.kept_bytes(4, tokens.numel(), 64, is_flash=on_gpu)
+    if on_gpu:
+        # No masks of a byte, and what would be dropped from is not copied.
+        kept -= layer.count * tokens.numel() * (2 * model.hidden + model.ffn + 4 * model.ffn)
+    else:
+        kept += tokens.numel() * 4 * found.head_kept_fp32
+    assert kept == pytest.approx(saved, rel=0.035)
+
+
+def test_a_study_without_dropout_gets_no_prediction_and_is_told():
+    with pytest.raises(WorkloadError, match="dropout: the study has no such field"):
+        TRAINER.settings(default_study().make_point({"model": "tiny"}), True)

@@ -229,7 +229,7 @@ PUBLISHED_GB = 7.4
 
 
 def test_all_ten_strategies_for_film_reviews_fit_the_card_of_their_text():
-    """A classifier has no logits over the vocabulary, which would be most of a GPT's memory here."""
+    """A classifier has no logits over the vocabulary, which are most of what a GPT takes here."""
     points = load_sweep("strategies", IMDB).points(None)[:10]
     card = Machine(host_free_bytes=64 * GIB, gpu_free_bytes=(24 * GIB,))
     assert len({each.engine for each in points}) == 10
@@ -269,7 +269,9 @@ def test_each_stage_of_a_pipeline_has_a_need_of_its_own():
 def test_stages_hold_what_the_whole_model_has():
     whole = staged("gpt2-335M").model
     for tp, pp in ((1, 1), (1, 4), (8, 4)):
-        settings = STAGES.settings(staged("gpt2-335M", tp=tp, pp=pp, dp=1, micro_batch_size=1, global_batch_size=8), True)
+        settings = STAGES.settings(
+            staged("gpt2-335M", tp=tp, pp=pp, dp=1, micro_batch_size=1, global_batch_size=8), True
+        )
         copies = whole.padded_vocab_size(tp) * whole.hidden // tp * (pp > 1)
         norms = whole.layers * 6 * whole.hidden + (whole.seq_length + 2) * whole.hidden
         split = (whole.num_parameters(tp) - norms) / tp

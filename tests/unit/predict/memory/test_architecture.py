@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import transformers
+from kept_memory import saved_bytes
 
 from deep_optimizer_states.predict.memory.architecture import (
     architecture_of,
@@ -67,24 +68,6 @@ def test_every_tensor_is_that_of_the_real_class_in_its_order(table):
     assert got.numel == model.num_parameters()
 
 
-def saved_bytes(model, micro_batch, sequence, vocab_size):
-    """Bytes of all storage that autograd keeps for backward, weights left out."""
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    found = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            found[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    ids = torch.randint(2, vocab_size, (micro_batch, sequence))
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = model(input_ids=ids, labels=ids).loss
-    assert loss.requires_grad
-    return sum(found.values())
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "mixtral", "gpt2", "bert", "t5"])
@@ -99,7 +82,9 @@ def test_what_layers_keep_is_what_autograd_saves(kind, dtype, attention):
     kept += tokens * (size * shape.head_kept + 4 * shape.head_kept_fp32)
     kept += tokens * shape.vocab_size * (4 if shape.logits_fp32 else size)
     # What is left out is a few numbers a token (statistics, indices, positions).
-    assert kept == pytest.approx(saved_bytes(model, 2, 64, 300), rel=0.035)
+    ids = torch.randint(2, 300, (2, 64))
+    saved = saved_bytes(model, lambda: model(input_ids=ids, labels=ids).loss)
+    assert kept == pytest.approx(saved, rel=0.035)
 
 
 def test_a_shipped_model_keeps_its_count():
