@@ -54,7 +54,9 @@ def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> 
     start = START_S[on_gpu] * (1 if on_gpu else max(1.0, point.num_ranks / cores))
     nameless, rates = point.model_copy(update={"name": ""}), PROFILES[on_gpu]
     try:
-        if point.pp > 1 and on_gpu:
+        if point.pp > 1:
+            if not on_gpu:
+                raise WorkloadError(f"pp = {point.pp}: a pipeline's time is known on GPUs alone")
             iteration, rates = pipelines.iteration_s(nameless), pipelines.CLUSTER
         else:
             iteration = _iteration_s(nameless, on_gpu, cores)

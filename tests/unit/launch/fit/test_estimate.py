@@ -97,4 +97,6 @@ def test_a_pipeline_that_is_not_predicted_says_why():
 
 
 def test_a_pipeline_without_gpus_has_no_estimate():
-    assert estimate(pipeline(), CPU).seconds is None
+    assert estimate(pipeline(), CPU).how == (
+        "not predicted: pp = 4: a pipeline's time is known on GPUs alone"
+    )
