@@ -79,7 +79,6 @@ def arrays_of(setting: Setting, has_gpu: bool) -> list[Array]:
         has_gpu: On a CPU a buffer takes only the memory that is written to.
     """
     make = _whole_stage3 if setting.stage == 3 else _stage12 if setting.stage else _stage0
-    make = _pipeline if setting.in_flight else make
     found = [*make(setting, has_gpu), *_passes(setting)]
     tied = setting.size * setting.architecture.tied_numel
     found.append(Array("second embedding, until both are tied", tied, False, frozenset({M.BUILT})))
@@ -108,6 +107,9 @@ def _passes(setting: Setting) -> Iterator[Array]:
         kept = left * layers + (largest if setting.checkpointing and left else 0.0)
         yield Array("activations of the layers left", kept, False, frozenset({M.FULL}))
     yield Array("logits and their gradients", loss_bytes(setting), False, frozenset({M.LOSS}))
+    message = setting.size * setting.tokens * setting.architecture.hidden
+    yield Array("messages between stages", 2.0 * message * setting.in_flight, False, both)
+    yield Array("errors of compression", setting.compression_bytes, False, TRAINING)
 
 
 def _stage0(of: Setting, has_gpu: bool) -> Iterator[Array]:
@@ -124,24 +126,6 @@ def _stage0(of: Setting, has_gpu: bool) -> Iterator[Array]:
     kept |= PASSES if of.accumulation > 1 else frozenset()
     yield Array("gradients", weights, False, kept)
     yield Array("gradients laid out to be reduced", weights, False, frozenset({M.REDUCED}))
-
-
-def _pipeline(of: Setting, has_gpu: bool) -> Iterator[Array]:
-    """One stage under torch's AdamW; nothing is shared out over replicas."""
-    weights, whole = float(of.size * of.numel), float(FP32_BYTES * of.numel)
-    step = frozenset({M.STEP})
-    yield Array("weights", weights, False, ALWAYS)
-    yield Array("moments", 2 * whole, False, LATER)
-    yield Array("gradients", weights, False, TRAINING)
-    yield Array("gradients as one array", weights, False, frozenset({M.REDUCED}))
-    if of.size < FP32_BYTES:
-        yield Array("master weights", whole, False, READY)
-        yield Array("fp32 gradients", whole, False, step)
-    if has_gpu:  # there torch updates all parameters at once
-        yield Array("roots of the second moments", whole, False, step)
-    message = float(of.size * of.tokens * of.architecture.hidden)
-    yield Array("messages", 2 * message * of.in_flight, False, frozenset({M.LOSS, M.LAYER}))
-    yield Array("queries and errors of compression", of.compression_bytes, False, TRAINING)
 
 
 def _bucket(of: Setting, has_gpu: bool) -> float:

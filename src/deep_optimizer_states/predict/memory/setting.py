@@ -76,8 +76,7 @@ class Setting:
         moments: Type of the moments. Stage 3 alone counts it.
         sums: Type in which gradients are summed; empty for that of the weights. Stage 3 alone.
         ratio: Share of the state in host memory where stock offloads the optimizer at stage 3.
-        in_flight: Micro-batches whose activations a stage of a pipeline keeps at once, with torch's
-            AdamW and without DeepSpeed; 0 where there is no pipeline.
+        in_flight: Micro-batches whose activations a stage of a pipeline keeps; 0 without one.
         compression_bytes: What compression of that pipeline's communication keeps.
     """
 

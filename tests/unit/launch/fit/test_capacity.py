@@ -6,6 +6,7 @@ from configs.errors import ConfigError
 from configs.study import default_study, load_study, make_point
 from configs.sweep import load_sweep
 from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
+from deep_optimizer_states.predict.memory.arrays import arrays_of
 from deep_optimizer_states.predict.memory.peaks import GIB
 from launch.ds_json import deepspeed_config
 from launch.fit import capacity
@@ -261,6 +262,11 @@ def test_each_stage_of_a_pipeline_has_a_need_of_its_own():
     assert need.device_bytes == need.stages[0]
     state = 16 * each.model.num_parameters(8) / 8 / 4  # fp32: weight, gradient and two moments
     assert all(num_bytes > MARGIN * state for num_bytes in need.stages)
+    [first, *_] = STAGES.settings(each, True)
+    messages = 4 * each.model.seq_length * 8 * each.model.hidden
+    arrays = {array.name: array.num_bytes for array in arrays_of(first, True)}
+    assert arrays["messages between stages"] == 2 * 4 * messages
+    assert "model as it is read" not in arrays  # a stage is made on its device
     none = capacity.memory_text(each, LAPTOP, STAGES)
     assert none.endswith("tp 8 x pp 4 x dp 2 needs 64 GPUs, 0 found")
     assert "ZeRO" not in none
