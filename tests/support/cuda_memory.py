@@ -58,7 +58,7 @@ def _free(runtime, raw, home, used_by):
         return
     points = [stream.mark() for stream in (home, *used_by)]
     for point in points:
-        runtime.allocator.put(lambda point=point: runtime.block_stream(point))
+        runtime.allocator.wait_for(point)
     runtime.allocator.put(lambda: _poison(raw))
 
 
@@ -228,15 +228,16 @@ def _send(runtime, real_to):
 
 
 @contextlib.contextmanager
-def stand_in(seed=0, jitter_s=0.0, triton=True):
+def stand_in(seed=0, jitter_s=0.0, triton=True, world=None):
     """Put a runtime under ``torch.cuda``; yields it.
 
     Args:
         seed: Of the delays.
         jitter_s: Longest delay before each piece of work, in seconds.
         triton: Whether there is a device kernel.
+        world: Of streams without threads, see ``late``.
     """
-    runtime = CudaRuntime(seed, jitter_s)
+    runtime = CudaRuntime(seed, jitter_s, world)
     cuda._cudart.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         for name in _REPLACED:

@@ -3,7 +3,7 @@
 What of CUDA it repeats (see ``cuda_memory`` for device tensors):
 
 - A stream is a queue, worked off in order on a thread of its own, late and after random delays; the
-  default stream as well. Streams are ordered by events alone: torch's side streams do not wait for
+  default stream as well (or all on the host's thread, see ``late``). Streams are ordered by events alone: torch's side streams do not wait for
   the default stream. Every thread has its current device, and a current stream for each device.
 - An event is reached when its stream gets to where it was last recorded; a wait means the recording
   at the time of the call; one that was never recorded counts as reached. Times are fp32 ms.
@@ -17,6 +17,7 @@ hands out, implicit synchronisation by calls that are not listed here, a device'
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import queue
 import random
@@ -38,6 +39,10 @@ class Point:
     def __init__(self):
         self.passed = threading.Event()
         self.time_s = None
+
+    @property
+    def has_passed(self):
+        return self.passed.is_set()
 
     def arrive(self, time_s):
         self.time_s = time_s
@@ -63,16 +68,23 @@ class Stream:
         while (work := self._queue.get()) is not None:
             if self.jitter_s:
                 time.sleep(self._random.uniform(0, self.jitter_s))
-            if self._runtime.failure is not None:
-                continue
-            try:
-                work()
-            except Exception as error:  # noqa: BLE001 - every later call raises it
-                self._runtime.failure = error
+            self._do(work)
+
+    def _do(self, work):
+        if self._runtime.failure is not None:
+            return
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - every later call raises it
+            self._runtime.failure = error
 
     def put(self, work):
         """Queue work that waits for nothing but what is queued before it; None ends the thread."""
         self._queue.put(work)
+
+    def wait_for(self, point):
+        """Queue a wait."""
+        self.put(lambda: self._runtime.block_stream(point))
 
     def mark(self):
         """A point after all that is queued."""
@@ -100,6 +112,41 @@ class Stream:
         self._runtime.block_host(self.mark())
 
 
+class LateStream(Stream):
+    """The same on the host's thread, when a ``late.World`` lets it."""
+
+    name = ""
+
+    def __init__(self, runtime, device, number):
+        super().__init__(runtime, device, number)
+        self._items = collections.deque()
+        runtime.world.add(self)
+
+    def _run(self):
+        return
+
+    def put(self, work):
+        self._queue_up(None, work)
+
+    def wait_for(self, point):
+        self._queue_up(point, lambda: None)
+
+    def _queue_up(self, after, work):
+        if work is not None and not self._runtime.has_ended:
+            self._items.append((after, work))
+            self._runtime.world.hasten()
+
+    def can_go(self):
+        return bool(self._items) and (self._items[0][0] is None or self._items[0][0].has_passed)
+
+    def go(self):
+        self._do(self._items.popleft()[1])
+
+    def query(self):
+        self._runtime.raise_failure()
+        return not self._items
+
+
 class Event:
     """What ``torch.cuda.Event`` gives."""
 
@@ -116,7 +163,7 @@ class Event:
         self._runtime.raise_failure()
         stream = self._runtime.current_stream() if stream is None else stream
         if (point := self._point) is not None:
-            stream.put(lambda: self._runtime.block_stream(point))
+            stream.wait_for(point)
 
     def query(self):
         self._runtime.raise_failure()
@@ -143,10 +190,11 @@ class CudaRuntime:
     Args:
         seed: Of the delays.
         jitter_s: Longest delay before each piece of work, in seconds.
+        world: A ``late.World`` that works the streams off without threads; None for threads.
     """
 
-    def __init__(self, seed=0, jitter_s=0.0):
-        self.seed, self.jitter_s = seed, jitter_s
+    def __init__(self, seed=0, jitter_s=0.0, world=None):
+        self.seed, self.jitter_s, self.world = seed, jitter_s, world
         self.here = threading.local()
         self.failure, self.has_ended, self.age_s = None, False, 0.0
         self.streams = []
@@ -157,7 +205,8 @@ class CudaRuntime:
 
     def Stream(self, device=None, priority=0):
         device = torch.device("cuda", self._index(device))
-        self.streams.append(Stream(self, device, len(self.streams)))
+        make = Stream if self.world is None else LateStream
+        self.streams.append(make(self, device, len(self.streams)))
         return self.streams[-1]
 
     def Event(self, enable_timing=False, blocking=False, interprocess=False, external=False):
@@ -233,6 +282,8 @@ class CudaRuntime:
             raise torch.AcceleratorError(f"CUDA error: {self.failure}") from self.failure
 
     def block_host(self, point):
+        if self.world is not None:
+            self.world.until(lambda: point.has_passed)
         while not point.passed.wait(_LOOK_S):
             self.raise_failure()
             assert not self.has_ended, "waits for a stand-in that has ended"

@@ -2,6 +2,9 @@
 
 The kernel hands this process whatever its descendants leave behind, in their own sessions as well,
 so that nothing a test started can be missed.
+
+A test marked ``own_process`` runs in a fork of this process, so that a signal which it sends to
+itself, and which what it tests does not handle, fails that test and does not end the whole run.
 """
 
 import contextlib
@@ -11,6 +14,8 @@ import shutil
 import signal
 import tempfile
 import time
+import traceback
+import warnings
 from pathlib import Path
 
 import psutil
@@ -60,7 +65,8 @@ def pytest_cmdline_main():
         shutil.rmtree(folder)
 
 
-def pytest_configure():
+def pytest_configure(config):
+    config.addinivalue_line("markers", "own_process: runs in a fork of its own; it sends signals")
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # In a shell's background SIGINT is ignored, and what tests start would ignore it as well.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -78,6 +84,37 @@ def pytest_runtest_protocol():
     result = yield
     _end_all_but(before)
     return result
+
+
+def pytest_pyfunc_call(pyfuncitem):
+    """Run a test that is marked ``own_process``, and hand its failure on."""
+    if pyfuncitem.get_closest_marker("own_process") is None:
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    with tempfile.TemporaryFile() as report:
+        with warnings.catch_warnings():
+            # Python warns of other threads. None of those holds a lock that a test here takes.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            _run_and_leave(lambda: pyfuncitem.obj(**given), report)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        report.seek(0)
+        if status:
+            pytest.fail(report.read().decode() or f"ended with status {status}", pytrace=False)
+    return True
+
+
+def _run_and_leave(test, report):
+    status = 1
+    try:
+        test()
+        status = 0
+    except BaseException:  # noqa: BLE001 - this process must not go on as a second pytest
+        report.write(traceback.format_exc().encode())
+        report.flush()
+    finally:
+        os._exit(status)
 
 
 def _end_all_but(kept):

@@ -75,3 +75,43 @@ def test_what_a_failing_test_started_ends_although_the_shell_ignores_sigint(tmp_
     else:
         assert alive == [True] * 2, done.stdout
         assert hears == {"fails": "False"}
+
+
+SIGNALS_ITSELF = """
+import os, signal, pytest
+
+@pytest.mark.own_process
+def test_that_nobody_handles_a_signal_of():
+    os.kill(os.getpid(), signal.SIGINT)
+
+@pytest.mark.own_process
+def test_that_is_killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@pytest.mark.own_process
+def test_that_sees_its_signal(tmp_path, capsys):
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+    print("seen")
+    assert capsys.readouterr().out == "seen\\n"
+    assert list(tmp_path.iterdir()) == []
+
+def test_after_them():
+    pass
+"""
+
+
+def test_a_signal_that_nobody_handles_fails_a_test_and_does_not_end_the_run(tmp_path):
+    (tmp_path / "test_signals.py").write_text(SIGNALS_ITSELF)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "processes", "test_signals.py"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "2 failed, 2 passed" in done.stdout, done.stdout + done.stderr
+    assert "KeyboardInterrupt" in done.stdout
+    assert "ended with status -9" in done.stdout

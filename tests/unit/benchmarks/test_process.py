@@ -1,7 +1,6 @@
 """Processes end in time, with all they started, and say why."""
 
 import os
-import subprocess
 import sys
 
 import pytest
@@ -29,21 +28,6 @@ time.sleep(float(sys.argv[2]))
 STARTS_A_SESSION = STARTS_A_CHILD.replace('"])', '"], start_new_session=True)')
 
 
-def starts_slowly(monkeypatch, is_ready):
-    """Make the limit of a process run from when it is ready."""
-
-    class SlowToStart(subprocess.Popen):
-        is_first = True
-
-        def wait(self, timeout=None):
-            if self.is_first:
-                wait_for(is_ready)
-                self.is_first = False
-            return super().wait(timeout)
-
-    monkeypatch.setattr(subprocess, "Popen", SlowToStart)
-
-
 @pytest.mark.parametrize(
     ("code", "seconds", "limit_s", "status"),
     [
@@ -52,9 +36,11 @@ def starts_slowly(monkeypatch, is_ready):
         (STARTS_A_CHILD, "0", 3600, 0),
     ],
 )
-def test_what_a_process_started_ends_with_it(tmp_path, monkeypatch, code, seconds, limit_s, status):
+def test_what_a_process_started_ends_with_it(
+    tmp_path, limits_begin_when, code, seconds, limit_s, status
+):
     pid_path = tmp_path / "child pid"
-    starts_slowly(monkeypatch, lambda: pid_path.exists() and pid_path.read_text())
+    limits_begin_when(lambda: pid_path.exists() and pid_path.read_text())
     command = ["-c", code, str(pid_path), seconds]
     assert run_python(command, tmp_path / "log", limit_s) == status
     wait_for(lambda: not is_alive(int(pid_path.read_text())))
@@ -71,11 +57,11 @@ except KeyboardInterrupt:
 """
 
 
-def test_a_process_may_say_what_there_is_before_it_is_ended(tmp_path, monkeypatch):
+def test_a_process_may_say_what_there_is_before_it_is_ended(tmp_path, limits_begin_when):
     log = tmp_path / "log"
-    starts_slowly(monkeypatch, lambda: "ready" in log.read_text())
+    limits_begin_when(lambda: "ready" in log.read_text(), lambda: "what" in log.read_text())
     command = [sys.executable, "-c", SAYS_WHEN_INTERRUPTED]
-    assert run(command, log, 0.1, os.environ, grace_s=10.0) is None
+    assert run(command, log, 0.1, os.environ, grace_s=0.1) is None
     assert log.read_text() == "ready\nwhat there is\n"
 
 

@@ -18,6 +18,7 @@ from engine_updates import (
     make_work,
     run_once,
 )
+from late import late
 
 from deep_optimizer_states.device import cuda
 from deep_optimizer_states.device.base import Wait
@@ -27,7 +28,7 @@ from deep_optimizer_states.errors import UpdateError
 from deep_optimizer_states.executor import copy_all
 from deep_optimizer_states.verify import Sample
 
-SLOW_S = 0.002
+JITTER_S = 0.0004
 SCHEDULES = SCHEDULES | WEIGHTS_ON_HOST
 RACES = [50 // len(SCHEDULES), pytest.param(200 // len(SCHEDULES), marks=pytest.mark.exhaustive)]
 """Seeds for each schedule: 50 races in all, and 200 by `make test-all`."""
@@ -42,53 +43,59 @@ def expected():
     return result
 
 
-def race(schedule, seed=0, jitter_s=0.0, slow=None, keeps_grads=False, ahead=0):
-    """Iterations on the stand-in, one of whose streams may be slow."""
-    with stand_in(seed, jitter_s) as runtime:
+def race(schedule, seed=0, keeps_grads=False):
+    """Iterations on the stand-in, whose streams are threads with random delays."""
+    with stand_in(seed, JITTER_S) as runtime:
+        return iterate(runtime, CudaDevice(TAIL.mode), schedule, keeps_grads)
+
+
+def run_late(schedule, stream, keeps_grads=False, ahead=0):
+    """Iterations one of whose streams is as late as the waits allow; None for none."""
+    with late() as world, stand_in(world=world) as runtime:
         device = CudaDevice(TAIL.mode)
-        if slow is not None:
-            stream = runtime.current_stream() if slow == "caller" else getattr(device, slow)._stream
-            stream.jitter_s = SLOW_S
-        result = run_iterations(device, schedule, keeps_grads=keeps_grads, ahead=ahead)
-        device.close()
-        assert runtime.page_locks.ranges == {}
-        return result, runtime.page_locks.faults
+        if stream is not None:
+            caller = runtime.current_stream()
+            world.late.add(caller if stream == "caller" else getattr(device, stream)._stream)
+        return iterate(runtime, device, schedule, keeps_grads, ahead)
 
 
-def is_ever_wrong(expected, schedule, slow, keeps_grads=False, ahead=0):
-    """On a busy machine a race is now and then won: several seeds, until the first that is lost."""
-    options = {"slow": slow, "keeps_grads": keeps_grads, "ahead": ahead}
-    races = (race(schedule, seed, **options) for seed in range(10))
-    return any(faults or not torch.equal(result, expected) for result, faults in races)
+def iterate(runtime, device, schedule, keeps_grads, ahead=0):
+    result = run_iterations(device, schedule, keeps_grads=keeps_grads, ahead=ahead)
+    device.close()
+    assert runtime.page_locks.ranges == {}
+    return result, runtime.page_locks.faults
 
 
-@pytest.mark.parametrize("slow", [None, "caller", "h2d", "compute", "d2h", "weights", "grads"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("stride 1", "stride and ratio", "dynamic, tiles"),
-        "dynamic and ratio, tiles, weights on the host",
-    ],
-)
-def test_a_slow_stream_changes_nothing(expected, name, slow):
-    result, faults = race(SCHEDULES[name], slow=slow)
-    assert torch.equal(result, expected)
-    assert faults == []
+def is_wrong(expected, schedule, stream, keeps_grads=False, ahead=0):
+    result, faults = run_late(schedule, stream, keeps_grads, ahead)
+    return bool(faults) or not torch.equal(result, expected)
+
+
+STREAMS = [None, "caller", "h2d", "compute", "d2h", "weights", "grads"]
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_late_stream_changes_nothing(expected, name, stream):
+    assert not is_wrong(expected, SCHEDULES[name], stream)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_any_schedule_gives_the_all_host_result(expected, name):
-    result, faults = race(SCHEDULES[name], jitter_s=0.0004)
+    result, faults = race(SCHEDULES[name])
     assert torch.equal(result, expected)
     assert faults == []
 
 
-@pytest.mark.parametrize("slow", [None, "caller", "compute", "grads"])
+@pytest.mark.parametrize("stream", [*STREAMS, "random delays"])
 @pytest.mark.parametrize("name", ["stride 3", "all-device", "stride 2, tiles"])
-def test_gradients_that_stay_on_the_device_change_nothing(expected, name, slow):
-    result, faults = race(SCHEDULES[name], 1, 0.0004, slow, keeps_grads=True)
-    assert torch.equal(result, expected)
-    assert faults == []
+def test_gradients_that_stay_on_the_device_change_nothing(expected, name, stream):
+    if stream == "random delays":
+        result, faults = race(SCHEDULES[name], 1, keeps_grads=True)
+        assert torch.equal(result, expected)
+        assert faults == []
+    else:
+        assert not is_wrong(expected, SCHEDULES[name], stream, keeps_grads=True)
 
 
 @pytest.mark.slow
@@ -97,17 +104,15 @@ def test_gradients_that_stay_on_the_device_change_nothing(expected, name, slow):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_random_delays_change_nothing(expected, name, races):
     for seed in range(races):
-        result, faults = race(SCHEDULES[name], seed, jitter_s=0.0004)
+        result, faults = race(SCHEDULES[name], seed)
         assert torch.equal(result, expected), f"seed {seed}"
         assert faults == []
 
 
-@pytest.mark.parametrize("slow", [None, "caller", "h2d", "compute", "d2h"])
+@pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("name", ["all-host, tiles", "stride 1", "stride 1, weights on the host"])
-def test_state_sent_ahead_changes_nothing(expected, name, slow):
-    result, faults = race(SCHEDULES[name], slow=slow, ahead=6)
-    assert torch.equal(result, expected)
-    assert faults == []
+def test_state_sent_ahead_changes_nothing(expected, name, stream):
+    assert not is_wrong(expected, SCHEDULES[name], stream, ahead=6)
 
 
 CONTROLS_AHEAD = {
@@ -121,7 +126,7 @@ CONTROLS_AHEAD = {
 def test_without_a_wait_state_sent_ahead_differs(expected, monkeypatch, wait):
     """Negative control of each wait of memory that the allocator hands out and takes back."""
     leave_out(monkeypatch, wait)
-    assert is_ever_wrong(expected, SCHEDULES["all-host, tiles"], CONTROLS_AHEAD[wait], ahead=6)
+    assert is_wrong(expected, SCHEDULES["all-host, tiles"], CONTROLS_AHEAD[wait], ahead=6)
 
 
 def test_without_record_stream_memory_of_state_sent_ahead_is_reused_too_early(
@@ -134,7 +139,7 @@ def test_without_record_stream_memory_of_state_sent_ahead_is_reused_too_early(
         submit(self, what, work, () if self.name == "D2H" else uses)
 
     monkeypatch.setattr(cuda._StreamLane, "submit", forget)
-    assert is_ever_wrong(expected, SCHEDULES["all-host, tiles"], "d2h", ahead=6)
+    assert is_wrong(expected, SCHEDULES["all-host, tiles"], "d2h", ahead=6)
 
 
 CONTROLS = {
@@ -148,7 +153,7 @@ CONTROLS = {
     Wait.WEIGHTS_IDLE: ("all-device", "caller"),
     Wait.WEIGHTS_READY: ("stride 1", "compute"),
 }
-"""Where each wait shows: the schedule, and the stream that must be slow. Not GRAD_READ, which waits
+"""Where each wait shows: the schedule, and the stream that must be late. Not GRAD_READ, which waits
 on the host for a tile's event: here every weight is gathered, and so every tile stepped, before a
 gradient is overwritten. It is left out under DeepSpeed."""
 
@@ -172,8 +177,8 @@ def leave_out(monkeypatch, wait):
 def test_without_a_wait_the_result_differs(expected, monkeypatch, wait):
     """Negative control of every ordering rule, as CUDA keeps it."""
     leave_out(monkeypatch, wait)
-    name, slow = CONTROLS[wait]
-    assert is_ever_wrong(expected, SCHEDULES[name], slow)
+    name, stream = CONTROLS[wait]
+    assert is_wrong(expected, SCHEDULES[name], stream)
 
 
 CONTROLS_ON_HOST = {
@@ -189,32 +194,32 @@ CONTROLS_ON_HOST = {
 def test_without_a_wait_weights_in_host_memory_differ(expected, monkeypatch, wait):
     """Negative control where weights are page-locked, written by the CPU and sent back."""
     leave_out(monkeypatch, wait)
-    name, slow = CONTROLS_ON_HOST[wait]
-    assert is_ever_wrong(expected, SCHEDULES[name], slow)
+    name, stream = CONTROLS_ON_HOST[wait]
+    assert is_wrong(expected, SCHEDULES[name], stream)
 
 
 def test_without_a_wait_gradients_that_stay_on_the_device_come_too_late(expected, monkeypatch):
     leave_out(monkeypatch, Wait.GRADS_FLUSHED)
-    assert is_ever_wrong(expected, SCHEDULES["all-device"], "grads", keeps_grads=True)
+    assert is_wrong(expected, SCHEDULES["all-device"], "grads", keeps_grads=True)
 
 
 def test_without_record_stream_memory_is_reused_too_early(expected, monkeypatch):
     """Negative control of ``uses``."""
     monkeypatch.setattr(DeviceTensor, "record_stream", lambda self, stream: None)
-    assert is_ever_wrong(expected, SCHEDULES["stride 1"], "grads")
+    assert is_wrong(expected, SCHEDULES["stride 1"], "grads")
 
 
 def test_events_recorded_on_another_stream_order_nothing(expected, monkeypatch):
     """Negative control of where a lane records."""
     record = lambda self: cuda._StreamEvent(torch.cuda.current_stream(), self.name)  # noqa: E731
     monkeypatch.setattr(cuda._StreamLane, "record", record)
-    assert is_ever_wrong(expected, SCHEDULES["stride 1"], "d2h")
+    assert is_wrong(expected, SCHEDULES["stride 1"], "d2h")
 
 
 def test_the_callers_event_is_one_of_its_current_stream(expected, monkeypatch):
     """Negative control of where the caller's work is looked for."""
     monkeypatch.setattr(CudaDevice, "record_caller", lambda self: self.weights.record())
-    assert is_ever_wrong(expected, SCHEDULES["stride 1"], "caller")
+    assert is_wrong(expected, SCHEDULES["stride 1"], "caller")
 
 
 def test_a_rank_on_the_second_gpu_works_there_alone(expected):
@@ -223,7 +228,7 @@ def test_a_rank_on_the_second_gpu_works_there_alone(expected):
         first_gpu.put = None  # nothing may come there
         torch.cuda.set_device(1)
         device = CudaDevice(TAIL.mode)
-        runtime.current_stream().jitter_s = SLOW_S
+        runtime.current_stream().jitter_s = JITTER_S
         try:
             result = run_iterations(device, SCHEDULES["stride 1"])
             device.close()
@@ -239,7 +244,7 @@ def test_lanes_run_side_by_side_and_hold_nobody_up():
         homes = [device.host_home(torch.ones(8)) for _ in device.lanes]
         targets = [torch.zeros(8, device="cuda") for _ in device.lanes]
         torch.cuda.synchronize()
-        device.compute.submit("a step", lambda: runtime.launch(lambda: release.wait(30)))
+        device.compute.submit("a step", lambda: runtime.launch(lambda: release.wait(3600)))
         for lane, home, target in zip(device.lanes, homes, targets, strict=True):
             lane.submit("a copy", lambda t=target, h=home: copy_all((t,), (h,)))
             lane.submit("a copy back", lambda t=target, h=home: copy_all((h,), (t,)))
@@ -254,11 +259,11 @@ def test_lanes_run_side_by_side_and_hold_nobody_up():
         device.close()
 
 
-def update_and_repeat_a_sample(schedule, slow=None):
-    with stand_in():
+def update_and_repeat_a_sample(schedule, stream=None):
+    with late() as world, stand_in(world=world):
         device = CudaDevice(TAIL.mode)
-        if slow is not None:
-            getattr(device, slow)._stream.jitter_s = SLOW_S
+        if stream is not None:
+            world.late.add(getattr(device, stream)._stream)
         placed = place(device, schedule, make_subgroups())
         for tensors in placed:
             tensors.grad.fill_(0.25)
@@ -279,7 +284,6 @@ def test_an_update_repeated_on_the_host_is_the_same(name):
 @pytest.mark.parametrize("wait", [Wait.SLOT_FREE, Wait.PREFETCHED, Wait.STEPPED, Wait.STAGING_FREE])
 def test_a_race_is_found_by_repeating_a_sample(monkeypatch, wait):
     leave_out(monkeypatch, wait)
-    name, slow = CONTROLS[wait]
-    with pytest.raises(UpdateError, match=r"update 1 since the start, tile .* went wrong"):  # noqa: PT012
-        for _ in range(10):
-            update_and_repeat_a_sample(SCHEDULES[name], slow)
+    name, stream = CONTROLS[wait]
+    with pytest.raises(UpdateError, match=r"update 1 since the start, tile .* went wrong"):
+        update_and_repeat_a_sample(SCHEDULES[name], stream)

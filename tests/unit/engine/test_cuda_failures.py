@@ -73,7 +73,7 @@ CALLS = {
 
 
 def break_when(issued):
-    issued.wait(30)
+    issued.wait(3600)
     break_device()
 
 
@@ -129,7 +129,7 @@ def hung(monkeypatch):
         source, home = torch.ones(64, device="cuda"), device.empty_host(64, torch.float32)
 
         def flush():
-            runtime.launch(lambda: release.wait(30))
+            runtime.launch(lambda: release.wait(3600))
             home.copy_(source, non_blocking=True)
 
         device.d2h.submit("state flush of tile 3", flush)
@@ -185,7 +185,7 @@ def test_a_caller_that_hangs_does_not_hang_close(monkeypatch):
     release = threading.Event()
     with stand_in() as runtime:
         device = CudaDevice(TAIL.mode)
-        runtime.launch(lambda: release.wait(30))
+        runtime.launch(lambda: release.wait(3600))
         with pytest.raises(UpdateError, match=r"waited 0.5 s for the caller's stream"):
             device.close()
         release.set()

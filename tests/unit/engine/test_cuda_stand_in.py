@@ -28,7 +28,7 @@ def runtime():
 def hold(runtime):
     """Holds the current stream up until it is set."""
     release = threading.Event()
-    runtime.launch(lambda: release.wait(30))
+    runtime.launch(lambda: release.wait(3600))
     yield release
     release.set()
 
@@ -151,7 +151,7 @@ def test_freed_memory_is_reused_in_the_order_of_the_streams_it_is_known_to_be_us
     values = torch.ones(8, device=GPU)
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
-        runtime.launch(lambda: release.wait(30))
+        runtime.launch(lambda: release.wait(3600))
         late = values.clone()
     if is_recorded:
         values.record_stream(side)

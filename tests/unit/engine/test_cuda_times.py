@@ -106,7 +106,7 @@ def test_a_span_that_is_not_over_is_waited_for(runtime):
     """A flush of the next backward may have come in while an update ended."""
     recorder, release = Recorder(), threading.Event()
     device = CudaDevice(TAIL.mode, recorder)
-    device.grads.submit("a flush", lambda: runtime.launch(lambda: release.wait(30)))
+    device.grads.submit("a flush", lambda: runtime.launch(lambda: release.wait(3600)))
     threading.Timer(0.05, release.set).start()
     (span,) = recorder.take()
     assert release.is_set()

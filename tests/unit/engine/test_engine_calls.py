@@ -67,6 +67,7 @@ def interrupted(times, seen):
             seen.append("the block")
 
 
+@pytest.mark.own_process
 def test_ctrl_c_comes_after_the_block():
     seen = []
     with pytest.raises(KeyboardInterrupt):
@@ -75,18 +76,17 @@ def test_ctrl_c_comes_after_the_block():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.own_process
 def test_a_handler_of_the_users_is_called_after_the_block(monkeypatch):
     seen = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append("handler"))
-    try:
-        with signals_held_back():
-            signal.raise_signal(signal.SIGTERM)
-            seen.append("block")
-        assert seen == ["block", "handler"]
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    signal.signal(signal.SIGTERM, lambda number, frame: seen.append("handler"))
+    with signals_held_back():
+        signal.raise_signal(signal.SIGTERM)
+        seen.append("block")
+    assert seen == ["block", "handler"]
 
 
+@pytest.mark.own_process
 def test_a_second_signal_is_let_through():
     """Something hangs, and somebody insists."""
     seen = []

@@ -2,7 +2,6 @@
 
 import dataclasses
 import threading
-import time
 
 import pytest
 import torch
@@ -22,7 +21,10 @@ from engine_updates import (
     run_once,
 )
 from hypothesis import given, settings, strategies as st
+from late import late
 
+from deep_optimizer_states import executor as executor_module
+from deep_optimizer_states.device import emulated
 from deep_optimizer_states.device.base import PendingBytes, Wait
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.errors import UpdateError
@@ -59,6 +61,7 @@ def run(schedule, faults=None, steps=STEPS):
 REFERENCE = run(make_schedule())
 RACES = [250 // len(SCHEDULES), pytest.param(1000 // len(SCHEDULES), marks=pytest.mark.exhaustive)]
 """Seeds for each schedule: 250 races in all, and 1,000 by `make test-all`."""
+LANES = ["H2D", "GPU", "D2H", "weights", "grads"]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
@@ -91,38 +94,40 @@ def test_any_plan_uses_slots_only_between_copy_and_flush(policy, stride, ratio, 
     assert torch.equal(run(schedule), REFERENCE)
 
 
-@pytest.mark.parametrize(
-    "wait",
-    [Wait.SLOT_FREE, Wait.PREFETCHED, Wait.STEPPED, Wait.STAGING_FREE, Wait.GRADS_FLUSHED],
-)
-def test_without_a_wait_the_result_differs(wait):
-    """Negative control of every ordering rule inside the update phase."""
-    on_the_host = wait in (Wait.STAGING_FREE, Wait.GRADS_FLUSHED)
-    assert is_ever_wrong(SCHEDULES["all-host, tiles" if on_the_host else "stride 1"], wait)
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_late_lane_changes_nothing(name, lane):
+    with late(lane):
+        assert torch.equal(run(SCHEDULES[name]), REFERENCE)
 
 
-ON_THE_HOST = {
-    Wait.SLOT_FREE: "stride 1, weights on the host",
-    Wait.PREFETCHED: "stride 1, weights on the host",
-    Wait.STEPPED: "ratio, tiles, weights on the host",
-    Wait.STAGING_FREE: "ratio, tiles, weights on the host",
-    Wait.GRADS_FLUSHED: "all-host, tiles, weights on the host",
+CONTROLS = {
+    Wait.SLOT_FREE: ("stride 1", "D2H"),
+    Wait.PREFETCHED: ("stride 1", "H2D"),
+    Wait.STEPPED: ("stride 1", "GPU"),
+    Wait.STAGING_FREE: ("all-host, tiles", "weights"),
+    Wait.GRADS_FLUSHED: ("all-host, tiles", "grads"),
 }
+"""Where each wait shows: the schedule, and the lane that must be late."""
+CONTROLS_ON_HOST = {
+    Wait.SLOT_FREE: ("stride 1, weights on the host", "D2H"),
+    Wait.PREFETCHED: ("stride 1, weights on the host", "H2D"),
+    Wait.STEPPED: ("ratio, tiles, weights on the host", "GPU"),
+    Wait.STAGING_FREE: ("ratio, tiles, weights on the host", "D2H"),
+    Wait.GRADS_FLUSHED: ("all-host, tiles, weights on the host", "grads"),
+}
+"""The same where the CPU writes weights to their home, and the device sends them back."""
 
 
-@pytest.mark.parametrize("wait", ON_THE_HOST)
-def test_without_a_wait_weights_in_host_memory_differ(wait):
-    """The same where the CPU writes weights to their home, and the device sends them back."""
-    assert is_ever_wrong(SCHEDULES[ON_THE_HOST[wait]], wait)
-
-
-def is_ever_wrong(schedule, wait):
-    # On a busy machine a race is now and then won: several seeds, until the first that is lost.
-    results = (
-        run(schedule, Faults(jitter_s=0.004, seed=seed, without=frozenset({wait})))
-        for seed in range(20)
-    )
-    return any(not torch.equal(result, REFERENCE) for result in results)
+@pytest.mark.parametrize(
+    ("wait", "where"), [*CONTROLS.items(), *CONTROLS_ON_HOST.items()], ids=lambda value: str(value)
+)
+def test_without_a_wait_the_result_differs(wait, where):
+    """Negative control of every ordering rule inside the update phase."""
+    name, lane = where
+    with late(lane):
+        result = run(SCHEDULES[name], Faults(without=frozenset({wait})))
+    assert not torch.equal(result, REFERENCE)
 
 
 def test_the_dynamic_split_is_recorded_as_a_plan():
@@ -138,27 +143,53 @@ def test_the_dynamic_split_is_recorded_as_a_plan():
     assert plan.host_tiles
 
 
-def test_the_device_is_given_a_tile_for_every_slot_and_no_more_until_one_is_flushed():
+class Clock:
+    """A clock that goes on only where it is told to."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def perf_counter(self):
+        return self.now_s
+
+    def time(self, owner, name, seconds):
+        """Each call of a method, or each piece of work submitted to a lane, takes so long."""
+        call = getattr(owner, name)
+
+        def later(work):
+            self.now_s += seconds
+            return work()
+
+        if name == "submit":
+            setattr(owner, name, lambda what, work, uses=(): call(what, lambda: later(work), uses))
+        else:
+            setattr(owner, name, lambda *given: later(lambda: call(*given)))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    for module in (executor_module, emulated):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def test_the_device_is_given_a_tile_for_every_slot_and_no_more_until_one_is_flushed(clock):
     numels = [512] * 8
     schedule = make_schedule("dynamic", numels=numels)
-    device, release = EmulatedDevice(ADAM), threading.Event()
-    device.compute.submit("a kernel that takes long", lambda: release.wait(30))
-    executor = make_executor(schedule, device)
-    work = make_work(schedule, make_subgroups(numels), first_scalars())
-    begin = time.perf_counter()
-
-    def on_issued(tile, event):
-        if tile == 7:
-            # Long beside the CPU's own steps, which are over: on a busy machine as well.
-            time.sleep(0.2 + 10 * (time.perf_counter() - begin))
-            release.set()
-
-    run_once(executor, schedule, work, on_issued)
-    assert executor.last_plan.device_tiles == (0, 1, 2)
-    assert executor.last_plan.host_tiles == (3, 4, 5, 6, 7)
-    run_once(executor, schedule, work)
-    assert executor.last_plan.device_tiles == (), "it was measured to be slow"
-    device.close()
+    with late("GPU"):
+        device, host_adam = EmulatedDevice(ADAM), HostAdam(TAIL.mode)
+        clock.time(device.compute, "submit", 100.0)
+        clock.time(host_adam, "step", 1.0)
+        executor = make_executor(schedule, device)
+        executor._host_adam = host_adam
+        work = make_work(schedule, make_subgroups(numels), first_scalars())
+        run_once(executor, schedule, work)
+        assert executor.last_plan.device_tiles == (0, 1, 2)
+        assert executor.last_plan.host_tiles == (3, 4, 5, 6, 7)
+        run_once(executor, schedule, work)
+        assert executor.last_plan.device_tiles == (), "it was measured to be slow"
+        device.close()
 
 
 def test_the_split_learns_of_each_update_by_itself(monkeypatch):
@@ -178,46 +209,39 @@ def test_the_split_learns_of_each_update_by_itself(monkeypatch):
     assert seen == [sum(NUMELS)] * 3
 
 
-def test_a_flight_begins_with_its_prefetch_and_not_with_its_step(monkeypatch):
+def test_a_flight_begins_with_its_prefetch_and_not_with_its_step(monkeypatch, clock):
     numels, flights = [512] * 8, []
     schedule = make_schedule("dynamic", numels=numels)
-    device, release = EmulatedDevice(ADAM), threading.Event()
-    device.compute.submit("a kernel that takes long", lambda: release.wait(30))
-    executor = make_executor(schedule, device)
     monkeypatch.setattr(RunTimeSplit, "learn", lambda self, steps, seen, s: flights.extend(seen))
 
     def on_issued(tile, event):
-        if tile == 7:
-            device.h2d.record().synchronize()
-            time.sleep(0.1)
-            release.set()
+        clock.now_s += 0.1
 
-    work = make_work(schedule, make_subgroups(numels), make_scalars(1, BetaPowers(GROUP["betas"])))
-    run_once(executor, schedule, work, on_issued)
-    device.close()
-    assert [flight.end_s - flight.begin_s >= 0.1 for flight in flights] == [True] * 3
-
-
-def delay(lane, seconds):
-    """Make each piece of a lane's work take longer: by far more than a busy machine does."""
-    submit = lane.submit
-    lane.submit = lambda what, work, uses=(): submit(what, lambda: (time.sleep(seconds), work()))
+    with late("GPU"):
+        device = EmulatedDevice(ADAM)
+        executor = make_executor(schedule, device)
+        work = make_work(schedule, make_subgroups(numels), first_scalars())
+        run_once(executor, schedule, work, on_issued)
+        device.close()
+    assert [flight.begin_s for flight in flights] == pytest.approx([0.0, 0.1, 0.2])
+    assert [flight.end_s for flight in flights] == pytest.approx([0.8] * 3)
 
 
-def test_weights_that_leave_slowly_make_the_next_update_one_of_the_cpu_alone():
+def test_weights_that_leave_slowly_make_the_next_update_one_of_the_cpu_alone(clock):
     numels = [512] * 30
     schedule = make_schedule("dynamic", numels=numels)
-    device = EmulatedDevice(ADAM)
-    delay(device.compute, 0.03)  # or it takes all tiles before the CPU has waited for a few
-    delay(device.weights, 0.06)
-    executor = make_executor(schedule, device)
-    work = make_work(schedule, make_subgroups(numels), first_scalars())
-    run_once(executor, schedule, work)
-    assert executor.last_plan.device_tiles
-    assert executor.last_plan.host_tiles
-    run_once(executor, schedule, work)
-    assert executor.last_plan.device_tiles == ()
-    device.close()
+    with late("GPU", "weights"):
+        device = EmulatedDevice(ADAM)
+        clock.time(device.compute, "submit", 0.03)
+        clock.time(device.weights, "submit", 0.06)
+        executor = make_executor(schedule, device)
+        work = make_work(schedule, make_subgroups(numels), first_scalars())
+        run_once(executor, schedule, work)
+        assert executor.last_plan.device_tiles
+        assert executor.last_plan.host_tiles
+        run_once(executor, schedule, work)
+        assert executor.last_plan.device_tiles == ()
+        device.close()
 
 
 @pytest.mark.parametrize("on_host", [False, True], ids=["on the device", "on the host"])
@@ -300,10 +324,8 @@ def test_failure_of_the_host_kernel_names_lane_and_work():
 @pytest.mark.parametrize("failing", ["CPU", "GPU"])
 def test_nothing_is_written_after_an_update_that_failed_has_ended(failing, monkeypatch):
     """State may be loaded anew as soon as the failure is known; slow lanes must not land in it."""
-    device = EmulatedDevice(ADAM)
-    slow = device.h2d if failing == "CPU" else device.weights
-    monkeypatch.setattr(slow, "_faults", Faults(jitter_s=0.3))
-    try:
+    with late("H2D" if failing == "CPU" else "weights") as world:
+        device = EmulatedDevice(ADAM)
         schedule, subgroups = make_schedule("stride", 2), make_subgroups()
         executor = make_executor(schedule, device)
         broken = (executor, "_host_adam") if failing == "CPU" else (device, "_adam")
@@ -315,15 +337,13 @@ def test_nothing_is_written_after_an_update_that_failed_has_ended(failing, monke
         for subgroup in subgroups:
             for tensor in vars(subgroup).values():
                 tensor.fill_(7)  # as loading a checkpoint does
-        time.sleep(0.5)
+        world.finish()
         assert all((tensor == 7).all() for s in subgroups for tensor in vars(s).values())
-    finally:
-        device.close()
 
 
 def test_an_update_waits_for_the_gradients_submitted_before_it():
     device, release = EmulatedDevice(ADAM), threading.Event()
-    device.grads.submit("a gradient", lambda: release.wait(30))
+    device.grads.submit("a gradient", lambda: release.wait(3600))
     grads = make_executor(make_schedule(), device).caller_events()[1]
     device.d2h.record().synchronize()
     assert not grads.reached()
@@ -335,7 +355,7 @@ def test_an_update_waits_for_the_gradients_submitted_before_it():
 def test_waits_are_bounded():
     device = EmulatedDevice(ADAM, Faults(timeout_s=0.2))
     release = threading.Event()
-    device.h2d.submit("a copy that hangs", lambda: release.wait(30))
+    device.h2d.submit("a copy that hangs", lambda: release.wait(3600))
     with pytest.raises(UpdateError, match=r"0.2 s for lane H2D \(a copy that hangs\)"):
         device.synchronize()
     release.set()
@@ -358,12 +378,11 @@ def test_a_closed_device_refuses_work_at_once():
 
 
 def test_copies_in_flight_are_bounded():
-    device = EmulatedDevice(ADAM)
-    pending, release = PendingBytes(limit=100), threading.Event()
-    for number in range(3):
-        device.grads.submit(f"copy {number}", lambda: release.wait(30))
-        if number == 2:
-            threading.Timer(0.05, release.set).start()
-        pending.add(device.grads.record(), 40)
-    assert release.is_set(), "the third copy had to wait for the first"
-    device.close()
+    pending, copied = PendingBytes(limit=100), []
+    with late("grads"):
+        device = EmulatedDevice(ADAM)
+        for number, expected in enumerate([[], [], [0], [0, 1]]):
+            device.grads.submit(f"copy {number}", lambda number=number: copied.append(number))
+            pending.add(device.grads.record(), 40)
+            assert copied == expected, "the third copy has to wait for the first"
+        device.close()

@@ -103,7 +103,7 @@ def test_no_more_threads_touch_than_the_lane_has_and_each_stays_on_its_cores(
 
 def test_several_threads_do_touch():
     """Each thread waits for the other: one alone would never get past its first piece."""
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=3600)
 
     class Meets(LaneCores):
         def bind_this_thread(self):

@@ -106,11 +106,8 @@ def test_user_errors_are_one_line_and_an_exit_code(error, code, text, capsys):
     assert capsys.readouterr().err == text
 
 
+@pytest.mark.own_process
 def test_sigterm_between_runs_unwinds_with_its_exit_code():
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.raises(SystemExit) as caught:
-            cli.run_command(lambda: signal.raise_signal(signal.SIGTERM))
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with pytest.raises(SystemExit) as caught:
+        cli.run_command(lambda: signal.raise_signal(signal.SIGTERM))
     assert caught.value.code == 143

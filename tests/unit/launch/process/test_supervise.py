@@ -131,6 +131,7 @@ def test_a_run_that_ignores_sigterm_is_killed_after_the_grace(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.own_process
 def test_a_signal_to_us_ends_the_run_and_nothing_else(tmp_path, sleeper, number):
     log = tmp_path / "a.log"
 
@@ -149,9 +150,10 @@ def test_a_signal_to_us_ends_the_run_and_nothing_else(tmp_path, sleeper, number)
         signal.signal(number, before)
     assert ending.stop_signal == number
     assert not is_alive(int(log.read_text()))
-    assert sleeper.poll() is None
+    assert is_alive(sleeper.pid)
 
 
+@pytest.mark.own_process
 def test_a_second_signal_does_not_wait_for_the_grace(tmp_path, no_grace):
     log = tmp_path / "a.log"
     code = (
@@ -171,6 +173,7 @@ def test_a_second_signal_does_not_wait_for_the_grace(tmp_path, no_grace):
     assert (ending.exit_code, ending.stop_signal) == (137, signal.SIGINT)
 
 
+@pytest.mark.own_process
 def test_an_ignored_hangup_stays_ignored(tmp_path):
     log, sent = tmp_path / "a.log", tmp_path / "sent"
     code = "import pathlib, time; print(flush=True)\n"
@@ -335,6 +338,7 @@ def test_a_companion_that_dies_ends_the_run_by_name(tmp_path, no_grace):
     assert ending.companion == "the helper ended before the run did, exit code 137"
 
 
+@pytest.mark.own_process
 def test_a_signal_while_a_companion_gets_ready_ends_it(tmp_path):
     helper = companion(tmp_path, "print('waits', flush=True); time.sleep(600)")
 

@@ -81,6 +81,7 @@ def test_share_waits_for_nobody_and_lets_nobody_wait(holder):
     assert said == []
 
 
+@pytest.mark.own_process
 def test_a_signal_ends_the_wait(holder):
     def interrupt(_line):
         os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,159 @@
+"""Queues that are as late as the waits allow, in one thread: races that are lost every time.
+
+A negative control leaves a wait out and must see another result. With threads and random delays it
+does so nearly always, and on a busy machine now and then the race is won. Here nothing is left to
+chance. Lanes and streams are queues without threads: each does its work as soon as it is queued,
+but for those that are named late, which do theirs only when the host waits and nothing else can go
+on. The thread of updates is late as well: an update runs once somebody waits for it. So whatever is
+not waited for has not happened yet.
+"""
+
+import collections
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+
+from deep_optimizer_states import gate
+from deep_optimizer_states.device import cuda, emulated
+from deep_optimizer_states.latch import Latch
+from deep_optimizer_states.timeline import WAIT
+
+
+class World:
+    """All queues, and who of them is late.
+
+    Args:
+        late: Names of the lanes that are late; queues may be added to :attr:`late` later.
+    """
+
+    def __init__(self, late=()):
+        self.late = set(late)
+        self._queues, self._updates = [], collections.deque()
+        self._is_working = False
+
+    def add(self, queue):
+        """Work a queue off from now on: ``name``, ``can_go()`` and ``go()``."""
+        self._queues.append(queue)
+
+    def add_update(self, work):
+        """Do this once the host waits; returns a call that waits for it."""
+        done = []
+        self._updates.append(lambda: done.append(work()))
+
+        def join():
+            self.until(lambda: done)
+            return done[0]
+
+        return join
+
+    def hasten(self):
+        """Something was queued: do all that can be done without those who are late."""
+        while not self._is_working and self._go_on(is_late=False):
+            pass
+
+    def until(self, is_done):
+        """The host waits."""
+        while not is_done():
+            self.step()
+
+    def finish(self):
+        """Do all that is left."""
+        self.until(lambda: not any(queue.can_go() for queue in self._queues))
+
+    def step(self):
+        """Do one thing, and of those who are late only when nobody else can go on."""
+        if self._go_on(is_late=False):
+            return
+        if self._updates:
+            self._updates.popleft()()
+            return
+        assert self._go_on(is_late=True), "the host waits for what nothing can bring about"
+
+    def _go_on(self, is_late):
+        for queue in self._queues:
+            if (queue in self.late or queue.name in self.late) == is_late and queue.can_go():
+                was_working, self._is_working = self._is_working, True
+                try:
+                    queue.go()
+                finally:
+                    self._is_working = was_working
+                return True
+        return False
+
+
+def _lane_of(world):
+    class LateLane(emulated._ThreadLane):
+        """A lane of the emulated device whose thread has nothing to do."""
+
+        def __init__(self, *args):
+            super().__init__(*args)
+            self._items, self._queue = collections.deque(), SimpleNamespace(put=self._put)
+            world.add(self)
+
+        def _run(self):
+            return
+
+        def _put(self, item):
+            if item is None:
+                world.until(lambda: not self._items)
+                return
+            self._items.append(item)
+            world.hasten()
+
+        def can_go(self):
+            if not self._items:
+                return False
+            what, work = self._items[0]
+            return not what.startswith(WAIT) or work.__self__.reached()
+
+        def go(self):
+            what, work = self._items.popleft()
+            if not what:
+                work()
+            elif self._failure is None:
+                self._attempt(what, work)
+
+    return LateLane
+
+
+def _pool_of(world):
+    class LatePool:
+        """The one thread of updates, which is the host's own."""
+
+        def __init__(self, *_args, **_kwargs):
+            return
+
+        def submit(self, work):
+            join = world.add_update(work)
+            return SimpleNamespace(result=lambda _timeout_s: join())
+
+        def shutdown(self, wait=True):
+            return
+
+    return LatePool
+
+
+@contextlib.contextmanager
+def late(*names):
+    """Let engines and devices that are made here run without threads; yields their world.
+
+    Args:
+        names: Lanes that are late: H2D, GPU, D2H, weights, grads.
+    """
+    world = World(names)
+
+    def wait(latch, timeout_s):
+        world.until(lambda: latch.is_set)
+        return True
+
+    def sleep(_seconds):
+        world.step()
+
+    clock = SimpleNamespace(**{**vars(cuda.time), "sleep": sleep})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(emulated, "_ThreadLane", _lane_of(world))
+        patch.setattr(gate, "ThreadPoolExecutor", _pool_of(world))
+        patch.setattr(Latch, "wait", wait)
+        patch.setattr(cuda, "time", clock)  # whoever waits for an event of CUDA's sleeps
+        yield world
