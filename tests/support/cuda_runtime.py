@@ -3,8 +3,9 @@
 What of CUDA it repeats (see ``cuda_memory`` for device tensors):
 
 - A stream is a queue, worked off in order on a thread of its own, late and after random delays; the
-  default stream as well (or all on the host's thread, see ``late``). Streams are ordered by events alone: torch's side streams do not wait for
-  the default stream. Every thread has its current device, and a current stream for each device.
+  default stream as well (or all of them on the host's thread, see ``late``). Streams are ordered by
+  events alone: torch's side streams do not wait for the default stream. Every thread has its
+  current device, and a current stream for each device.
 - An event is reached when its stream gets to where it was last recorded; a wait means the recording
   at the time of the call; one that was never recorded counts as reached. Times are fp32 ms.
 - Page-locked memory is kept in a book: a page cannot be locked twice. A refused call leaves its
@@ -283,7 +284,7 @@ class CudaRuntime:
 
     def block_host(self, point):
         if self.world is not None:
-            self.world.until(lambda: point.has_passed)
+            assert self.world.until(lambda: point.has_passed), "the host waits for ever"
         while not point.passed.wait(_LOOK_S):
             self.raise_failure()
             assert not self.has_ended, "waits for a stand-in that has ended"

@@ -5,7 +5,8 @@ does so nearly always, and on a busy machine now and then the race is won. Here 
 chance. Lanes and streams are queues without threads: each does its work as soon as it is queued,
 but for those that are named late, which do theirs only when the host waits and nothing else can go
 on. The thread of updates is late as well: an update runs once somebody waits for it. So whatever is
-not waited for has not happened yet.
+not waited for has not happened yet. A wait for what cannot happen ends at once, as one that took
+too long.
 """
 
 import collections
@@ -29,6 +30,7 @@ class World:
 
     def __init__(self, late=()):
         self.late = set(late)
+        self.now_s = 0.0
         self._queues, self._updates = [], collections.deque()
         self._is_working = False
 
@@ -42,7 +44,7 @@ class World:
         self._updates.append(lambda: done.append(work()))
 
         def join():
-            self.until(lambda: done)
+            assert self.until(lambda: done), "the update waits for what nothing can bring about"
             return done[0]
 
         return join
@@ -53,22 +55,29 @@ class World:
             pass
 
     def until(self, is_done):
-        """The host waits."""
+        """The host waits; returns whether in vain, since nothing can go on."""
         while not is_done():
-            self.step()
+            if not self.step():
+                return False
+        return True
 
     def finish(self):
         """Do all that is left."""
-        self.until(lambda: not any(queue.can_go() for queue in self._queues))
+        self.until(lambda: False)
+
+    def sleep(self, _seconds):
+        """The host looks again later: time passes, and fast, only if nothing can go on."""
+        if not self.step():
+            self.now_s += 1.0
 
     def step(self):
-        """Do one thing, and of those who are late only when nobody else can go on."""
+        """Do one thing, of those who are late only when nobody else can go on; False for none."""
         if self._go_on(is_late=False):
-            return
+            return True
         if self._updates:
             self._updates.popleft()()
-            return
-        assert self._go_on(is_late=True), "the host waits for what nothing can bring about"
+            return True
+        return self._go_on(is_late=True)
 
     def _go_on(self, is_late):
         for queue in self._queues:
@@ -144,13 +153,10 @@ def late(*names):
     world = World(names)
 
     def wait(latch, timeout_s):
-        world.until(lambda: latch.is_set)
-        return True
+        return world.until(lambda: latch.is_set)
 
-    def sleep(_seconds):
-        world.step()
-
-    clock = SimpleNamespace(**{**vars(cuda.time), "sleep": sleep})
+    clock = SimpleNamespace(monotonic=lambda: world.now_s, sleep=world.sleep)
+    clock.perf_counter = cuda.time.perf_counter
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(emulated, "_ThreadLane", _lane_of(world))
         patch.setattr(gate, "ThreadPoolExecutor", _pool_of(world))

@@ -15,6 +15,7 @@ import torch
 from cuda_memory import stand_in
 from engine_iterations import run_iterations
 from engine_updates import ADAM, SCHEDULES, TAIL, make_schedule
+from late import late
 
 from deep_optimizer_states.cores import LaneCores
 from deep_optimizer_states.device.base import Wait
@@ -130,15 +131,16 @@ def test_a_second_close_changes_nothing(runtime):
     assert not home.is_pinned()
 
 
-def test_close_waits_for_copies_in_flight(runtime):
-    device = CudaDevice(TAIL.mode)
-    home = device.empty_host(64, torch.float32)
-    source = torch.ones(64, device="cuda")
-    device.d2h._stream.jitter_s = 0.1
-    device.d2h.wait(device.record_caller(), Wait.GRAD_READY)
-    device.d2h.submit("state flush", lambda: home.copy_(source, non_blocking=True))
-    device.close()
-    assert torch.equal(home, torch.ones(64))
+def test_close_waits_for_copies_in_flight():
+    with late() as world, stand_in(world=world):
+        device = CudaDevice(TAIL.mode)
+        home = device.empty_host(64, torch.float32)
+        source = torch.ones(64, device="cuda")
+        world.late.add(device.d2h._stream)
+        device.d2h.wait(device.record_caller(), Wait.GRAD_READY)
+        device.d2h.submit("state flush", lambda: home.copy_(source, non_blocking=True))
+        device.close()
+        assert torch.equal(home, torch.ones(64))
 
 
 ENDS_WITHOUT_CLOSE = """

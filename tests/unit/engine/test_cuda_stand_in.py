@@ -3,7 +3,6 @@
 import inspect
 import re
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,8 @@ import torch
 from cuda_memory import _REPLACED, stand_in
 from cuda_page_locks import Status
 from cuda_runtime import Event, Stream
+from late import late
+from signals import when_within
 
 from deep_optimizer_states.device import cuda
 
@@ -49,7 +50,7 @@ def test_functions_are_torchs_own(runtime, name):
 @pytest.mark.parametrize("ours", [Stream, Event])
 def test_methods_are_torchs_own(ours):
     real = REAL[ours.__name__]
-    names = {name for name in vars(ours) if not name.startswith("_")} - {"put", "mark"}
+    names = {name for name in vars(ours) if not name.startswith("_")} - {"put", "mark", "wait_for"}
     assert len(names) >= 5
     for name in names:
         assert parameters(getattr(ours, name)) == parameters(getattr(real, name)), name
@@ -122,10 +123,9 @@ def test_copies_return_early_only_if_they_may_and_the_host_is_page_locked(
         assert torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.nbytes, 0) == 0
     release, returns_early = threading.Event(), non_blocking and locked
     runtime.launch(release.wait)
-    if not returns_early:
-        threading.Timer(0.05, release.set).start()
     target, source = (device, host) if to_device else (host, device)
-    target.copy_(source, non_blocking=non_blocking)
+    with when_within("block_host", release.set):
+        target.copy_(source, non_blocking=non_blocking)
     assert release.is_set() == (not returns_early)
     release.set()
     torch.cuda.synchronize()
@@ -144,26 +144,22 @@ def test_host_tensors_are_refused(runtime):
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])
-def test_freed_memory_is_reused_in_the_order_of_the_streams_it_is_known_to_be_used_on(
-    runtime, is_recorded
-):
-    side, release = torch.cuda.Stream(), threading.Event()
-    values = torch.ones(8, device=GPU)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(side):
-        runtime.launch(lambda: release.wait(3600))
-        late = values.clone()
-    if is_recorded:
-        values.record_stream(side)
-    view = values.narrow(0, 0, 2)
-    del values
-    assert view.sum().item() == 2.0, "a view keeps its memory"
-    del view
-    runtime.current_stream().synchronize()
-    time.sleep(0.01)
-    release.set()
-    side.synchronize()
-    assert bool(late.raw.isnan().all()) == (not is_recorded)
+def test_freed_memory_is_reused_in_the_order_of_the_streams_it_is_known_to_be_used_on(is_recorded):
+    with late() as world, stand_in(world=world):
+        side = torch.cuda.Stream()
+        world.late.add(side)
+        values = torch.ones(8, device=GPU)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            copy = values.clone()
+        if is_recorded:
+            values.record_stream(side)
+        view = values.narrow(0, 0, 2)
+        del values
+        assert view.sum().item() == 2.0, "a view keeps its memory"
+        del view
+        side.synchronize()
+        assert bool(copy.raw.isnan().all()) == (not is_recorded)
 
 
 def test_the_book_has_cudas_own_errors(runtime):

@@ -10,6 +10,7 @@ import torch
 from cuda_memory import stand_in
 from engine_iterations import run_iterations
 from engine_updates import SCHEDULES, TAIL
+from late import late
 
 from deep_optimizer_states.calibrate.device import (
     Bench,
@@ -102,16 +103,18 @@ def test_a_span_lasts_as_long_as_the_work_on_its_stream(runtime, take_long):
     assert before - SLACK_S <= span.begin_s <= after - LONG_S + SLACK_S
 
 
-def test_a_span_that_is_not_over_is_waited_for(runtime):
+def test_a_span_that_is_not_over_is_waited_for():
     """A flush of the next backward may have come in while an update ended."""
-    recorder, release = Recorder(), threading.Event()
-    device = CudaDevice(TAIL.mode, recorder)
-    device.grads.submit("a flush", lambda: runtime.launch(lambda: release.wait(3600)))
-    threading.Timer(0.05, release.set).start()
-    (span,) = recorder.take()
-    assert release.is_set()
-    assert span.end_s > span.begin_s
-    device.close()
+    recorder, flushed = Recorder(), []
+    with late() as world, stand_in(world=world) as runtime:
+        device = CudaDevice(TAIL.mode, recorder)
+        world.late.add(device.grads._stream)
+        device.grads.submit("a flush", lambda: runtime.launch(lambda: flushed.append(True)))
+        assert not flushed
+        (span,) = recorder.take()
+        assert flushed
+        assert span.end_s >= span.begin_s
+        device.close()
 
 
 @pytest.mark.parametrize("is_set_anew", [True, False])
