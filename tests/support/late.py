@@ -12,8 +12,7 @@ too long.
 import collections
 import contextlib
 from types import SimpleNamespace
-
-import pytest
+from unittest import mock
 
 from deep_optimizer_states import gate
 from deep_optimizer_states.device import cuda, emulated
@@ -157,9 +156,10 @@ def late(*names):
 
     clock = SimpleNamespace(monotonic=lambda: world.now_s, sleep=world.sleep)
     clock.perf_counter = cuda.time.perf_counter
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(emulated, "_ThreadLane", _lane_of(world))
-        patch.setattr(gate, "ThreadPoolExecutor", _pool_of(world))
-        patch.setattr(Latch, "wait", wait)
-        patch.setattr(cuda, "time", clock)  # whoever waits for an event of CUDA's sleeps
+    with (
+        mock.patch.object(emulated, "_ThreadLane", _lane_of(world)),
+        mock.patch.object(gate, "ThreadPoolExecutor", _pool_of(world)),
+        mock.patch.object(Latch, "wait", wait),
+        mock.patch.object(cuda, "time", clock),  # whoever waits for an event of CUDA's sleeps
+    ):
         yield world

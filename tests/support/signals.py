@@ -15,6 +15,17 @@ def when_within(function, action):
         action: What to do, once; never, if the block ends without the function.
     """
     is_over = threading.Event()
+    thread = once_within(function, action, is_over)
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def once_within(function, action, is_over=None):
+    """Do the same without a block, until ``is_over`` is set; returns the thread."""
+    is_over = is_over or threading.Event()
 
     def watch():
         while not is_over.wait(0.002):
@@ -22,13 +33,9 @@ def when_within(function, action):
                 return action()
         return None
 
-    thread = threading.Thread(target=watch)
+    thread = threading.Thread(target=watch, daemon=True)
     thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
+    return thread
 
 
 def main_thread_callers():

@@ -27,6 +27,9 @@ from engine_states import differences, state_of
 from equality_cases import FIRST_CASE, STEPS, all_cases, columns_of, ds_config
 from packaging.version import Version
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
+from late import late
+
 import deep_optimizer_states
 from deep_optimizer_states.cores import ANYWHERE
 from deep_optimizer_states.device.base import Wait
@@ -137,6 +140,19 @@ def run(case, block, faults=None):
         steppers.faults_for_tests = None
 
 
+def run_late(case, block, without, lane=""):
+    """Run it with waits left out: updates, and one lane, are as late as the waits that are kept.
+
+    Args:
+        case: What is trained.
+        block: Of the policy.
+        without: The waits.
+        lane: Its name; no lane is late without one.
+    """
+    with late(lane):
+        return run(case, block, Faults(without=frozenset(without)))
+
+
 def policies_of(number, case_name, extent):
     """The policies that a case is run under, ``number`` being its place among the cases."""
     world = world_size()
@@ -242,19 +258,21 @@ def two_engines_at_once(report):
 
 def break_rules(report):
     """Negative controls: without a wait the result must not be stock's."""
-    # Where micro-batches are not summed, every gradient goes to where the last update reads it.
-    by_wait = dict.fromkeys(
-        (Wait.GRADS_FLUSHED, Wait.GRAD_HOME, Wait.PREFETCHED, Wait.STEPPED, Wait.WEIGHTS_READY),
-        CASES[FIRST_CASE],
-    )
-    by_wait[Wait.GRAD_READ] = CASES["no clipping, accumulation 1"]
-    for wait, case in by_wait.items():
-        # A gradient that is overwritten too early shows only if its parameter was not waited for.
-        without = {wait, Wait.WEIGHTS_READY} if wait is Wait.GRAD_READ else {wait}
-        faults = Faults(jitter_s=0.01, without=frozenset(without))
-        *stock, _ = run(case, None)
-        *ours, _ = run(case, POLICIES["stride 2"], faults)
+    lanes = {Wait.GRADS_FLUSHED: "grads", Wait.GRAD_HOME: "grads", Wait.PREFETCHED: "H2D"}
+    lanes |= {Wait.STEPPED: "GPU", Wait.WEIGHTS_READY: ""}
+    block, case = POLICIES["stride 2"], CASES[FIRST_CASE]
+    *stock, _ = run(case, None)
+    for wait, lane in lanes.items():
+        *ours, _ = run_late(case, block, {wait}, lane)
         report["controls"][wait.name] = differences(ours, stock)
+        *ours, _ = run_late(case, block, (), lane)
+        report["kept"][wait.name] = differences(ours, stock)
+    # Where micro-batches are not summed, every gradient goes to where the last update reads it. One
+    # that is overwritten too early shows only if its parameter was not waited for.
+    case = CASES["no clipping, accumulation 1"]
+    *kept, _ = run_late(case, block, {Wait.WEIGHTS_READY})
+    *ours, _ = run_late(case, block, {Wait.WEIGHTS_READY, Wait.GRAD_READ})
+    report["controls"][Wait.GRAD_READ.name] = differences(ours, kept)
 
 
 def exchanges(names, extent):
@@ -365,7 +383,7 @@ def prepare():
 def main():
     extent, out, folder = sys.argv[1], *map(Path, sys.argv[2:])
     prepare()
-    parts = ("comparisons", "controls", "columns", "left_out", "refused")
+    parts = ("comparisons", "controls", "kept", "columns", "left_out", "refused")
     report = {"deepspeed": deepspeed.__version__, **{name: {} for name in parts}}
     compare_all(report, extent)
     is_alone = os.environ["WORLD_SIZE"] == "1" and not torch.cuda.is_available()

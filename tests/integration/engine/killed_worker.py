@@ -7,6 +7,7 @@ Not a test itself.
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import deepspeed
@@ -36,6 +37,12 @@ def last_tag(folder):
     return written or max(tags, key=lambda tag: int(tag.removeprefix("global_step")))
 
 
+def _waits_at(folder):
+    """The step before which a run waits to be killed."""
+    path = folder / "wait at"
+    return int(path.read_text() or -1) if path.exists() else -1
+
+
 def go_on(folder, block, until):
     """From the last checkpoint, or the beginning, to step ``until``; a checkpoint every step."""
     engine = equality.make_engine(CASE, block)
@@ -46,6 +53,8 @@ def go_on(folder, block, until):
     with (folder / "starts").open("a") as file:
         file.write(f"{start}\n")
     for step in range(start, until):
+        while block is not None and step == _waits_at(folder):
+            time.sleep(0.02)
         equality.train(engine, CASE, steps=1, skip=step)
         engine.save_checkpoint(folder)
     return engine

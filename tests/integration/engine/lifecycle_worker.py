@@ -6,9 +6,11 @@ statuses. Not a test itself.
 """
 
 import copy
+import dataclasses
 import functools
 import gc
 import importlib
+import itertools
 import json
 import os
 import signal
@@ -26,9 +28,12 @@ from torch.utils.data import DataLoader
 sys.path.insert(0, str(Path(__file__).parent))
 import equality_worker as equality
 from equality_cases import WIDTH, Case, Net
+from late_adam import LateAdam
+from signals import interrupt, names_of, once_within
 
 import deep_optimizer_states
 from deep_optimizer_states.device.emulated import Faults
+from deep_optimizer_states.kernels.torch_adam import make_host_adam
 from deep_optimizer_states.zero import steppers
 from deep_optimizer_states.zero3.optimizer import InterleavedZeroOptimizer
 
@@ -57,6 +62,10 @@ class DisturbedNet(Net):
             if layer is not None:
                 x = torch.tanh(layer(x)) + x
         return x
+
+
+CASE = Case(accumulation=1, make=DisturbedNet)
+LATE_CASE = dataclasses.replace(CASE, zero={"stage3_param_persistence_threshold": 0})
 
 
 def train(engine, disturb):
@@ -89,16 +98,14 @@ def interrupt_a_wait(engine, seen):
         fail_at(0, KeyboardInterrupt(), engine, seen)
         return
 
-    def interrupt(_number, frame):
-        callers = []
-        while frame is not None:
-            callers.append(frame.f_code.co_name)
-            frame = frame.f_back
-        assert "before_gather" in callers, "nothing was waited for"
+    def end_the_wait(_number, frame):
+        assert "before_gather" in names_of(frame), "nothing was waited for"
+        LateAdam.is_held = False
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    signal.signal(signal.SIGALRM, end_the_wait)
+    LateAdam.is_held = True
+    once_within("before_gather", lambda: interrupt(signal.SIGALRM))
 
 
 def load_data_in_forks(_engine, seen):
@@ -137,15 +144,16 @@ DISTURBANCES = {
 }
 
 
-def make_engine(block, jitter_s=0.0):
+def make_engine(block, jitter_s=0.0, is_late=False):
     steppers.faults_for_tests = Faults(jitter_s=jitter_s) if block else None
-    return equality.make_engine(Case(accumulation=1, make=DisturbedNet), block)
+    steppers.make_host_adam = LateAdam if is_late and block else make_host_adam
+    return equality.make_engine(LATE_CASE if is_late else CASE, block)
 
 
 def run(block, disturb):
     torch.set_num_threads(1)
     # A wait that is to be interrupted must last.
-    engine = make_engine(block, 0.03 if disturb is interrupt_a_wait else 0.002)
+    engine = make_engine(block, 0.002, is_late=disturb is interrupt_a_wait)
     try:
         return train(engine, disturb), equality.state_of(engine)
     finally:
@@ -164,7 +172,7 @@ def count_what_is_left(block, destroys):
     counts, made = [], []
     for _ in range(NUM_ENGINES):
         engine = make_engine(block)
-        equality.train(engine, Case(accumulation=1), steps=1)
+        equality.train(engine, CASE, steps=1)
         made.append(weakref.ref(engine.optimizer))
         if destroys:
             engine.destroy()
@@ -178,11 +186,11 @@ def count_what_is_left(block, destroys):
 
 
 def leave(how):
-    engine = make_engine(BLOCK, 0.02)
-    equality.train(engine, Case(accumulation=1), steps=1)
+    engine = make_engine(BLOCK, is_late=True)
+    equality.train(engine, CASE, steps=1)
     assert engine.optimizer.state, "this waits for the first update"
     first = engine.optimizer._update.last_plan
-    equality.train(engine, Case(accumulation=1), steps=1, skip=1)
+    equality.train(engine, CASE, steps=1, skip=1)
     assert engine.optimizer._update.last_plan is first, "no update is in flight"
     if how == "after backward":
         engine.backward(engine(torch.ones(4, WIDTH).bfloat16()).float().sum())
@@ -194,8 +202,9 @@ def leave(how):
             sys.exit(3)
 
         signal.signal(signal.SIGTERM, end)
-        threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        equality.train(engine, Case(accumulation=1), steps=1000, skip=2)
+        once_within("before_gather", lambda: interrupt(signal.SIGTERM))
+        for step in itertools.count(2):
+            equality.train(engine, CASE, steps=1, skip=step)
     if how == "SIGTERM":
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -220,7 +229,7 @@ def end_in_each_way(out):
 
 def status_of(child):
     """As ``subprocess`` gives it; "hangs" if it has not ended long after it should have."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         found, status = os.waitpid(child, os.WNOHANG)
         if found:

@@ -16,6 +16,9 @@ import deepspeed.ops
 import torch
 from deepspeed.utils import safe_get_full_grad, safe_set_full_grad
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
+from late import late
+
 import deep_optimizer_states
 from deep_optimizer_states.device.base import Wait
 from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
@@ -191,19 +194,20 @@ class HeldAdam(HostAdam):
 
     def step(self, tensors, *args):
         if tensors.numel > 16:
-            self.told.wait(120)
+            self.told.wait()
         super().step(tensors, *args)
 
 
-def update_that_goes_wrong(verify_every, without=Wait.PREFETCHED):
+def update_that_goes_wrong(verify_every, without=Wait.PREFETCHED, lane="H2D"):
     """Slots are stepped before they are filled, say."""
-    steppers.faults_for_tests = Faults(jitter_s=0.01, without=frozenset({without}))
-    engine = make_engine(deep_optimizer_states={**BLOCK, "verify_every": verify_every})
-    steppers.faults_for_tests = None
-    try:
-        return answer(lambda: [step(engine) for _ in range(2)])
-    finally:
-        answer(engine.destroy)
+    with late(lane):
+        steppers.faults_for_tests = Faults(without=frozenset({without}))
+        engine = make_engine(deep_optimizer_states={**BLOCK, "verify_every": verify_every})
+        steppers.faults_for_tests = None
+        try:
+            return answer(lambda: [step(engine) for _ in range(2)])
+        finally:
+            answer(engine.destroy)
 
 
 def returns_before_the_weights_are_updated():
@@ -304,7 +308,7 @@ def main():
             {"enabled": True, "policy": "ratio", "ratio": 0.5}, torch.float32
         ),
         "wrong update": update_that_goes_wrong(1000),
-        "late gradients": update_that_goes_wrong(verify_every=1, without=Wait.GRADS_FLUSHED),
+        "late gradients": update_that_goes_wrong(1, Wait.GRADS_FLUSHED, "grads"),
         "wrong update, not verified": update_that_goes_wrong(0),
         "timeline": timeline(out.parent / "timeline"),
         "little memory": with_little_memory(),

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -19,8 +18,10 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero import partition_parameters
 from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from equality_cases import WIDTH
+from late_adam import updates_end_when_waited_for
+from signals import interrupt, when_within
 
-from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
+from deep_optimizer_states.device.emulated import EmulatedDevice
 from deep_optimizer_states.engine_calls import own_stream_alone
 from deep_optimizer_states.kernels.host import HostAdam
 from deep_optimizer_states.zero import homes, steppers
@@ -169,34 +170,16 @@ def destroyed_with_a_failure():
 
 @contextlib.contextmanager
 def when_waiting(action):
-    """Do ``action`` on another thread once this one waits for the update, or at the end of this."""
-    main, is_over = threading.main_thread().ident, threading.Event()
+    """Do ``action`` on another thread once this one waits for the update.
 
-    def watch():
-        while not is_over.wait(0.01):
-            if "wait_for_end" in names_of(sys._current_frames()[main]):
-                return action()
-        return action() if action is go_on else None
-
-    thread = threading.Thread(target=watch)
-    thread.start()
+    What is to go on does so at the end of this as well, if it was not waited for.
+    """
     try:
-        yield
+        with when_within("wait_for_end", action):
+            yield
     finally:
-        is_over.set()
-        thread.join()
-
-
-def names_of(frame):
-    names = []
-    while frame is not None:
-        names.append(frame.f_code.co_name)
-        frame = frame.f_back
-    return names
-
-
-def interrupt():
-    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        if action is go_on:
+            go_on()
 
 
 def go_on():
@@ -350,7 +333,6 @@ def synchronisations(block, timer, is_broken=False):
     if is_broken:
         gathers.own_stream_alone = contextlib.nullcontext
     case = dataclasses.replace(CASE, config={"timers": {"throughput": timer}})
-    steppers.faults_for_tests = Faults(jitter_s=0.02)  # or an update is over before anybody waits
     engine, accelerator = equality.make_engine(case, block), type(get_accelerator())
     before, counted = accelerator.synchronize, []
 
@@ -359,11 +341,12 @@ def synchronisations(block, timer, is_broken=False):
             counted.append(sys._getframe(1).f_code.co_name)
 
     train(engine, 3, 0)
-    steppers.faults_for_tests = None
     accelerator.synchronize = synchronize
     partition_parameters.get_accelerator = Asynchronous
     try:
-        train(engine, 3, 3)
+        with updates_end_when_waited_for():
+            train(engine, 3, 3)
+            engine.optimizer.background.wait_for_end()
     finally:
         accelerator.synchronize = before
         gathers.own_stream_alone = own_stream_alone

@@ -13,11 +13,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import equality_worker as equality
 from equality_cases import Case
+from late_adam import LateAdam
+from signals import interrupt, names_of, once_within
 
-from deep_optimizer_states.device.emulated import Faults
+from deep_optimizer_states.kernels.torch_adam import make_host_adam
 from deep_optimizer_states.zero import steppers
 
-CASE = Case(accumulation=1)
+CASE = Case(accumulation=1, zero={"stage3_param_persistence_threshold": 0})
 BLOCK = equality.POLICIES["stride 2"]
 PREEMPTED_AFTER = 2
 """Steps that are over when the signal comes, in the forward after them or in the next step."""
@@ -38,8 +40,9 @@ def stock_state():
 
 
 def in_forward(engine):
-    """The signal comes while forward waits for the update: nothing else lasts as long."""
-    signal.setitimer(signal.ITIMER_REAL, 0.03)
+    """The signal comes while forward waits for the update."""
+    LateAdam.is_held = True
+    once_within("before_gather", lambda: interrupt(signal.SIGALRM))
 
 
 def in_step(engine):
@@ -55,14 +58,14 @@ def in_step(engine):
 
 def saved_by_a_handler(arm, folder):
     """The error of the save, or None; and the functions it interrupted."""
-    steppers.faults_for_tests = Faults(jitter_s=0.03)
+    steppers.make_host_adam = LateAdam
     engine = equality.make_engine(CASE, BLOCK)
+    steppers.make_host_adam = make_host_adam
     errors, callers = [], []
 
     def save(_number, frame):
-        while frame is not None:
-            callers.append(frame.f_code.co_name)
-            frame = frame.f_back
+        callers.extend(names_of(frame))
+        LateAdam.is_held = False
         try:
             engine.save_checkpoint(folder)
         except Exception as error:  # noqa: BLE001 - the answer is what it says

@@ -45,10 +45,12 @@ def test_a_run_killed_at_random_moments_ends_as_stock_does(tmp_path, kills):
 
         wait_for(lambda kill=kill: has_come_to("starts") and len(starts.read_text().split()) > kill)
         last = int(starts.read_text().split()[-1]) + dice.randint(1, 8)
+        (tmp_path / "wait at").write_text(str(last + 10))  # or it is over before it is killed
         wait_for(lambda last=last: has_come_to(f"global_step{last}"))
         time.sleep(dice.uniform(0.0, 0.2))
         process.send_signal((signal.SIGKILL, signal.SIGTERM)[kill % 2])
         process.communicate()
+    (tmp_path / "wait at").write_text(str(steps))
     finish(start("train", tmp_path, steps))
     finish(start("replay", tmp_path, steps, tmp_path / "report.json"))
     report = json.loads((tmp_path / "report.json").read_text())

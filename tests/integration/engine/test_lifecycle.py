@@ -8,7 +8,7 @@ import pytest
 from ranks import run_ranks
 
 WORKER = Path(__file__).with_name("lifecycle_worker.py")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

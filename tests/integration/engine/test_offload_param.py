@@ -38,6 +38,7 @@ def test_weights_stay_in_stocks_memory_and_are_sent_nowhere(report, policy):
 def test_without_a_wait_the_result_differs(report, wait):
     """Negative control."""
     assert report["controls"][wait] != []
+    assert report["controls"][f"{wait}, kept"] == []
 
 
 def test_checkpoints_go_from_and_to_stock_and_between_homes_of_the_weights(report):

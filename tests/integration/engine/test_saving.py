@@ -7,7 +7,7 @@ import pytest
 from ranks import run_ranks
 
 WORKER = Path(__file__).with_name("saving_worker.py")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

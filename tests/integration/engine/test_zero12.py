@@ -53,6 +53,7 @@ def test_checkpoints_are_exchanged_with_stock_both_ways(reports, ranks):
 @pytest.mark.skipif(ON_CUDA, reason="waits are left out of the emulated device")
 def test_without_a_rule_the_result_differs(report, rule):
     assert report["controls"][rule] != []
+    assert report["controls"].get(f"{rule}, kept", []) == []
 
 
 @pytest.mark.skipif(ON_CUDA, reason="the update is slow on the emulated device")

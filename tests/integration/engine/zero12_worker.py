@@ -7,9 +7,9 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from unittest import mock
 
@@ -24,7 +24,7 @@ from deepspeed.utils import safe_get_full_optimizer_state
 from equality_cases import WIDTH
 
 from deep_optimizer_states.device.base import Wait
-from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
+from deep_optimizer_states.device.emulated import EmulatedDevice
 from deep_optimizer_states.kernels.host import HostAdam, Tail
 from deep_optimizer_states.state_reader import read_state
 from deep_optimizer_states.zero import homes, steppers
@@ -39,9 +39,9 @@ STRIDE = equality.POLICIES["stride 2"]
 ALL_HOST = equality.SMALL_TILES | {"policy": "all-host"}
 
 
-def different(case, faults=None, block=STRIDE):
+def different(case, block=STRIDE):
     *stock, _ = equality.run(case, None)
-    *ours, _ = equality.run(case, block, faults)
+    *ours, _ = equality.run(case, block)
     return equality.differences(ours, stock)
 
 
@@ -52,15 +52,21 @@ def without_waiting_in_step():
     def launch_alone(self, background, order, grad_scale):
         launch(self, background, tuple(range(len(self._schedule.tiles))), grad_scale)
 
-    with mock.patch.object(UpdatePhase, "launch", launch_alone):
-        return different(CASE, Faults(0.01))
+    with mock.patch.object(UpdatePhase, "launch", launch_alone), equality.late():
+        return different(CASE)
 
 
 def controls():
     """Negative controls: without a rule the result must not be stock's."""
-    jitter = {wait.name: Faults(0.01, without=frozenset({wait})) for wait in Wait}
-    found = {name: different(CASE, jitter[name]) for name in ("PREFETCHED", "STEPPED", "SLOT_FREE")}
-    found["STAGING_FREE"] = different(CASE, jitter["STAGING_FREE"], ALL_HOST)
+    lanes = {Wait.PREFETCHED: "H2D", Wait.STEPPED: "GPU", Wait.SLOT_FREE: "D2H"}
+    lanes |= {Wait.STAGING_FREE: "weights"}
+    *stock, _ = equality.run(CASE, None)
+    found = {}
+    for wait, lane in lanes.items():
+        block = ALL_HOST if wait is Wait.STAGING_FREE else STRIDE
+        for name, without in ((wait.name, {wait}), (f"{wait.name}, kept", ())):
+            *ours, _ = equality.run_late(CASE, block, without, lane)
+            found[name] = equality.differences(ours, stock)
     with mock.patch.object(LateScaled, "settle"):
         found["old gradients are scaled again"] = different(UNUSED)
     writing = LateScaled.writing
@@ -166,21 +172,23 @@ def interrupted_once(folder):
     return found
 
 
-def interrupt_until_it_leaves():
-    """Signals that come at once are one to Python, so each is given time to be seen."""
-    main = threading.main_thread().ident
-    while "wait_for_end" in safety.names_of(sys._current_frames()[main]):
-        safety.interrupt()
-        time.sleep(0.5)
-
-
 def interrupted_twice(folder):
     """A second Ctrl-C is let through: the half step is neither saved nor trained on."""
     engine = held_engine()
     equality.train(engine, CASE, 1, 0)
     engine.save_checkpoint(folder, "one")
     safety.BreakableAdam.may_go_on.clear()
-    with safety.when_waiting(interrupt_until_it_leaves):
+    # Signals that come at once are one to Python: the second is sent when the first was seen.
+    was_seen = threading.Event()
+    signal.signal(signal.SIGALRM, lambda *_: was_seen.set())
+
+    def interrupt_twice():
+        safety.interrupt()
+        safety.interrupt(signal.SIGALRM)  # Python calls handlers in the order of the numbers
+        was_seen.wait()
+        safety.interrupt()
+
+    with safety.when_waiting(interrupt_twice):
         found = {"step": safety.answer(lambda: equality.train(engine, CASE, 1, 1))}
     found["in flight"] = engine.optimizer.background.is_running
     with safety.when_waiting(safety.go_on):

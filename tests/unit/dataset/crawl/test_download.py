@@ -14,6 +14,7 @@ from web_site import Reply
 
 from dataset.crawl import run as module
 from dataset.crawl.journal import NAME, Journal
+from dataset.crawl.pages import Fetcher
 from dataset.crawl.run import DownloadSettings, download
 from dataset.errors import DatasetError
 from dataset.locks import locked
@@ -77,7 +78,14 @@ def test_the_same_page_has_the_same_id_in_every_list(site, tmp_path):
     assert [record["id"] for record in first] == [record["id"] for record in second[::-1]]
 
 
-def test_why_a_page_has_no_text_is_counted(site, open_site, tmp_path):
+def test_why_a_page_has_no_text_is_counted(site, open_site, tmp_path, monkeypatch):
+    read = Fetcher._read
+
+    def read_as_if_begun_long_ago(self, response, types, until_s):
+        has_no_end = response.url.endswith("/endless")
+        return read(self, response, types, until_s - 2 * FAST.timeout_s * has_no_end)
+
+    monkeypatch.setattr(Fetcher, "_read", read_as_if_begun_long_ago)
     other = open_site()
     other.put("/robots.txt", Reply(b"User-agent: *\nDisallow: /no"))
     page = Reply(b"<p>here", headers=HTML)
@@ -110,7 +118,7 @@ def test_why_a_page_has_no_text_is_counted(site, open_site, tmp_path):
     }  # fmt: skip
     del site.pages["/gone"]
     site.put("/a%20%C3%BC", page)
-    settings = replace(FAST, most_bytes=1_000_000, timeout_s=1.0)
+    settings = replace(FAST, most_bytes=1_000_000)
     counts, records, _ = get(tmp_path, cases, settings)
     expected = {"read": len(cases), "written": 5, "bad lines": 0}
     for reason in filter(None, cases.values()):
@@ -250,9 +258,12 @@ def test_killed_again_and_again_none_is_lost_and_none_comes_twice(site, tmp_path
     command = [
         sys.executable, "-m", "dataset", "download", "--input", tmp_path / "urls.txt", "--output",
         output, "--user-agent", "tester/1.0", "--extract", "visible", "--host-delay", "0.01",
+        "--timeout", "3600",
     ]  # fmt: skip
     num_killed = 0
     for enough in (30, 80):
+        # It does not come past this page, however late it is killed.
+        site.put(f"/{enough}", Reply(headers=HTML, drips=True))
         with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
             try:
                 wait_for(
@@ -261,6 +272,7 @@ def test_killed_again_and_again_none_is_lost_and_none_comes_twice(site, tmp_path
             finally:
                 os.kill(process.pid, signal.SIGKILL)
         num_killed += process.returncode == -signal.SIGKILL
+        site.text(f"/{enough}", f"page {enough}")
     assert num_killed == 2
     assert not output.exists()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

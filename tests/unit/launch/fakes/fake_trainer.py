@@ -42,7 +42,7 @@ def main() -> None:
 
 def _end(how: str, folder: Path, run: dict, rank: str) -> None:
     if how == "fail":
-        time.sleep(float(rank))  # two ranks' words at the same time would run into each other
+        time.sleep(600 * int(rank))  # two ranks' words at the same time would run into each other
         raise ValueError("the trainer's own words")
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
