@@ -24,11 +24,12 @@ PASSES = {
 def result(equal=True):
     found = compare({name: Times(seconds) for name, seconds in PASSES.items()}, 10**9)
     engines = {"stock": Times((2.0, 2.0)), "all-host": Times((1.0, 4.0))}
+    engines["stride 2"] = Times((4.0, 4.0))
     ms = {"one thread": Times((3.0, 5.0)).as_json(), "threads allowed": Times((2.0,)).as_json()}
     return {
         "threads": 1,
         "passes": {"numel": 10**9, "instruction_set": "AVX2", "equal": equal, **found},
-        "engines": summary(engines, {"all-host": equal}, 10**9),
+        "engines": summary(engines, dict.fromkeys(engines, equal), 10**9),
         "tiles": [{"cores": "taken", "tiles": 256, "numel": 4096, "ms": ms}],
     }
 
@@ -51,6 +52,18 @@ def test_goals_are_judged():
     assert rows["stock with a GPU / fused"][2:] == [">= 2.5", "met"]
     assert rows["fused, share of the probe"][2:] == [">= 0.9", "missed"]
     assert rows["stock on the CPU / fused"][2:] == ["", ""]
+
+
+def test_a_policy_that_uses_the_device_is_said_to_have_an_emulated_one():
+    rows = {row[0]: row for row in host.ratios(result())}
+    assert rows["step(), stock / all-host"][3] == "met"
+    assert rows["step(), stock / stride 2, emulated"][1:] == ["0.50 (0.50 to 0.50)", "", ""]
+    note = host.as_text(result()).splitlines()[-1]
+    assert note.startswith("emulated: there is no GPU here")
+    assert "below 1" in note
+    assert host.BYTES_ON_THE_CPU == 28 + 4
+    # Slots hold master weight, two moments and a 16-bit gradient; the state alone goes back.
+    assert host.BYTES_ON_THE_DEVICE == 2 * 14 + 28 + 2 * 12 + 14
 
 
 def test_no_ratio_where_the_bits_differ():
