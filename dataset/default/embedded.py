@@ -19,6 +19,8 @@ SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idle_test", "lib2to3", "idlelib", "pydoc_data", "site-packages"}
 )
 
+_HOLDS_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
+
 
 class EmbeddedSource:
     """Documentation topics, then the docstrings of the standard library, one module a document.
@@ -116,8 +118,11 @@ def _docstrings(path: Path, module: str) -> Iterator[str]:
 
 
 def _docstrings_inside(parent: ast.AST, scope: str) -> Iterator[str]:
-    """Docstrings of classes and functions in source order, each under its own heading."""
+    """Yield the docstrings of classes and functions in source order, each under its own heading."""
     for node in ast.iter_child_nodes(parent):
+        # No expression contains a definition, and expressions are nine tenths of the nodes.
+        if not isinstance(node, _HOLDS_STATEMENTS):
+            continue
         name = scope
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             name = f"{scope}.{node.name}"

@@ -45,6 +45,27 @@ def test_topics_come_first_then_one_document_a_module_in_order(stdlib):
     ]
 
 
+def test_definitions_are_found_in_every_statement_that_can_hold_one(tmp_path):
+    holders = {
+        "a": "if x:\n pass\nelif y:\n {}",
+        "b": "try:\n pass\nexcept* Error:\n {}",
+        "c": "try:\n pass\nfinally:\n {}",
+        "d": "match x:\n case [1, *_] if y:\n  {}",
+        "e": "for x in y:\n pass\nelse:\n while z:\n  {}",
+        "f": "with x:\n def outer():\n  {}",
+    }
+    for name, text in FILES.items():
+        if name.startswith("pydoc_data"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+    code = "\n".join(text.format(f"def {name}(): 'doc {name}'") for name, text in holders.items())
+    (tmp_path / "abc.py").write_text(code + "\n")
+    *_, document = EmbeddedSource(tmp_path).documents()
+    assert [line for line in document.split("\n") if line.startswith("doc")] == [
+        f"doc {name}" for name in holders
+    ]
+
+
 @pytest.mark.parametrize("name", ["pydoc_data/topics.py", "abc.py", "json/decoder.py"])
 def test_fingerprint_follows_every_file_that_is_read(stdlib, name):
     before = EmbeddedSource(stdlib).fingerprint()
