@@ -27,6 +27,8 @@ def lacks(point: Point, machine: Machine, options: RunOptions) -> list[str]:
     if own not in ("", chosen):
         found.append(f"needs --trainer {own}, and {chosen} was chosen")
     found += options.trainer.refuse(point)
+    if not far and not any(found):
+        found.append(_fp16_lack(point, machine, options))
     found += options.launcher.lacks(point)
     found += links.lacks(point, machine, options.launcher, options.wandb_project)
     return [text for text in found if text]
@@ -40,6 +42,16 @@ def refuse_if_lacking(point: Point, machine: Machine, options: RunOptions) -> No
     """
     if lacking := lacks(point, machine, options):
         raise ConfigError(f"engine '{point.engine}': {'; '.join(lacking)}")
+
+
+def _fp16_lack(point: Point, machine: Machine, options: RunOptions) -> str:
+    """Return why DeepSpeed refuses fp16 on this processor, which it asks torch about; else empty."""
+    if point.dtype != "fp16" or runs_on_gpu(point, machine):
+        return ""
+    has_block = options.trainer.ds_config(point).get("fp16", {}).get("enabled")
+    if not has_block or "fp16" in machine.half_types():
+        return ""
+    return "dtype = 'fp16': DeepSpeed has no fp16 on this processor; give 'bf16' or 'fp32'"
 
 
 def _lack(need: str, point: Point, machine: Machine) -> str:

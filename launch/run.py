@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from configs.errors import ConfigError, explain
@@ -18,6 +19,7 @@ from launch import cli
 from launch.data import with_data
 from launch.describe import describe
 from launch.execute import execute, start_of
+from launch.fit import dtype
 from launch.fit.capacity import refuse_if_short, unused_gpus
 from launch.fit.machine import probe_machine
 from launch.hosts.meeting import join_meeting
@@ -51,6 +53,10 @@ def find_point_file(name_or_path: str, study: Study) -> Path:
 def run_point(point: Point, options: RunOptions, dry_run: bool, memory_check: bool) -> int:
     """Check the machine, prepare the data, run; the exit code is the run's own."""
     machine = probe_machine()
+    [point], reasons = dtype.in_fast_type([point], machine, options)
+    if reasons:
+        cli.say(dtype.words(reasons))
+        options = replace(options, dtype_reasons=reasons)
     if dry_run:
         cli.say(describe(point, machine, options))
         return 0

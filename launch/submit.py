@@ -20,6 +20,7 @@ from configs.errors import ConfigError
 from configs.sweep import load_sweep
 from launch import cli, sweep as sweep_command
 from launch.cluster.jobs import SCHEDULERS, Ask, BatchJob, render
+from launch.fit.dtype import options_for_others
 from launch.fit.machine import probe_machine
 from launch.hosts.hostfile import ranks_a_node
 from launch.hosts.launchers import TORCHRUN
@@ -117,6 +118,7 @@ def make_submission(given: Namespace, rest: Sequence[str], cwd: Path) -> Submiss
     if options.model is None and not any(word.partition("=")[0] == "--size" for word in rest):
         # This machine may have no GPU, which must not decide the size of the sweep.
         command += ["--size", options.size]
+    command += options_for_others(plan.points, plan.options)
     # What decides which runs to do has no meaning for the report.
     choices = {"--resume", "--rerun-failed", "--keep"}
     command += [word for word in rest if word not in choices]

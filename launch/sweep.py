@@ -20,11 +20,13 @@ from launch import cli
 from launch.data import with_data
 from launch.derive import derive
 from launch.describe import describe, listing
+from launch.fit import dtype
 from launch.fit.capacity import PROFILES, largest_model_that_fits, refuse_if_short
 from launch.fit.estimate import TimeLimit
 from launch.fit.machine import Machine, probe_machine
 from launch.needs import refuse_if_lacking
-from launch.records.ledger import Choice
+from launch.records.ledger import Choice, read_records
+from launch.records.run_folder import sweep_dir
 from launch.simulate.command import (
     Simulation,
     largest_that_fits,
@@ -47,6 +49,8 @@ from launch.sweep_runner import (
 from launch.task import RunOptions
 from launch.trainers import trainer_of
 
+_KEEP_RESULTS = (Choice.KEEP, Choice.RESUME, Choice.RERUN_FAILED)
+"""Choices that let results of other processors stand."""
 LargestModel = Callable[[Sequence[str], Callable[[str], Sequence[Point]]], str]
 """Of models, the smallest first, the largest all of whose points fit."""
 
@@ -66,7 +70,20 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
     sweep, found = _sized(sweep, given, is_tiny, largest)
     points, data = with_data(found, given)
     options = RunOptions.of(given, sweep.name, sweep.study)
+    points, reasons = dtype.in_fast_type(points, machine, options, _type_that_stays(given, options))
+    options = replace(options, dtype_reasons=reasons)
     return Plan(sweep, tuple(points), machine, options, data)
+
+
+def _type_that_stays(given: Namespace, options: RunOptions) -> str:
+    """Type of the sweep's newest good run, where the call keeps what is there; else empty.
+
+    Results that came from another machine are reported, kept or completed in their own type.
+    """
+    if not given.report_only and given.choice not in _KEEP_RESULTS:
+        return ""
+    records = read_records(sweep_dir(options.results_dir, options.sweep))
+    return next((record.dtype for record in reversed(records) if record.status == "ok"), "")
 
 
 def _sized(
@@ -325,8 +342,9 @@ def _run_plan(
     if given.list_points:
         cli.say(_numbered(plan.points, names))
         return 0
-    if plan.data:
-        cli.say(plan.data)
+    for line in (plan.data, dtype.words(plan.options.dtype_reasons)):
+        if line:
+            cli.say(line)
     everything = len(names) == len(plan.points)
     request = Request(
         choice=given.choice or Choice.MISSING,
@@ -357,8 +375,13 @@ def _run_plan(
 
 
 def _run_and_report(plan: Plan, request: Request, no_report: bool) -> int:
+    asked = [p.name for p in plan.points if request.chosen is None or p.name in request.chosen]
+    would_run = {
+        name: each for name, each in what_would_run(plan, request).items() if name in asked
+    }
+    if any(one.run for each in would_run.values() for one in each):
+        cli.say(f"sweep '{plan.sweep.name}': {total_text(plan, would_run)}")
     progress = run_all(plan, request)
-    asked = plan.points if request.chosen is None else request.chosen
     cli.say(summary(progress, len(asked) * plan.sweep.repeats))
     if progress.stop_signal:
         cli.say(f"interrupted; what is done is in {plan.folder}, --resume goes on")

@@ -27,6 +27,8 @@ from launch.records.run_folder import RunFolder, Status, sweep_dir
 from launch.sweep_index import reasons_in_index, write_index
 from launch.task import RunOptions, Task
 
+LONG_S = 240.0
+"""Seconds of a sweep, as estimated, above which a shorter form of it is named beforehand."""
 OTHERS_S = 0.5
 """Seconds between two looks at the runs of other calls."""
 
@@ -179,7 +181,7 @@ class _Call:
 
     def _decision(self, task: Task, records: Sequence[Record]) -> Decision:
         """Whether a task is run now, and why, for the user; counts those that are not."""
-        decision = decide(task.keys, records, self.request.choice, task.setup)
+        decision = decided(task, records, self.request.choice)
         if not decision.run:
             self.progress.skipped += 1
             return decision
@@ -252,6 +254,17 @@ class _Call:
         return Live(head, iterations, sum(others), expected.seconds * usual)
 
 
+def decided(task: Task, records: Sequence[Record], choice: Choice) -> Decision:
+    """Decide whether to run a task; say so where runs of before had another type of numbers."""
+    decision = decide(task.keys, records, choice, task.setup)
+    dtype, this = task.point.dtype, (task.point.name, task.repeat)
+    others = [r for r in records if (r.name, r.repeat) == this and r.dtype != dtype]
+    if decision.run and not decision.why and others:
+        why = f"type is {dtype}, was {others[-1].dtype} in {others[-1].where}"
+        return replace(decision, why=why)
+    return decision
+
+
 def why_not_here(point: Point, plan: Plan, memory_check: bool) -> str:
     """What a point needs that this machine lacks; empty when it can be run."""
     reasons = lacks(point, plan.machine, plan.options)
@@ -313,9 +326,9 @@ def what_would_run(plan: Plan, request: Request) -> dict[str, list[Decision]]:
     for point in plan.points:
         task = known.get(point.name)
         tasks = [task.repeated(n + 1) for n in range(plan.sweep.repeats)] if task else []
-        found[point.name] = [
-            decide(one.keys, records, request.choice, one.setup) for one in tasks
-        ] or [Decision(request.choice is not Choice.RERUN_FAILED)] * plan.sweep.repeats
+        found[point.name] = [decided(one, records, request.choice) for one in tasks] or [
+            Decision(request.choice is not Choice.RERUN_FAILED)
+        ] * plan.sweep.repeats
     return found
 
 
@@ -345,4 +358,12 @@ def total_text(plan: Plan, would_run: Mapping[str, Sequence[Decision]]) -> str:
     if not left:
         return f"{head}, none is left to run"
     done = f", {left} of {total} runs left" if left < total else ""
-    return f"{head}{done}, about {duration_text(seconds)} in all ({how})"
+    text = f"{head}{done}, about {duration_text(seconds)} in all ({how})"
+    return f"{text}; shorter: {_shorter(points)}" if seconds > LONG_S else text
+
+
+def _shorter(points: Sequence[Point]) -> str:
+    """Options that make a long sweep a short one."""
+    seeds = sorted({point.seed for point in points})
+    one = f'--only "seed {seeds[0]}" (one of {len(seeds)} seeds), ' if len(seeds) > 1 else ""
+    return f"{one}--iterations N, or --minutes 5 (the runs that are likely to end by then)"

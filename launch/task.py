@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -49,6 +49,8 @@ class RunOptions:
     """Where the ranks run, and who starts them."""
     share: bool = False
     """Measure beside the runs of other drivers instead of taking turns with them."""
+    dtype_reasons: Mapping[str, str] = field(default_factory=dict)
+    """Names of points whose type this machine decided, to the reason (:mod:`launch.fit.dtype`)."""
 
     def turn(self, point: Point, say: Callable[[str], object]) -> AbstractContextManager[None]:
         """This machine's turn to measure a point; says when it has to wait.
@@ -105,6 +107,8 @@ class Task:
     """What the key is of: code, versions and processors."""
     repeat: int = 1
     """Which of the point's repeats it is."""
+    dtype_reason: str = ""
+    """Why the point has the type that it has, where this machine decided it."""
 
     @classmethod
     def each(
@@ -135,7 +139,8 @@ class Task:
             setup = {**facts, "versions": versions, "code": _code(point, options)}
             setup = {part: setup[part] for part in SETUP}
             key = point_key(point, data_facts(prefix))
-            tasks.append(cls(point, prefix, key, setup_key(setup), setup))
+            reason = options.dtype_reasons.get(point.name, "")
+            tasks.append(cls(point, prefix, key, setup_key(setup), setup, dtype_reason=reason))
         return tasks
 
     @property

@@ -47,6 +47,8 @@ class Record:
     started: str
     """UTC, ISO 8601."""
     driver: Driver | None
+    dtype: str
+    """Type of its numbers."""
     setup: dict[str, Any]
     """What it was run with, as :func:`launch.records.identity.changes` takes it."""
 
@@ -81,6 +83,7 @@ class Record:
             seconds=seconds if isinstance(seconds, int | float) else None,
             started=str(run.get("started") or ""),
             driver=driver,
+            dtype=str(point.get("dtype") or "bf16"),
             setup=setup if isinstance(setup, dict) else {},
         )
 

@@ -23,8 +23,8 @@ PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "pydantic", "triton"
 """Packages whose version can change a result or a time."""
 
 _RELEVANT = re.compile(
-    r"^(OMP_|MKL_|KMP_|GOMP_|NCCL_|GLOO_|CUDA_|HIP_|ROCR_|NVIDIA_|TORCH|PYTORCH_|DS_|DEEPSPEED_"
-    r"|MALLOC_|SLURM_(JOB_ID|NNODES|NTASKS|CPUS)|LD_PRELOAD$|LD_LIBRARY_PATH$|PYTHONHASHSEED$)"
+    r"^(OMP_|MKL_|KMP_|GOMP_|ATEN_|ONEDNN_|DNNL_|NCCL_|GLOO_|CUDA_|HIP_|ROCR_|NVIDIA_|TORCH"
+    r"|PYTORCH_|DS_|DEEPSPEED_|MALLOC_|SLURM_(JOB_ID|NNODES|NTASKS|CPUS)|LD_PRELOAD$|LD_LIBRARY_PATH$|PYTHONHASHSEED$)"
 )
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
 _SECRET_IN_URL = re.compile(r"(\w+://)[^/\s@]+@")

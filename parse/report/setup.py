@@ -64,6 +64,9 @@ def _hardware_of(run: Run) -> dict[str, str]:
         rows["data"] = _data(data)
     if kept.get("platform"):
         rows["platform"] = str(kept["platform"])
+    if dtype := run.fields.get("dtype"):
+        reason = run.recorded("dtype_reason")
+        rows["type"] = f"{dtype}, since {reason}" if reason else str(dtype)
     if links := shaped_links([run.fields.get("link_mbit")]):
         rows["links"] = f"{links}: what each rank sends, and what it receives"
     if run.log.world_size:

@@ -7,7 +7,7 @@ from configs.study import load_study
 from configs.sweep import load_sweep
 from deep_optimizer_states.predict.memory.peaks import GIB
 from launch import task as task_module
-from launch.fit.machine import Machine
+from launch.fit.machine import HALF_TYPES, Machine
 from launch.sweep_runner import Plan
 from launch.task import RunOptions
 from launch.trainers.own import OwnTrainer
@@ -22,6 +22,12 @@ title = "on a GPU"
 tag = "G"
 needs = ["gpu"]
 """
+
+
+@pytest.fixture(autouse=True)
+def every_half_type(monkeypatch):
+    """Asks no torch what the processor multiplies: tests are the same on every one."""
+    monkeypatch.setattr("launch.fit.machine.ask_half_types", lambda: HALF_TYPES)
 
 
 @pytest.fixture

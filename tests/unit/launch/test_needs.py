@@ -68,6 +68,16 @@ class TestNeeds:
         monkeypatch.setattr(Launcher, "is_far", True)
         assert lacks(point({"needs": ["gpu", "no-such>=1"]}), CPU, options) == []
 
+    def test_fp16_is_refused_where_deepspeed_has_none(self, options, monkeypatch):
+        slow = Machine(20 * GIB, half_types=lambda: frozenset({"bf16"}))
+        half, others = point({}, dtype="fp16"), [point({}, dtype=t) for t in ("bf16", "fp32")]
+        words = "dtype = 'fp16': DeepSpeed has no fp16 on this processor; give 'bf16' or 'fp32'"
+        assert lacks(half, slow, options) == [words]
+        assert [lacks(one, slow, options) for one in others] == [[], []]
+        assert lacks(half, CPU, options) == lacks(half, GPU, options) == []
+        monkeypatch.setattr(Launcher, "is_far", True)
+        assert lacks(half, slow, options) == []
+
     def test_the_trainer_of_a_row_is_the_only_one_that_runs_it(self, options):
         assert lacks(point({"trainer": OWN}), CPU, options) == []
         with pytest.raises(ConfigError, match=rf"engine 'mine': needs --trainer {MEGATRON}"):

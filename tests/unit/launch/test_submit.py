@@ -95,6 +95,25 @@ def test_an_array_is_submitted_and_a_report_after_it(place, scheduler, expected,
     assert first["id"] in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("types", "rest", "expected"),
+    [
+        (["bf16"], (), "--dtype bf16"),
+        ([], (), "--dtype fp32"),
+        ([], ("--dtype", "bf16"), "--dtype bf16"),
+        ([], ("--set", "dtype=bf16"), "--set dtype=bf16"),
+        ([], ("--model", "7B"), ""),
+    ],
+)
+def test_every_node_takes_the_type_of_the_plan(place, monkeypatch, types, rest, expected):
+    monkeypatch.setattr("launch.fit.machine.ask_half_types", lambda: frozenset(types))
+    assert submit(rest=rest) == 0
+    for name in ("two-1-node.sh", "two-report.sh"):
+        text = (submission(place) / name).read_text()
+        assert text.count("dtype") == bool(expected)
+        assert expected in text
+
+
 @pytest.mark.parametrize("words", [(), ("--share-nodes",)])
 def test_jobs_that_share_nodes_do_not_wait_for_each_others_turn(place, words):
     assert submit(*words) == 0

@@ -187,8 +187,12 @@ def test_a_dry_run_says_what_is_not_predicted(tmp_path, capsys, monkeypatch):
     assert main([*words, "--iterations", "7"]) == 0  # other points than any predicted before
     out = capsys.readouterr().out
     assert out.count("predicted host") == 2
+    assert out.count("(rough, from the model's size)") == 1
     why = "not predicted: offload_optimizer.super_offload = True: the performance model knows"
     assert f"memory   {why}" in out
+    monkeypatch.setattr("launch.sweep.probe_machine", lambda: GPU)
+    assert main([*words[:3], "--size", "tiny", "--iterations", "7"]) == 0
+    out = capsys.readouterr().out
     assert f"time     {why}" in out
     assert "; the time of 1 is not predicted and not in it)" in out
 
@@ -200,6 +204,19 @@ def test_all_sweeps_can_be_listed_and_dry_run(tmp_path, capsys):
         assert f"  {name} " in out
     assert main(["--all", "--size", "full", "--model", "7B", "--list-points"]) == 0
     assert "7B hybrid stride 10" in capsys.readouterr().out
+
+
+def test_a_single_point_is_of_the_type_that_the_processor_multiplies(monkeypatch, capsys):
+    slow = Machine(20 * GIB, half_types=frozenset)
+    monkeypatch.setattr(run_command, "probe_machine", lambda: slow)
+    assert run_command.main(["tiny-hybrid", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("type: fp32 in place of bf16, since torch has no native bf16 ")
+    assert '"bf16"' not in out
+    assert run_command.main(["tiny-hybrid", "--dry-run", "--dtype", "bf16"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("point ")
+    assert '"bf16"' in out
 
 
 def test_a_full_dry_run_without_a_gpu_is_one_of_a_gpu(tmp_path, capsys, monkeypatch):

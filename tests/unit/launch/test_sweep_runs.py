@@ -10,11 +10,12 @@ from configs.sweep import make_sweep
 from deep_optimizer_states import stale_locks
 from deep_optimizer_states.predict.memory.peaks import GIB
 from launch import sweep_runner, task as task_module
+from launch.fit.dtype import NO_PRODUCT, words
 from launch.fit.estimate import TimeLimit
 from launch.fit.machine import Machine
 from launch.records.ledger import Choice
 from launch.records.run_folder import Status
-from launch.sweep import dry_run
+from launch.sweep import dry_run, main
 from launch.sweep_runner import Progress, Request, run_all, summary
 
 NAMES = ["tiny vanilla", "tiny async-gradients", "tiny hybrid stride 2"]
@@ -260,6 +261,52 @@ def test_a_dry_run_says_which_points_would_run_and_why(plan, fake_trainer, capsy
     monkeypatch.setattr(task_module, "code_of", lambda _entries: {"x.py": "1"})
     dry_run(the_plan, NAMES[1:2], Request())
     assert "runs     yes: code changed: " in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("plan")
+def test_a_sweep_that_goes_on_in_another_type_says_so_and_mixes_nothing(
+    fake_trainer, tmp_path, monkeypatch, capsys
+):
+    def call(machine, *words):
+        monkeypatch.setattr("launch.sweep.probe_machine", lambda: machine)
+        given = ["--results-dir", str(tmp_path / "r"), "--trainer-module", fake_trainer("ok")]
+        assert main([*given, "--no-report", *words]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    assert not call(CPU, "--only", "vanilla")[0].startswith("type")
+    slow = replace(CPU, half_types=frozenset)
+    out = call(slow)
+    assert out[0] == words({"": NO_PRODUCT})
+    assert out[1].startswith("sweep 'basic': 3 points, about 3")
+    where = next((tmp_path / "r" / "basic").glob("log-*flush_async0*")).name
+    assert out[2] == f"[1/3] tiny vanilla: started: type is fp32, was bf16 in {where}/run-001"
+    assert "[2/3] tiny async-gradients: started" in out
+    folder = tmp_path / "r" / "basic"
+    runs = json.loads((folder / "sweep.json").read_text())["runs"]
+    saved = [json.loads((folder / r["run_dir"] / "run.json").read_text()) for r in runs]
+    assert [(run["point"]["dtype"], run["dtype_reason"]) for run in saved] == [
+        ("fp32", NO_PRODUCT)
+    ] * 3
+    first = json.loads((folder / where / "run-001" / "run.json").read_text())
+    assert (first["point"]["dtype"], first["dtype_reason"]) == ("bf16", "")
+    # What is done needs no words of how long it takes.
+    assert call(slow)[1] == f"[1/3] tiny vanilla: done before ({where}/run-002)"
+
+
+def test_a_long_sweep_names_shorter_forms_beforehand(plan, fake_trainer, capsys):
+    the_plan = plan(fake_trainer("ok"))
+    points = [p.model_copy(update={"iterations": 400}) for p in the_plan.points]
+    dry_run(replace(the_plan, points=tuple(points)), NAMES, Request())
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith(
+        "; shorter: --iterations N, or --minutes 5 (the runs that are likely to end by then)"
+    )
+    seeds = [p.model_copy(update={"seed": 7 + i}) for i, p in enumerate(points)]
+    dry_run(replace(the_plan, points=tuple(seeds)), NAMES, Request())
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert '; shorter: --only "seed 7" (one of 3 seeds), --iterations N, or' in last
+    dry_run(the_plan, NAMES, Request())
+    assert "shorter" not in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_the_total_of_a_dry_run_is_of_the_chosen_points(plan, fake_trainer, capsys):

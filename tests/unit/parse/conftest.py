@@ -136,6 +136,7 @@ class SweepWriter:
                  "run_dir": run.relative_to(self.folder).as_posix()}  # fmt: skip
         if self.study is not None:
             run_json["study"] = self.study
+        run_json["dtype_reason"] = fields.get("dtype_reason", "")
         if fields["repeat"] is not None:
             run_json["repeat"] = entry["repeat"] = fields["repeat"]
             entry["status"] = fields["status"]

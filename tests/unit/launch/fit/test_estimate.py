@@ -7,7 +7,7 @@ from deep_optimizer_states.predict.memory.peaks import GIB
 from launch.ds_json import deepspeed_config
 from launch.fit import estimate as module
 from launch.fit.estimate import estimate
-from launch.fit.machine import Machine
+from launch.fit.machine import HALF_TYPES, Machine
 from launch.records.identity import settings_key
 from launch.simulate import workloads
 from optimus_cc.predict.cli import main as optimus_cc_predict
@@ -60,14 +60,25 @@ def test_what_ran_before_goes_before_any_prediction():
     assert (found.seconds, found.how) == (12.5, "as it took before")
 
 
-def test_a_run_that_the_model_does_not_know_has_no_estimate(monkeypatch):
+def test_a_run_that_the_model_does_not_know_is_estimated_by_its_size_on_a_cpu(monkeypatch):
     def change(point):
         return deepspeed_config(point) | {"zero_optimization": {"stage": 1}}
 
     monkeypatch.setattr(workloads, "deepspeed_config", change)
     found = estimate(make_point({"model": "tiny", "seed": 77}), CPU)
+    assert found.how == "rough, from the model's size"
+    assert found.seconds < seconds(seed=77, iterations=40) < seconds(seed=77, accumulation=40)
+    found = estimate(make_point({"model": "tiny", "seed": 77}), GPUS)
     assert found.seconds is None
     assert found.how.startswith("not predicted: zero_optimization.stage = 1: ")
+
+
+@pytest.mark.parametrize("study", ["interleaved", "zero-ladder"])
+def test_bf16_takes_longer_where_torch_has_no_product_of_it(study):
+    slow = Machine(20 * GIB, half_types=frozenset)
+    points = {t: load_study(study).make_point({"model": "tiny", "dtype": t}) for t in HALF_TYPES}
+    assert estimate(points["bf16"], slow).seconds > 1.5 * estimate(points["bf16"], CPU).seconds
+    assert estimate(points["fp16"], slow) == estimate(points["fp16"], CPU)
 
 
 def pipeline(**fields):
@@ -96,7 +107,7 @@ def test_a_pipeline_that_is_not_predicted_says_why():
     assert found.how.startswith("not predicted: architecture = 'llama'")
 
 
-def test_a_pipeline_without_gpus_has_no_estimate():
-    assert estimate(pipeline(), CPU).how == (
-        "not predicted: pp = 4: a pipeline's time is known on GPUs alone"
-    )
+def test_a_pipeline_without_gpus_is_estimated_by_its_size():
+    assert estimate(pipeline(), CPU).how == "rough, from the model's size"
+    twice = pipeline(accumulation=2 * pipeline().accumulation)
+    assert estimate(twice, CPU).seconds > 1.5 * estimate(pipeline(), CPU).seconds

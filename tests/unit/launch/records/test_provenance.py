@@ -24,9 +24,13 @@ def test_only_what_matters_of_the_environment_is_kept_and_secrets_are_not():
             "TORCH_HUB_PASSWORD": "abc",
             "CUDA_MIRROR": "https://someone:abc@host/x",
             "RANDOM": "abc",
+            "ATEN_CPU_CAPABILITY": "avx2",
+            "ONEDNN_MAX_CPU_ISA": "AVX2",
         }
     )
     assert kept == {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
         "CUDA_MIRROR": f"https://{REDACTED}@host/x",
         "DS_API_TOKEN": REDACTED,
         "NCCL_DEBUG": "INFO",

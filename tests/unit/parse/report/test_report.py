@@ -45,6 +45,17 @@ def test_the_data_is_named_with_its_size_and_checksum(sweep_writer, capsys):
     assert '<td class="words">own (/x/own), 3,000 tokens' in (folder / "report.html").read_text()
 
 
+def test_the_type_is_named_with_the_reason_where_a_machine_decided_it(sweep_writer, capsys):
+    fp32 = {"point": {"dtype": "fp32"}, "dtype_reason": "no bf16 here"}
+    folder = sweep_writer.write_runs([("vanilla", 0, fp32), ("async-gradients", 0, fp32)])
+    report = run(folder, capsys)[2]
+    assert "| type | fp32, since no bf16 here |" in report
+    assert '<td class="words">fp32, since no bf16 here' in (folder / "report.html").read_text()
+    sweep_writer.folder = folder.with_name("another")
+    bf16 = {"vanilla": {"point": {"dtype": "bf16"}}}
+    assert "| type | bf16 |" in run(sweep_writer.write(**bf16), capsys)[2]
+
+
 def test_three_equal_engines_on_a_cpu(sweep_writer, capsys):
     folder = sweep_writer.write()
     draw(folder, "iteration-breakdown.png", "loss.png", "loss.pdf")
