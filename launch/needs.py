@@ -45,7 +45,7 @@ def refuse_if_lacking(point: Point, machine: Machine, options: RunOptions) -> No
 
 
 def _fp16_lack(point: Point, machine: Machine, options: RunOptions) -> str:
-    """Return why DeepSpeed refuses fp16 on this processor, which it asks torch about; else empty."""
+    """Return why DeepSpeed refuses fp16 on this processor; empty where it does not."""
     if point.dtype != "fp16" or runs_on_gpu(point, machine):
         return ""
     has_block = options.trainer.ds_config(point).get("fp16", {}).get("enabled")

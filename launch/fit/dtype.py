@@ -1,8 +1,8 @@
 """Choose the type of the small form's numbers where nobody chose it: what the processor is fast in.
 
 The small form computes in bf16, the type that people train in. A processor without a bf16 matrix
-product spends minutes on each of its runs, so that there it computes in fp32. Model, data and number of
-iterations stay, and equality is held to every bit in either type.
+product spends minutes on each of its runs, so that there it computes in fp32. Model, data and
+number of iterations stay, and equality is held to every bit in either type.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ MICRO_BATCH_S = 0.02
 """Of Python and DeepSpeed in a micro-batch on a CPU, which small models spend more on than on
 their products."""
 SLOW_BF16 = 12.0
-"""How much longer a bf16 matrix product takes where torch has no native one: the middle of 2.4 to 66
-times one in fp32, by the matrices' size, on a processor restricted to AVX2 (measured)."""
+"""How much longer a bf16 matrix product takes where torch has no native one: the middle of 2.4 to
+66 times as long as in fp32, by the matrices' size, on a processor restricted to AVX2 (measured)."""
 AS_BEFORE = "as it took before"
 """What :attr:`Estimate.how` says of a time that a run of before took."""
 
@@ -79,7 +79,7 @@ def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> 
 
 
 def _iteration_by_size_s(point: Point, cores: int, slowdown: float) -> float:
-    """Return the seconds of an iteration on a CPU, of whatever study: products, and calls of Python."""
+    """Return the seconds of an iteration on a CPU: matrix products, and calls of Python."""
     rate = load_machine(PROFILES[False])
     assert rate.rates.device_flops_per_s
     tokens = point.global_batch_size * point.model.seq_length

@@ -64,14 +64,18 @@ def _hardware_of(run: Run) -> dict[str, str]:
         rows["data"] = _data(data)
     if kept.get("platform"):
         rows["platform"] = str(kept["platform"])
-    if dtype := run.fields.get("dtype"):
-        reason = run.recorded("dtype_reason")
-        rows["type"] = f"{dtype}, since {reason}" if reason else str(dtype)
+    rows["type"] = _dtype(run)
     if links := shaped_links([run.fields.get("link_mbit")]):
         rows["links"] = f"{links}: what each rank sends, and what it receives"
     if run.log.world_size:
         rows["ranks"] = str(run.log.world_size)
     return rows
+
+
+def _dtype(run: Run) -> str:
+    """Type of the numbers, and why it is that one where the machine decided it."""
+    reason = run.recorded("dtype_reason")
+    return f"{run.fields.get('dtype', '')}{f', since {reason}' if reason else ''}"
 
 
 def _data(data: dict[str, Any]) -> str:
