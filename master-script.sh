@@ -49,12 +49,23 @@ Exit code: 0 when every run is ok and every comparison equal; 130 after Ctrl-C.
 TEXT
 }
 
+look=
 for word in "$@"; do
-  case $word in
+  case ${word//_/-} in
     -h | --help) usage && exit 0 ;;
+    --list | --list-points | --dry-run) look=${word//_/-} ;;
   esac
 done
 
-make --no-print-directory -s -C "$root" setup
+# Who only looks is not made to wait for a set-up that they did not ask for.
+if [[ -z $look ]]; then
+  make --no-print-directory -s -C "$root" setup
+elif [[ ! -e $root/.venv/.ready ]]; then
+  if [[ $look == --list ]]; then
+    PYTHONSAFEPATH=1 PYTHONPATH=$root exec "${PYTHON:-python3}" -m launch.listing "$@"
+  fi
+  echo "error: $look needs the packages: run \`make setup\` in $root first (minutes, once)" >&2
+  exit 2
+fi
 # -P keeps the caller's folder, which may hold a package `launch` of its own, off the path.
 PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} exec "$root/.venv/bin/python" -P -m launch.sweep "$@"

@@ -19,11 +19,12 @@ from deep_optimizer_states.predict.machine import load_machine
 from launch import cli
 from launch.data import with_data
 from launch.derive import derive
-from launch.describe import describe, listing
+from launch.describe import describe
 from launch.fit import dtype
 from launch.fit.capacity import PROFILES, largest_model_that_fits, refuse_if_short
 from launch.fit.estimate import TimeLimit
 from launch.fit.machine import Machine, probe_machine
+from launch.listing import listing
 from launch.needs import refuse_if_lacking
 from launch.records.ledger import Choice, read_records
 from launch.records.run_folder import sweep_dir
@@ -306,7 +307,7 @@ def main(argv: Sequence[str]) -> int:
     study = cli.study_in(argv)
     given = build_parser(study).read(argv)
     if given.list:
-        cli.say(listing(study if given.study else None))
+        cli.say(listing(given.study))
         return 0
     if given.node_rank is not None:
         raise ConfigError(

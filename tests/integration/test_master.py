@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from processes import wait_for
 
+from launch.listing import listing
 from launch.sweep import build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,6 +70,49 @@ def test_signals_reach_the_main_job_itself(checkout):
     assert out == f"{process.pid}\n"  # the script has become the main job
 
 
+@pytest.mark.parametrize("option", ["--dry-run", "--list-points", "--dry_run"])
+def test_who_only_looks_is_told_that_setup_comes_first_and_none_is_started(checkout, option):
+    code, out, err = bash(checkout / "master-script.sh", "--sweep", "stride", option)
+    assert (code, out) == (2, "")
+    assert err == (
+        f"error: {option.replace('_', '-')} needs the packages: run `make setup` in {checkout} "
+        "first (minutes, once)\n"
+    )
+    assert not (checkout / "was-set-up").exists()
+    add_python(checkout, 'printf "%s\\n" "$@"')
+    (checkout / ".venv" / ".ready").touch()
+    code, out, _ = bash(checkout / "master-script.sh", option)
+    assert (code, out.splitlines()) == (0, ["-P", "-m", "launch.sweep", option])
+    assert not (checkout / "was-set-up").exists()
+
+
+def test_studies_are_listed_by_the_standard_library_alone(tmp_path):
+    """In a copy without an environment, called from a folder with a `launch` of its own."""
+    root = tmp_path / "my 'own' clone"
+    for part in ("master-script.sh", "launch/__init__.py", "launch/listing.py", "configs"):
+        (root / part).parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+        copy(ROOT / part, root / part)
+    (tmp_path / "launch.py").write_text("raise SystemExit('of the caller')")
+    # A Python without any package is one that finds none.
+    (tmp_path / "bare").write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    (tmp_path / "bare").chmod(0o755)
+    env = {**os.environ, "PYTHON": str(tmp_path / "bare")}
+
+    def listed(*words):
+        return bash(root / "master-script.sh", "--list", *words, cwd=tmp_path, env=env)
+
+    code, out, err = listed()
+    assert (code, err) == (0, "")
+    assert f"{out[:-1]}" == listing(None)
+    for words in (["--study", "peers"], ["--study=peers", "--all"]):
+        assert listed(*words) == (0, f"{listing('peers')}\n", "")
+    code, out, err = listed("--study", "zero-lader")
+    assert (code, out) == (2, "")
+    assert "did you mean 'zero-ladder'?" in err
+    assert not (root / ".venv").exists()
+
+
 def test_a_failed_setup_stops_the_main_job(checkout):
     add_python(checkout, "echo started")
     (checkout / "Makefile").write_text("setup:\n\t@exit 1\n")
@@ -96,7 +140,7 @@ def test_the_papers_flags_give_the_papers_log_from_any_folder(checkout, tmp_path
 
 def test_scripts_are_short_and_pass_bashs_own_check():
     for script in ("master-script.sh", "config-n-run.sh"):
-        assert len((ROOT / script).read_text().splitlines()) <= 60
+        assert len((ROOT / script).read_text().splitlines()) <= 80
         assert bash("-n", str(ROOT / script))[0] == 0
 
 

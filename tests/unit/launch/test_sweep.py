@@ -309,7 +309,9 @@ def test_studies_are_listed_with_sweeps_points_and_engines(own, capsys):
     mine = capsys.readouterr().out
     assert mine.startswith("study own: engines of mine\n  sweeps (--sweep NAME)\n")
     assert "    gpu-only                 on a GPU (needs gpu)" in mine
-    assert "    tiny-hybrid              tiny hybrid stride 2, 1 rank(s)" in mine
+    assert "    tiny-hybrid              model tiny, engine hybrid, stride 2\n" in mine
+    assert "    vanilla                  Stock DeepSpeed ZeRO-3" in mine
+    assert "[default]" not in mine
 
 
 def test_all_sweeps_are_those_of_the_study(own, capsys):
