@@ -376,13 +376,8 @@ def _run_plan(
 
 
 def _run_and_report(plan: Plan, request: Request, no_report: bool) -> int:
-    asked = [p.name for p in plan.points if request.chosen is None or p.name in request.chosen]
-    would_run = {
-        name: each for name, each in what_would_run(plan, request).items() if name in asked
-    }
-    if any(one.run for each in would_run.values() for one in each):
-        cli.say(f"sweep '{plan.sweep.name}': {total_text(plan, would_run)}")
     progress = run_all(plan, request)
+    asked = plan.points if request.chosen is None else request.chosen
     cli.say(summary(progress, len(asked) * plan.sweep.repeats))
     if progress.stop_signal:
         cli.say(f"interrupted; what is done is in {plan.folder}, --resume goes on")

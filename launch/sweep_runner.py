@@ -120,6 +120,7 @@ class _Call:
     def run(self) -> None:
         """Run one task after the other, until the user stops it."""
         self._write_index()
+        self._say_how_long()
         repeats = self.plan.sweep.repeats > 1
         for number, task in enumerate(self.tasks, start=1):
             if not self._is_asked(task):
@@ -146,6 +147,15 @@ class _Call:
                 return
         self._await_others()
         self._write_index()
+
+    def _say_how_long(self) -> None:
+        records = all_records(self.plan, self.request)
+        found: dict[str, list[Decision]] = {}
+        for task in filter(self._is_asked, self.tasks):
+            one = decided(task, records, self.request.choice)
+            found.setdefault(task.point.name, []).append(one)
+        if any(one.run for each in found.values() for one in each):
+            cli.say(f"sweep '{self.plan.sweep.name}': {total_text(self.plan, found)}")
 
     def _turn(self, task: Task, head: str) -> AbstractContextManager[None]:
         return self.plan.options.turn(task.point, lambda line: cli.say(f"{head}: {line}"))

@@ -33,10 +33,11 @@ def test_a_run_that_fails_does_not_stop_the_others(plan, fake_trainer, capsys):
     assert (progress.ok, progress.failed, progress.stop_signal) == (2, 1, 0)
     assert [run["status"] for run in index_of(the_plan)["runs"]] == ["ok", "failed", "ok"]
     out = capsys.readouterr().out.splitlines()
-    assert out[0] == "[1/3] tiny vanilla: started"
-    assert out[1].startswith("[1/3] tiny vanilla: ok in ")
-    assert out[1].endswith("last loss 7.0")
-    assert "ValueError: the trainer's own words" in out[3]
+    assert out[0].startswith("sweep 'basic': 3 points, about ")
+    assert out[1] == "[1/3] tiny vanilla: started"
+    assert out[2].startswith("[1/3] tiny vanilla: ok in ")
+    assert out[2].endswith("last loss 7.0")
+    assert "ValueError: the trainer's own words" in out[4]
 
 
 def test_a_lock_that_a_killed_build_left_is_taken_away_and_said(
