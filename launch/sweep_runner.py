@@ -12,6 +12,7 @@ from statistics import median
 
 from configs.errors import ConfigError
 from configs.schema import Point
+from configs.study import Study
 from configs.sweep import Sweep
 from launch import cli
 from launch.execute import Outcome, execute
@@ -369,11 +370,12 @@ def total_text(plan: Plan, would_run: Mapping[str, Sequence[Decision]]) -> str:
         return f"{head}, none is left to run"
     done = f", {left} of {total} runs left" if left < total else ""
     text = f"{head}{done}, about {duration_text(seconds)} in all ({how})"
-    return f"{text}; shorter: {_shorter(points)}" if seconds > LONG_S else text
+    return f"{text}; shorter: {_shorter(points, plan.sweep.study)}" if seconds > LONG_S else text
 
 
-def _shorter(points: Sequence[Point]) -> str:
+def _shorter(points: Sequence[Point], study: Study) -> str:
     """Options that make a long sweep a short one."""
     seeds = sorted({point.seed for point in points})
-    one = f'--only "seed {seeds[0]}" (one of {len(seeds)} seeds), ' if len(seeds) > 1 else ""
+    few = ", too few for the gate" if study.gate.kind == "quality" else ""
+    one = f'--only "seed {seeds[0]}" (one of {len(seeds)} seeds{few}), ' if len(seeds) > 1 else ""
     return f"{one}--iterations N, or --minutes 5 (the runs that are likely to end by then)"

@@ -308,6 +308,9 @@ def test_a_long_sweep_names_shorter_forms_beforehand(plan, fake_trainer, capsys)
     assert '; shorter: --only "seed 7" (one of 3 seeds), --iterations N, or' in last
     dry_run(the_plan, NAMES, Request())
     assert "shorter" not in capsys.readouterr().out.splitlines()[-1]
+    assert main(["--study", "optimus-cc", "--device", "cpu", "--dry-run"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert '; shorter: --only "seed 1" (one of 3 seeds, too few for the gate), ' in last
 
 
 def test_the_total_of_a_dry_run_is_of_the_chosen_points(plan, fake_trainer, capsys):

@@ -99,6 +99,13 @@ def test_the_choice_is_said_in_a_line_with_the_way_to_another():
     )
 
 
+def test_the_installed_torch_knows_the_questions():
+    import torch
+
+    for name in HALF_TYPES:
+        assert getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")() in (True, False)
+
+
 @pytest.mark.parametrize(
     ("torch", "found"),
     [
