@@ -100,6 +100,19 @@ def test_state_is_read_as_of_stock(report):
     assert report["reader"] == {"equal": True, "moments": 2}
 
 
+def test_moments_of_every_group_can_be_asked_for_where_stock_has_those_of_the_first_alone(report):
+    """The line of docs/settings.md that says so is about this."""
+    stock, ours = (report["moments by parameter"][name] for name in ("stock", "ours"))
+    assert ours["groups"] == stock["groups"]
+    assert ours["accessor"][0] == stock["accessor"][0]
+    for said in stock["accessor"][1]:
+        assert said == "ValueError: exp_avg not found in optimizer state fragment"
+    for answers, group in zip(ours["accessor"], ours["groups"], strict=True):
+        found = [number for said in answers for number in json.loads(said.split(": ", 1)[1])]
+        assert any(found)
+        assert found == group[: len(found)]
+
+
 def test_the_state_takes_16_host_bytes_a_parameter_where_stock_takes_18(report):
     assert report["host bytes"] == pytest.approx([16, 18], rel=0.001)
 

@@ -21,7 +21,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.checkpoint import ds_to_universal
 from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from deepspeed.utils import safe_get_full_optimizer_state
-from equality_cases import WIDTH
+from equality_cases import WIDTH, two_groups
 
 from deep_optimizer_states.device.base import Wait
 from deep_optimizer_states.device.emulated import EmulatedDevice
@@ -296,6 +296,31 @@ def readers():
     return {"equal": found["ours"] == found["stock"], "moments": len(found["ours"][1][2])}
 
 
+def moments_by_parameter():
+    """What DeepSpeed's accessor says of parameters of two groups, and what the optimizer has."""
+    case, found = of_stage(2, groups=two_groups), {}
+    for name, block in (("stock", None), ("ours", STRIDE)):
+        engine = equality.make_engine(case, block)
+        equality.train(engine, case, 2)
+        optimizer = engine.optimizer
+        of_groups = [
+            optimizer.optimizer.state[m] for m in optimizer.single_partition_of_fp32_groups
+        ]
+        found[name] = {
+            "accessor": [
+                [safety.answer(lambda p=p: moment_of(p)) for p in group["params"]]
+                for group in two_groups(engine.module)
+            ],
+            "groups": [state["exp_avg"].tolist() for state in of_groups],
+        }
+        engine.destroy()
+    return found
+
+
+def moment_of(param):
+    return safe_get_full_optimizer_state(param, "exp_avg").flatten().tolist()
+
+
 def host_bytes(block):
     """Host memory of optimizer state and gradients, in bytes a parameter."""
     engine = equality.make_engine(CASE, block)
@@ -365,6 +390,7 @@ def main():
             "twice": interrupted_twice(folder / "twice"),
             "loading cut short": loading_cut_short(folder / "short"),
             "reader": readers(),
+            "moments by parameter": moments_by_parameter(),
             "host bytes": [host_bytes(STRIDE), host_bytes(None)],
             "locks pages": [locks_pages(), locks_pages(pin_memory=False)],
             "refusals": refusals(),
