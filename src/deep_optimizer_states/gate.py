@@ -162,6 +162,19 @@ class Background:
                 "has interrupted: let the handler set a flag, and save after engine.step()"
             )
 
+    def refuse_while_open(self) -> None:
+        """Refuse to read or save state, or to replace a part of it, while it is half updated.
+
+        Raises:
+            UpdateError: An update has begun before ``step()``; it goes on unharmed.
+        """
+        if self.update is not None and self.update.is_open:
+            raise UpdateError(
+                "state cannot be read, saved or loaded in part between backward and engine.step(): "
+                f'with "{STEP_BEFORE_NORM}" some of it has been updated already. Do it after '
+                f'engine.step(), or set "{STEP_BEFORE_NORM}" to false'
+            )
+
     def launch(self, update: Update, run: Callable[[], None]) -> None:
         """Start an update; the one before must have been waited for."""
         assert self._ended is None, "an update is in flight"
@@ -186,12 +199,8 @@ class Background:
             UpdateError: An update failed and nothing has been loaded since, or it did not end in
                 time; or it has begun before ``step()`` and waits for more gradients.
         """
-        if self.update is not None and self.update.is_open and not self.overlooks_failure:
-            raise UpdateError(
-                "state was asked for between backward and engine.step(), where with "
-                '"step_before_norm" some of it has been updated already: ask after engine.step(), '
-                f'or set "{STEP_BEFORE_NORM}" to false'
-            )
+        if not self.overlooks_failure:
+            self.refuse_while_open()
         self.wait_for_end()
         self.check()
         self.update = None

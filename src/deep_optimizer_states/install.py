@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from deep_optimizer_states.deepspeed_guard import (
@@ -182,6 +183,9 @@ def _load_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> A
     if not _is_ours(engine):
         return original(engine, *args, **kwargs)
     background = engine.optimizer.background
+    asked = inspect.signature(original).bind(engine, *args, **kwargs).arguments
+    if asked.get("load_module_only") or not asked.get("load_optimizer_states", True):
+        background.refuse_while_open()
     with background.overlooking_failure():
         had_failed = background.has_failed
         found = original(engine, *args, **kwargs)

@@ -364,15 +364,17 @@ class UpdatePhase:
         for before, after in zip(begun.groups, now, strict=True):
             for key, value in before.items():
                 if after[key] != value:
-                    self._refuse(background, f"{key} changed from {value} to {after[key]}")
+                    what = f"{key} changed from {value} to {after[key]}"
+                    self._refuse(background, what, "change it after engine.step()")
         if grad_scale != begun.grad_scale:
-            self._refuse(background, f"gradients are to be multiplied by {grad_scale}, not by 1")
+            what = f"it turned out that gradients are to be multiplied by {grad_scale}"
+            self._refuse(background, what, "leave clip_grad and the loss scale as they are")
 
-    def _refuse(self, background: Background, what: str) -> None:
+    def _refuse(self, background: Background, what: str, way_out: str) -> None:
         background.fail(
             UpdateError(
                 f"between backward and engine.step() {what}, after backward had updated a part: "
-                f'change it after engine.step(), or set "{STEP_BEFORE_NORM}" to false'
+                f'{way_out}, or set "{STEP_BEFORE_NORM}" to false'
             )
         )
 

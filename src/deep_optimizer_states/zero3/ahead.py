@@ -14,6 +14,15 @@ While backward runs they are sent into memory that its activations leave, what t
 needs first at the front, and those tiles are stepped on the device. What was sent is a copy: it is
 dropped whenever state might be written, memory is short, or another forward comes first.
 
+[Note: several gradients] Autograd adds up what all uses of a parameter contribute, so that a
+backward yields one gradient for each parameter. There are two exceptions. Reentrant checkpointing
+runs a backward of its own for every segment, and DeepSpeed reduces the gradients of a leaf module
+after each use of the module. If a parameter gets several gradients, stock goes by the last of them
+in the first micro-batch of a window, and by their sum in the others. Nobody knows of a gradient
+whether it is the last one. So a parameter that may get several in this backward is left to
+``step()``. The forward before it shows which ones these are: it runs such a segment without a
+graph, and it uses the parameter more than once.
+
 [Note: one stream] Gradients are flushed on DeepSpeed's own stream, while weights are read and
 memory is taken on the stream of backward. So neither of both is done where gradients are flushed,
 but after DeepSpeed's hook has returned to backward's stream.
@@ -21,12 +30,16 @@ but after DeepSpeed's hook has returned to backward's stream.
 
 from __future__ import annotations
 
+import collections
 import math
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+from deepspeed.runtime.zero.partitioned_param_coordinator import iter_params
+from deepspeed.utils import z3_leaf_module
 
 from deep_optimizer_states.config import PREFETCH_MEMORY, STEP_BEFORE_NORM, Settings
 from deep_optimizer_states.device.base import Device
@@ -38,6 +51,8 @@ from deep_optimizer_states.zero.update import UpdatePhase
 from deep_optimizer_states.zero3.gathers import Gate
 from deep_optimizer_states.zero3.stock import Layout, Stock
 
+NO_BACKWARD = -1
+"""The number that torch gives while no backward runs on this thread."""
 LOOK_S = 0.02
 """Least time between two looks at the memory of a GPU, in seconds: one takes some tenths of a
 millisecond, and backward comes past here for every parameter."""
@@ -109,11 +124,59 @@ class Room:
         self._is_short = False
 
 
+class Uses:
+    """Count how often forward uses each parameter, see [Note: several gradients].
+
+    Args:
+        root: The whole model. A forward of it that builds no graph, as an evaluation, is followed
+            by no backward and is not counted.
+    """
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._has_graph = True
+        self._num_uses = collections.Counter[int]()
+        self._with_own_backward: set[int] = set()
+        self._backward_has_come = False
+
+    def begin_forward(self) -> None:
+        """Begin to count anew, unless no backward has come since the last forward."""
+        if self._backward_has_come:
+            self._backward_has_come = False
+            self._num_uses.clear()
+            self._with_own_backward.clear()
+
+    def count(self, module: Any) -> None:
+        """Count the parameters of a module that is about to run."""
+        if torch._C._current_graph_task_id() != NO_BACKWARD:
+            return  # It is recomputed, and was counted when it ran first.
+        if module is self._root:
+            self._has_graph = torch.is_grad_enabled()
+        if not self._has_graph:
+            return
+        is_leaf = z3_leaf_module(module)
+        ids = {param.ds_id for param in iter_params(module, recurse=is_leaf)}
+        self._num_uses.update(ids)
+        if is_leaf or not torch.is_grad_enabled():
+            self._with_own_backward |= ids
+
+    def begin_backward(self) -> None:
+        """Note that backward has come, to which the uses so far belong."""
+        self._backward_has_come = True
+
+    def give_several(self, ds_id: int) -> bool:
+        """Return whether a parameter may get several gradients in this backward."""
+        return ds_id in self._with_own_backward and self._num_uses[ds_id] > 1
+
+
 class WorkInBackward:
     """Begins an update before ``step()``, see above.
 
     It owns what it has seen of the window: whose gradients are final. Of stock it reads parameters,
-    by subgroup, and whether they are released.
+    by subgroup, whether they are released, and what gradients are to be multiplied with.
+
+    Attributes:
+        uses: What it is to be told of every forward.
 
     Args:
         stock: DeepSpeed's optimizer.
@@ -154,8 +217,35 @@ class WorkInBackward:
             for tile in tiles:
                 self._params_of.setdefault(tile, set()).add(ds_id)
         self._missing: dict[int, set[int]] = {}
-        self._unreleased: list[int] = []
+        self._unreleased: dict[int, None] = {}
         self._num_looked_at = 0
+        self.uses = Uses(stock.module)
+
+    def begin_forward(self) -> None:
+        """Give back the memory of state ahead of the update, which a forward needs."""
+        self.forget()
+        self.uses.begin_forward()
+
+    def begin_backward(self) -> None:
+        """Refuse a backward with which the update could not begin.
+
+        Raises:
+            ConfigError: Gradients are to be multiplied by what is known only after backward.
+        """
+        self.uses.begin_backward()
+        if not self._settings.step_before_norm:
+            return
+        clip_grad, loss_scale = self._stock.clip_grad, self._stock.loss_scale
+        for name, value, neutral, is_wrong in (
+            ("clip_grad", clip_grad, 0, clip_grad > 0),
+            ("loss_scale", loss_scale, 1, loss_scale != 1),
+        ):
+            if is_wrong:
+                raise ConfigError(
+                    f'engine.optimizer.{name} = {value} does not work with "{STEP_BEFORE_NORM}", '
+                    "where backward updates weights with gradients that nothing multiplies. No "
+                    f'weight was updated; set {name} to {neutral}, or "{STEP_BEFORE_NORM}" to false'
+                )
 
     def begin_window(self, may_work: bool) -> None:
         """``step()`` is over, or nothing was trained yet.
@@ -203,7 +293,8 @@ class WorkInBackward:
 
     def gradient_is_final(self, ds_id: int) -> None:
         """The last gradient of a parameter in this window is on its way home."""
-        self._unreleased.append(ds_id)
+        if not self.uses.give_several(ds_id):
+            self._unreleased[ds_id] = None
 
     def after_hook(self) -> None:
         """Hand over what can be, see [Note: one stream]."""
@@ -220,11 +311,11 @@ class WorkInBackward:
             self._send_ahead()
 
     def _hand_over(self) -> None:
-        tiles, waiting = [], []
-        for ds_id in self._unreleased:
+        tiles = []
+        for ds_id in list(self._unreleased):
             if self._params[ds_id].ds_status != ZeroParamStatus.NOT_AVAILABLE:
-                waiting.append(ds_id)
                 continue
+            del self._unreleased[ds_id]
             for tile in self._tiles_of[ds_id]:
                 missing = self._missing.get(tile)
                 if missing is None:
@@ -232,7 +323,6 @@ class WorkInBackward:
                 missing.discard(ds_id)
                 if not missing:
                     tiles.append(tile)
-        self._unreleased = waiting
         if tiles:
             if not self._update.is_begun:
                 self._background.wait()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -100,7 +101,20 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
         work = WorkInBackward(self, self._settings, parts, self._update, self._lanes)
         self._gradients.tell(work.gradient_is_final)
         self._gate.tell(work.on_gather)
+        if self._settings.step_before_norm:
+            self._tell_of_uses(work.uses.count)
         return work
+
+    def _tell_of_uses(self, on_use: Callable[[Any], None]) -> None:
+        """Call ``on_use`` with every module before it runs."""
+        offload = self.parameter_offload
+        fetch = offload.pre_sub_module_forward_function
+
+        def tell_and_fetch(module: Any) -> None:
+            on_use(module)  # in the caller's grad mode, which stock's method changes
+            fetch(module)
+
+        offload.pre_sub_module_forward_function = tell_and_fetch
 
     # Making: stock's constructor calls these.
 
@@ -206,6 +220,8 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
             super().load_hp_checkpoint_state_from_checkpoint_dir_stage3(checkpoint_dir)
 
     def _loading(self, is_whole: bool) -> contextlib.AbstractContextManager[None]:
+        if not is_whole:
+            self.background.refuse_while_open()
         if self._work_in_backward is not None:
             self._work_in_backward.forget()
         if self.background.has_failed or self._update.is_begun:
@@ -243,10 +259,16 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
             self._work_in_backward.after_hook()
 
     def clear_backward_seen_flag(self) -> None:
-        """A forward begins, which needs memory that state ahead of the update takes."""
+        """Stock's, as a forward begins."""
         if self._work_in_backward is not None:
-            self._work_in_backward.forget()
+            self._work_in_backward.begin_forward()
         super().clear_backward_seen_flag()
+
+    def backward_prologue(self) -> None:
+        """Stock's, as a backward begins; refuses what the update could not begin with."""
+        if self._work_in_backward is not None:
+            self._work_in_backward.begin_backward()
+        super().backward_prologue()
 
     def _finalize_offload_gradient_accumulation(self) -> None:
         self._gradients.take_norms_from_homes()

@@ -22,6 +22,11 @@ class Stock(AnyStock, Protocol):
     The objects never assign to them: what stock expects to be changed, ``optimizer`` changes.
     """
 
+    module: Any
+    """The model."""
+    clip_grad: float
+    """The norm that gradients are clipped to; 0 for no clipping."""
+    loss_scale: float
     gradient_accumulation_dtype: torch.dtype
     master_weights_and_grads_dtype: torch.dtype
     """Type of master weights, and of the gradient that stock unscales and steps by."""

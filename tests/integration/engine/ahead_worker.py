@@ -1,11 +1,13 @@
 """Work in backward, and all that can come between backward and ``step()``; answers as JSON.
 
-Run as the only rank: ``ahead_worker.py OUT.json FOLDER``. Not a test itself.
+Run as every rank of a job: ``ahead_worker.py OUT.json FOLDER``. Not a test itself. More ranks than
+one do the comparisons in which several gradients of a parameter come, and nothing else.
 """
 
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 import threading
 import time
@@ -14,111 +16,29 @@ from pathlib import Path
 import deepspeed
 import equality_worker as equality
 import torch
-from equality_cases import WIDTH
+from ahead_engine import (
+    AHEAD,
+    CASE,
+    EARLY,
+    GOOD,
+    backward,
+    engines,
+    given,
+    has_begun,
+    one_window,
+    plan_of,
+    sent,
+    settle,
+    started,
+    stock_after,
+    train,
+)
+from ahead_models import AGAIN, RELEASED, Detached
+from equality_cases import ONE_LAYER_A_BUCKET, WIDTH
 from safety_worker import answer
 
 from deep_optimizer_states.device.emulated import EmulatedDevice
 from deep_optimizer_states.plan import Kind
-from deep_optimizer_states.zero.update import UpdatePhase
-from deep_optimizer_states.zero3 import ahead as ahead_module
-
-UNCLIPPED = {"gradient_clipping": 0}
-CASE = dataclasses.replace(equality.CASES[equality.FIRST_CASE], config=UNCLIPPED)
-AHEAD = {
-    "enabled": True,
-    "policy": "all-host",
-    "tile_numel": 256,
-    "verify_every": 0,
-    "keep_grads_on_device": False,
-    "prefetch_memory_bytes": 60_000,
-}
-EARLY = {**AHEAD, "policy": "stride", "step_before_norm": True, "prefetch_memory_bytes": 0}
-# What is sent is then a matter of memory, and not of time.
-ahead_module.MOST_UNDER_WAY, ahead_module.LOOK_S = 1000, 0.0
-GOOD = 3
-"""Steps until a checkpoint is saved; backward works from the third on."""
-
-
-def train(engine, steps, skip, between=lambda engine: None):
-    """As ``equality.train``, with something done between the last backward and each step."""
-    generator = torch.Generator().manual_seed(0)
-    losses, norms = [], []
-    for number in range((skip + steps) * CASE.accumulation):
-        batch = CASE.batch(generator)
-        if number < skip * CASE.accumulation:
-            continue
-        losses.append(backward(engine, batch).item())
-        is_last = (number + 1) % CASE.accumulation == 0
-        if not is_last:
-            settle(engine)
-        if is_last:
-            between(engine)
-        engine.step()
-        if is_last:
-            norms.append(float(engine.get_global_grad_norm() or 0.0))
-    return losses, norms
-
-
-def settle(engine):
-    """In the middle of a window: let the update end, which the next backward might still meet."""
-    if hasattr(engine.optimizer, "background"):
-        assert not engine.optimizer._update.ahead, "nothing is sent before the last micro-batch"
-        engine.optimizer.background.wait()
-
-
-def backward(engine, batch, **options):
-    loss = CASE.loss(engine, [tensor.bfloat16() for tensor in batch])
-    engine.backward(loss, **options)
-    return loss
-
-
-def one_window(engine, skip):
-    """Both micro-batches of a window, without the step that ends it."""
-    generator = torch.Generator().manual_seed(0)
-    batches = [CASE.batch(generator) for _ in range((skip + 1) * CASE.accumulation)]
-    for batch in batches[-CASE.accumulation : -1]:
-        backward(engine, batch)
-        settle(engine)
-        engine.step()
-    backward(engine, batches[-1])
-
-
-def stock_after(folder, between=lambda engine: None, steps=2):
-    engine = equality.make_engine(CASE, None)
-    assert engine.load_checkpoint(folder, "good")[0]
-    results = train(engine, steps, GOOD, between), equality.state_of(engine)
-    engine.destroy()
-    return results
-
-
-def started(block, folder):
-    engine = equality.make_engine(CASE, block)
-    engines.append(engine)
-    train(engine, GOOD, 0)
-    engine.save_checkpoint(folder, "good")
-    return engine
-
-
-launch, given, sent = UpdatePhase.launch, [], []
-"""The method, and how many tiles each update was handed and was sent the state of beforehand."""
-
-
-def counted_launch(update, *args):
-    given.append(len(update._begun.handover.given) if update.is_begun else 0)
-    sent.append(len(update.all_ahead))
-    launch(update, *args)
-
-
-UpdatePhase.launch = counted_launch
-
-
-def plan_of(engine):
-    return engine.optimizer._update.last_plan
-
-
-def has_begun(engine):
-    return engine.optimizer._update.is_begun
-
 
 # Mishaps of an update that has begun before step().
 
@@ -260,15 +180,45 @@ def looked_at(folder):
     """State and checkpoints are refused between backward and step(), and the step is whole."""
     engine, said = started(EARLY, folder), []
 
+    def load(engine, *args, **options):
+        said.append(answer(lambda: engine.load_checkpoint(folder, "good", *args, **options)))
+
     def look(engine):
         said.append(answer(lambda: engine.optimizer.state))
         said.append(answer(lambda: engine.optimizer.fp32_partitioned_groups_flat))
         said.append(answer(lambda: engine.save_checkpoint(folder, "bad")))
+        load(engine, load_module_only=True)
+        load(engine, load_optimizer_states=False)
+        load(engine, True, False)
+        said.append(answer(lambda: engine.optimizer._rigid_load_state_dict({}, False)))
 
     results = train(engine, 2, GOOD, look), equality.state_of(engine)
     engine.destroy()
     differences = equality.differences(results, stock_after(folder))
     return {"said": said, "latest": (folder / "latest").read_text(), "differences": differences}
+
+
+FACTORS = {
+    "clip_grad": lambda engine, value: setattr(engine.optimizer, "clip_grad", value),
+    "loss_scale": lambda engine, value: engine.optimizer.override_loss_scale(value),
+}
+"""What the caller may set by hand, of which gradients are multiplied by something else then."""
+
+
+def factor_set(name, folder):
+    """A factor of gradients is set between two steps, and taken back once it was refused."""
+    engine = started(EARLY, folder)
+    updates = engine.optimizer._update.num_updates
+    FACTORS[name](engine, 0.5)
+    found = {"said": [answer(lambda: one_window(engine, GOOD)) for _ in range(2)]}
+    found["begun"] = [has_begun(engine), engine.optimizer._update.num_updates - updates]
+    found["left"] = left_of_window(engine)
+    FACTORS[name](engine, {"clip_grad": 0.0, "loss_scale": 1.0}[name])
+    results = train(engine, 2, GOOD), equality.state_of(engine)
+    found["differences"] = equality.differences(results, stock_after(folder))
+    found["given"] = given[-1]
+    engine.destroy()
+    return found
 
 
 def loaded_between(folder):
@@ -281,23 +231,6 @@ def loaded_between(folder):
     results = train(engine, 2, GOOD), equality.state_of(engine)
     engine.destroy()
     return found | {"differences": equality.differences(results, stock_after(folder))}
-
-
-class Detached(torch.nn.Module):
-    """Uses its weight last with a gradient, and first without one.
-
-    Its backward has that gradient when it begins, and needs the weight when it ends. The layer in
-    between has the bucket of gradients reduced.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.randn(WIDTH, WIDTH) * 0.1)
-        self.layer = torch.nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x):
-        hidden = torch.tanh(self.layer(torch.nn.functional.linear(x, self.weight.detach())))
-        return x + torch.nn.functional.linear(hidden, self.weight)
 
 
 def detached():
@@ -325,6 +258,21 @@ def compare(case, block):
         results.append((train(engine, 5, 0), equality.state_of(engine)))
         engine.destroy()
     return {"given": given[-1], "differences": equality.differences(*results)}
+
+
+def used_again():
+    """Parameters that get several gradients in one backward, of which stock goes by some."""
+    found = {}
+    for name, options in AGAIN.items():
+        for accumulation, zero in ((1, {}), (2, RELEASED)):
+            zero = {**ONE_LAYER_A_BUCKET, **zero}
+            case = dataclasses.replace(CASE, **options, accumulation=accumulation, zero=zero)
+            *ours, _ = equality.run(case, EARLY)
+            early = given[-1]
+            *stock, _ = equality.run(case, None)
+            differences = equality.differences(ours, stock)
+            found[f"{name}, accumulation {accumulation}"] = [early, differences]
+    return found
 
 
 def destroyed_between(folder):
@@ -359,10 +307,6 @@ def ahead(folder, between=lambda engine: None, block=AHEAD, steps=4):
     stock = stock_after(folder, between, steps)
     differences = equality.differences(results, stock)
     return {"ahead": seen[1:], "first": first, "waiting": waiting, "differences": differences}
-
-
-engines = []
-"""The one that trains, last."""
 
 
 def taken():
@@ -456,9 +400,18 @@ def little(folder):
 def main():
     out, folder = map(Path, sys.argv[1:])
     equality.prepare()
-    report = {
+    report = {"used again": used_again()}
+    if os.environ["WORLD_SIZE"] == "1":
+        report |= alone(folder)
+    out.with_suffix(f".{os.environ['RANK']}.json").write_text(json.dumps(report))
+    equality.leave()
+
+
+def alone(folder):
+    return {
         "mishaps": {name: mishap(name, folder / name.replace(" ", "-")) for name in MISHAPS},
         "looked at": looked_at(folder / "looked"),
+        "factors": {name: factor_set(name, folder / name) for name in FACTORS},
         "loaded between": loaded_between(folder / "between"),
         "detached": detached(),
         "shared tiles": shared_tiles(),
@@ -476,8 +429,6 @@ def main():
             "little": little(folder / "little"),
         },
     }
-    out.write_text(json.dumps(report))
-    equality.leave()
 
 
 if __name__ == "__main__":

@@ -24,30 +24,35 @@ STEPS = 5
 
 
 class Net(torch.nn.Module):
-    """Residual layers; some may be skipped, frozen or recomputed."""
+    """Residual layers; some may be skipped, frozen, used again or recomputed.
 
-    def __init__(self, reentrant=None):
+    Args:
+        reentrant: How each segment is recomputed in backward; None for not at all.
+        segments: The layers of each, in order; None for every layer by itself.
+    """
+
+    def __init__(self, reentrant=None, segments=None):
         super().__init__()
         self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(6))
         self.skipped = ()
         self.reentrant = reentrant
+        self.segments = segments
 
     def forward(self, x):
-        for idx, layer in enumerate(self.layers):
-            if idx in self.skipped:
-                continue
-            if self.reentrant is None:
-                x = torch.tanh(layer(x)) + x
-            else:
-                x = (
-                    x if x.requires_grad else x.requires_grad_()
-                )  # or reentrant backward has no root
-                x = checkpoint(self._block, layer, x, use_reentrant=self.reentrant)
+        for segment in self.segments or [(idx,) for idx in range(len(self.layers))]:
+            x = self._run_or_checkpoint([idx for idx in segment if idx not in self.skipped], x)
         return x
 
-    @staticmethod
-    def _block(layer, x):
-        return torch.tanh(layer(x)) + x
+    def _run_or_checkpoint(self, segment, x):
+        if self.reentrant is None or not segment:
+            return self._run(segment, x)
+        x = x if x.requires_grad else x.requires_grad_()  # or reentrant backward has no root
+        return checkpoint(self._run, segment, x, use_reentrant=self.reentrant)
+
+    def _run(self, segment, x):
+        for idx in segment:
+            x = torch.tanh(self.layers[idx](x)) + x
+        return x
 
 
 def mean_square(engine, batch):
@@ -171,6 +176,10 @@ def set_weights_midway(engine, micro_step):
         safe_set_full_fp32_param(weight, safe_get_full_fp32_param(weight) * 0.5)
 
 
+THRICE = ((0,), (1,), (2,), (1,), (3,), (1, 4), (5,))
+"""Segments that use layer 1 in three of them, as a model does that shares its layers."""
+# Stock fails where two gradients of a parameter meet in one bucket.
+ONE_LAYER_A_BUCKET = {"reduce_bucket_size": 1500}
 FIRST_CASE = "bf16, clipping, accumulation 2"
 FP16 = {"enabled": True, "initial_scale_power": 20, "loss_scale_window": 2, "hysteresis": 1}
 ADAM_L2 = {"type": "Adam", "params": {"adam_w_mode": False}}
@@ -202,6 +211,9 @@ ZERO_3 = {
     "one subgroup": Case(zero={"sub_group_size": 1_000_000}, is_cut=False),
     "checkpointing": Case(make=functools.partial(Net, reentrant=False)),
     "checkpointing, reentrant": Case(make=functools.partial(Net, reentrant=True)),
+    "checkpointing, reentrant, a layer thrice": Case(
+        make=functools.partial(Net, reentrant=True, segments=THRICE), zero=ONE_LAYER_A_BUCKET
+    ),
     "zero.Init": Case(make=net_in_zero_init),
     "frozen parameters": Case(make=frozen_net),
     "parameters frozen midway": Case(before=freeze_midway),

@@ -4,9 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from ranks import run_ranks
 
 WORKER = Path(__file__).with_name("ahead_worker.py")
+RANKS = [
+    n for n in (1, 2) if n == 1 or not torch.cuda.is_available() or torch.cuda.device_count() > 1
+]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SAID = {
     "overflow": "a gradient is not finite",
@@ -22,10 +26,19 @@ SAID = {
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ahead")
-    run_ranks(WORKER, folder / "out.json", folder, num_ranks=1)
-    return json.loads((folder / "out.json").read_text())
+def reports(tmp_path_factory):
+    """``[ranks][rank]`` -> report of that rank."""
+    return {ranks: run(ranks, tmp_path_factory.mktemp(f"ranks{ranks}")) for ranks in RANKS}
+
+
+def run(ranks, folder):
+    run_ranks(WORKER, folder / "out.json", folder, num_ranks=ranks)
+    return [json.loads((folder / f"out.{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.fixture(scope="module")
+def report(reports):
+    return reports[1][0]
 
 
 @pytest.mark.parametrize("mishap", SAID)
@@ -57,11 +70,33 @@ def test_nothing_is_left_of_the_window_then(report):
 
 
 def test_state_cannot_be_looked_at_in_between_and_the_step_is_whole_all_the_same(report):
+    """Nor is a part of it loaded: weights alone, or anything else than the optimizer's state."""
     found = report["looked at"]
-    assert len(found["said"]) == 6
+    assert len(found["said"]) == 14
     assert all("between backward and engine.step()" in said for said in found["said"])
     assert found["latest"] == "good"
     assert found["differences"] == []
+
+
+@pytest.mark.parametrize("name", ["clip_grad", "loss_scale"])
+def test_a_factor_set_after_a_step_is_refused_before_anything_is_updated(report, name):
+    found = report["factors"][name]
+    for said in found["said"]:
+        assert said.startswith(f"ConfigError: engine.optimizer.{name} = 0.5")
+        assert 'step_before_norm" to false' in said
+    assert found["begun"] == [False, 0]
+    assert set(found["left"].values()) == {0}
+    assert found["given"] > 0
+    assert found["differences"] == []
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_parameter_that_gets_several_gradients_in_a_backward_is_updated_once(reports, ranks):
+    for of_rank in reports[ranks]:
+        found = of_rank["used again"]
+        assert len(found) == 14
+        assert {name: differ for name, (_, differ) in found.items() if differ} == {}
+        assert all(early for early, _ in found.values()), "nothing was handed over before the norm"
 
 
 def test_a_checkpoint_loaded_in_between_is_not_written_over(report):

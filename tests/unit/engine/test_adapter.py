@@ -48,6 +48,9 @@ partitioned parameter's size and tensor, and a module that is slow to import."""
 
 WORDS_OF_MANY = {
     "dtype",
+    "module",
+    "clip_grad",
+    "loss_scale",
     "optimizer",
     "step",
     "destroy",
