@@ -25,9 +25,14 @@ needs = ["gpu"]
 
 
 @pytest.fixture(autouse=True)
-def every_half_type(monkeypatch):
-    """Asks no torch what the processor multiplies: tests are the same on every one."""
-    monkeypatch.setattr("launch.fit.machine.ask_half_types", lambda: HALF_TYPES)
+def every_half_type():
+    """Asks no torch what the processor multiplies: tests are the same on every one.
+
+    With patches of its own, since a test's are to be undone first.
+    """
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr("launch.fit.machine.ask_half_types", lambda: HALF_TYPES)
+        yield
 
 
 @pytest.fixture
