@@ -82,7 +82,7 @@ def clear_stale_locks(root: Path) -> list[str]:
 
     Returns:
         A sentence for each lock that was removed, and for each that is left and has to be waited
-        for. A lock that comes or goes meanwhile has none.
+        for. A lock that comes or goes meanwhile has none, nor has one that this process holds.
 
     Raises:
         OSError: The folder cannot be read.
@@ -104,6 +104,8 @@ def clear_stale_locks(root: Path) -> list[str]:
 def _settle(lock: _Lock, holder: int | None, unseen: str) -> str:
     """Remove a lock that no process holds, or say why it stays; empty if it is gone already."""
     op = lock.path.parent.name
+    if holder == os.getpid():
+        return ""  # this process builds the op itself and waits for nobody
     if holder is not None:
         return f"{lock.path}: process {holder} is building {op}, and what needs it waits for that"
     try:

@@ -147,8 +147,16 @@ def test_a_lock_that_is_left_while_others_wait_goes_too(odd_dir, lock, monkeypat
     monkeypatch.setattr(stale_locks, "clear_stale_locks", look)
     with lock.open(), locks_watched(odd_dir, said.append):
         wait_for(lambda: len(looks) > 3)
+    assert said == []  # who builds an op need not be told of it
+    lock.unlink()
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], **PIPES) as builder:
+        builder.stdout.readline()
+        looks.clear()
+        with locks_watched(odd_dir, said.append):
+            wait_for(lambda: len(looks) > 3)
+        builder.stdin.close()
     assert said == [
-        f"{lock}: process {os.getpid()} is building left, and what needs it waits for that"
+        f"{lock}: process {builder.pid} is building left, and what needs it waits for that"
     ]
     with locks_watched(odd_dir, said.append):
         wait_for(lambda: not lock.exists())
