@@ -42,7 +42,8 @@ def start(how, results, *arguments, point="tiny"):
     for end in (".bin", ".idx"):
         Path(f"{prefix}{end}").touch()
     fixed = ["--results-dir", str(results), "--data-prefix", str(prefix), "--device", "cpu"]
-    command = [sys.executable, "-m", "launch.run", point, *fixed]
+    # A type that is named is one that torch need not be asked for.
+    command = [sys.executable, "-m", "launch.run", point, *fixed, "--dtype", "fp32"]
     return subprocess.Popen(
         [*command, "--trainer-module", "fake_trainer", *arguments],
         cwd=ROOT,

@@ -150,7 +150,7 @@ def test_ctrl_c_of_the_main_job_keeps_what_is_done(tmp_path):
         (tmp_path / f"data{end}").touch()
     sweep = tmp_path / "mine.toml"
     sweep.write_text(
-        f'name = "mine"\nmodel = "tiny"\n[point]\ndata_prefix = "{tmp_path}/data"\n'
+        f'name = "mine"\nmodel = "tiny"\n[point]\ndata_prefix = "{tmp_path}/data"\ndtype = "fp32"\n'
         '[[engines]]\nengine = "v"\n[[engines]]\nengine = "a"\n'
         '[[engines]]\nengine = "h"\nstride = 2\n'
     )

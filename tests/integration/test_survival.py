@@ -82,7 +82,7 @@ def start(how, results, *arguments, group=None):
     for end in (".bin", ".idx"):
         Path(f"{prefix}{end}").touch()
     fixed = ["--results-dir", str(results), "--data-prefix", str(prefix), "--device", "cpu"]
-    command = [sys.executable, "-m", "launch.run", "tiny", *fixed, "--no-echo"]
+    command = [sys.executable, "-m", "launch.run", "tiny", *fixed, "--no-echo", "--dtype", "fp32"]
     return subprocess.Popen(
         [*command, "--trainer-module", "fake_trainer", *arguments],
         cwd=ROOT,

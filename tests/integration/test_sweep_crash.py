@@ -21,7 +21,8 @@ def sweep(tmp_path):
         (tmp_path / f"data{end}").touch()
     file = tmp_path / "mine.toml"
     file.write_text(
-        f'name = "mine"\nmodel = "tiny"\npoint = {{ data_prefix = "{tmp_path}/data" }}\n'
+        'name = "mine"\nmodel = "tiny"\n'
+        f'point = {{ data_prefix = "{tmp_path}/data", dtype = "fp32" }}\n'
         'engines = [{engine = "v"}, {engine = "a"}, {engine = "h", stride = 2}]\n'
     )
 
