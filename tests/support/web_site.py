@@ -1,5 +1,6 @@
 """Web sites on this machine: they answer what a test tells them to, and remember who asked."""
 
+import contextlib
 import http.server
 import threading
 from dataclasses import dataclass, field
@@ -28,8 +29,6 @@ class Site:
     """Replies by path, one after the other; the last stays."""
     asked: list[str] = field(default_factory=list)
     agents: set[str] = field(default_factory=set)
-    num_at_once: int = 0
-    most_at_once: int = 0
     is_over: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
     url: str = ""
@@ -55,15 +54,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             site.agents.add(self.headers.get("User-Agent", ""))
             replies = site.pages.get(self.path, [Reply(status=404)])
             reply = replies.pop(0) if len(replies) > 1 else replies[0]
-            site.num_at_once += 1
-            site.most_at_once = max(site.most_at_once, site.num_at_once)
-        try:
+        with contextlib.suppress(OSError):  # who asked has heard enough
             self._send(reply)
-        except OSError:  # who asked has heard enough
-            pass
-        finally:
-            with site.lock:
-                site.num_at_once -= 1
 
     def _send(self, reply):
         self.send_response(reply.status)

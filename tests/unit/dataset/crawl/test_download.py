@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,7 +56,27 @@ def get(tmp_path, urls, settings=FAST, name="out.jsonl", **more):
     return counts, [json.loads(line) for line in output.read_text().splitlines()], told
 
 
-def test_texts_come_in_the_lists_order_each_with_its_address_and_an_id(site, tmp_path):
+@pytest.fixture
+def at_once(monkeypatch):
+    """How many requests were under way when each began, itself among them."""
+    seen, lock, under_way, ask = [], threading.Lock(), set(), Fetcher._get
+
+    def count(self, *given):
+        mine = object()
+        with lock:
+            under_way.add(mine)
+            seen.append(len(under_way))
+        try:
+            return ask(self, *given)
+        finally:
+            with lock:
+                under_way.remove(mine)
+
+    monkeypatch.setattr(Fetcher, "_get", count)
+    return seen
+
+
+def test_texts_come_in_the_lists_order_each_with_its_address_and_an_id(site, tmp_path, at_once):
     urls = [site.text(f"/{n}", f"page {n} grüßt") for n in range(30)]
     # The first comes last.
     site.pages["/0"].insert(0, Reply(status=503))
@@ -68,7 +89,7 @@ def test_texts_come_in_the_lists_order_each_with_its_address_and_an_id(site, tmp
     assert site.asked[0] == "/robots.txt"
     assert sorted(site.asked[1:]) == sorted(["/0", *(f"/{n}" for n in range(30))])
     assert site.agents == {"tester/1.0"}
-    assert site.most_at_once == 1
+    assert at_once == [1] * 32
 
 
 def test_the_same_page_has_the_same_id_in_every_list(site, tmp_path):
