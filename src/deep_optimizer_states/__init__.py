@@ -4,6 +4,8 @@ Call :func:`install` once before ``deepspeed.initialize``; a DeepSpeed config th
 ``"deep_optimizer_states"`` block then gets this package's optimizer, every other one stays stock.
 """
 
+from typing import TYPE_CHECKING
+
 from deep_optimizer_states.errors import (
     ConfigError,
     DeepOptimizerStatesError,
@@ -15,6 +17,9 @@ from deep_optimizer_states.errors import (
 )
 from deep_optimizer_states.install import install, uninstall
 
+if TYPE_CHECKING:
+    from deep_optimizer_states.config import Settings
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -23,8 +28,18 @@ __all__ = [
     "HostMemoryError",
     "KernelError",
     "PlanError",
+    "Settings",
     "UnsupportedDeepSpeedError",
     "UpdateError",
     "install",
     "uninstall",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import ``Settings`` when it is asked for: it needs pydantic, which the package does not."""
+    if name == "Settings":
+        from deep_optimizer_states.config import Settings
+
+        return Settings
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

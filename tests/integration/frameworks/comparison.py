@@ -18,6 +18,7 @@ import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
 import deep_optimizer_states
+from deep_optimizer_states.config import BLOCK
 from deep_optimizer_states.state_reader import MOMENTS, read_state
 
 BLOCKS = {
@@ -52,7 +53,7 @@ def ds_config(block, **more):
             "stage3_param_persistence_threshold": 100,
         },
     }
-    return config | more | ({deep_optimizer_states.config.BLOCK: block} if block else {})
+    return config | more | ({BLOCK: block} if block else {})
 
 
 def result_of(engine, losses, norms):

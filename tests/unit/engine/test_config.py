@@ -1,4 +1,6 @@
 import copy
+import subprocess
+import sys
 
 import pytest
 
@@ -107,3 +109,9 @@ def test_wrong_paper_keys_are_refused(config, complaint):
 def test_config_without_offload_is_left_alone():
     for config in ({}, {"zero_optimization": {"stage": 1}}, {"zero_optimization": True}):
         assert translate_paper_keys(config) == config
+
+
+def test_settings_are_named_by_the_package_and_imported_when_they_are_asked_for():
+    code = "import sys, deep_optimizer_states as d; assert 'pydantic' not in sys.modules; "
+    code += "assert d.Settings().policy; assert not hasattr(d, 'Setting')"
+    subprocess.run([sys.executable, "-c", code], check=True)
