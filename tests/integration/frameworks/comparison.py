@@ -17,7 +17,6 @@ import deepspeed.ops
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-import deep_optimizer_states
 from deep_optimizer_states.config import BLOCK
 from deep_optimizer_states.state_reader import MOMENTS, read_state
 
