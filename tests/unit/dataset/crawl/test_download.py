@@ -279,7 +279,6 @@ def test_killed_again_and_again_none_is_lost_and_none_comes_twice(site, tmp_path
     command = [
         sys.executable, "-m", "dataset", "download", "--input", tmp_path / "urls.txt", "--output",
         output, "--user-agent", "tester/1.0", "--extract", "visible", "--host-delay", "0.01",
-        "--timeout", "3600",
     ]  # fmt: skip
     num_killed = 0
     for enough in (30, 80):
