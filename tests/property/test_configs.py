@@ -50,7 +50,6 @@ def test_a_point_survives_the_command_line(point):
 @given(points())
 def test_the_papers_knobs_give_the_engine_back(point):
     keys = filled(point.row.keys, point.values)
-    keys = {key: value[-1] if isinstance(value, list) else value for key, value in keys.items()}
     found = STUDY.without_engine_keys(keys, "here") if keys else {"engine": point.engine}
     assert found["engine"] == point.engine
     assert found.get("stride", point.stride) == point.stride
@@ -59,7 +58,8 @@ def test_the_papers_knobs_give_the_engine_back(point):
 @given(st.integers(-3, 3), st.integers(-3, 3), st.integers(-3, 9))
 def test_knobs_are_an_engine_or_a_config_error(prefetch, flush_async, gaps):
     keys = (prefetch, flush_async, gaps)
-    allowed = prefetch in (0, 1) and flush_async in (0, 1) and (gaps >= 1 or not prefetch)
+    # The hybrid update has asynchronous gradients, so that the pair of 1 and 0 names no engine.
+    allowed = (prefetch, flush_async) in {(0, 0), (0, 1), (1, 1)} and (gaps >= 1 or not prefetch)
     try:
         point = make_point({"model": "tiny", **dict(zip(STUDY.engine_keys, keys, strict=True))})
     except ConfigError:
