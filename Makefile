@@ -6,8 +6,8 @@ STAMP  := $(VENV)/.ready
 # DeepSpeed rebuilds its ops when it meets another ninja than the one that built them.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export TORCH_EXTENSIONS_DIR := $(CURDIR)/$(VENV)/torch_extensions
-# Files go to two workers; threads that have nothing to do sleep, since both share the cores.
-TEST_WORKERS ?= 2
+# A third worker uses what two leave on two cores, since tests wait; idle threads sleep.
+TEST_WORKERS ?= 3
 PYTEST := OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 RESULTS ?= results
 SOURCES := src configs launch parse plots dataset benchmarks ds_config examples

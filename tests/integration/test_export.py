@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
+import prepared
 import pytest
 import torch
 import trainer_runs
@@ -110,7 +111,8 @@ def folders(tmp_path_factory):
     corpus = make_corpus(parent / "data")
     runs = [write_run(parent / name, corpus, fields) for name, fields in RUNS.items()]
     words = [f"{free_port()}:{path}" for path in runs]
-    run_ranks(WORKER, *words, num_ranks=4, PYTHONPATH=python_path(ROOT, ROOT / "src"))
+    paths = python_path(ROOT, ROOT / "src")
+    run_ranks(WORKER, *words, num_ranks=4, modules=prepared.MEGATRON, PYTHONPATH=paths)
     return parent
 
 

@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import prepared
 import pytest
 import torch
 from processes import python_path
@@ -126,7 +127,7 @@ def folders(tmp_path_factory):
         start = f"={parent / begun / 'checkpoints' / 'iteration-000003'}" if begun else ""
         words.append(f"{free_port()}:{path}{start}")
     paths = python_path(ROOT, ROOT / "src")
-    run_ranks(WORKER, *words, num_ranks=4, PYTHONPATH=paths)
+    run_ranks(WORKER, *words, num_ranks=4, modules=prepared.MEGATRON, PYTHONPATH=paths)
     return parent
 
 

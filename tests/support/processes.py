@@ -24,6 +24,8 @@ import pytest
 DEADLINE_S = 240.0
 """How long a wait for what must come may take on the busiest machine."""
 _PR_SET_CHILD_SUBREAPER = 36
+kept = set()
+"""Numbers of processes that serve many tests (``prepared.py``); they end with the session."""
 _TRACKER = "multiprocessing.resource_tracker"
 """A helper that Python starts once for all that follows, and warns about when it is gone."""
 
@@ -75,6 +77,7 @@ def pytest_configure(config):
 
 def pytest_unconfigure():
     """What an interrupted test leaves ends here, after the teardown of its fixtures."""
+    kept.clear()
     _end_all_but(set())
 
 
@@ -127,7 +130,7 @@ def _descendants():
         # Fails where there is no child at all, which costs far less than to look for them.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         found = psutil.Process().children(recursive=True)
-        return {process for process in found if not _is_tracker(process)}
+        return {p for p in found if p.pid not in kept and not _is_tracker(p)}
     return set()
 
 

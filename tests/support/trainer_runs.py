@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import prepared
 from processes import python_path
 from ranks import free_port, run_ranks
 
@@ -100,7 +101,7 @@ def train_together(
     """
     worker = Path(__file__).with_name("trainer_worker.py")
     paths = python_path(path, ROOT, ROOT / "src")
-    run_ranks(worker, *files, num_ranks=num_ranks, PYTHONPATH=paths)
+    run_ranks(worker, *files, num_ranks=num_ranks, modules=prepared.MEGATRON, PYTHONPATH=paths)
     return [result_of(folder) for folder in folders]
 
 

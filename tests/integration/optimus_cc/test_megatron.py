@@ -5,6 +5,7 @@ Four stages; two vocabulary shards by two stages; two replicas by two stages.
 
 from pathlib import Path
 
+import prepared
 import pytest
 import torch
 from processes import python_path
@@ -22,7 +23,13 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     out = tmp_path_factory.mktemp("ranks")
-    run_ranks(WORKER, out, num_ranks=4, PYTHONPATH=python_path(ROOT, ROOT / "src"))
+    run_ranks(
+        WORKER,
+        out,
+        num_ranks=4,
+        modules=prepared.MEGATRON,
+        PYTHONPATH=python_path(ROOT, ROOT / "src"),
+    )
     return [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(4)]
 
 

@@ -1,0 +1,17 @@
+"""Which of many alike cases `make test` runs; `make test-all` runs them all."""
+
+import pytest
+
+
+def some(cases, one_in):
+    """Mark all but one in so many cases as ``exhaustive``, each a tuple of arguments or one."""
+    return [
+        case
+        if number % one_in == 0
+        else pytest.param(*_arguments(case), marks=pytest.mark.exhaustive)
+        for number, case in enumerate(cases)
+    ]
+
+
+def _arguments(case):
+    return case if type(case) is tuple else (case,)
