@@ -68,7 +68,7 @@ IN_BACKWARD = {
 """Ways of ZeRO-3 to work during backward; the second is without clipping, on both sides."""
 MANY_POLICIES = {1: tuple(POLICIES), 2: ("stride 2", "ratio 0.5", "dynamic"), 4: ()}
 """What every feature is run under, by number of ranks, in the extent ``many``."""
-ONE_RANK_IN = 6
+ONE_RANK_IN = 7
 """In the extent ``few`` one rank runs one case in so many of those that two ranks run."""
 CLASSES = {
     "1": ("DeepSpeedZeroOptimizer", "InterleavedFlatOptimizer"),

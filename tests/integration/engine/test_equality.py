@@ -64,7 +64,7 @@ IN_BACKWARD = ["dynamic, prefetched", "stride 2, before the norm"]
 NUM_FEATURES = 100
 NUM_COMPARISONS = {
     # Features under the policies of their extent, and in backward; two engines at once; resumes.
-    "few": {1: 42 + 2 + 2 + 9, 2: 105 + 2 + 2 + 3},
+    "few": {1: 24 + 2 + 2 + 9, 2: 105 + 2 + 2 + 3},
     "many": {1: 428 + 2 + 2 + 80, 2: 203 + 2 + 2 + 8, 4: 31 + 2 + 2 + 8},
     # One feature and one model are beyond stock itself on more than one rank.
     "all": {1: 631 + 108 + 2 + 80, 2: 621 + 104 + 2 + 80, 4: 621 + 104 + 2 + 80},
