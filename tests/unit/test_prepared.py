@@ -1,4 +1,4 @@
-"""The process that forks the ranks of tests: what a rank gets, and what becomes of those that fail."""
+"""The process that forks the ranks of tests: what a rank gets, and what ends when one fails."""
 
 import os
 import signal

@@ -68,8 +68,6 @@ IN_BACKWARD = {
 """Ways of ZeRO-3 to work during backward; the second is without clipping, on both sides."""
 MANY_POLICIES = {1: tuple(POLICIES), 2: ("stride 2", "ratio 0.5", "dynamic"), 4: ()}
 """What every feature is run under, by number of ranks, in the extent ``many``."""
-ONE_RANK_IN = 7
-"""In the extent ``few`` one rank runs one case in so many of those that two ranks run."""
 CLASSES = {
     "1": ("DeepSpeedZeroOptimizer", "InterleavedFlatOptimizer"),
     "2": ("DeepSpeedZeroOptimizer", "InterleavedFlatOptimizer"),
@@ -168,11 +166,10 @@ def policies_of(number, case_name, extent):
         if not case.policies:
             return MANY_POLICIES[world]
         return (names * 2)[number % len(names) :][: case.few or len(names)]
-    # A case that two ranks run is seen there; on one rank nothing but sums and shares is another.
-    is_seen_elsewhere = extent == "few" and world == 1 and case.most_ranks > 1
-    if is_seen_elsewhere and number % ONE_RANK_IN != 0:
+    # In the extent ``few`` one rank and two take every other case, each of them all policies.
+    if extent == "few" and case.most_ranks > 1 and world != 1 + number % 2:
         return ()
-    return (names[number % len(names)],)
+    return (names[number // 2 % len(names)],)
 
 
 def ways_in_backward(case_name, extent):

@@ -3,12 +3,11 @@
 import functools
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import prepared
 import pytest
+from ranks import run_ranks
 
 WORKERS = {
     "transformers": "trainer_worker.py",
@@ -17,6 +16,11 @@ WORKERS = {
 }
 PACKAGES = {
     "transformers": ["transformers", "accelerate"],
+    "accelerate": ["accelerate"],
+    "lightning": ["lightning"],
+}
+MODULES = {
+    "transformers": ["transformers", "transformers.trainer", "accelerate"],
     "accelerate": ["accelerate"],
     "lightning": ["lightning"],
 }
@@ -31,25 +35,17 @@ def reports_of(tmp_path_factory):
 
     @functools.cache
     def run(framework, device):
-        return _run(WORKERS[framework], device, tmp_path_factory.mktemp(framework))
+        return _run(framework, device, tmp_path_factory.mktemp(framework))
 
     return run
 
 
-def _run(worker, device, folder):
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(RANKS[device]), str(Path(__file__).with_name(worker))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    if device == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    done = subprocess.run(
-        [*command, str(folder / "report"), str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+def _run(framework, device, folder):
+    worker = Path(__file__).with_name(WORKERS[framework])
+    modules = (*prepared.DEEPSPEED, *MODULES[framework])
+    devices = {} if device == "gpu" else {"CUDA_VISIBLE_DEVICES": ""}
+    words = (worker, folder / "report", folder)
+    run_ranks(*words, num_ranks=RANKS[device], modules=modules, PYTHONWARNINGS="ignore", **devices)
     return [
         json.loads((folder / f"report.{rank}.json").read_text()) for rank in range(RANKS[device])
     ]
