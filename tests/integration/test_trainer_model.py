@@ -1,13 +1,11 @@
 """The model that megatron-core builds from the paper's flags."""
 
 import itertools
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from processes import python_path
+from ranks import run_script
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -32,7 +30,7 @@ for parameter in gpt.parameters():
     if size >= 10_000_000:
         sizes.append(size)
         size = 0
-print(sum(sizes), size, *sizes)
+print(sum(sizes), size, *sizes, file=RESULTS)
 """
 KEPT = (
     PAPER_SUBGROUPS.partition('with torch.device("meta")')[0]
@@ -60,7 +58,7 @@ for attention in ("sdpa", "local"):
         kept = 3 * layer.kept_bytes(size, 128, 64, attention == "sdpa")
         # The loss keeps the exponentials of the logits in fp32.
         kept += 128 * (size * found.head_kept + 4 * found.vocab_size)
-        print(kept / saved)
+        print(kept / saved, file=RESULTS)
 """
 )
 
@@ -84,16 +82,13 @@ with distributed(point, ranks_from_environment({})) as device:
     gpt = model.build_model(run, model.ParallelState(), device)
     angles = gpt.rotary_pos_emb(128)[:, 0, 0, :]
     weights = {str(p.dtype) for p in gpt.parameters()}
-print("RESULT", angles.dtype, angles[100, 1].item(), *weights)
+parts = sum(hasattr(p, "ds_id") for p in gpt.parameters())
+print(parts, angles.dtype, angles[100, 1].item(), *weights, file=RESULTS)
 """
 
 
 def test_rotary_angles_are_fp32_and_weights_bf16() -> None:
-    environment = {**os.environ, "PYTHONPATH": python_path(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", ROTARY]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    line = next(line for line in result.stdout.splitlines() if line.startswith("RESULT"))
-    _, dtype, angle, *weights = line.split()
+    _, dtype, angle, *weights = run_script(ROTARY, PYTHONPATH=python_path(ROOT))
     # The second of 16 frequencies at position 100; bf16 would be off by up to 0.4%.
     assert float(angle) == pytest.approx(100 * 10000 ** (-1 / 16), rel=1e-6)
     assert dtype == "torch.float32"
@@ -110,32 +105,23 @@ table["engines"]["vanilla"]["zero_init"] = sys.argv[1] == "partitioned"
 tiny = study.load_model("tiny")[0].model_dump()
 point = study_from(table, "test").make_point({"model": tiny, "dp": 1, "device": "cpu"})
 """,
-).replace("print(", "print('PARTS', sum(hasattr(p, 'ds_id') for p in gpt.parameters()));print(")
+)
 
 
 @pytest.mark.parametrize("how", ["partitioned", "whole"])
 def test_an_engine_may_ask_for_a_model_that_is_made_whole(how: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": python_path(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", WHOLE, how]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    (parts,) = (line for line in result.stdout.splitlines() if line.startswith("PARTS"))
-    assert (parts != "PARTS 0") == (how == "partitioned")
+    parts, *_ = run_script(WHOLE, how, PYTHONPATH=python_path(ROOT))
+    assert (parts != "0") == (how == "partitioned")
 
 
 def test_a_gpt2_keeps_what_is_predicted() -> None:
-    path = python_path(ROOT, ROOT / "tests" / "support")
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", KEPT]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    ratios = list(map(float, result.stdout.split()))
-    assert ratios == pytest.approx([1.0] * 4, rel=0.035)
+    ratios = run_script(KEPT, PYTHONPATH=python_path(ROOT, ROOT / "tests" / "support"))
+    assert list(map(float, ratios)) == pytest.approx([1.0] * 4, rel=0.035)
 
 
 def test_the_7b_models_parameters_come_in_the_papers_order() -> None:
-    environment = {**os.environ, "PYTHONPATH": python_path(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", PAPER_SUBGROUPS]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    total, rest, *sizes = map(int, result.stdout.split())
+    printed = run_script(PAPER_SUBGROUPS, PYTHONPATH=python_path(ROOT))
+    total, rest, *sizes = map(int, printed)
     # DeepSpeed's subgroups of 10M elements, as the authors' 7B log lists them.
     layer = [16_781_312, 20_971_520, 90_181_632, 45_088_768]
     layers = list(itertools.chain.from_iterable([layer] * 32))

@@ -163,9 +163,9 @@ def _published(here):
 def _datasets(here):
     with tempfile.TemporaryDirectory() as made:
         for name, words in _corpora().items():
-            prefix = str(Path(made) / name)
+            place = "--output-prefix" if "--input" in words else "--cache-dir"
             _say(here / f"{name}.txt", ["python", "-m", "dataset", "prepare", *words,
-                                        "--output-prefix", prefix])  # fmt: skip
+                                        place, str(Path(made) / name)])  # fmt: skip
         for path in sorted(Path(made).rglob("*")):
             if path.suffix in (".bin", ".idx"):
                 found = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -175,7 +175,16 @@ def _datasets(here):
 def _corpora():
     """Words of ``dataset prepare`` for the embedded text and, where it is there, real text."""
     text, gpt2 = SHARED / "text" / "wikitext-2-valid-test.jsonl.xz", SHARED / "gpt2"
-    found = {"embedded": []}
+    learned = [
+        "--input",
+        str(ROOT / "LICENSE"),
+        "--input-format",
+        "text",
+        "--sample-by",
+        "paragraph",
+    ]
+    learned += ["--tokenizer", "train-bpe", "--vocab-size", "400"]
+    found = {"embedded": [], "learned": learned}
     if text.is_file():
         vocabulary = [
             "--vocab-file",

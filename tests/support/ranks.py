@@ -52,3 +52,18 @@ def run_ranks(worker, *words, num_ranks=1, modules=prepared.DEEPSPEED, **environ
             for rank in failed
         ]
     assert not failed, "\n".join(texts)
+
+
+def run_script(text, *words, modules=prepared.MEGATRON, **environment):
+    """Run a program as the only rank of a job; returns the words that it writes to ``RESULTS``.
+
+    Args:
+        text: the program.
+        words: its arguments.
+        modules, environment: see `run_ranks`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        script, results = Path(folder) / "script.py", Path(folder) / "results"
+        script.write_text(f"RESULTS = open({str(results)!r}, 'w')\n{text}\nRESULTS.close()\n")
+        run_ranks(script, *words, modules=modules, **environment)
+        return results.read_text().split()
