@@ -100,7 +100,7 @@ def _rows(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def _train(run_dir: Path, corpus: Path, fields: dict[str, Any]) -> Finished:
-    result = launch(write_run(run_dir, corpus, fields))
+    result = launch(write_run(run_dir, corpus, fields), anew=not fields)
     assert result.returncode == 0, result.stdout[-3000:]
     rows = _rows(run_dir)
     assert [row["event"] for row in rows] == ["start", *["iteration"] * (len(rows) - 2), "end"]

@@ -133,7 +133,7 @@ def position(place, data, spots):
 
 
 @pytest.mark.parametrize("part", range(3))
-@settings(deadline=None, max_examples=200, derandomize=True)
+@settings(deadline=None, max_examples=80, derandomize=True)
 @given(data=st.data())
 def test_a_changed_byte_changes_no_other_number(part, data):
     path = data.draw(st.sampled_from(LOGS[part::3] or LOGS))

@@ -8,6 +8,7 @@ ended because another one failed.
 """
 
 import atexit
+import functools
 import importlib
 import json
 import os
@@ -37,7 +38,7 @@ def run(modules, words, environments, outputs):
 
     Args:
         modules: what is imported before the ranks are forked.
-        words: the script's path and its arguments.
+        words: the script's path and its arguments, or ``-m``, a module and its arguments.
         environments: the environment of each rank.
         outputs: the path of the file for each rank's output.
     """
@@ -79,6 +80,7 @@ def _serve(modules):
     os.dup2(2, 1)  # what is printed while modules are imported is no answer
     for name in modules:
         importlib.import_module(name)
+    _remember_the_processor()
     for line in requests:
         request = json.loads(line)
         ranks = {}
@@ -92,6 +94,14 @@ def _serve(modules):
         answers.write(json.dumps({"id": request["id"], "codes": _wait(ranks)}) + "\n")
         answers.flush()
     os._exit(0)
+
+
+def _remember_the_processor():
+    """Ask for the name of the processor once: DeepSpeed asks in each rank, by a process."""
+    if "deepspeed" in sys.modules:
+        cpuinfo = importlib.import_module("cpuinfo")
+        cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+        cpuinfo.get_cpu_info()
 
 
 def _become(environment, output):
@@ -119,10 +129,16 @@ def _wait(ranks):
 
 
 def _run_script(words):
-    sys.argv[:] = words
-    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:0] = [os.path.dirname(words[0]), *filter(None, folders)]  # noqa: PTH120
-    runpy.run_path(words[0], run_name="__main__")
+    """Do as ``python SCRIPT WORD...`` or ``python -m MODULE WORD...`` would."""
+    folders = list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    if words[0] == "-m":
+        sys.argv[:] = words[1:]
+        sys.path[:0] = folders
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv[:] = words
+        sys.path[:0] = [os.path.dirname(words[0]), *folders]  # noqa: PTH120
+        runpy.run_path(words[0], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -69,16 +69,28 @@ def write_run(
     return path
 
 
-def launch(run_json: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def launch(run_json: Path, *words: str, anew: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run the trainer's program on a run file; returns its exit code and output.
+
+    Args:
+        run_json: the run file.
+        words: further words of the command line.
+        anew: whether one rank is a process from its start on, as several ranks under torchrun are,
+            and not forked from one that has imported what it needs.
+    """
     point = json.loads(run_json.read_text())["point"]
     num_ranks = point["tp"] * point["dp"]
-    command = [sys.executable, "-m"]
+    program = ["-m", "launch.pretrain_gpt", str(run_json), *words]
+    if num_ranks == 1 and not anew:
+        output = run_json.with_name("output")
+        [code] = prepared.run(prepared.MEGATRON, program, [ENVIRONMENT], [output])
+        return subprocess.CompletedProcess(program, code, output.read_text())
     if num_ranks > 1:
-        command += ["torch.distributed.run", "--nproc-per-node", str(num_ranks)]
-        command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "-m"]
-    command += ["launch.pretrain_gpt", str(run_json), *words]
+        launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)]
+        launcher += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+        program = [*launcher, *program]
     return subprocess.run(
-        command,
+        [sys.executable, *program],
         cwd=run_json.parent,
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,

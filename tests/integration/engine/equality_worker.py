@@ -14,7 +14,6 @@ import sys
 import types
 from pathlib import Path
 
-import cpuinfo
 import deepspeed
 import deepspeed.ops
 import torch
@@ -326,8 +325,7 @@ def check_each_type_once():
 
 def make_engines_cheaper():
     """Ask once in this process what DeepSpeed asks for every engine, and leave what it frees."""
-    # The CPU's name takes a process and a second, the NUMA nodes take a process three times.
-    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+    # To learn the NUMA nodes takes a process three times.
     numa.get_numa_cores = functools.cache(numa.get_numa_cores)
     # For every engine all objects that there are would be looked through for garbage.
     zero_utils.gc = types.SimpleNamespace(collect=lambda: 0)

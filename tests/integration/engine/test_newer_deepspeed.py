@@ -46,8 +46,9 @@ import deep_optimizer_states as plugin
 
 plugin.install()
 
-import deepspeed, deepspeed.ops, torch
+import cpuinfo, deepspeed, deepspeed.ops, functools, torch
 
+cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 store = torch.distributed.HashStore()
 torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)

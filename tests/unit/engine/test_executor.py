@@ -59,8 +59,8 @@ def run(schedule, faults=None, steps=STEPS):
 
 
 REFERENCE = run(make_schedule())
-RACES = [250 // len(SCHEDULES), pytest.param(1000 // len(SCHEDULES), marks=pytest.mark.exhaustive)]
-"""Seeds for each schedule: 250 races in all, and 1,000 by `make test-all`."""
+RACES = [100 // len(SCHEDULES), pytest.param(1000 // len(SCHEDULES), marks=pytest.mark.exhaustive)]
+"""Seeds for each schedule: 100 races in all, and 1,000 by `make test-all`."""
 LANES = ["H2D", "GPU", "D2H", "weights", "grads"]
 
 

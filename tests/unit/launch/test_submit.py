@@ -206,7 +206,12 @@ def test_a_task_that_the_batch_system_ends_is_interrupted_and_goes_on_later(plac
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "run"), [("slurm", "all"), ("pbs", "arrays"), ("lsf", "arrays")]
+    ("scheduler", "run"),
+    [
+        ("slurm", "all"),
+        pytest.param("pbs", "arrays", marks=pytest.mark.exhaustive),
+        pytest.param("lsf", "arrays", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_tasks_run_every_point_and_the_report_comes_last(place, monkeypatch, scheduler, run):
     monkeypatch.setenv("BATCH_RUN", run)
