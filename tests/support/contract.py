@@ -104,7 +104,7 @@ TRAINED = {
     "async-gradients": ["tiny-async-gradients"],
     "gpt2": ["tiny", "--model.architecture", "gpt2"],
     "bf16": ["tiny", "--dtype", "bf16"],
-    "two-ranks": ["tiny-hybrid", "--dp", "2", "--global-batch-size", "2"],
+    "two-ranks": ["tiny-hybrid", "--dp", "2", "--global-batch-size", "4"],
     "tensor-parallel": ["tiny", "--tp", "2"],
     "zero-ladder": ["tiny", "--study", "zero-ladder"],
     "optimus-cc": ["tiny", "--study", "optimus-cc"],

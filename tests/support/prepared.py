@@ -9,6 +9,7 @@ ended because another one failed.
 
 import atexit
 import functools
+import gc
 import importlib
 import json
 import os
@@ -80,7 +81,7 @@ def _serve(modules):
     os.dup2(2, 1)  # what is printed while modules are imported is no answer
     for name in modules:
         importlib.import_module(name)
-    _remember_the_processor()
+    _spare_the_ranks()
     for line in requests:
         request = json.loads(line)
         ranks = {}
@@ -96,12 +97,16 @@ def _serve(modules):
     os._exit(0)
 
 
-def _remember_the_processor():
-    """Ask for the name of the processor once: DeepSpeed asks in each rank, by a process."""
+def _spare_the_ranks():
+    """Do once what DeepSpeed does in each rank and for each engine, to the same end."""
     if "deepspeed" in sys.modules:
+        # The processor's name takes a process of its own.
         cpuinfo = importlib.import_module("cpuinfo")
         cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
         cpuinfo.get_cpu_info()
+    # DeepSpeed collects garbage often, and would look through all that was imported each time.
+    gc.collect()
+    gc.freeze()
 
 
 def _become(environment, output):

@@ -1,9 +1,12 @@
 """Signals that come when the main thread is where a test wants it, however busy the machine is."""
 
 import contextlib
+import os
 import signal
 import sys
 import threading
+import time
+from pathlib import Path
 
 
 @contextlib.contextmanager
@@ -52,6 +55,31 @@ def names_of(frame):
     return names
 
 
-def interrupt(number=signal.SIGINT):
-    """Send the main thread of this process a signal."""
+def interrupt(number=signal.SIGINT, after=None):
+    """Send the main thread of this process a signal when it is asleep.
+
+    Python would handle one that comes just before a thread falls asleep when it wakes up, which is
+    never if the signal was to wake it.
+
+    Args:
+        number: The signal.
+        after: What the call before returned: the main thread must have woken and slept again.
+
+    Returns:
+        How often the main thread has gone to sleep.
+    """
+    seen = found = None
+    while found is None or found != seen or found == after:
+        seen = found
+        time.sleep(0.002)  # this thread does not hold Python's lock, so nobody sleeps for that
+        found = _sleeps_of_main_thread()
     signal.pthread_kill(threading.main_thread().ident, number)
+    return found
+
+
+def _sleeps_of_main_thread():
+    """How often it has gone to sleep, if it is asleep."""
+    text = Path(f"/proc/self/task/{os.getpid()}/status").read_text()
+    fields = dict(line.split(":\t", 1) for line in text.splitlines())
+    is_asleep = fields["State"].startswith("S")
+    return int(fields["voluntary_ctxt_switches"]) if is_asleep else None

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -178,15 +177,9 @@ def interrupted_twice(folder):
     equality.train(engine, CASE, 1, 0)
     engine.save_checkpoint(folder, "one")
     safety.BreakableAdam.may_go_on.clear()
-    # Signals that come at once are one to Python: the second is sent when the first was seen.
-    was_seen = threading.Event()
-    signal.signal(signal.SIGALRM, lambda *_: was_seen.set())
 
     def interrupt_twice():
-        safety.interrupt()
-        safety.interrupt(signal.SIGALRM)  # Python calls handlers in the order of the numbers
-        was_seen.wait()
-        safety.interrupt()
+        safety.interrupt(after=safety.interrupt())
 
     with safety.when_waiting(interrupt_twice):
         found = {"step": safety.answer(lambda: equality.train(engine, CASE, 1, 1))}
