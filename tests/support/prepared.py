@@ -21,7 +21,16 @@ import time
 
 import processes
 
-DEEPSPEED = ("torch", "numpy", "deepspeed")
+DEEPSPEED = (
+    "torch",
+    "numpy",
+    "deepspeed",
+    "torch._dynamo",  # which the first optimizer imports
+    *(
+        f"transformers.models.{name}.modeling_{name}"
+        for name in ("gpt2", "llama", "mixtral", "switch_transformers", "t5", "vit")
+    ),
+)
 MEGATRON = (
     *DEEPSPEED,
     "megatron.core.datasets.gpt_dataset",
