@@ -6,14 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from in_process import ask
 
-from ds_config.explain import Note, explain
-from ds_config.installed import complaints
-from ds_config.loader import installed, without_auto
-from ds_config.rules import Setting, buckets
+from ds_config.explain import explain
+from ds_config.rules import buckets
 
 WORKER = Path(__file__).resolve().parents[2] / "support" / "engine_verdicts.py"
-SETTING = Setting(installed())
 NUMEL = 4096
 ADAM = {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}}
 
@@ -149,11 +147,8 @@ def engines():
 
 
 def judged(table):
-    """Notes by key, as the command has them: DeepSpeed is asked where the rules find nothing."""
-    found = explain(table, SETTING)
-    faults = [*found.unknown, *found.faults]
-    faults = faults or [Note(*words) for words in complaints(without_auto(table), table)]
-    return {note.key: f"{note.text}; {note.remedy}" for note in faults}
+    found = explain(table, ask(table))
+    return {note.key: f"{note.text}; {note.remedy}" for note in (*found.unknown, *found.faults)}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -171,7 +166,7 @@ def test_what_an_engine_takes_is_accepted(engines, name):
 
 @pytest.mark.parametrize("name", BUCKETS)
 def test_buckets_are_those_that_an_engine_allocates(engines, name):
-    found = buckets(BUCKETS[name], SETTING)
+    found = buckets(BUCKETS[name])
     assert engines[name] == ["", found.count * found.num_bytes]
 
 
