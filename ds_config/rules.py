@@ -122,21 +122,19 @@ def _weights_type(table: Mapping[str, Any]) -> str:
 def faults(
     table: Mapping[str, Any], known: Mapping[Key, KeyFact], num_ranks: int | None
 ) -> list[Note]:
-    """Return values and combinations that DeepSpeed refuses, or takes for something else.
+    """Return what DeepSpeed's loader takes, and its engine refuses or takes for something else.
 
     Args:
         table: The configuration.
         known: Keys of the release.
         num_ranks: Data-parallel ranks, to check batches, if they are known.
     """
-    clip = known.get(("gradient_clipping",), KeyFact()).default
-    pairs = [*_of_values(table), *_of_types(table), *_of_offloading(table)]
-    pairs += [*_of_optimizer(table), *_of_gradient_norm(table, clip)]
+    clip = table.get("gradient_clipping", known[("gradient_clipping",)].default)
+    pairs = [*_of_plain_values(table), *_of_the_engine(table, clip)]
     return [*(note for applies, note in pairs if applies), *_of_batches(table, num_ranks)]
 
 
-def _of_values(table: Mapping[str, Any]) -> Iterator[tuple[bool, Note]]:
-    """Judge values that no model of DeepSpeed checks."""
+def _of_plain_values(table: Mapping[str, Any]) -> Iterator[tuple[bool, Note]]:
     for name in ("optimizer", "scheduler"):
         kind, params = _block(table, name).get("type", ""), _block(table, name).get("params", {})
         text = f"= {kind!r} is no name"
@@ -156,78 +154,40 @@ def _of_values(table: Mapping[str, Any]) -> Iterator[tuple[bool, Note]]:
         yield is_wrong and not isinstance(value, str), note
 
 
-def _of_types(table: Mapping[str, Any]) -> Iterator[tuple[bool, Note]]:
-    stage = _block(table, ZERO).get("stage", 0)
-    bf16 = _block(table, "bf16")
-    enabled = [_block(table, kind).get("enabled", False) for kind in ("fp16", "bf16")]
-    note = Note("fp16", "and bf16 are both enabled", "enable one of them")
-    yield enabled == [True, True], note
-    for kind in ("fp16", "bf16"):
-        name = f"{kind}_master_weights_and_grads"
-        note = Note(f"{kind}.{name}", f"needs stage 1, 2 or 3, not {stage}", "leave it out")
-        yield bool(_block(table, kind).get(name)) and stage not in (1, 2, 3), note
-    summed, weights = _block(table, "data_types").get("grad_accum_dtype"), _weights_type(table)
-    differs = AUTO not in enabled and _DTYPES.get(str(summed), weights) != weights
-    yield (
-        stage == 0 and differs,
-        Note(
-            "data_types.grad_accum_dtype",
-            f"= {summed} without ZeRO needs weights of that type, not {weights}",
-            "leave it out, or give stage 1, 2 or 3",
-        ),
-    )
-    needed = "bf16_master_weights_and_grads"
-    note = Note("bf16.bf16_optimizer_states", f"needs {needed}", "set that to true as well")
-    yield bool(bf16.get("bf16_optimizer_states")) and not bf16.get(needed), note
-
-
-def _of_offloading(table: Mapping[str, Any]) -> Iterator[tuple[bool, Note]]:
-    zero = _block(table, ZERO)
+def _of_the_engine(
+    table: Mapping[str, Any],
+    clip: Any,  # noqa: ANN401 - any value
+) -> Iterator[tuple[bool, Note]]:
+    zero, optimizer = _block(table, ZERO), _block(table, "optimizer")
     stage = zero.get("stage", 0)
-    ratio = _block(zero, "offload_optimizer").get("ratio", 1.0)
-    key, remedy = f"{ZERO}.offload_optimizer.ratio", "leave ratio out, or give stage 3"
-    note = Note(key, f"= {ratio} needs stage 3, not {stage}", remedy)
-    yield _is_number(ratio) and ratio < 1 and stage != 3, note
+    is_auto = AUTO in (_block(table, kind).get("enabled") for kind in ("fp16", "bf16"))
+    summed, weights = _block(table, "data_types").get("grad_accum_dtype"), _weights_type(table)
+    text = f"= {summed} without ZeRO needs weights of that type, not {weights}"
+    note = Note("data_types.grad_accum_dtype", text, "leave it out, or give stage 1, 2 or 3")
+    yield stage == 0 and not is_auto and _DTYPES.get(str(summed), weights) != weights, note
     for block in ("offload_optimizer", "offload_param"):
         offload = _block(zero, block)
         lacks_path = offload.get("device") == "nvme" and not offload.get("nvme_path")
         note = Note(f"{ZERO}.{block}.nvme_path", "is missing", "give a folder on the disk")
         yield stage == 3 and lacks_path, note
-
-
-def _of_optimizer(table: Mapping[str, Any]) -> Iterator[tuple[bool, Note]]:
-    zero, optimizer = _block(table, ZERO), _block(table, "optimizer")
-    stage, kind = zero.get("stage", 0), str(optimizer.get("type", ""))
-    note = Note("gradient_allreduce_op", "= sum does not go with stage 3", "write mean")
-    yield table.get("gradient_allreduce_op") == "sum" and stage == 3, note
     note = Note(f"{ZERO}.legacy_stage1", "is refused since 0.5.9", "leave it out")
     yield zero.get("legacy_stage1") is True and bool(stage), note
     text = "is refused where DeepSpeed makes the optimizer"
     remedy = "write gradient_clipping at the top level"
     note = Note("optimizer.params.max_grad_norm", text, remedy)
     yield "max_grad_norm" in _block(optimizer, "params"), note
+    kind = str(optimizer.get("type", ""))
     note = Note("optimizer.type", f"= {kind} does not go with ZeRO", "give AdamW")
     yield kind.lower() in _ONE_BIT and bool(stage), note
-
-
-def _of_gradient_norm(
-    table: Mapping[str, Any],
-    default_clip: Any,  # noqa: ANN401 - as the release has it
-) -> Iterator[tuple[bool, Note]]:
-    """A gradient cannot be clipped without its norm."""
-    zero, key = _block(table, ZERO), f"{ZERO}.compute_grad_norm"
-    if zero.get("compute_grad_norm") is not False:
-        return
-    stage, clip = zero.get("stage", 0), table.get("gradient_clipping", default_clip)
-    has_norm_free_stage, clips = stage in (1, 2), _is_number(clip) and clip > 0
-    note = Note(key, f"= false needs stage 1 or 2, not {stage}", "leave it out")
-    yield not has_norm_free_stage, note
+    has_no_norm = zero.get("compute_grad_norm") is False and stage in (1, 2)
+    clips = _is_number(clip) and clip > 0
+    key = f"{ZERO}.compute_grad_norm"
+    text = f"= false needs gradient_clipping 0, and it is {clip}"
     remedy = "write gradient_clipping: 0 at the top level, or leave compute_grad_norm out"
-    note = Note(key, f"= false needs gradient_clipping 0, and it is {clip}", remedy)
-    yield has_norm_free_stage and clips, note
+    yield has_no_norm and clips, Note(key, text, remedy)
     is_offloaded = _block(zero, "offload_optimizer").get("device", "none") != "none"
     note = Note(key, "= false does not go with offload_optimizer", "leave it out")
-    yield has_norm_free_stage and not clips and is_offloaded, note
+    yield has_no_norm and not clips and is_offloaded, note
 
 
 def _of_batches(table: Mapping[str, Any], num_ranks: int | None) -> Iterator[Note]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import in_process
 import pytest
 from processes import wait_for
 
@@ -17,10 +18,9 @@ from deep_optimizer_states.predict.memory.architecture import architecture_of
 from deep_optimizer_states.predict.memory.peaks import GIB
 from deep_optimizer_states.predict.memory.setting import setting_of
 from ds_config.__main__ import main
-from ds_config.advise import _model
+from ds_config.advise import _model, notes_of
 from ds_config.attempts import Attempts
 from ds_config.ladder import Room, Task, chosen, ladder
-from ds_config.notes import notes_of
 from launch.ds_json import deepspeed_config
 from launch.trainers.user_json import read_user_json, with_user_json
 
@@ -279,24 +279,31 @@ def test_a_wrong_argument_is_named(capsys, words, message):
     assert error.count("\n") == 1
 
 
-def test_this_projects_trainer_runs_the_very_rung(tmp_path):
+TRAINED = ("stage 2 + optimizer offload", "smaller buckets", "16-bit states, ours")
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_this_projects_trainer_runs_the_very_rung(tmp_path, monkeypatch, name):
+    """The rungs differ in what fields say, in sizes that only the JSON says, and in types."""
+    monkeypatch.setattr("launch.trainers.user_json.ask", in_process.ask)
     study = default_study()
     architecture, shape = _model("tiny")
-    task = Task(architecture, shape, 128, 2, "bf16")
-    for rung in ladder(task, room(gpus=2)):
-        words = Attempts("", "tiny", task, 1)._words(rung, tmp_path / "ds_config.json")
-        given = dict(zip(words[4:-2:2], words[5:-2:2], strict=True))
-        path = Path(given.pop("--deepspeed-config"))
-        fields = {name[2:].replace("-", "_"): value for name, value in given.items()}
-        table = read_toml(study.files("points")["tiny"])
-        point = study.make_point(apply_overrides(table, fields, study))
-        config = with_user_json(deepspeed_config(point), read_user_json(path), point, path)
-        zero = rung.config["zero_optimization"]
-        sizes = {name: size for name, size in zero.items() if isinstance(size, int)}
-        assert sizes.items() <= config["zero_optimization"].items()
-        setting = setting_of(config, architecture)
-        dtype = "bf16" if "16-bit" in rung.name else "fp32"
-        assert (setting.masters, setting.moments) == (dtype, dtype)
+    rungs = ladder(Task(architecture, shape, 128, 2, "bf16"), room(gpus=2))
+    rung = next(rung for rung in rungs if rung.name == name)
+    words = Attempts("", "tiny", 1)._words(rung, tmp_path / "ds_config.json")
+    given = dict(zip(words[4:-2:2], words[5:-2:2], strict=True))
+    path = Path(given.pop("--deepspeed-config"))
+    fields = {name[2:].replace("-", "_"): value for name, value in given.items()}
+    table = read_toml(study.files("points")["tiny"])
+    point = study.make_point(apply_overrides(table, fields, study))
+    config = with_user_json(deepspeed_config(point), read_user_json(path), point, path)
+    zero = rung.config["zero_optimization"]
+    sizes = {name: size for name, size in zero.items() if isinstance(size, int)}
+    assert sizes.items() <= config["zero_optimization"].items()
+    assert ("deep_optimizer_states" in config) == ("ours" in name)
+    setting = setting_of(config, architecture)
+    dtype = "bf16" if "16-bit" in name else "fp32"
+    assert (setting.masters, setting.moments) == (dtype, dtype)
 
 
 # Ends as a run does that has too little memory for a stage: killed, or with CUDA's message.

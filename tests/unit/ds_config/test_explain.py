@@ -73,8 +73,6 @@ BROKEN = {
     "no device": (("zero_optimization", "offload_optimizer", "device"), "gpu", "'none', 'cpu'"),
     "beyond a limit": (("zero_optimization", "reduce_bucket_size"), 0, "greater than 0"),
     "no block": (("zero_optimization", "offload_optimizer"), "cpu", "give an object"),
-    "both": (("fp16",), {"enabled": True}, "enable one"),
-    "sum": (("gradient_allreduce_op",), "sum", "mean"),
     "nvme without a path": (("zero_optimization", "offload_param"), {"device": "nvme"}, "folder"),
 }
 
@@ -94,6 +92,14 @@ def test_what_is_wrong_is_named_with_its_remedy(key, value, words):
     assert not found.is_accepted
     said = notes(found)
     assert words in said[next(name for name in said if name.startswith(".".join(key)))]
+
+
+def test_what_the_loader_alone_refuses_is_told_in_its_words():
+    assert "simultaneously" in notes(told(put(GOOD, ("fp16",), {"enabled": True})))["(DeepSpeed)"]
+    # It names one thing at a time, and comes after what is found without it.
+    table = put(GOOD, ("gradient_allreduce_op",), "sum")
+    assert "ZeRO stage 3" in notes(told(table))["(DeepSpeed)"]
+    assert notes(told(put(table, ("fp16", "frobnicate"), 1))).keys() == {"fp16.frobnicate"}
 
 
 @pytest.mark.parametrize(

@@ -140,8 +140,8 @@ KEYS = {
     "a removed block": ({"amp": {"enabled": False}}, "amp: is removed", "leave it out"),
     "keys that do not go together": (
         {"bf16": {"bf16_optimizer_states": True}},
-        "needs bf16_master_weights_and_grads",
-        "set that to true",
+        "bf16_optimizer_states requires bf16_master_weights_and_grads",
+        "to be enabled",
     ),
     "another optimizer": (
         {"optimizer": {"type": "OneBitAdam"}},
