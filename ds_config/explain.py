@@ -160,8 +160,10 @@ def _explain_known(
         found.faults.append(Note(name, text, "leave it out", ("drop", "")))
         return
     if fact.deprecated:
-        remedy = f"write {newer_name(key, known)}" if fact.replaced_by else ""
-        found.warnings.append(Note(name, "is an older name", remedy))
+        newer = newer_name(key, known)
+        mend = ("rename", newer) if (*key[:-1], newer) in known else ("", "")
+        remedy = f"write {newer}" if newer else ""
+        found.warnings.append(Note(name, "is an older name", remedy, mend))
     is_block = any(inner[: len(key)] == key and inner != key for inner in known)
     is_switch = key == (ZERO,) and isinstance(value, bool)
     if is_block and not isinstance(value, Mapping | None) and not is_switch and value != AUTO:
@@ -257,14 +259,13 @@ def fixed(table: Mapping[str, Any], found: Explanation) -> tuple[dict[str, Any],
     """
     result = copy.deepcopy(dict(table))
     changes = []
-    for note in (*found.unknown, *found.faults):
+    for note in (*found.unknown, *found.faults, *found.warnings):
         *blocks, name = note.key.split(".")
         block: Any = result
         for around in blocks:
             block = block.get(around) if isinstance(block, dict) else None
         if note.mend[0] and isinstance(block, dict) and name in block:
             changes.append(f"{note.key}: {_mended(result, block, name, note)}")
-    _mend_older_names(result.get(ZERO), changes)
     return result, changes
 
 
@@ -278,6 +279,8 @@ def _mended(result: dict[str, Any], block: dict[str, Any], name: str, note: Note
             block[name] = int(number) if number.is_integer() else number
             return f"{value!r} as a number"
     if kind == "rename" and target not in block:
+        if target.startswith("offload_") and isinstance(value, bool):
+            value = {"device": "cpu" if value else "none"}
         block[target] = value
         return f"now {target}"
     place: Any = result
@@ -287,20 +290,6 @@ def _mended(result: dict[str, Any], block: dict[str, Any], name: str, note: Note
         place[name] = value
         return f"moved to {target or 'the top level'}"
     return "left out"
-
-
-def _mend_older_names(zero: Any, changes: list[str]) -> None:  # noqa: ANN401 - any value
-    if not isinstance(zero, dict):
-        return
-    for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param")):
-        if old in zero and new not in zero:
-            if zero.pop(old):
-                zero[new] = {"device": "cpu"}
-            changes.append(f"{ZERO}.{old}: now {new}")
-    old, new = (f"stage3_gather_{kind}_weights_on_model_save" for kind in ("fp16", "16bit"))
-    if old in zero:
-        zero.setdefault(new, zero.pop(old))
-        changes.append(f"{ZERO}.{old}: now {new}")
 
 
 def write_beside(path: Path, table: Mapping[str, Any]) -> Path:

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import hjson
-
 MAX_BYTES = 4 << 20
 """A larger file is no configuration."""
-
-
-_COMMENT = r"(?>//[^\n]*|#[^\n]*|/\*.*?\*/)"
-_ODD = re.compile(
-    rf'"(?:\\.|[^"\\\n])*"|(?P<comments>{_COMMENT})|(?P<commas>,)(?=(?:\s|{_COMMENT})*[}}\]])',
-    re.DOTALL,
-)
-"""What guides print and strict JSON does not have; texts in quotes match first, and are skipped."""
-_SHOWN = 5
 
 
 class NotAConfigError(ValueError):
@@ -65,36 +53,26 @@ def read_config(path: str) -> Loaded:
 
     try:
         table = json.loads(text, object_pairs_hook=once)
-    except (json.JSONDecodeError, RecursionError) as strict:
+    except RecursionError:
+        raise NotAConfigError(f"{source}: is no JSON: too many blocks in each other") from None
+    except json.JSONDecodeError as strict:
         twice.clear()
         try:
+            import hjson  # comes with DeepSpeed, which reads its configuration with it
+
             table = hjson.loads(text, object_pairs_hook=once)
-        except (hjson.HjsonDecodeError, RecursionError):
+        except (ImportError, ValueError, RecursionError):
             raise NotAConfigError(f"{source}: is no JSON: {strict}") from None
         if isinstance(table, dict):
             notes.append(
-                f"is no strict JSON ({_odd(text) or strict}): DeepSpeed reads it, Hugging Face's "
-                "and other loaders do not; write it without"
+                f"is no strict JSON from line {strict.lineno} on, for a comment or a trailing "
+                "comma: DeepSpeed reads it, Hugging Face's and other loaders do not; write it "
+                "without"
             )
     if not isinstance(table, dict):
         raise NotAConfigError(f"{source}: is {type(table).__name__}, a configuration is an object")
     notes += [f"'{name}' is given twice: DeepSpeed refuses the file" for name in twice]
     return Loaded(source, table, notes)
-
-
-def _odd(text: str) -> str:
-    """Comments and trailing commas with their lines; empty where there are none."""
-    lines: dict[str, list[int]] = {}
-    for found in _ODD.finditer(text):
-        if found.lastgroup:
-            line = text.count("\n", 0, found.start()) + 1
-            lines.setdefault(found.lastgroup, []).append(line)
-    words = {"comments": "comments", "commas": "trailing commas"}
-    return " and ".join(
-        f"{words[kind]} in line {', '.join(map(str, at[:_SHOWN]))}"
-        + (", ..." if len(at) > _SHOWN else "")
-        for kind, at in lines.items()
-    )
 
 
 def _bytes(path: Path) -> bytes:
