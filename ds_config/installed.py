@@ -196,7 +196,7 @@ def refusals(
 def _of_values(
     plain: Mapping[str, Any], models: Mapping[Key, type[BaseModel]]
 ) -> Iterator[Refusal]:
-    """Judge the values of every block that becomes a model; keys it lacks are told elsewhere."""
+    """Judge the values of every block that becomes a model."""
     for path, model in models.items():
         block: Any = plain
         for name in path:
@@ -215,7 +215,7 @@ def _of_values(
                     # The stages have two names for 3.
                     remedy = re.sub(r", (\w+) or \1$", r" or \1", choices)
                     yield key, f"= {one['input']!r}", remedy
-                elif one["type"] != "extra_forbidden":
+                else:
                     yield key, f"is refused: {one['msg']}", ""
         except Exception:  # noqa: BLE001 - the loader will say the same
             continue

@@ -91,6 +91,7 @@ def test_what_is_wrong_is_named_with_its_remedy(key, value, words):
     found = told(put(GOOD, key, value))
     assert not found.is_accepted
     said = notes(found)
+    assert len(said) == len(found.unknown) + len(found.faults), "each key is named once"
     assert words in said[next(name for name in said if name.startswith(".".join(key)))]
 
 
@@ -139,20 +140,15 @@ def test_what_the_stage_ignores_is_told_and_accepted():
     assert "zero_optimization.offload_optimizer" not in warned(found)
 
 
-@pytest.mark.parametrize(
-    ("stage", "elements", "words"),
-    [(1, 5e8, "2.0 GB"), (2, 5e8, "2.0 GB"), (2, 2e8, "0.8 GB"), (3, 5e8, None), (0, 5e8, None)],
-)
-def test_overlap_is_priced_at_the_bucket_that_it_adds(stage, elements, words):
-    zero = {"stage": stage, "overlap_comm": True, "reduce_bucket_size": elements}
+@pytest.mark.parametrize(("stage", "words"), [(2, "0.8 GB"), (3, None), (0, "does nothing")])
+def test_overlap_is_priced_at_the_bucket_that_it_adds(stage, words):
+    zero = {"stage": stage, "overlap_comm": True, "reduce_bucket_size": 2e8}
     table = {"train_batch_size": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
-    zero["allgather_bucket_size"] = 5e8
     found = told(table)
     text = warned(found).get("zero_optimization.overlap_comm")
-    assert words in text if words else text is None or "does nothing" in text
+    assert words in text if words else text is None
     costs = {line.key: line.cost_bytes for line in found.keys if line.cost_bytes}
-    bucket = {"zero_optimization.reduce_bucket_size": 2 * elements}
-    assert costs == (bucket if stage else {})
+    assert costs == ({"zero_optimization.reduce_bucket_size": 4e8} if stage else {})
 
 
 def test_a_comment_is_no_misspelling():
@@ -193,6 +189,7 @@ def test_a_default_that_moved_is_told_of_what_is_left_out():
         fact = dataclasses.replace(answer.keys[place], default=default)
         release = dataclasses.replace(answer, keys={**answer.keys, place: fact})
         assert words in warned(explain(table, release)).get(key, "")
+    assert "zero_optimization.offload_optimizer.pin_memory" not in warned(told(table))
     zero["offload_param"]["pin_memory"] = False
     assert key not in warned(told(table))
 
@@ -212,20 +209,15 @@ def mutated(rng):
     at = table
     for block in key[:-1]:
         at = at[block]
-    change = rng.choice(["drop", "typo", "move", "list", "negative", "removed", "foreign"])
-    if change == "drop":
-        del at[key[-1]]
-    elif change == "typo":
-        at[f"{key[-1]}x"] = at.pop(key[-1])
+    value = at.pop(key[-1])
+    change = rng.choice(["drop", "typo", "move", "list", "negative", "foreign"])
+    if change == "typo":
+        at[f"{key[-1]}x"] = value
     elif change == "move":
-        table.setdefault("zero_optimization", {})[key[-1]] = at.pop(key[-1])
-    elif change == "list":
-        at[key[-1]] = [1]
-    elif change == "negative":
-        at[key[-1]] = -1
-    elif change == "removed":
-        table[rng.choice(["amp", "nebula", "sparse_attention"])] = {"enabled": False}
-    else:
+        table.setdefault("zero_optimization", {})[key[-1]] = value
+    elif change != "drop":
+        at[key[-1]] = {"list": [1], "negative": -1}.get(change, value)
+    if change == "foreign":
         at["frobnicate"] = 1
     return change, key, table
 
@@ -245,7 +237,7 @@ def test_deepspeeds_loader_refuses_what_is_told_to_be_refused():
             autos = {".".join(key) for key, value in walk(table, ()) if value == "auto"}
             silent = found.unknown or autos & notes(found).keys()
             assert silent or change in ("list", "negative"), (change, key, found.faults)
-    assert {"typo", "move", "list", "removed", "foreign"} <= seen
+    assert {"typo", "move", "list", "foreign"} <= seen
 
 
 @pytest.mark.parametrize(("key", "value", "_"), BROKEN.values(), ids=BROKEN)
@@ -392,12 +384,7 @@ def test_an_unknown_model_is_named(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{", "cannot be read as JSON"),
-        ("[1]", "no hidden_size"),
-        ('{"hidden_size": "x"}', "no hid"),
-    ],
+    ("text", "words"), [("{", "cannot be read as JSON"), ('{"hidden_size": "x"}', "no hidden_size")]
 )
 def test_a_model_without_a_size_is_named(tmp_path, capsys, text, words):
     path, model = tmp_path / "file.json", tmp_path / "config.json"
