@@ -114,7 +114,7 @@ def explain(
     found.faults += [
         note
         for note in answer.refusals
-        if note.key not in named and not (named and note.key == LOADER)
+        if note.key not in named and not (found.faults and note.key == LOADER)
     ]
     return found
 

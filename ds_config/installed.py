@@ -64,9 +64,6 @@ class _Block(dict[str, Any]):
     def __copy__(self) -> _Block:
         return _Block(self._path, self._noted, self)
 
-    def __bool__(self) -> bool:
-        return True  # DeepSpeed does not look into a block that is empty
-
 
 @functools.cache
 def release_keys() -> tuple[dict[Key, dict[str, Any]], dict[Key, type[BaseModel]]]:
@@ -78,15 +75,15 @@ def release_keys() -> tuple[dict[Key, dict[str, Any]], dict[Key, type[BaseModel]
     """
     noted: dict[Key, Any] = {}
     models: dict[Key, type[BaseModel]] = {}
-    with _noting_models(models), _one_rank():
+    # The loader looks for sequence_parallel_size only where there are ranks.
+    with _noting_models(models), mock.patch("deepspeed.comm.get_rank", return_value=0):
         made = _load(("train_batch_size",), 1, noted)
         tried: set[Key] = set()
         while untried := noted.keys() - tried:
             tried |= untried
             for key in untried:
-                if key[-1:] != ("params",):  # handed on to an optimizer or a schedule
-                    for value in (_Block(key, noted, {_MARK: key}), True, "text"):
-                        _load(key, value, noted)
+                for value in (_Block(key, noted, {_MARK: key}), True, "text"):
+                    _load(key, value, noted)
     for name, value in vars(made).items():
         if (name,) in noted and isinstance(value, Mapping):  # read without looking a key up
             noted |= {(name, inner): default for inner, default in value.items()}
@@ -113,16 +110,6 @@ def _noting_models(models: dict[Key, type[BaseModel]]) -> Iterator[None]:
         make(model, strict=strict, **data)
 
     with mock.patch.object(DeepSpeedConfigModel, "__init__", noting):
-        yield
-
-
-@contextlib.contextmanager
-def _one_rank() -> Iterator[None]:
-    """Let there be a rank: the loader looks for sequence_parallel_size only then."""
-    with (
-        mock.patch("deepspeed.comm.get_rank", return_value=0),
-        mock.patch("deepspeed.comm.get_world_size", return_value=1),
-    ):
         yield
 
 

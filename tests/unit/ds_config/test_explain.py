@@ -68,6 +68,7 @@ BROKEN = {
     "removed": (("elasticity",), {"enabled": False}, "is removed"),
     "removed in ZeRO": (("zero_optimization", "mics_shard_size"), 8, "leave it out"),
     "text for a number": (("train_batch_size",), "16", "number without quotes"),
+    "text for a switch": (("prescale_gradients",), "false", "give true or false"),
     "zero": (("train_micro_batch_size_per_gpu",), 0, "1 or more"),
     "no stage": (("zero_optimization", "stage"), 4, "1, 2 or 3"),
     "no device": (("zero_optimization", "offload_optimizer", "device"), "gpu", "'none', 'cpu'"),
@@ -97,10 +98,11 @@ def test_what_is_wrong_is_named_with_its_remedy(key, value, words):
 
 def test_what_the_loader_alone_refuses_is_told_in_its_words():
     assert "simultaneously" in notes(told(put(GOOD, ("fp16",), {"enabled": True})))["(DeepSpeed)"]
-    # It names one thing at a time, and comes after what is found without it.
+    # It is told beside keys that do nothing, and not beside faults, which it may repeat.
     table = put(GOOD, ("gradient_allreduce_op",), "sum")
     assert "ZeRO stage 3" in notes(told(table))["(DeepSpeed)"]
-    assert notes(told(put(table, ("fp16", "frobnicate"), 1))).keys() == {"fp16.frobnicate"}
+    assert notes(told(put(table, ("frobnicate",), 1))).keys() == {"(DeepSpeed)", "frobnicate"}
+    assert notes(told({"steps_per_print": 1})).keys() == {"train_batch_size"}
 
 
 @pytest.mark.parametrize(
@@ -155,10 +157,19 @@ def test_a_comment_is_no_misspelling():
     found = told({"train_batch_size": 1, "_comment": "of mine", "comment": "too"})
     assert found.is_accepted
     assert {"_comment", "comment"} <= warned(found).keys()
-    inside = told({"train_batch_size": 1, "fp16": {"_comment": "DeepSpeed raises here"}})
+    inside = told({"train_batch_size": 1, "fp16": {"_enabled": "DeepSpeed raises here"}})
     assert notes(inside) == {
-        "fp16._comment": f"no key of DeepSpeed {VERSION}: it raises an error; leave it out"
+        "fp16._enabled": f"no key of DeepSpeed {VERSION}: it raises an error; leave it out"
     }
+
+
+def test_a_key_of_other_releases_is_told_as_such():
+    table = {"train_batch_size": 1, "zero_optimization": {"stage": 2, "cpu_offload": True}}
+    answer = ask(table)
+    keys = {key: fact for key, fact in answer.keys.items() if key[-1] != "cpu_offload"}
+    said = notes(explain(table, dataclasses.replace(answer, keys=keys)))
+    text = f"a key of other releases than DeepSpeed {VERSION}: here it raises an error"
+    assert said == {"zero_optimization.cpu_offload": f"{text}; leave it out"}
 
 
 def test_an_older_name_is_told_the_name_that_people_write():
@@ -185,10 +196,11 @@ def test_a_default_that_moved_is_told_of_what_is_left_out():
     table = {"train_batch_size": 1, "zero_optimization": zero}
     key, answer = "zero_optimization.offload_param.pin_memory", ask(table)
     place = tuple(key.split("."))
-    for default, words in ((True, "true since 0.19.5 (false before)"), (False, "")):
+    words = "is not given, and its default is true since 0.19.5 (false before)"
+    for default, said in ((True, words), (False, None)):
         fact = dataclasses.replace(answer.keys[place], default=default)
         release = dataclasses.replace(answer, keys={**answer.keys, place: fact})
-        assert words in warned(explain(table, release)).get(key, "")
+        assert warned(explain(table, release)).get(key) == said
     assert "zero_optimization.offload_optimizer.pin_memory" not in warned(told(table))
     zero["offload_param"]["pin_memory"] = False
     assert key not in warned(told(table))
@@ -268,6 +280,7 @@ def test_older_names_are_written_anew():
     older = {
         "cpu_offload": True,
         "cpu_offload_param": False,
+        "cpu_offload_use_pin_memory": True,  # two keys took its place
         "stage3_gather_fp16_weights_on_model_save": True,
     }
     table = {"train_batch_size": 1, "zero_optimization": {"stage": 3, **older}}
@@ -276,6 +289,7 @@ def test_older_names_are_written_anew():
         "stage": 3,
         "offload_optimizer": {"device": "cpu"},
         "offload_param": {"device": "none"},
+        "cpu_offload_use_pin_memory": True,
         "stage3_gather_16bit_weights_on_model_save": True,
     }
     assert changes[0] == "zero_optimization.cpu_offload: now offload_optimizer"
