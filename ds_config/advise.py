@@ -14,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError
-from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.machine import load_machine, machine_names
 from deep_optimizer_states.predict.memory.architecture import (
     FP32_BYTES,
@@ -26,7 +24,8 @@ from deep_optimizer_states.predict.memory.architecture import (
 from deep_optimizer_states.predict.memory.peaks import GIB
 from deep_optimizer_states.predict.memory.setting import DEFAULT_SUBGROUP_NUMEL
 from deep_optimizer_states.predict.model import ModelShape, load_model, model_names
-from ds_config.attempts import AdviceError, Attempts, ended_like_ctrl_c
+from ds_config.attempts import Attempts, ended_like_ctrl_c
+from ds_config.command import CommandError, whole_number, write_new
 from ds_config.ladder import SUBGROUP_NUMEL, USABLE, Room, Rung, Task, chosen, ladder
 
 SCHEMA_VERSION = 1
@@ -51,15 +50,24 @@ def register(commands: Any) -> None:  # noqa: ANN401 - argparse's private type
     add = one.add_argument
     add("--model", required=True, metavar="NAME|config.json",
         help=f"{', '.join(model_names())}, a Hugging Face config.json, or a TOML file")  # fmt: skip
-    add("--gpus", type=_whole, required=True, metavar="N", help="ranks in all; 1 on a CPU")
+    add("--gpus", type=whole_number, required=True, metavar="N", help="ranks in all; 1 on a CPU")
     add("--machine", metavar="PROFILE", help=f"{', '.join(machine_names())}, or calibrate's file")
     add("--gpu-memory", type=_size, metavar="GIB", help="of one GPU, in GiB; 0 for none")
     add("--host-memory", type=_size, metavar="GIB", help="of one node, in GiB")
-    add("--gpus-per-node", type=_whole, metavar="N", help="ranks that share that host memory")
+    add("--gpus-per-node", type=whole_number, metavar="N", help="ranks that share that host memory")
     add("--nvme", default="", metavar="FOLDER", help="on a local disk, to offload to")
-    add("--micro-batch", type=_whole, default=4, metavar="N", help="samples a rank [default: 4]")
     add(
-        "--sequence-length", type=_whole, metavar="N", help="tokens a sample [default: the model's]"
+        "--micro-batch",
+        type=whole_number,
+        default=4,
+        metavar="N",
+        help="samples a rank [default: 4]",
+    )
+    add(
+        "--sequence-length",
+        type=whole_number,
+        metavar="N",
+        help="tokens a sample [default: the model's]",
     )
     add("--dtype", choices=DTYPES, default="bf16", help="of weights [default: bf16]")
     add("--from", dest="order", choices=ORDERS[:2], default="fastest",
@@ -76,7 +84,7 @@ def register(commands: Any) -> None:  # noqa: ANN401 - argparse's private type
     add("--try", dest="attempt", nargs="?", const="", metavar="COMMAND",
         help="run the rungs for real: a command with {config} (and {checkpointing}), or without a "
         "command this project's trainer")  # fmt: skip
-    add("--try-seconds", type=_whole, default=600, metavar="S",
+    add("--try-seconds", type=whole_number, default=600, metavar="S",
         help="a run that lasts so long is taken to fit [default: 600]")  # fmt: skip
 
 
@@ -92,13 +100,11 @@ def run(arguments: argparse.Namespace) -> int:
             with ended_like_ctrl_c():
                 best, tried = attempts.climb(rungs, best, arguments.order)
         if best is not None and arguments.out:
-            _write(arguments.out, rungs[best].config)
+            text = json.dumps(rungs[best].config, indent=2)
+            write_new(arguments.out, f"{text}\n", "--out")
     except KeyboardInterrupt:
         sys.stderr.write("ds_config advise: interrupted\n")
         return INTERRUPTED
-    except (AdviceError, ConfigError, DeepOptimizerStatesError) as error:
-        sys.stderr.write(f"ds_config advise: error: {error}\n")
-        return 2
     if best is not None:
         notes = notes_of(rungs[best], task, room)
     else:
@@ -120,7 +126,7 @@ def _asked(given: argparse.Namespace) -> tuple[Task, Room]:
         device = given.gpu_memory * GIB or None
     host = given.host_memory * GIB if given.host_memory is not None else host
     if host is None or (machine is None and given.gpu_memory is None):
-        raise AdviceError("--machine is missing: name a profile, or give --gpu-memory and "
+        raise CommandError("--machine is missing: name a profile, or give --gpu-memory and "
                           "--host-memory in GiB")  # fmt: skip
     node = given.gpus_per_node or (machine.gpus if machine and machine.gpus else given.gpus)
     sequence = given.sequence_length or architecture.sequence
@@ -337,22 +343,6 @@ def _as_text(
         notes = [CHECKPOINTING, *notes]
     lines += ["", *(f"note: {note}" for note in notes), "", json.dumps(rung.config, indent=2)]
     return "\n".join(lines)
-
-
-def _write(path: Path, config: dict[str, Any]) -> None:
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(json.dumps(config, indent=2) + "\n")
-    except FileExistsError:
-        raise AdviceError(f"--out {path}: is already there; give another name") from None
-    except OSError as error:
-        raise AdviceError(f"--out {path}: cannot be written: {error.strerror}") from None
-
-
-def _whole(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number of at least 1")
-    return int(text)
 
 
 def _size(text: str) -> float:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.study import default_study
+from ds_config.command import CommandError
 from ds_config.ladder import Rung
 
 OUT_OF_MEMORY = re.compile(
@@ -29,10 +30,6 @@ TRAINER_ITERATIONS = 3
 GRACE_S = 10
 
 
-class AdviceError(ValueError):
-    """A wrong argument, or a command that cannot be run; one sentence."""
-
-
 class Attempts:
     """Runs of a user's command, or of this project's trainer.
 
@@ -43,12 +40,12 @@ class Attempts:
         limit_s: Seconds after which a run is ended and taken to fit.
 
     Raises:
-        AdviceError: the command has no place for the configuration.
+        CommandError: the command has no place for the configuration.
     """
 
     def __init__(self, command: str, model: str, limit_s: int) -> None:
         if command and "{config}" not in command:
-            raise AdviceError("--try: the command has no {config}; say where the file's path goes")
+            raise CommandError("--try: the command has no {config}; say where the file's path goes")
         self._command, self._model, self._limit_s = command, model, limit_s
 
     def climb(
@@ -66,7 +63,7 @@ class Attempts:
             The fastest that ran, None when none did; and how each run ended.
 
         Raises:
-            AdviceError: a run failed for another reason; gives its last line.
+            CommandError: a run failed for another reason; gives its last line.
         """
         tried: list[dict[str, str]] = []
         ran: list[int] = []
@@ -86,7 +83,7 @@ class Attempts:
             try:
                 status = self._status(self._words(rung, config), log_path)
             except OSError as error:
-                raise AdviceError(f"--try: cannot be started: {error}") from None
+                raise CommandError(f"--try: cannot be started: {error}") from None
             log = log_path.read_text(encoding="utf-8", errors="replace")
         if status is None:
             return f"ran for {self._limit_s} s"
@@ -97,7 +94,7 @@ class Attempts:
         if found := OUT_OF_MEMORY.search(log):
             return f"out of memory ({found.group()})"
         last = next((line for line in reversed(log.splitlines()) if line.strip()), "no output")
-        raise AdviceError(f"--try: rung '{rung.name}' ended with status {status}: {last[-300:]}")
+        raise CommandError(f"--try: rung '{rung.name}' ended with status {status}: {last[-300:]}")
 
     def _status(self, words: list[str], log_path: Path) -> int | None:
         """Run a command; None where it lasted too long and was ended."""

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import difflib
 import functools
-import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -290,23 +289,3 @@ def _mended(result: dict[str, Any], block: dict[str, Any], name: str, note: Note
         place[name] = value
         return f"moved to {target or 'the top level'}"
     return "left out"
-
-
-def write_beside(path: Path, table: Mapping[str, Any]) -> Path:
-    """Write a copy beside a file, under a name that nothing has yet.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    number = 0
-    while True:
-        suffix = f"-{number}" if number else ""
-        target = path.with_name(f"{path.stem}.fixed{suffix}.json")
-        try:
-            with target.open("x", encoding="utf-8") as file:
-                json.dump(table, file, indent=2)
-                file.write("\n")
-        except FileExistsError:
-            number += 1
-        else:
-            return target

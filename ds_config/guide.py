@@ -11,8 +11,9 @@ from typing import Any
 
 import jinja2
 
+from ds_config.command import write_new
 from ds_config.explain import newer_name, text_of, words, words_file
-from ds_config.release import Answer, Key, KeyFact, NoAnswerError, ask
+from ds_config.release import Answer, Key, KeyFact, ask
 from ds_config.rules import ZERO, buckets, value_of_auto
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,21 +35,12 @@ def register(commands: Any) -> None:  # noqa: ANN401 - argparse's class is not p
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    text = guide(ask({}))
     # The project's own page is written anew; no other file is ever written over.
-    mode = "w" if arguments.out.resolve() == FILE else "x"
-    try:
-        text = guide(ask({}))
-        with arguments.out.open(mode, encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        sys.stderr.write(f"ds_config guide: error: --out {arguments.out}: is already there\n")
-        return 2
-    except OSError as error:
-        sys.stderr.write(f"ds_config guide: error: {arguments.out}: {error.strerror}\n")
-        return 2
-    except NoAnswerError as error:
-        sys.stderr.write(f"ds_config guide: error: {error}\n")
-        return 2
+    if arguments.out.resolve() == FILE:
+        FILE.write_text(text, encoding="utf-8")
+    else:
+        write_new(arguments.out, text, "--out")
     sys.stdout.write(f"{arguments.out}\n")
     return 0
 

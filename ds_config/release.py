@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ds_config.command import CommandError
+
 TIMEOUT_S = 120
 Key = tuple[str, ...]
 """A key with the blocks around it: ``("zero_optimization", "stage")``."""
 _PROGRAM = Path(__file__).with_name("installed.py")
 
 
-class NoAnswerError(RuntimeError):
+class NoAnswerError(CommandError):
     """DeepSpeed could not be asked; the message says why."""
 
 

@@ -12,8 +12,8 @@ from deepspeed.runtime.config import DeepSpeedConfig
 from in_process import VERSION, ask
 
 from ds_config.__main__ import main
+from ds_config.command import read_config
 from ds_config.explain import explain, fixed, walk
-from ds_config.read import read_config
 from ds_config.release import without_auto
 
 GOOD = {

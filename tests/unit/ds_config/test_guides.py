@@ -8,8 +8,8 @@ from deepspeed.runtime.config import DeepSpeedConfig
 from in_process import ask
 
 from ds_config.__main__ import main
-from ds_config.explain import explain, fixed, write_beside
-from ds_config.read import read_config
+from ds_config.command import read_config, write_beside
+from ds_config.explain import explain, fixed
 from ds_config.release import without_auto
 
 PUBLISHED = Path(__file__).resolve().parents[3] / ".." / "shared" / "data" / "ds-configs"
