@@ -67,9 +67,8 @@ def read_config(path: str) -> Loaded:
             raise CommandError(f"{source}: is no JSON: {strict}") from None
         if isinstance(table, dict):
             notes.append(
-                f"is no strict JSON from line {strict.lineno} on, for a comment or a trailing "
-                "comma: DeepSpeed reads it, Hugging Face's and other loaders do not; write it "
-                "without"
+                f"is no strict JSON ({strict}): DeepSpeed reads it, Hugging Face's and other "
+                "loaders do not; write it without"
             )
     if not isinstance(table, dict):
         raise CommandError(f"{source}: is {type(table).__name__}, a configuration is an object")

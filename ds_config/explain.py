@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ds_config.release import Answer, Key, KeyFact, Note
+from ds_config.installed import LOADER, Key
+from ds_config.release import Answer, KeyFact, Note
 from ds_config.rules import AUTO, ZERO, buckets, faults, value_of_auto, warnings
 
 _SAMPLING = ("data_efficiency", "data_sampling")
@@ -23,8 +24,6 @@ FREE = {
 }
 """Blocks whose keys DeepSpeed hands on, or reads where its loader does not look."""
 PLUGIN = "deep_optimizer_states"
-LOADER = "(DeepSpeed)"
-"""Key of a refusal of DeepSpeed's loader that names none."""
 
 
 @dataclass(frozen=True)

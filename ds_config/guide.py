@@ -13,7 +13,8 @@ import jinja2
 
 from ds_config.command import write_new
 from ds_config.explain import newer_name, text_of, words, words_file
-from ds_config.release import Answer, Key, KeyFact, ask
+from ds_config.installed import Key
+from ds_config.release import Answer, KeyFact, ask
 from ds_config.rules import ZERO, buckets, value_of_auto
 
 ROOT = Path(__file__).resolve().parents[1]

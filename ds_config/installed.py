@@ -81,7 +81,7 @@ def release_keys() -> tuple[dict[Key, dict[str, Any]], dict[Key, type[BaseModel]
         tried: set[Key] = set()
         while untried := noted.keys() - tried:
             tried |= untried
-            for key in untried:
+            for key in sorted(untried):
                 for value in (_Block(key, noted, {_MARK: key}), True, "text"):
                     _load(key, value, noted)
     for name, value in vars(made).items():

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ds_config.command import CommandError
+from ds_config.installed import Key
 
 TIMEOUT_S = 120
-Key = tuple[str, ...]
-"""A key with the blocks around it: ``("zero_optimization", "stage")``."""
 _PROGRAM = Path(__file__).with_name("installed.py")
 
 

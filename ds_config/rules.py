@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ds_config.release import Key, KeyFact, Note
+from ds_config.installed import Key
+from ds_config.release import KeyFact, Note
 
 ZERO = "zero_optimization"
 AUTO = "auto"
