@@ -300,10 +300,8 @@ def test_comments_and_trailing_commas_are_read_and_named(tmp_path):
     path.write_text('{"train_batch_size": 8,\n"tag": "a//b,}", // ,}\n"x": 1, }')
     loaded = read_config(str(path))
     assert loaded.table == {"train_batch_size": 8, "tag": "a//b,}", "x": 1}
-    assert (
-        "is no strict JSON (Expecting property name enclosed in double quotes: line 2 column 18 "
-        in loaded.notes[0]
-    )
+    assert loaded.notes[0].startswith("is no strict JSON (")
+    assert "line 2 column 18" in loaded.notes[0]
     path.write_text('{"train_batch_size": 8}')
     assert not read_config(str(path)).notes
 
