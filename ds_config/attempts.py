@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.study import default_study
-from ds_config.ladder import Rung, Task, is_narrow
+from ds_config.command import CommandError
+from ds_config.ladder import Rung
 
 OUT_OF_MEMORY = re.compile(
     "out of memory|OutOfMemoryError|can't allocate memory|std::bad_alloc|MemoryError|oom-host"
@@ -29,10 +30,6 @@ TRAINER_ITERATIONS = 3
 GRACE_S = 10
 
 
-class UnrunnableError(ValueError):
-    """The command cannot be run, or ends for another reason than memory."""
-
-
 class Attempts:
     """Runs of a user's command, or of this project's trainer.
 
@@ -40,19 +37,16 @@ class Attempts:
         command: With ``{config}``, and perhaps ``{checkpointing}`` (``true`` or ``false``); empty
             for the trainer.
         model: The trainer's model.
-        task: What is trained.
         limit_s: Seconds after which a run is ended and taken to fit.
 
     Raises:
-        UnrunnableError: the command has no place for the configuration.
+        CommandError: the command has no place for the configuration.
     """
 
-    def __init__(self, command: str, model: str, task: Task, limit_s: int) -> None:
+    def __init__(self, command: str, model: str, limit_s: int) -> None:
         if command and "{config}" not in command:
-            raise UnrunnableError(
-                "--try: the command has no {config}; say where the file's path goes"
-            )
-        self._command, self._model, self._task, self._limit_s = command, model, task, limit_s
+            raise CommandError("--try: the command has no {config}; say where the file's path goes")
+        self._command, self._model, self._limit_s = command, model, limit_s
 
     def climb(
         self, rungs: list[Rung], start: int | None, order: str
@@ -69,49 +63,30 @@ class Attempts:
             The fastest that ran, None when none did; and how each run ended.
 
         Raises:
-            UnrunnableError: a run failed for another reason; gives its last line.
+            CommandError: a run failed for another reason; gives its last line.
         """
         tried: list[dict[str, str]] = []
-        found = None
-        for idx in self._order(rungs, start, order, tried):
+        ran: list[int] = []
+        for idx in _order(len(rungs), start, order, ran):
             ended = self._run(rungs[idx])
             tried.append({"name": rungs[idx].name, "ended": ended})
             sys.stderr.write(f"tried {rungs[idx].name}: {ended}\n")
-            if _ran(ended):
-                found = idx if found is None else min(found, idx)
-        return found, tried
-
-    def _order(
-        self, rungs: list[Rung], start: int | None, order: str, tried: list[dict[str, str]]
-    ) -> Iterator[int]:
-        """The next rung to run, by how those before it ended."""
-        if order == "bisect":
-            low, high = 0, len(rungs)
-            while low < high:
-                middle = (low + high) // 2
-                yield middle
-                low, high = (low, middle) if _ran(tried[-1]["ended"]) else (middle + 1, high)
-            return
-        fast = order == "fastest"
-        first = start if start is not None else len(rungs) - 1
-        for idx in range(first, len(rungs)) if fast else reversed(range(len(rungs))):
-            yield idx
-            is_over = any(_ran(item["ended"]) for item in tried)
-            if is_over and _ran(tried[-1]["ended"]) is fast:
-                return
+            if ended.startswith("ran"):
+                ran.append(idx)
+        return min(ran, default=None), tried
 
     def _run(self, rung: Rung) -> str:
-        """How a run ended: ``ran``, or where its memory ran out."""
+        """Return how a run ended: ``ran``, or where its memory ran out."""
         with tempfile.TemporaryDirectory() as name:
             config, log_path = Path(name) / "ds_config.json", Path(name) / "log"
             config.write_text(json.dumps(rung.config, indent=2), encoding="utf-8")
             try:
-                status = self._started(self._words(rung, config), log_path)
+                status = self._status(self._words(rung, config), log_path)
             except OSError as error:
-                raise UnrunnableError(f"--try: cannot be started: {error}") from None
-            if status is None:
-                return f"ran for {self._limit_s} s"
+                raise CommandError(f"--try: cannot be started: {error}") from None
             log = log_path.read_text(encoding="utf-8", errors="replace")
+        if status is None:
+            return f"ran for {self._limit_s} s"
         if status == 0:
             return "ran"
         if status in KILLED:
@@ -119,11 +94,10 @@ class Attempts:
         if found := OUT_OF_MEMORY.search(log):
             return f"out of memory ({found.group()})"
         last = next((line for line in reversed(log.splitlines()) if line.strip()), "no output")
-        raise UnrunnableError(
-            f"--try: rung '{rung.name}' ended with status {status}: {last[-300:]}"
-        )
+        raise CommandError(f"--try: rung '{rung.name}' ended with status {status}: {last[-300:]}")
 
-    def _started(self, words: list[str], log_path: Path) -> int | None:
+    def _status(self, words: list[str], log_path: Path) -> int | None:
+        """Run a command; None where it lasted too long and was ended."""
         with log_path.open("wb") as log:
             process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
@@ -144,27 +118,52 @@ class Attempts:
                 for word in shlex.split(self._command)
             ]
         zero, table = rung.config["zero_optimization"], rung.config
-        batches = [table["train_micro_batch_size_per_gpu"], table["gradient_accumulation_steps"]]
-        dtype = next((n for n in ("bf16", "fp16") if n in table), "fp32")
-        ranks = table["train_batch_size"] // (batches[0] * batches[1])
+        micro_batch = table["train_micro_batch_size_per_gpu"]
+        batch_a_rank = micro_batch * table["gradient_accumulation_steps"]
+        dtype = next((name for name in ("bf16", "fp16") if name in table), "fp32")
         fields = {
-            "model": self._model, "engine": _engine_of(table), "dp": ranks, "dtype": dtype,
-            "zero-stage": zero["stage"], "iterations": TRAINER_ITERATIONS,
-            "micro-batch-size": batches[0], "global-batch-size": table["train_batch_size"],
+            "model": self._model,
+            "engine": _engine_of(table),
+            "dp": table["train_batch_size"] // batch_a_rank,
+            "dtype": dtype,
+            "zero-stage": zero["stage"],
+            "iterations": TRAINER_ITERATIONS,
+            "micro-batch-size": micro_batch,
+            "global-batch-size": table["train_batch_size"],
             "activation-checkpointing": on,
             "offload-optimizer": zero.get("offload_optimizer", {}).get("device", "none"),
             "offload-param": zero.get("offload_param", {}).get("device", "none"),
-        }  # fmt: skip
+        }
         flags = [word for name, value in fields.items() for word in (f"--{name}", str(value))]
-        # What no field of a run says: sizes, and types of the states.
+        # No field of a run says the sizes, nor the types of the states.
         blocks = {name: table[name] for name in (dtype, "zero_optimization") if name in table}
-        if is_narrow(table):
+        if rung.is_narrow:
             blocks["optimizer"] = {"params": {"fp32_optimizer_states": False}}
         rest = config.with_name("rest.json")
         rest.write_text(json.dumps(blocks), encoding="utf-8")
         # Without --share it would wait for other runs of this machine, and its time go by.
         more = ["--deepspeed-config", str(rest), "--no-memory-check", "--share"]
         return [sys.executable, "-m", "launch.run", "tiny", *flags, *more]
+
+
+def _order(num_rungs: int, start: int | None, order: str, ran: list[int]) -> Iterator[int]:
+    """Yield the next rung to run, by which of those before it ran."""
+    if order == "bisect":
+        low, high = 0, num_rungs
+        while low < high:
+            middle = (low + high) // 2
+            yield middle
+            low, high = (low, middle) if middle in ran else (middle + 1, high)
+    elif order == "fastest":
+        for idx in range(num_rungs - 1 if start is None else start, num_rungs):
+            yield idx
+            if ran:
+                return
+    else:
+        for idx in reversed(range(num_rungs)):
+            yield idx
+            if ran and idx not in ran:
+                return
 
 
 @contextlib.contextmanager
@@ -178,20 +177,13 @@ def ended_like_ctrl_c() -> Iterator[None]:
 
 
 def _engine_of(config: dict[str, Any]) -> str:
-    """The engine of the default study that updates as a configuration says."""
+    """Return the engine of the default study that updates as a configuration says."""
     study = default_study()
     policy = config.get("deep_optimizer_states", {}).get("policy")
-    rows = study.engines.items()
-    found = (
-        name
-        for name, row in rows
-        if policy and row.ds_config.get("deep_optimizer_states", {}).get("policy") == policy
-    )
-    return next(found, study.reference)
-
-
-def _ran(ended: str) -> bool:
-    return ended.startswith("ran")
+    for name, row in study.engines.items():
+        if policy and row.ds_config.get("deep_optimizer_states", {}).get("policy") == policy:
+            return name
+    return study.reference
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

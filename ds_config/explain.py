@@ -1,42 +1,29 @@
-"""Says of every key of a configuration what it means, costs and does in one release."""
+"""Says of every key of a configuration what it means, costs and does in the installed release."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import difflib
 import functools
-import itertools
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ds_config.expressions import Key, KeyFact
-from ds_config.releases import history, keys_of, versions
-from ds_config.rules import Setting, conflicts, cost_bytes, ignored, wrong_plain_values
-from ds_config.values import wrong_values
+from ds_config.installed import LOADER, Key
+from ds_config.release import Answer, KeyFact, Note
+from ds_config.rules import AUTO, ZERO, buckets, faults, value_of_auto, warnings
 
-AUTO = "auto"
 _SAMPLING = ("data_efficiency", "data_sampling")
 FREE = {
     *(("optimizer", "params"), ("scheduler", "params"), ("compile", "kwargs")),
     *((*_SAMPLING, "curriculum_learning"), (*_SAMPLING, "dynamic_batching")),
     ("data_efficiency", "data_routing"),
 }
-"""Blocks whose keys DeepSpeed hands on, or reads where this package does not follow."""
+"""Blocks whose keys DeepSpeed hands on, or reads where its loader does not look."""
 PLUGIN = "deep_optimizer_states"
-
-
-@dataclass(frozen=True)
-class Note:
-    """Something to be said of a key."""
-
-    key: str
-    """With its blocks: ``zero_optimization.stage``; empty for the whole."""
-    text: str
-    remedy: str = ""
-    mend: tuple[str, str] = ("", "")
-    """How a copy can be mended: ``move`` to a block, ``rename`` to a name, ``drop``, ``number``."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +49,7 @@ class Explanation:
     version: str
     keys: list[KeyLine] = field(default_factory=list)
     unknown: list[Note] = field(default_factory=list)
-    """Keys that this release does not have, and reads over."""
+    """Keys that the release does not have, and reads over."""
     faults: list[Note] = field(default_factory=list)
     """Why it would not take the configuration."""
     warnings: list[Note] = field(default_factory=list)
@@ -76,12 +63,13 @@ class Explanation:
 
 @functools.cache
 def words() -> dict[Key, str]:
-    """Meaning of every key, of all releases."""
-    return dict(_flat(_words_file()["keys"], ()))
+    """Return the meaning of every key."""
+    return dict(_flat(words_file()["keys"], ()))
 
 
 @functools.cache
-def _words_file() -> dict[str, Any]:
+def words_file() -> dict[str, Any]:
+    """Return the tables of ``words.toml``."""
     return tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 
 
@@ -93,40 +81,44 @@ def _flat(table: Mapping[str, Any], at: Key) -> Iterator[tuple[Key, str]]:
             yield at if name == "_" else (*at, name), value
 
 
-def explain(table: Mapping[str, Any], setting: Setting) -> Explanation:
+def explain(
+    table: Mapping[str, Any],
+    answer: Answer,
+    hidden: int | None = None,
+    num_ranks: int | None = None,
+) -> Explanation:
     """Explain a configuration.
 
     Args:
         table: As read.
-        setting: The release, and what is known of model and ranks.
-
-    Raises:
-        LookupError: the release is not on file.
+        answer: What the installed DeepSpeed says of its keys and of this configuration.
+        hidden: Hidden size of the model, in elements, if it is known.
+        num_ranks: Data-parallel ranks, to check batches, if they are known.
     """
-    known = keys_of(setting.version)
-    found = Explanation(setting.version)
-    for key, value in walk(table, ()):
-        _explain_key(found, key, value, known, setting, table)
-    values = dict(walk(table, ()))
-    wrong = [*wrong_plain_values(table), *wrong_values(values, known)]
+    found = Explanation(answer.version)
+    known, values = answer.keys, dict(walk(table, ()))
+    for key, value in values.items():
+        if key == (PLUGIN,):
+            meaning = "Our plugin's settings (docs/plugin.md)."
+            found.keys.append(KeyLine(PLUGIN, value, False, meaning, None))
+        elif key in known:
+            found.keys.append(_line(key, value, table, known[key], hidden))
+            _explain_known(found, key, value, known)
+        elif not _is_free(key, known):
+            _explain_unknown(found, key, known)
+    found.faults += faults(table, known, num_ranks)
+    found.warnings += [*warnings(table, known, hidden), *_moved_defaults(values, known)]
+    named = {note.key for note in (*found.unknown, *found.faults)}
     found.faults += [
-        Note(*words, mend=("number", "") if "is text" in words[1] else ("", "")) for words in wrong
+        note
+        for note in answer.refusals
+        if note.key not in named and not (found.faults and note.key == LOADER)
     ]
-    for one in conflicts(table, setting):
-        group = found.faults if one.is_fault else found.warnings
-        group.append(Note(one.key, one.text, one.remedy))
-    found.warnings += [Note(*words) for words in ignored(table, set(known))]
-    given = set(values)
-    for key in known:
-        # Where the key is given its default does not matter, nor where its block is not there.
-        is_left_out = key not in given and (not key[:-1] or key[:-1] in given)
-        if is_left_out and (moved := _moved_default(key, setting.version)):
-            found.warnings.append(Note(".".join(key), f"is not given, and {moved}"))
     return found
 
 
 def walk(table: Mapping[str, Any], at: Key) -> Iterator[tuple[Key, Any]]:
-    """Every key of a configuration with its value, block by block."""
+    """Return every key of a configuration with its value, block by block."""
     for name, value in table.items():
         key = (*at, str(name))
         yield key, value
@@ -134,49 +126,50 @@ def walk(table: Mapping[str, Any], at: Key) -> Iterator[tuple[Key, Any]]:
             yield from walk(value, key)
 
 
-def _explain_key(
+def _line(
+    key: Key,
+    value: Any,  # noqa: ANN401 - any value
+    table: Mapping[str, Any],
+    fact: KeyFact,
+    hidden: int | None,
+) -> KeyLine:
+    is_block = isinstance(value, Mapping)
+    bucket = buckets(table, hidden) if key == (ZERO, "reduce_bucket_size") else None
+    return KeyLine(
+        ".".join(key),
+        None if is_block and key not in FREE else value,
+        is_block,
+        words().get(key, "") or f"Removed: {_gone(key)}.",
+        fact.default,
+        value_of_auto(key, hidden) if value == AUTO else "",
+        bucket.num_bytes if bucket and bucket.count else None,
+    )
+
+
+def _explain_known(
     found: Explanation,
     key: Key,
     value: Any,  # noqa: ANN401 - any value
     known: Mapping[Key, KeyFact],
-    setting: Setting,
-    table: Mapping[str, Any],
 ) -> None:
-    name = ".".join(key)
-    if key == (PLUGIN,):
-        found.keys.append(
-            KeyLine(name, value, False, "Our plugin's settings (docs/plugin.md).", None)
-        )
-        return
-    fact = known.get(key)
-    if fact is None:
-        if not _is_free(key, known):
-            _explain_unknown(found, key, known, setting.version)
-        return
+    name, fact = ".".join(key), known[key]
     if fact.removed:
-        found.faults.append(
-            Note(
-                name,
-                f"is removed, and DeepSpeed {setting.version} refuses it ({_gone(key)})",
-                "leave it out",
-                ("drop", ""),
-            )
-        )
-    elif fact.deprecated:
-        remedy = f"write {newer_name(key, known)}" if fact.replaced_by else ""
-        found.warnings.append(Note(name, "is an older name", remedy))
-    is_block = isinstance(value, Mapping)
-    found.keys.append(
-        KeyLine(
-            name,
-            None if is_block and key not in FREE else value,
-            is_block,
-            words().get(key, "") or f"Removed: {_gone(key)}.",
-            fact.default,
-            setting.auto(key) if value == AUTO else "",
-            cost_bytes(key, table, setting),
-        )
-    )
+        text = f"is removed, and DeepSpeed {found.version} refuses it ({_gone(key)})"
+        found.faults.append(Note(name, text, "leave it out", ("drop", "")))
+        return
+    if fact.deprecated:
+        newer = newer_name(key, known)
+        mend = ("rename", newer) if (*key[:-1], newer) in known else ("", "")
+        remedy = f"write {newer}" if newer else ""
+        found.warnings.append(Note(name, "is an older name", remedy, mend))
+    is_block = any(inner[: len(key)] == key and inner != key for inner in known)
+    is_switch = key == (ZERO,) and isinstance(value, bool)
+    if is_block and not isinstance(value, Mapping | None) and not is_switch and value != AUTO:
+        found.faults.append(Note(name, f"= {value!r} is no block", "give an object: {...}"))
+    # No model checks such a switch, and the loader takes the text "false" for true.
+    is_unchecked = not fact.is_model and isinstance(fact.default, bool) and value != AUTO
+    if is_unchecked and not isinstance(value, bool | int):
+        found.faults.append(Note(name, f"= {value!r}", "give true or false"))
 
 
 def newer_name(key: Key, known: Mapping[Key, KeyFact]) -> str:
@@ -190,79 +183,108 @@ def newer_name(key: Key, known: Mapping[Key, KeyFact]) -> str:
 
 
 def _is_free(key: Key, known: Mapping[Key, KeyFact]) -> bool:
-    """Whether the keys of the block around it are not DeepSpeed's to know."""
+    """Return whether a key that the release does not look up may still do something."""
     around = key[:-1]
-    if not around:
-        return False
-    if any(key[: len(free)] == free for free in FREE) or key[0] in _words_file()["gone"]:
+    if any(key[: len(free)] == free for free in FREE) or key[0] in words_file()["gone"]:
         return True
-    # Of a block without keys on file nothing is known; a block that is unknown was named already.
-    return around not in known or not any(k[:-1] == around for k in known)
+    # Of a block without known keys nothing is known; a block that is unknown was named already.
+    return bool(around) and (around not in known or not any(k[:-1] == around for k in known))
 
 
-def _explain_unknown(
-    found: Explanation, key: Key, known: Mapping[Key, KeyFact], version: str
-) -> None:
-    """Say of an unknown key whether it is refused, read over, or a comment."""
-    is_refused = _is_strict(key[:-1], known)
-    if is_refused:
-        found.faults.append(_unknown(key, known, version, "raises an error"))
-    elif _is_comment(key):
+def _explain_unknown(found: Explanation, key: Key, known: Mapping[Key, KeyFact]) -> None:
+    name = key[-1].lower()
+    is_comment = name.startswith(("_", "$", "/", "#")) or name in ("comment", "comments")
+    if any(fact.is_model for inner, fact in known.items() if inner[:-1] == key[:-1]):
+        note = _unknown(key, known, found.version, "raises an error", is_comment)
+        found.faults.append(note)
+    elif is_comment:
         found.warnings.append(Note(".".join(key), "is a comment, which DeepSpeed reads over"))
     else:
-        found.unknown.append(_unknown(key, known, version, "is read by nobody"))
+        found.unknown.append(_unknown(key, known, found.version, "is read by nobody"))
 
 
-def _is_comment(key: Key) -> bool:
-    """Whether a key is named as people name their comments in JSON."""
-    return key[-1].startswith(("_", "$", "/", "#")) or key[-1].lower() in ("comment", "comments")
-
-
-def _unknown(key: Key, known: Mapping[Key, KeyFact], version: str, does: str) -> Note:
-    name, around = key[-1], key[:-1]
-    before = [since for since, fact in history(key) if fact is not None and not fact.removed]
-    if before:
-        gone = [since for since, fact in history(key) if fact is None]
-        when = f"came with {before[0]}" + (f" and went with {gone[-1]}" if gone else "")
-        text = f"no key of DeepSpeed {version}: it {when}; here it {does}"
-        return Note(".".join(key), text, "leave it out", ("drop", ""))
-    elsewhere = [k for k in known if k[-1] == name]
-    if len({k[:-1] for k in elsewhere}) == 1:
-        place = ".".join(elsewhere[0][:-1])
-        text = f"stands in the wrong place, where it {does}"
-        remedy = f"move it to {place or 'the top level'}"
-        return Note(".".join(key), text, remedy, ("move", place))
-    siblings = [] if _is_comment(key) else [k[-1] for k in known if k[:-1] == around]
+def _unknown(
+    key: Key, known: Mapping[Key, KeyFact], version: str, does: str, is_comment: bool = False
+) -> Note:
+    place, name, around = ".".join(key), key[-1], key[:-1]
+    text, left_out = f"no key of DeepSpeed {version}: it {does}", ("leave it out", ("drop", ""))
+    if key in words():
+        text = f"a key of other releases than DeepSpeed {version}: here it {does}"
+        return Note(place, text, *left_out)
+    elsewhere = {k[:-1] for k in known if k[-1] == name}
+    if len(elsewhere) == 1:
+        target = ".".join(elsewhere.pop())
+        remedy = f"move it to {target or 'the top level'}"
+        return Note(place, f"stands in the wrong place, where it {does}", remedy, ("move", target))
+    siblings = [] if is_comment else [k[-1] for k in known if k[:-1] == around]
     near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.6)
-    text = f"no key of DeepSpeed {version}: it {does}"
-    if not near:
-        return Note(".".join(key), text, "leave it out", ("drop", ""))
-    return Note(".".join(key), text, f"did you mean {near[0]}?", ("rename", near[0]))
-
-
-def _is_strict(block: Key, known: Mapping[Key, KeyFact]) -> bool:
-    return any(fact.is_model for key, fact in known.items() if key[:-1] == block)
+    if near:
+        return Note(place, text, f"did you mean {near[0]}?", ("rename", near[0]))
+    return Note(place, text, *left_out)
 
 
 def _gone(key: Key) -> str:
-    gone: dict[str, str] = _words_file()["gone"]
+    gone: dict[str, str] = words_file()["gone"]
     return gone.get(key[0]) or words().get(key, key[-1]).partition(":")[0]
 
 
-def _moved_default(key: Key, version: str) -> str:
-    """What to say of a key whose default was another one in an earlier release."""
-    at = versions().index(version)
-    facts = [(since, fact) for since, fact in history(key) if versions().index(since) <= at]
-    values = [(since, fact.default) for since, fact in facts if fact and not fact.removed]
-    steps = itertools.pairwise(values)
-    moved = [(since, old, new) for (_, old), (since, new) in steps if old != new]
-    if not moved or isinstance(moved[-1][2], dict | list) or moved[-1][2] is None:
-        return ""
-    since, old, new = moved[-1]
-    return f"its default is {_text(new)} since {since} ({_text(old)} before)"
+def _moved_defaults(values: Mapping[Key, Any], known: Mapping[Key, KeyFact]) -> Iterator[Note]:
+    """Tell keys that are left out and whose default was another one before."""
+    for name, moved in words_file()["moved"].items():
+        key = tuple(name.split("."))
+        default = known[key].default if key in known else None
+        # Where the key is given its default does not matter, nor where its block is not there.
+        is_left_out = key not in values and (not key[:-1] or key[:-1] in values)
+        if is_left_out and default not in (None, moved["before"]):
+            before, since = text_of(moved["before"]), moved["since"]
+            text = f"is not given, and its default is {text_of(default)} since {since} ({before} "
+            yield Note(name, f"{text}before)")
 
 
-def _text(value: Any) -> str:  # noqa: ANN401
+def text_of(value: Any) -> str:  # noqa: ANN401
+    """Return a default as a sentence or a table has it: 5e+08 where that is the whole number."""
     if isinstance(value, bool):
         return str(value).lower()
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    is_round = isinstance(value, int | float) and float(f"{value:g}") == value
+    return "none" if value is None else f"{value:g}" if is_round else str(value)
+
+
+def fixed(table: Mapping[str, Any], found: Explanation) -> tuple[dict[str, Any], list[str]]:
+    """Return a corrected copy, and what was changed.
+
+    An unknown key that has no better place is left out. Values of the user's own are changed only
+    where DeepSpeed refuses their type.
+    """
+    result = copy.deepcopy(dict(table))
+    changes = []
+    for note in (*found.unknown, *found.faults, *found.warnings):
+        *blocks, name = note.key.split(".")
+        block: Any = result
+        for around in blocks:
+            block = block.get(around) if isinstance(block, dict) else None
+        if note.mend[0] and isinstance(block, dict) and name in block:
+            changes.append(f"{note.key}: {_mended(result, block, name, note)}")
+    return result, changes
+
+
+def _mended(result: dict[str, Any], block: dict[str, Any], name: str, note: Note) -> str:
+    """Mend one key, and return what was done."""
+    kind, target = note.mend
+    value = block.pop(name)
+    if kind == "number":
+        with contextlib.suppress(ValueError):
+            number = float(value)
+            block[name] = int(number) if number.is_integer() else number
+            return f"{value!r} as a number"
+    if kind == "rename" and target not in block:
+        if target.startswith("offload_") and isinstance(value, bool):
+            value = {"device": "cpu" if value else "none"}
+        block[target] = value
+        return f"now {target}"
+    place: Any = result
+    for around in filter(None, target.split(".")):
+        place = place.setdefault(around, {}) if isinstance(place, dict) else None
+    if kind == "move" and isinstance(place, dict) and name not in place:
+        place[name] = value
+        return f"moved to {target or 'the top level'}"
+    return "left out"

@@ -1,53 +1,226 @@
-"""Tells what the installed DeepSpeed refuses of a configuration; a program, asked by ``loader``.
+"""Asks the installed DeepSpeed for its keys and what it refuses; a program, run by ``release``.
 
-It reads a JSON array from standard input, the configuration without its ``auto`` values and the
-configuration as it was given, and prints an array of ``[key, what is wrong, remedy]``. Its lists of
-optimizers and schedulers are those of the release that it imports.
+It reads a JSON array from standard input, a configuration without its ``auto`` values and the same
+as it was given. It prints an object: ``keys`` with a table of facts each, and ``refusals``, each
+``[key, what is wrong, remedy]``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import functools
 import inspect
 import json
 import logging
+import re
 import sys
+import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+from unittest import mock
 
-Complaint = tuple[str, str, str]
+from pydantic import BaseModel, ValidationError
+
+Key = tuple[str, ...]
+"""A key with the blocks around it: ``("zero_optimization", "stage")``."""
+Refusal = tuple[str, str, str]
 """Key, what is wrong, remedy."""
+LOADER = "(DeepSpeed)"
+"""Key of a refusal of DeepSpeed's loader that names none."""
+_MARK = "(path)"
+"""A key that tells a model which block of the configuration it is made of."""
 _ADAM_WORDS = {"torch_adam", "adam_w_mode", "fp32_optimizer_states", "foreach", "max_grad_norm"}
 """Parameters of Adam that DeepSpeed takes out before it makes the optimizer, or refuses itself."""
 
 
-def complaints(plain: Mapping[str, Any], given: Mapping[str, Any]) -> list[Complaint]:
+class _Block(dict[str, Any]):
+    """A block of a configuration that notes which keys are looked up in it, with their defaults."""
+
+    def __init__(self, path: Key, noted: dict[Key, Any], content: Mapping[str, Any]) -> None:
+        super().__init__(content)
+        self._path, self._noted = path, noted
+
+    def _note(self, name: str, default: object = None) -> None:
+        key = (*self._path, name)
+        if self._noted.get(key) is None:
+            self._noted[key] = default
+
+    def __contains__(self, name: object) -> bool:
+        self._note(str(name))
+        return super().__contains__(name)
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - any value
+        self._note(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:  # noqa: ANN401 - any value
+        self._note(name, default)
+        return super().get(name, default)
+
+    def keys(self) -> Any:  # noqa: ANN401 - `name in block.keys()` is a lookup, too
+        return self
+
+    def __copy__(self) -> _Block:
+        return _Block(self._path, self._noted, self)
+
+
+@functools.cache
+def release_keys() -> tuple[dict[Key, dict[str, Any]], dict[Key, type[BaseModel]]]:
+    """Return every key that the release reads with its facts, and the model of each block.
+
+    DeepSpeed has no list of its keys. Its loader is given a configuration that notes each lookup,
+    then once more for every key that was found, with a block under that key. What becomes a model
+    of pydantic has the keys of the model.
+    """
+    noted: dict[Key, Any] = {}
+    models: dict[Key, type[BaseModel]] = {}
+    # The loader looks for sequence_parallel_size only where there are ranks.
+    with _noting_models(models), mock.patch("deepspeed.comm.get_rank", return_value=0):
+        made = _load(("train_batch_size",), 1, noted)
+        tried: set[Key] = set()
+        while untried := noted.keys() - tried:
+            tried |= untried
+            for key in sorted(untried):
+                for value in (_Block(key, noted, {_MARK: key}), True, "text"):
+                    _load(key, value, noted)
+    for name, value in vars(made).items():
+        if (name,) in noted and isinstance(value, Mapping):  # read without looking a key up
+            noted |= {(name, inner): default for inner, default in value.items()}
+    facts = {
+        key: {"default": _plain(default)} for key, default in noted.items() if _MARK not in key
+    }
+    for path, model in models.items():
+        facts |= dict(_fields(model, path))
+    for key in _removed():
+        facts[key] = {"removed": True}
+    return facts, models
+
+
+@contextlib.contextmanager
+def _noting_models(models: dict[Key, type[BaseModel]]) -> Iterator[None]:
+    from deepspeed.runtime.config_utils import DeepSpeedConfigModel
+
+    make = DeepSpeedConfigModel.__init__
+
+    def noting(model: BaseModel, strict: bool = False, **data: object) -> None:
+        path = data.pop(_MARK, None)
+        if isinstance(path, tuple):
+            models[path] = type(model)
+        make(model, strict=strict, **data)
+
+    with mock.patch.object(DeepSpeedConfigModel, "__init__", noting):
+        yield
+
+
+def _load(key: Key, value: object, noted: dict[Key, Any]) -> object:
+    """Load a configuration with one key; None where DeepSpeed refuses it."""
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    *blocks, name = key
+    block = _Block((*blocks,), noted, {name: value})
+    while blocks:
+        name = blocks.pop()
+        block = _Block((*blocks,), noted, {name: block})
+    block.setdefault("train_batch_size", 1)  # the loader refuses a configuration without
+    with contextlib.suppress(Exception):
+        return DeepSpeedConfig(block)
+    return None
+
+
+def _fields(model: type[BaseModel], path: Key) -> Iterator[tuple[Key, dict[str, Any]]]:
+    for name, field in model.model_fields.items():
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        fact = {
+            "default": _plain(field.default),
+            "deprecated": extra.get("deprecated") is True,
+            "replaced_by": extra.get("new_param", ""),
+            "is_model": True,
+        }
+        for word in {field.alias or name, name}:
+            yield (*path, word), fact
+        for inner in _models_in(field.annotation):
+            yield from _fields(inner, (*path, field.alias or name))
+
+
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in typing.get_args(annotation):
+        yield from _models_in(part)
+
+
+def _plain(value: object) -> object:
+    """Return a default as JSON holds it; None for a block and for anything else."""
+    if isinstance(value, bool | int | float | str | list):
+        return json.loads(json.dumps(value))
+    return None
+
+
+def _removed() -> Iterator[Key]:
+    """Keys that the release knows only to refuse them."""
+    from deepspeed.runtime import config
+
+    yield from ((name,) for name in getattr(config, "_REMOVED_TOP_LEVEL_CONFIG_KEYS", ()))
+    for name in getattr(config, "_REMOVED_ZERO_CONFIG_KEYS", ()):
+        yield "zero_optimization", name
+
+
+def refusals(
+    plain: Mapping[str, Any], given: Mapping[str, Any], models: Mapping[Key, type[BaseModel]]
+) -> list[Refusal]:
     """Return what DeepSpeed's loader and ``deepspeed.initialize`` would refuse.
 
     Args:
         plain: The configuration without its ``auto`` values, for the loader.
         given: The same with them, for the names of optimizer and scheduler.
+        models: The model of each block.
     """
-    refusal = _of_loader(plain)
-    found = [*_of_optimizer(given), *_of_scheduler(given)]
-    return [*found, ("(DeepSpeed)", refusal, "")] if refusal else found
+    found = [*_of_values(plain, models), *_of_optimizer(given), *_of_scheduler(given)]
+    return found or [*_of_loader(plain)]
 
 
-def _of_loader(table: Mapping[str, Any]) -> str:
+def _of_values(
+    plain: Mapping[str, Any], models: Mapping[Key, type[BaseModel]]
+) -> Iterator[Refusal]:
+    """Judge the values of every block that becomes a model."""
+    for path, model in models.items():
+        block: Any = plain
+        for name in path:
+            block = block.get(name) if isinstance(block, Mapping) else None
+        if not isinstance(block, Mapping):
+            continue
+        try:
+            model(**block)
+        except ValidationError as error:
+            for one in error.errors():
+                key = ".".join((*path, *map(str, one["loc"])))
+                if "dictionary or instance" in one["msg"]:
+                    yield key, f"= {one['input']!r} is no block", "give an object: {...}"
+                elif one["msg"].startswith("Input should be "):
+                    choices = one["msg"].replace("Input should be", "give")
+                    # The stages have two names for 3.
+                    remedy = re.sub(r", (\w+) or \1$", r" or \1", choices)
+                    yield key, f"= {one['input']!r}", remedy
+                else:
+                    yield key, f"is refused: {one['msg']}", ""
+        except Exception:  # noqa: BLE001 - the loader will say the same
+            continue
+
+
+def _of_loader(table: Mapping[str, Any]) -> Iterator[Refusal]:
     from deepspeed.runtime.config import DeepSpeedConfig
 
     try:
         DeepSpeedConfig(dict(table))
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        yield LOADER, "; ".join(lines), ""
     except Exception as error:  # noqa: BLE001 - whatever it raises
-        if hasattr(error, "errors"):
-            lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-            return "; ".join(lines)
-        return str(error) or type(error).__name__
-    return ""
+        yield LOADER, str(error) or type(error).__name__, ""
 
 
-def _of_optimizer(table: Mapping[str, Any]) -> Iterator[Complaint]:
-    """Judge the optimizer as the engine does: by its name, its parameters and the stage."""
+def _of_optimizer(table: Mapping[str, Any]) -> Iterator[Refusal]:
     import torch
     from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
     from deepspeed.runtime.config import DEEPSPEED_OPTIMIZERS
@@ -60,8 +233,9 @@ def _of_optimizer(table: Mapping[str, Any]) -> Iterator[Complaint]:
     made = getattr(torch.optim, name, None)
     if not own and not isinstance(made, type):
         torchs = [n for n, kind in vars(torch.optim).items() if isinstance(kind, type)]
-        words = _near(name, [*torchs, *(n.capitalize() for n in DEEPSPEED_OPTIMIZERS)])
-        yield "optimizer.type", f"= {name!r} is no optimizer of this DeepSpeed or torch", words
+        known = [*torchs, *(n.capitalize() for n in DEEPSPEED_OPTIMIZERS)]
+        text = f"= {name!r} is no optimizer of this DeepSpeed or torch"
+        yield "optimizer.type", text, _near(name, known, "give AdamW")
         return
     stage = _of(table, "zero_optimization", "stage")
     is_tested = made in ZERO_SUPPORTED_OPTIMIZERS if not own else own != "lamb"
@@ -72,12 +246,11 @@ def _of_optimizer(table: Mapping[str, Any]) -> Iterator[Complaint]:
     if own in ("adam", "adamw"):  # which of them is made follows from stage, device and torch_adam
         kinds = [torch.optim.AdamW, FusedAdam, DeepSpeedCPUAdam]
     if kinds and params is not None:
-        known = {word for kind in kinds for word in inspect.signature(kind).parameters}
-        yield from _foreign("optimizer", name, params, known | (_ADAM_WORDS if own else set()))
+        names = {word for kind in kinds for word in inspect.signature(kind).parameters}
+        yield from _foreign("optimizer", name, params, names | (_ADAM_WORDS if own else set()))
 
 
-def _of_scheduler(table: Mapping[str, Any]) -> Iterator[Complaint]:
-    """Judge the scheduler by its name and its parameters."""
+def _of_scheduler(table: Mapping[str, Any]) -> Iterator[Refusal]:
     from deepspeed.runtime import lr_schedules
     from torch.optim import lr_scheduler
 
@@ -112,26 +285,25 @@ def _of(table: Mapping[str, Any], block: str, name: str) -> Any:  # noqa: ANN401
 
 
 def _block(table: Mapping[str, Any], name: str) -> tuple[str, Mapping[str, Any] | None]:
-    """Return type and parameters; an empty type where there is nothing to judge."""
     kind, params = _of(table, name, "type"), _of(table, name, "params")
     if not isinstance(kind, str) or kind == "auto":
-        return "", None
+        return "", None  # there is nothing to judge
     return kind, params if isinstance(params, Mapping) else None
 
 
 def _foreign(
     block: str, name: str, params: Mapping[str, Any], known: set[str]
-) -> Iterator[Complaint]:
+) -> Iterator[Refusal]:
     for word in params:
         if word not in known:
             yield f"{block}.params.{word}", f"is no parameter of {name}", _near(word, known)
 
 
-def _near(name: str, known: Iterable[str]) -> str:
+def _near(name: str, known: Iterable[str], otherwise: str = "leave it out") -> str:
     """Return the remedy for a name that is not known: the nearest one, whatever its case."""
     by_lower = {one.lower(): one for one in sorted(known)}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
-    return f"did you mean {by_lower[near[0]]}?" if near else "leave it out"
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)
+    return f"did you mean {by_lower[near[0]]}?" if near else otherwise
 
 
 def main() -> None:
@@ -140,7 +312,14 @@ def main() -> None:
     import deepspeed  # noqa: F401 - writes into the log while it is imported
 
     logging.disable(logging.CRITICAL)
-    sys.stdout.write(f"\n{json.dumps(complaints(plain, given))}\n")
+    sys.stdout.write(f"\n{json.dumps(answer(plain, given))}\n")
+
+
+def answer(plain: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keys and refusals as JSON holds them."""
+    facts, models = release_keys()
+    keys = {".".join(key): fact for key, fact in facts.items()}
+    return {"keys": keys, "refusals": refusals(plain, given, models)}
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deep_optimizer_states.errors import DeepOptimizerStatesError
@@ -24,11 +24,12 @@ SMALL_LIVE_NUMEL = 100_000_000
 SUBGROUP_NUMEL = 100_000_000
 """``sub_group_size`` of the plugin's rung."""
 ADAM = {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
+CPU = {"device": "cpu", "pin_memory": True}
 
 
 @dataclass(frozen=True)
 class Room:
-    """What there is: of one node, whose ranks share its host memory.
+    """What there is on one node, whose ranks share its host memory.
 
     Attributes:
         gpus: Ranks in all.
@@ -94,26 +95,52 @@ class Rung:
         """Whether there is room for every rank."""
         return not self.short_bytes
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the states are in 16 bits."""
+        return "fp32_optimizer_states" in self.config["optimizer"]["params"]
+
 
 def ladder(task: Task, room: Room) -> list[Rung]:
-    """All rungs, from fastest to leanest."""
+    """Return all rungs, from fastest to leanest."""
     return [
         _rung(name, config, checkpointing, task, room)
         for name, config, checkpointing in _settings(task, room)
     ]
 
 
+def chosen(rungs: list[Rung]) -> int | None:
+    """Return the index of the fastest rung that fits; None when none does."""
+    return next((idx for idx, rung in enumerate(rungs) if rung.fits), None)
+
+
 def _settings(task: Task, room: Room) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Name, DeepSpeed's JSON and checkpointing of each rung."""
-    cpu = {"device": "cpu", "pin_memory": True}
+    """Yield name, DeepSpeed's JSON and checkpointing of each rung."""
 
     def config(stage: int, micro_batch: int = 1, dtype: str = task.dtype, **zero: Any) -> Any:  # noqa: ANN401
-        return _config(task, room, micro_batch, dtype, {"stage": stage, **zero})
+        # A smaller micro-batch is made up for by accumulation.
+        accumulation = task.micro_batch // micro_batch
+        return {
+            "train_batch_size": micro_batch * accumulation * room.gpus,
+            "train_micro_batch_size_per_gpu": micro_batch,
+            "gradient_accumulation_steps": accumulation,
+            "gradient_clipping": 1.0,
+            "optimizer": {"type": "AdamW", "params": dict(ADAM)},
+            **({dtype: {"enabled": True}} if dtype != "fp32" else {}),
+            "zero_optimization": {"stage": stage, **zero},
+        }
 
     def ours(dtype: str, **zero: Any) -> Any:  # noqa: ANN401
-        zero |= {"offload_optimizer": cpu, "sub_group_size": SUBGROUP_NUMEL}
+        zero |= {"offload_optimizer": CPU, "sub_group_size": SUBGROUP_NUMEL}
         block = {"enabled": True, "policy": "auto"}
         return {**config(3, dtype=dtype, **zero), "deep_optimizer_states": block}
+
+    def narrow(dtype: str, **zero: Any) -> Any:  # noqa: ANN401
+        # Master weights, the gradients beside them and both moments are kept in 16 bits.
+        made = ours(dtype, **zero)
+        made[dtype][f"{dtype}_master_weights_and_grads"] = True
+        made["optimizer"]["params"]["fp32_optimizer_states"] = False
+        return made
 
     if task.micro_batch > 1:
         yield f"stage 0, batch {task.micro_batch}", config(0, task.micro_batch), False
@@ -121,11 +148,11 @@ def _settings(task: Task, room: Room) -> Iterator[tuple[str, dict[str, Any], boo
     yield "checkpointing", config(0), True
     yield "stage 1", config(1), True
     yield "stage 2", config(2), True
-    yield "stage 2 + optimizer offload", config(2, offload_optimizer=cpu), True
+    yield "stage 2 + optimizer offload", config(2, offload_optimizer=CPU), True
     yield "stage 3", config(3), True
-    yield "stage 3 + parameter offload", config(3, offload_param=cpu), True
+    yield "stage 3 + parameter offload", config(3, offload_param=CPU), True
     yield "stage 3 + optimizer offload, ours", ours(task.dtype), True
-    lean: dict[str, Any] = {"offload_optimizer": cpu, "offload_param": cpu}
+    lean: dict[str, Any] = {"offload_optimizer": CPU, "offload_param": CPU}
     yield "stage 3 + both offloads", config(3, **lean), True
     lean |= {
         "reduce_bucket_size": SMALL_BUCKET_NUMEL,
@@ -139,44 +166,14 @@ def _settings(task: Task, room: Room) -> Iterator[tuple[str, dict[str, Any], boo
     if dtype == "fp32":
         dtype = "bf16"
         yield "half precision", config(3, dtype=dtype, **lean), True
-    yield "16-bit states, ours", _narrowed(ours(dtype), dtype), True
-    both = _narrowed(ours(dtype, offload_param=cpu), dtype)
-    yield "16-bit states + parameter offload, ours", both, True
+    yield "16-bit states, ours", narrow(dtype), True
+    yield "16-bit states + parameter offload, ours", narrow(dtype, offload_param=CPU), True
     if room.nvme:
         disk = {"device": "nvme", "nvme_path": room.nvme, "pin_memory": True}
         lean["offload_optimizer"] = disk
         yield "optimizer on NVMe", config(3, dtype=dtype, **lean), True
         lean["offload_param"] = disk
         yield "parameters on NVMe", config(3, dtype=dtype, **lean), True
-
-
-def _config(
-    task: Task, room: Room, micro_batch: int, dtype: str, zero: Mapping[str, Any]
-) -> dict[str, Any]:
-    """A complete configuration; a smaller micro-batch is made up for by accumulation."""
-    accumulation = task.micro_batch // micro_batch
-    return {
-        "train_batch_size": micro_batch * accumulation * room.gpus,
-        "train_micro_batch_size_per_gpu": micro_batch,
-        "gradient_accumulation_steps": accumulation,
-        "gradient_clipping": 1.0,
-        "optimizer": {"type": "AdamW", "params": dict(ADAM)},
-        **({dtype: {"enabled": True}} if dtype != "fp32" else {}),
-        "zero_optimization": dict(zero),
-    }
-
-
-def _narrowed(config: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """Keep master weights, the gradients beside them and both moments in 16 bits."""
-    optimizer = config["optimizer"]
-    params = {**optimizer["params"], "fp32_optimizer_states": False}
-    block = {"enabled": True, f"{dtype}_master_weights_and_grads": True}
-    return {**config, dtype: block, "optimizer": {**optimizer, "params": params}}
-
-
-def is_narrow(config: Mapping[str, Any]) -> bool:
-    """Whether the states are in 16 bits."""
-    return "fp32_optimizer_states" in config["optimizer"]["params"]
 
 
 def _rung(name: str, config: dict[str, Any], checkpointing: bool, task: Task, room: Room) -> Rung:
@@ -192,18 +189,18 @@ def _rung(name: str, config: dict[str, Any], checkpointing: bool, task: Task, ro
     if room.device_bytes is not None:
         lacks["device"] = peaks.device_bytes - USABLE * room.device_bytes
     short_bytes = {place: num_bytes for place, num_bytes in lacks.items() if num_bytes > 0}
-    if reason := _no_time(config, task, room):
-        return Rung(name, config, checkpointing, peaks, short_bytes, None, reason)
-    try:
-        seconds = _seconds(config, checkpointing, task, room)
-    except DeepOptimizerStatesError as error:  # the profile lacks a rate, or cannot run it
-        return Rung(name, config, checkpointing, peaks, short_bytes, None, str(error))
-    return Rung(name, config, checkpointing, peaks, short_bytes, seconds)
+    rung = Rung(name, config, checkpointing, peaks, short_bytes, None)
+    reason, seconds = _no_time(rung, task, room), None
+    if not reason:
+        try:
+            seconds = _seconds(rung, task, room)
+        except DeepOptimizerStatesError as error:  # the profile lacks a rate, or cannot run it
+            reason = str(error)
+    return replace(rung, iteration_s=seconds, no_time=reason)
 
 
-def _no_time(config: Mapping[str, Any], task: Task, room: Room) -> str:
-    """Why the performance model does not reach; empty where it may."""
-    zero = config["zero_optimization"]
+def _no_time(rung: Rung, task: Task, room: Room) -> str:
+    zero = rung.config["zero_optimization"]
     places = [zero.get(name, {}).get("device") for name in ("offload_optimizer", "offload_param")]
     knows = "the performance model knows"
     reasons = (
@@ -212,24 +209,19 @@ def _no_time(config: Mapping[str, Any], task: Task, room: Room) -> str:
         (zero["stage"] != 3, f"{knows} ZeRO stage 3 alone"),
         ("nvme" in places, "the performance model has no rate of a disk"),
         (places == [None, "cpu"], f"{knows} parameter offload beside optimizer offload alone"),
-        (is_narrow(config), f"{knows} fp32 states alone"),
+        (rung.is_narrow, f"{knows} fp32 states alone"),
         ("reduce_bucket_size" in zero, f"{knows} DeepSpeed's own bucket sizes alone"),
     )
     return next((reason for is_so, reason in reasons if is_so), "")
 
 
-def _seconds(config: Mapping[str, Any], checkpointing: bool, task: Task, room: Room) -> float:
-    """Seconds of an iteration.
-
-    Raises:
-        DeepOptimizerStatesError: The profile lacks a rate, or the machine cannot run it.
-    """
-    zero, ours = config["zero_optimization"], "deep_optimizer_states" in config
+def _seconds(rung: Rung, task: Task, room: Room) -> float:
+    config, zero = rung.config, rung.config["zero_optimization"]
     assert task.shape
     assert room.machine
     workload = Workload(
         task.shape,
-        None if ours else STOCK,
+        None if "deep_optimizer_states" in config else STOCK,
         dp=room.gpus,
         micro_batch_size=config["train_micro_batch_size_per_gpu"],
         accumulation=config["gradient_accumulation_steps"],
@@ -237,13 +229,8 @@ def _seconds(config: Mapping[str, Any], checkpointing: bool, task: Task, room: R
         offload_ratio=1.0 if "offload_optimizer" in zero else 0.0,
         weights_on_host="offload_param" in zero,
         subgroup_numel=zero.get("sub_group_size", 1_000_000_000),
-        activation_checkpointing=checkpointing,
+        activation_checkpointing=rung.checkpointing,
         materialized_attention=False,
         dtype=task.dtype,
     )
     return predict(workload, room.machine).iteration_s
-
-
-def chosen(rungs: list[Rung]) -> int | None:
-    """Index of the rung to take: the fastest that fits; None when none does."""
-    return next((idx for idx, rung in enumerate(rungs) if rung.fits), None)

@@ -9,18 +9,19 @@ from typing import Any
 
 import jinja2
 
-from ds_config.explain import Explanation, KeyLine, Note
+from ds_config.explain import Explanation, KeyLine
+from ds_config.release import Note
 
 _PAGE = Path(__file__).with_name("page.html.jinja")
 
 
 def as_json(source: str, found: Explanation) -> str:
-    """``unknown``, ``faults``, ``warnings`` and ``keys``, with the release that was asked."""
+    """Return the fields of an explanation, the release that was asked among them."""
     return json.dumps({"source": source, **asdict(found)}, indent=2, default=str)
 
 
 def as_text(source: str, found: Explanation) -> str:
-    """What is wrong first, then key by key."""
+    """Return what is wrong first, then key by key."""
     lines = [f"{source}, read as DeepSpeed {found.version}: {_verdict(found)}", ""]
     for title, _, notes in _groups(found):
         if notes:
@@ -37,7 +38,7 @@ def as_text(source: str, found: Explanation) -> str:
 
 
 def as_page(source: str, found: Explanation) -> str:
-    """One HTML page that needs nothing beside it."""
+    """Return one HTML page that needs nothing beside it."""
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
     )

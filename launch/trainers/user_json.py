@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,8 @@ from configs.batch import batch_problem
 from configs.errors import ConfigError
 from configs.schema import Point
 from configs.templates import laid_over
-from ds_config.explain import Note, explain
-from ds_config.loader import NoAnswerError, answers, installed
-from ds_config.releases import versions
-from ds_config.rules import Setting
+from ds_config.explain import explain
+from ds_config.release import Answer, NoAnswerError, Note, ask
 from launch.records.files import read_given_json
 from launch.trainers.limits import PLUGIN_BLOCK
 
@@ -38,9 +37,10 @@ _SAID_BY_FIELDS = {
     "gradient_clipping": "clip_grad",
 }
 """Other keys that a point's fields decide: what tables and pairs go by must be what runs."""
-_ANSWERS: dict[str, list[Note]] = {}
-"""What DeepSpeed said of a file. It is asked once, not for every point of a sweep: that takes
-seconds, and points differ in what the harness makes, which is no fault of the file."""
+_ANSWERS: dict[str, Answer | None] = {}
+"""What DeepSpeed said of a file; None where it could not be asked. It is asked once, not for every
+point of a sweep: that takes seconds, and points differ in what the harness makes, which is no fault
+of the file."""
 
 
 def read_user_json(path: Path) -> dict[str, Any]:
@@ -90,31 +90,33 @@ def with_user_json(
                 f"{path}: {key} = {json.dumps(after.get(key))}: the run has {field} = "
                 f"{point.value(field)!r}; leave the key out, or give the field or another engine"
             )
-    notes = _new_faults(config, made, point) or _answered(table, made)
+    notes = _new_faults(config, made, point, _asked(table, made))
     if notes:
         texts = [f"{n.key}: {n.text}" + (f"; {n.remedy}" if n.remedy else "") for n in notes]
         raise ConfigError(f"{path}: {'. '.join(texts)}")
     return made
 
 
-def _new_faults(config: Mapping[str, Any], made: Mapping[str, Any], point: Point) -> list[Note]:
-    """Return what ``python -m ds_config explain`` finds, but for what the file has no part in."""
-    setting = Setting(installed(), num_ranks=point.dp)
-    if setting.version not in versions():
-        return []
-    before, after = explain(config, setting), explain(made, setting)
-    known = [*before.unknown, *before.faults]
-    return [note for note in (*after.unknown, *after.faults) if note not in known]
-
-
-def _answered(table: Mapping[str, Any], made: Mapping[str, Any]) -> list[Note]:
+def _asked(table: Mapping[str, Any], made: Mapping[str, Any]) -> Answer | None:
     text = json.dumps(table, sort_keys=True)
     if text not in _ANSWERS:
         try:
-            _ANSWERS[text] = answers(made)
+            _ANSWERS[text] = ask(made)
         except NoAnswerError:  # the run itself will say what ails DeepSpeed
-            _ANSWERS[text] = []
+            _ANSWERS[text] = None
     return _ANSWERS[text]
+
+
+def _new_faults(
+    config: Mapping[str, Any], made: Mapping[str, Any], point: Point, answer: Answer | None
+) -> list[Note]:
+    """Return what ``python -m ds_config explain`` finds, but for what the file has no part in."""
+    if answer is None:
+        return []
+    before = explain(config, replace(answer, refusals=[]), num_ranks=point.dp)
+    after = explain(made, answer, num_ranks=point.dp)
+    known = [*before.unknown, *before.faults]
+    return [note for note in (*after.unknown, *after.faults) if note not in known]
 
 
 def _check_batches(table: Mapping[str, Any], point: Point, path: Path) -> None:

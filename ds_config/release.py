@@ -1,0 +1,131 @@
+"""The keys of the installed DeepSpeed, and what it refuses of a configuration.
+
+DeepSpeed takes seconds to import and writes into the log while it does, so it is asked in a process
+of its own, :mod:`~ds_config.installed`.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ds_config.command import CommandError
+from ds_config.installed import Key
+
+TIMEOUT_S = 120
+_PROGRAM = Path(__file__).with_name("installed.py")
+
+
+class NoAnswerError(CommandError):
+    """DeepSpeed could not be asked; the message says why."""
+
+
+@dataclass(frozen=True)
+class KeyFact:
+    """What the release says of a key."""
+
+    default: Any = None
+    """None for a block, and where the release names no default."""
+    deprecated: bool = False
+    replaced_by: str = ""
+    """Key of the same block that took its place, if the release names one."""
+    is_model: bool = False
+    """A field of a pydantic model, whose siblings are known in full: any other raises an error."""
+    removed: bool = False
+    """The release knows the key only to refuse it."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something to be said of a key."""
+
+    key: str
+    """With its blocks: ``zero_optimization.stage``."""
+    text: str
+    remedy: str = ""
+    mend: tuple[str, str] = ("", "")
+    """How a copy can be mended: ``move`` to a block, ``rename`` to a name, ``drop``, ``number``."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the installed DeepSpeed says of itself and of one configuration."""
+
+    version: str
+    keys: dict[Key, KeyFact]
+    refusals: list[Note]
+
+
+def ask(table: Mapping[str, Any]) -> Answer:
+    """Ask the installed DeepSpeed for its keys, and for what it refuses of a configuration.
+
+    Raises:
+        NoAnswerError: It is not installed, cannot be imported, or did not answer in two minutes.
+    """
+    version = _installed()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-W", "ignore", str(_PROGRAM)],
+            input=json.dumps([without_auto(table), table]),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=True,
+        )
+        return read_answer(version, json.loads(done.stdout.splitlines()[-1]))
+    except subprocess.TimeoutExpired:
+        reason = f"no answer within {TIMEOUT_S} s"
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip().splitlines() or ["no message"])[-1]
+        reason = f"it cannot be imported: {last}"
+    except (IndexError, ValueError):
+        reason = "no answer that can be read"
+    raise NoAnswerError(f"DeepSpeed {version} could not be asked: {reason}")
+
+
+def read_answer(version: str, found: Mapping[str, Any]) -> Answer:
+    """Return what :func:`ds_config.installed.answer` says, as objects."""
+    keys = {tuple(name.split(".")): KeyFact(**fact) for name, fact in found["keys"].items()}
+    return Answer(version, keys, [Note(*words) for words in found["refusals"]])
+
+
+def _installed() -> str:
+    try:
+        return importlib.metadata.version("deepspeed").partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        raise NoAnswerError(
+            "DeepSpeed is not installed here, and its keys are those of the installed release: "
+            "pip install deepspeed"
+        ) from None
+
+
+def without_auto(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration as Hugging Face's integration hands it on.
+
+    Batch sizes that are ``auto`` become 1, and any other such value is left to its default. The
+    loader is asked without ranks, and so without ``train_batch_size`` where that follows from the
+    micro-batch.
+    """
+    result = copy.deepcopy(dict(table))
+    _drop_auto(result)
+    sizes = ("train_batch_size", "train_micro_batch_size_per_gpu")
+    if sizes[1] in result:
+        result.pop(sizes[0], None)
+    if not any(name in result for name in sizes) and any(name in table for name in sizes):
+        result["train_micro_batch_size_per_gpu"] = 1
+    return result
+
+
+def _drop_auto(table: dict[str, Any]) -> None:
+    for name, value in list(table.items()):
+        if isinstance(value, dict):
+            _drop_auto(value)
+        elif value == "auto":
+            del table[name]
