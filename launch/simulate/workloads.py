@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
+import tomllib
 from collections.abc import Mapping
 from typing import Any
 
 from configs.schema import Point
+from configs.study import default_study
 from configs.templates import filled
 from deep_optimizer_states.config import read_settings, translate_paper_keys
 from deep_optimizer_states.errors import ConfigError
@@ -22,15 +25,15 @@ from deep_optimizer_states.predict.memory.architecture import (
 )
 from deep_optimizer_states.predict.memory.setting import Setting, setting_of
 from deep_optimizer_states.predict.model import ModelShape, model_from_table
-from deep_optimizer_states.predict.stock import STOCK
-from deep_optimizer_states.predict.workload import Workload, WorkloadError
+from deep_optimizer_states.predict.workload import STOCK, StockOffload, Workload, WorkloadError
 from launch.ds_json import deepspeed_config
-from launch.simulate.paper_software import paper_software_of
 
 PAPER_MACHINES = ("a100x4", "h100x4")
 """Profiles fitted to the paper's figures, and so to its software."""
 DEFAULT_SUBGROUP_NUMEL = 1_000_000_000
 """DeepSpeed's default ``sub_group_size``, in elements."""
+PAPER_SOFTWARE = "software.toml"
+"""File of the default study that describes the paper's software."""
 ZERO_KEYS = {"stage", "offload_optimizer", "offload_param", "sub_group_size"}
 """Keys of ``zero_optimization`` that a prediction depends on."""
 OFFLOAD_KEYS = {"device", "ratio"}
@@ -181,20 +184,37 @@ def _shape_of(point: Point) -> ModelShape:
     return shape
 
 
+@functools.cache
+def paper_software() -> dict[str, StockOffload]:
+    """Return the modes of the paper's software by the policy of today's plugin; "" for stock."""
+    folder = default_study().folder
+    assert folder is not None
+    table = tomllib.loads((folder / PAPER_SOFTWARE).read_text(encoding="utf-8"))
+    return {
+        policy: StockOffload(**{key: value for key, value in mode.items() if key != "policies"})
+        for mode in table.values()
+        for policy in mode["policies"]
+    }
+
+
 def _with_paper_software(workload: Workload) -> Workload:
     if workload.weights_on_host:
         raise WorkloadError(
             "offload_param.device = 'cpu': the paper's software was measured with weights on the "
             "device alone; predict today's with --as-of today"
         )
-    if workload.software is not None:
-        return dataclasses.replace(workload, software=paper_software_of(""))
-    if workload.just_in_time_forward:
+    policy, modes = workload.policy if workload.software is None else "", paper_software()
+    if policy and workload.just_in_time_forward:
         raise WorkloadError(
             "just_in_time_forward = true: the paper's software has no such forward; predict "
             "today's with --as-of today"
         )
-    return dataclasses.replace(workload, software=paper_software_of(workload.policy))
+    if policy not in modes:
+        raise WorkloadError(
+            f"policy = {policy!r}: the paper's software has no such policy; predict today's with "
+            "--as-of today"
+        )
+    return dataclasses.replace(workload, software=modes[policy])
 
 
 def _offload_ratio(config: Mapping[str, Any], zero: Mapping[str, Any]) -> float:

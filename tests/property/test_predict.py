@@ -1,9 +1,8 @@
-"""The closed form against the simulation, and what must hold for any rates."""
+"""What must hold of a prediction whatever the rates are."""
 
 import dataclasses
 import math
 
-from closed_form import estimate_update
 from hypothesis import assume, example, given, settings, strategies as st
 from predicted_software import SOFTWARE
 
@@ -13,7 +12,7 @@ from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.model import ModelShape
 from deep_optimizer_states.predict.policy import choose_policy
 from deep_optimizer_states.predict.predict import bound_update_s, predict
-from deep_optimizer_states.predict.update_sim import LANES, simulate_update
+from deep_optimizer_states.predict.update import LANES, simulate_update
 from deep_optimizer_states.predict.workload import Workload
 
 BASE = load_machine("h100x4")
@@ -61,7 +60,6 @@ def workloads(
         stride=draw(st.integers(2 if engine == "paper" else 1, 8)),
         offload_ratio=draw(st.sampled_from([1.0, 1.0, 0.75, 0.5, 0.0])),
         tile_numel=draw(st.sampled_from([2**16, 2**18, 2**20])),
-        issues_all_first=draw(st.booleans()),
         keeps_device_grads=draw(st.booleans()),
         weights_on_host=draw(on_host),
         subgroup_numels=numels,
@@ -69,27 +67,7 @@ def workloads(
 
 
 EVEN = Workload(SHAPE, stride=1, tile_numel=2**16, subgroup_numels=(10**6,) * 5)
-LONGER_THAN_THE_MODEL = dataclasses.replace(
-    EVEN, issues_all_first=True, tile_numel=2**20, subgroup_numels=(10**7,) * 28
-)
-SLOW = dataclasses.replace(
-    BASE.rates,
-    h2d_bytes_per_s=46_097_216_024.0,
-    d2h_bytes_per_s=39_587_587_970.0,
-    host_fused_parameters_per_s=((24, 0.5e9),),
-    host_stream_bytes_per_s=((24, 200e9),),
-    device_adam_parameters_per_s=5e9,
-)
-
-
-@settings(max_examples=80, deadline=None)
-@example(EVEN, dataclasses.replace(BASE, rates=SLOW), "stride")
-@given(workloads(), machines(), st.sampled_from(POLICIES))
-def test_closed_form_and_simulation_agree_where_the_closed_form_applies(workload, machine, policy):
-    estimate = estimate_update(workload, machine, policy)
-    assume(estimate.applies)
-    simulated = simulate_update(workload, machine, policy).seconds
-    assert abs(estimate.seconds - simulated) <= 0.02 * simulated
+LONGER_THAN_THE_MODEL = dataclasses.replace(EVEN, tile_numel=2**20, subgroup_numels=(10**7,) * 28)
 
 
 @settings(max_examples=40, deadline=None)

@@ -5,20 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
-from typing import Protocol
 
 from deep_optimizer_states.errors import DeepOptimizerStatesError
-from deep_optimizer_states.plan import (
-    HOST_CHAIN,
-    RESIDENT_CHAIN,
-    WITH_WEIGHTS_ON_HOST,
-    Action,
-)
-from deep_optimizer_states.predict.lanes import UpdateRun
 from deep_optimizer_states.predict.machine import Costs, Machine
 from deep_optimizer_states.predict.model import ModelShape
 from deep_optimizer_states.schedule import Schedule
@@ -38,84 +30,92 @@ class WorkloadError(DeepOptimizerStatesError, ValueError):
     """A workload that cannot be; names field, value and reason."""
 
 
-class Simulator(Protocol):
-    """One rank's update, ready to be simulated."""
-
-    def run(self) -> UpdateRun:
-        """Simulate it."""
-
-
 @dataclass(frozen=True)
 class StockOffload:
-    """Today's DeepSpeed ZeRO-3 offload, and what subclasses for other software may do otherwise.
+    """Software other than this package: the defaults are today's DeepSpeed ZeRO-3 offload.
 
     Attributes:
-        simulator: Simulates an update.
         name: Printed beside predictions.
-        words: Who updates what, for a prediction.
+        words: Who updates what; may contain ``{stride}`` and ``{where}``, the device.
         flush_bytes: Bytes of a gradient that are copied to the host: today's DeepSpeed copies it as
             it is, and again as fp32.
         hides_flush: Whether those copies run behind backward, at the rate of page-locked memory;
             else they come after it, at the rate of pageable memory.
+        keeps_last: Whether the last subgroups stay on the device at a ratio below 1, not the first.
+        blocking_rate: Name of the rate of copies that a host thread waits for, if it was measured.
+        slots: Subgroups that pass through the device at once; with one or more of them, one
+            subgroup in ``stride`` does, and a host thread copies its fp32 gradient there.
+        waits_for_weights: Whether a host thread copies fp32 weights to the device after each of the
+            CPU's steps; else 16-bit weights are sent behind the next one.
+        waits_for_flushes: Whether an update ends with the last flush of state, or with the device's
+            last step.
+        locked_arrays: fp32 arrays in host memory that are page-locked as they are ...
+        rounded_arrays: ... that torch page-locks and rounds up, one for each subgroup ...
+        pageable_arrays: ... and that are not page-locked.
+        forward_cost: Name of the machine's cost that is added to a forward; empty for none.
+        outside_cost: The same of what lies outside the phases.
     """
 
-    simulator: Callable[[Workload, Machine, str], Simulator]
     name: str = "zero3"
     words: str = "every subgroup on the CPU"
     flush_bytes: int = 6
     hides_flush: bool = True
-
-    def check(self, workload: Workload) -> None:
-        """Refuse what the software cannot do.
-
-        Raises:
-            WorkloadError: Names the field, its value and the reason.
-        """
+    keeps_last: bool = False
+    blocking_rate: str = "h2d_bytes_per_s"
+    slots: int = 0
+    waits_for_weights: bool = True
+    waits_for_flushes: bool = True
+    locked_arrays: int = 3
+    rounded_arrays: int = 1
+    pageable_arrays: int = 0
+    forward_cost: str = ""
+    outside_cost: str = ""
 
     def describe(self, workload: Workload, machine: Machine) -> str:
-        """Who updates what, in words."""
-        return self.words
+        """Return in words who updates what."""
+        where = "on the GPU" if machine.gpus else "in the device's place, in host memory"
+        return self.words.format(stride=workload.stride, where=where)
 
     def resident_subgroups(self, workload: Workload) -> frozenset[int]:
-        """Subgroups whose state stays on the device: the first ones."""
-        return frozenset(range(int((1 - workload.offload_ratio) * len(workload.subgroups))))
+        """Return the subgroups whose state stays on the device."""
+        count = len(workload.subgroups)
+        if self.keeps_last:
+            return frozenset(range(int(workload.offload_ratio * count), count))
+        return frozenset(range(int((1 - workload.offload_ratio) * count)))
 
     def slot_numel(self, workload: Workload) -> int:
-        """Elements of the device's slots for state that passes through it."""
-        return 0
-
-    def actions(self, workload: Workload) -> list[Action]:
-        """The actions of an update on subgroups, in issue order: those of the device come last."""
-        resident = self.resident_subgroups(workload)
-        rest = (idx for idx in range(len(workload.subgroups)) if idx not in resident)
-        chains = [(idx, HOST_CHAIN) for idx in rest]
-        last = [(idx, RESIDENT_CHAIN) for idx in sorted(resident)]
-        named = WITH_WEIGHTS_ON_HOST if workload.weights_on_host else {}
-        return [
-            Action(idx, kind) for idx, chain in (*chains, *last) for kind in named.get(chain, chain)
-        ]
-
-    def copy_bytes_per_s(self, machine: Machine) -> float:
-        """Rate of copies to the device that a host thread waits for."""
-        return machine.rate("h2d_bytes_per_s")
+        """Return the elements of the device's slots for state that passes through it."""
+        return self.slots * max(workload.subgroups, default=0)
 
     def host_state_bytes(self, numels: Sequence[int]) -> tuple[float, float]:
-        """Host memory of the state and fp32 gradients of subgroups.
+        """Return the host memory of the state and fp32 gradients of subgroups.
 
         Returns:
             Page-locked bytes, and others.
         """
-        gradients = sum(power_of_two(FP32_BYTES * numel) for numel in numels)
-        return STATE_BYTES * sum(numels) + gradients, 0.0
+        exact, rounded = FP32_BYTES * sum(numels), sum(power_of_two(FP32_BYTES * n) for n in numels)
+        locked = self.locked_arrays * exact + self.rounded_arrays * rounded
+        return locked, float(self.pageable_arrays * exact)
+
+    def copy_bytes_per_s(self, machine: Machine) -> float:
+        """Return the rate of copies to the device that a host thread waits for."""
+        return getattr(machine.rates, self.blocking_rate) or machine.rate("h2d_bytes_per_s")
 
     def extra_s(self, costs: Costs) -> tuple[float, float]:
-        """Seconds that the software adds to a forward, and to what lies outside the phases."""
-        return 0.0, 0.0
+        """Return the seconds added to a forward, and to what lies outside the phases."""
+        forward, outside = (
+            getattr(costs, name) if name else 0.0 for name in (self.forward_cost, self.outside_cost)
+        )
+        return forward, outside
 
     @property
     def all_resident(self) -> StockOffload:
-        """The software whose prediction stands for this one's at ratio 0."""
-        return self
+        """The same software at ratio 0, where nothing passes through the device."""
+        return dataclasses.replace(self, slots=0, forward_cost="", outside_cost="")
+
+
+STOCK = StockOffload()
+"""Today's DeepSpeed ZeRO-3 offload."""
 
 
 @dataclass(frozen=True)
@@ -132,16 +132,11 @@ class Workload:
         sequence_length: Tokens a sample; 0 for the model's.
         offload_ratio: Share of the optimizer state in host memory.
         software: Who updates the state if it is not this package: for example
-            :data:`deep_optimizer_states.predict.stock.STOCK`. Other software has no use for the six
-            settings of this package from ``policy`` to ``tile_numel``, nor for the last two.
+            :data:`STOCK`. It has no use for the settings of this package: ``policy``,
+            ``just_in_time_forward``, ``keeps_device_grads``, ``tile_numel`` and the last two.
         stride: With policy ``stride``: one subgroup in this many is updated on the GPU.
         policy: Who updates what; ``auto`` chooses.
         just_in_time_forward: The forward runs while the update ends.
-        timer_synchronizes: DeepSpeed's throughput timer waits for the whole device at the end of
-            ``step()`` and at the start of the next forward, as it does unless
-            ``timers.throughput.synchronized`` is false.
-        issues_all_first: With a fixed policy, everything for the device is issued before the first
-            step of the CPU.
         keeps_device_grads: 16-bit gradients of what the device updates stay there, if its memory
             has room for them.
         tile_numel: Largest piece updated at once, in elements.
@@ -170,8 +165,6 @@ class Workload:
     stride: int = 2
     policy: str = "auto"
     just_in_time_forward: bool = True
-    timer_synchronizes: bool = False
-    issues_all_first: bool = False
     keeps_device_grads: bool = True
     tile_numel: int = 2**25
     subgroup_numel: int = 100_000_000
@@ -243,9 +236,11 @@ class Workload:
         self._check_backward()
         if self.tile_numel % 16:
             raise WorkloadError(f"tile_numel = {self.tile_numel}: give a multiple of 16")
-        if self.software is not None:
-            self.software.check(self)
-        elif self.policy == "ratio" and self.offload_ratio == 1.0:
+        if self.software is not None and self.software.slots and self.stride < 2:
+            raise WorkloadError(
+                f"stride = {self.stride}: engine '{self.engine}' needs a stride of at least 2"
+            )
+        if self.software is None and self.policy == "ratio" and self.offload_ratio == 1.0:
             raise WorkloadError("policy = 'ratio': needs offload_ratio below 1")
 
     def _check_backward(self) -> None:

@@ -6,14 +6,12 @@ import math
 import pytest
 from predicted_software import SOFTWARE
 
-from deep_optimizer_states.predict import policy as module
-from deep_optimizer_states.predict.lanes import Lanes
+from deep_optimizer_states.predict import policy as module, predict as predict_module
 from deep_optimizer_states.predict.machine import MachineError, load_machine
 from deep_optimizer_states.predict.memory.offload import (
     CONTEXT_BYTES,
     GIB,
     GRADS_HEADROOM,
-    ahead_room_bytes,
     kept_subgroups,
     memory_of,
 )
@@ -21,7 +19,7 @@ from deep_optimizer_states.predict.model import load_model
 from deep_optimizer_states.predict.phases import phases_of
 from deep_optimizer_states.predict.policy import WORTH, choose_policy
 from deep_optimizer_states.predict.predict import all_resident, bound_update_s, predict
-from deep_optimizer_states.predict.update_sim import UpdateSimulator, simulate_update
+from deep_optimizer_states.predict.update import simulate_update
 from deep_optimizer_states.predict.workload import Workload, WorkloadError, schedule_of
 
 H100, H200 = load_machine("h100x4"), load_machine("h200x1")
@@ -46,28 +44,17 @@ def test_only_the_old_baseline_pays_for_gradients_in_backward():
 
 @pytest.mark.parametrize("engine", SOFTWARE)
 def test_a_prediction_simulates_no_update_twice(monkeypatch, engine):
-    simulated, run = [], UpdateSimulator.run
+    simulated = []
 
-    def count(self):
-        simulated.append((self.workload, self._policy))
-        return run(self)
+    def count(*args):
+        simulated.append(args)
+        return simulate_update(*args)
 
-    monkeypatch.setattr(UpdateSimulator, "run", count)
+    for where in (module, predict_module):
+        monkeypatch.setattr(where, "simulate_update", count)
     predict(of("20B", engine), H100)
     assert 1 <= len(simulated) <= 12
     assert all(simulated.count(one) == 1 for one in simulated)
-
-
-@pytest.mark.parametrize("stride", range(1, 8))
-@pytest.mark.parametrize("policy", ["stride", "dynamic"])
-def test_a_simulated_update_looks_at_its_lanes_once_for_each_piece_of_work(
-    monkeypatch, policy, stride
-):
-    """What a hundred predictions cost is this number: time passes from one end to the next."""
-    steps, step = [], Lanes.step
-    monkeypatch.setattr(Lanes, "step", lambda self: steps.append(self) or step(self))
-    simulate_update(of("20B", stride=stride), H100, policy)
-    assert 0 < len(steps) <= sum(len(lanes.done) for lanes in set(steps))
 
 
 def test_the_last_bucket_of_gradients_shows():
@@ -204,13 +191,6 @@ def test_fp32_is_predicted_only_where_its_rate_is_known():
     assert predict(of("tiny", dp=1, dtype="fp32"), load_machine("cpu-only")).iteration_s > 0
 
 
-def test_threads_of_a_rank_with_one_core_are_not_compared():
-    machine = load_machine("cpu-only")
-    alone = predict(of("tiny", dp=2), machine, with_advice=True).advice[-1]
-    assert alone.startswith("threads: a rank has one core, so OMP_NUM_THREADS=1;")
-    assert "with one thread" in predict(of("tiny", dp=1), machine, with_advice=True).advice[-1]
-
-
 def test_a_rank_with_all_state_on_the_device_has_a_short_update():
     assert predict(of(offload_ratio=0.0), H100).update_s < 0.05
 
@@ -294,51 +274,6 @@ def test_a_missing_rate_is_named():
 def test_tensor_parallel_ranks_stay_on_a_node():
     with pytest.raises(WorkloadError, match="tp = 2: machine 'h200x1' has 1 GPUs"):
         predict(of(tp=2, dp=1), load_machine("h200x1"))
-
-
-def test_advice_has_a_figure_in_every_sentence():
-    got = predict(of("20B"), H100, with_advice=True)
-    topics = [sentence.split(":")[0] for sentence in got.advice]
-    assert topics == ["engine", "ratio", "subgroup size", "pinned memory", "threads"]
-    assert all(any(char.isdigit() for char in sentence) for sentence in got.advice)
-    assert predict(of("20B"), H100).advice == []
-
-
-def test_advice_warns_of_prefetch_memory_that_is_not_there():
-    room = sum(ahead_room_bytes(of("20B"), H100, "dynamic"))
-    for limit, warns in [(int(room) + 1, True), (int(room), False), ("auto", False)]:
-        got = predict(of("20B", policy="dynamic", prefetch_memory_bytes=limit), H100, True)
-        found = [text for text in got.advice if text.startswith("prefetch memory: ")]
-        assert bool(found) == warns, got.advice
-
-
-def test_advice_on_the_ratio_is_a_better_prediction_that_fits():
-    got = predict(of("7B", policy="all-host"), H100, with_advice=True)
-    sentence = got.advice[1]
-    ratio = float(sentence.removeprefix("ratio: ").split()[0])
-    better = predict(of("7B", policy="all-host", offload_ratio=ratio), H100)
-    assert better.fits
-    assert better.iteration_s < got.iteration_s
-    assert f"{better.iteration_s:.3f} s" in sentence
-
-
-@pytest.mark.parametrize("policy", ["stride", "all-device"])
-def test_a_timer_that_synchronises_leaves_nothing_of_the_device_s_share_to_hide(policy):
-    """Without it, the negative control, part of the update hides."""
-    fields = {"policy": policy, "issues_all_first": True, "micro_batch_size": 4}
-    quiet, waits = (predict(of(timer_synchronizes=on, **fields), H100) for on in (False, True))
-    assert quiet.hidden_s > 0
-    assert waits.hidden_s < 0.1 * quiet.hidden_s
-    assert waits.update_s == quiet.update_s
-    assert waits.iteration_s == pytest.approx(quiet.iteration_s + quiet.hidden_s - waits.hidden_s)
-
-
-def test_a_timer_that_synchronises_does_not_wait_for_what_the_cpu_issues_later():
-    # A small share of the device is over early; the CPU's tiles then hide as ever.
-    fields = {"policy": "stride", "stride": 16, "micro_batch_size": 4}
-    quiet, waits = (predict(of("20B", timer_synchronizes=on, **fields), H100) for on in (0, 1))
-    assert waits.hidden_s == pytest.approx(quiet.hidden_s, rel=0.01)
-    assert quiet.hidden_s > 0
 
 
 def share_of(workload, run):
