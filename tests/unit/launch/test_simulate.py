@@ -17,7 +17,7 @@ from launch.ds_json import deepspeed_config
 from launch.records.ledger import read_records
 from launch.simulate import workloads
 from launch.simulate.command import Simulation
-from launch.simulate.published import as_published, published_of, read_published
+from launch.simulate.command import as_published, published_of, read_published
 from launch.simulate.workloads import AsOf, as_of, workload_of
 from launch.sweep import main
 
