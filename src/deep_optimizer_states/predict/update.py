@@ -48,6 +48,10 @@ LANES = {
 }
 """The lanes of an update, and what each is called where it binds one."""
 _LINKS = {"H2D": "h2d", "weights": "h2d", "D2H": "d2h", "grads": "d2h"}
+_STATE_COPIES = 3
+"""Copies of a tile's master weights and moments; its gradient is one more."""
+_WAIT_AND_RECORD = 2
+"""Entries of a stream's queue beside a tile's copies, or its kernel."""
 _BLOCKING = "blocking copy"
 _ROUNDING = 1e-9
 """Host memory binds only if it takes longer than the one lane that uses it, by more than this."""
@@ -118,8 +122,8 @@ class _Update:
         self.held: dict[int, _Slot] = {}
         self.ready: dict[int, Job] = {}
 
-    def perform(self, actions: Iterable[Action], numels: Sequence[int]) -> Iterator[Action]:
-        """Submit the jobs of each action as it is issued; the host thread waits for its own."""
+    def issue(self, action: Action, numel: int) -> None:
+        """Submit the jobs of an action; the host thread waits for its own."""
         handlers = {
             Kind.PREFETCH: self.prefetch,
             Kind.DEVICE_STEP: self.device_step,
@@ -127,9 +131,7 @@ class _Update:
             Kind.HOST_STEP: self.host_step,
             Kind.WEIGHTS: self.weights,
         }
-        for action in actions:
-            handlers[action.kind](action.tile, numels[action.tile])
-            yield action
+        handlers[action.kind](action.tile, numel)
 
     def result(self, seconds: float, plan: Plan, begin_s: float = 0.0) -> UpdateRun:
         jobs = [job for job in self.simulator.done if job.lane in LANES]
@@ -137,10 +139,7 @@ class _Update:
         binding = _binding(jobs, self.rank)
         return UpdateRun(max(0.0, seconds - begin_s), plan, jobs, begin_s, ready_s, binding)
 
-    def prefetch(self, tile: int, numel: int) -> None:
-        raise NotImplementedError
-
-    def take_slot(self, tile: int, numel: int, num_bytes: int) -> None:
+    def prefetch(self, tile: int, numel: int, num_bytes: int = STATE_BYTES) -> None:
         """Queue a copy of ``num_bytes`` a parameter into the next slot."""
         slot = self.held[tile] = self.slots.popleft()
         self.slots.append(slot)
@@ -151,7 +150,7 @@ class _Update:
         slot = self.held.get(tile)
         after = (slot.filled,) if slot and slot.filled else ()
         rate = self.rank.device_parameters_per_s
-        job = Job("GPU", f"step {tile}", numel, rate, after=after)
+        job = Job("GPU", f"step {tile}", numel, rate, after=after, entries=1 + _WAIT_AND_RECORD)
         self.ready[tile] = self.simulator.submit(job)
 
     def state_flush(self, tile: int, numel: int) -> None:
@@ -188,6 +187,9 @@ class _Update:
         rate = _capacity(self.rank, link, {link}) / num_bytes
         draws = {link: float(num_bytes), "host": float(num_bytes)}
         job = Job(lane, what, numel, rate, draws, (after,) if after else ())
+        if lane != "grads":  # gradients come one by one while backward runs: no queue is full
+            copies = 1 if num_bytes < STATE_BYTES else _STATE_COPIES + (num_bytes > STATE_BYTES)
+            job.entries = copies + _WAIT_AND_RECORD
         return self.simulator.submit(job)
 
 
@@ -213,9 +215,9 @@ class _OwnUpdate(_Update):
         numels = [tile.numel for tile in self.schedule.tiles]
         arrivals = self._backward or AllAtOnce(range(len(numels)))
         issued, before_norm = [], 0
-        actions = self.schedule.actions(arrivals, self._share, self._has_room)
-        for action in self.perform(actions, numels):
+        for action in self.schedule.actions(arrivals, self._share, self._has_room):
             before_norm += self._backward is not None and not self._backward.norm.is_done
+            self.issue(action, numels[action.tile])
             issued.append(action)
         self.simulator.run_until()
         self._teach()
@@ -248,13 +250,12 @@ class _OwnUpdate(_Update):
         flights = [Flight(int(end.work), begin.begin_s, end.end_s) for begin, end in self._flights]
         self.split.learn(steps, flights, self.simulator.now_s)
 
-    def prefetch(self, tile: int, numel: int) -> None:
+    def prefetch(self, tile: int, numel: int, num_bytes: int = STATE_BYTES) -> None:
         gradient = 0 if tile in self.kept else self.workload.weight_bytes
-        slot = self.ahead.get(tile)
-        if slot is None:
-            self.take_slot(tile, numel, STATE_BYTES + gradient)
+        if tile not in self.ahead:
+            super().prefetch(tile, numel, num_bytes + gradient)
             return
-        self.held[tile] = slot
+        slot = self.held[tile] = self.ahead[tile]
         if gradient:
             slot.filled = self.copy("H2D", f"gradient {tile}", numel, gradient, slot.filled)
 
@@ -282,7 +283,9 @@ class _StockUpdate(_Update):
 
     def run(self) -> UpdateRun:
         numels = self.workload.subgroups
-        actions = tuple(self.perform(_stock_actions(self.workload, self.software), numels))
+        actions = tuple(_stock_actions(self.workload, self.software))
+        for action in actions:
+            self.issue(action, numels[action.tile])
         for job in self.ready.values():
             if job.lane == "GPU":
                 self.simulator.run_until(job)
@@ -290,9 +293,6 @@ class _StockUpdate(_Update):
         self.simulator.run_until()
         seconds = self.simulator.now_s if self.software.waits_for_flushes else stepped_s
         return self.result(seconds, Plan(len(numels), actions))
-
-    def prefetch(self, tile: int, numel: int) -> None:
-        self.take_slot(tile, numel, STATE_BYTES)
 
     def device_step(self, tile: int, numel: int) -> None:
         """Copy the fp32 gradient of a tile that is not resident, then step it."""
