@@ -61,29 +61,20 @@ class PredictionError(ValueError):
 class Workload:
     """An iteration of a GPT-2 on stages x replicas x shards, forward and backward in 1F1B.
 
-    Attributes:
-        model: Its shape; a GPT-2 has LayerNorm, biases, learned positions, and the output layer
-            tied to the embedding.
-        pp: Stages.
-        dp: Replicas.
-        tp: Shards of a stage.
-        micro_batch_size: Samples.
-        num_micro_batches: Of each replica, an iteration.
-        element_bytes: Of activations and gradients.
-        recomputes: Whether backward computes every layer's activations once more.
+    A GPT-2 has LayerNorm, biases, learned positions, and the output layer tied to the embedding.
 
     Raises:
         PredictionError: There are too few stages, or more of them than layers.
     """
 
     model: ModelShape
-    pp: int
-    dp: int
-    tp: int
-    micro_batch_size: int
-    num_micro_batches: int
-    element_bytes: int
-    recomputes: bool = False
+    pp: int  # stages
+    dp: int  # replicas
+    tp: int  # shards of a stage
+    micro_batch_size: int  # samples
+    num_micro_batches: int  # of each replica, an iteration
+    element_bytes: int  # of activations and gradients
+    recomputes: bool = False  # backward computes every layer's activations once more
 
     def __post_init__(self) -> None:
         if self.pp < 2:
@@ -187,84 +178,46 @@ class Workload:
 
 @dataclass(frozen=True)
 class Links:
-    """A rank's own interface; both directions at once, and every kind of communication on it.
+    """A rank's own interface; both directions at once, and every kind of communication on it."""
 
-    Attributes:
-        bytes_per_s: Payload in each direction.
-        latency_s: From the end of a transfer to its arrival.
-        copies: Ranks behind an interface that each send the same: shards of a node.
-    """
-
-    bytes_per_s: float
-    latency_s: float
-    copies: int = 1
+    bytes_per_s: float  # payload in each direction
+    latency_s: float  # from the end of a transfer to its arrival
+    copies: int = 1  # ranks behind an interface that each send the same: shards of a node
 
 
 @dataclass(frozen=True)
 class Times:
-    """Times of what a rank computes, alone on its core or GPU, in seconds; lists are by stage.
+    """Times of what a rank computes, alone on its core or GPU, in seconds; lists are by stage."""
 
-    Attributes:
-        forward_s: Of a micro-batch.
-        backward_s: Of a micro-batch.
-        reduction_s: Work of the reduction that is no communication, such as copies into a buffer.
-        update_s: The optimizer's step.
-        pack_s: To compress an activation gradient.
-        restore_s: To make a gradient of P and Q.
-        power_sgd_s: To compress a stage's gradients and restore them; empty for nothing.
-        exchange_s: Of each exchange with neighbours: what posting it and waking up cost.
-        cores: How many ranks can compute at once.
-    """
-
-    forward_s: list[float]
+    forward_s: list[float]  # of a micro-batch
     backward_s: list[float]
-    reduction_s: list[float]
+    reduction_s: list[float]  # work of the reduction beside communication, such as copies
     update_s: list[float]
-    pack_s: float = 0.0
-    restore_s: float = 0.0
-    power_sgd_s: tuple[float, ...] = ()
-    exchange_s: float = 0.0
-    cores: float = float("inf")
+    pack_s: float = 0.0  # to compress an activation gradient
+    restore_s: float = 0.0  # to make a gradient of P and Q
+    power_sgd_s: tuple[float, ...] = ()  # to compress a stage's gradients and restore them
+    exchange_s: float = 0.0  # of each exchange with neighbours: to post it, and to wake up
+    cores: float = float("inf")  # ranks that can compute at once
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes of equal GPUs, each with a link of its own; a node holds a stage of a replica.
-
-    Attributes:
-        name: Printed with every prediction.
-        source: Where the figures come from, the same.
-        gpus_per_node: Shards of a stage.
-        pp: Stages.
-        dp: Replicas.
-        micro_batch_size: Samples.
-        global_batch_size: Samples of all replicas, an iteration.
-        flops_per_s: Of a GPU, by type.
-        memory_bytes_per_s: Of a GPU.
-        nvlink_bytes_per_s: What a GPU sends over NVLink while it receives as much.
-        link_gbit: A node's own link, in each direction.
-        link_share: Of its rate, what is left for payload.
-        latency_s: Of a transfer.
-        orthogonalisation_s: Of a thin factor: a chain of small steps, whatever its size.
-        exchange_s: See :class:`Times`.
-        cores: Ranks that can compute at once.
-        recomputes: Whether backward computes every layer's activations once more.
-    """
+    """Nodes of equal GPUs, each with a link of its own; a node holds a stage of a replica."""
 
     name: str
-    source: str
-    gpus_per_node: int
+    source: str  # where the figures come from; printed with every prediction
+    gpus_per_node: int  # shards of a stage
     pp: int
     dp: int
     micro_batch_size: int
-    global_batch_size: int
-    flops_per_s: dict[str, float]
-    memory_bytes_per_s: float
-    nvlink_bytes_per_s: float
-    link_gbit: float
-    link_share: float
+    global_batch_size: int  # samples of all replicas, an iteration
+    flops_per_s: dict[str, float]  # of a GPU, by type
+    memory_bytes_per_s: float  # of a GPU
+    nvlink_bytes_per_s: float  # what a GPU sends over NVLink while it receives as much
+    link_gbit: float  # a node's own link, in each direction
+    link_share: float  # of its rate, what is left for payload
     latency_s: float
-    orthogonalisation_s: float
+    orthogonalisation_s: float  # of a thin factor: a chain of small steps, whatever its size
     exchange_s: float = 0.0
     cores: float = float("inf")
     recomputes: bool = True
@@ -347,17 +300,11 @@ def factorise_flops(rows: int, columns: int, rank: int) -> float:
 
 @dataclass(frozen=True)
 class Prediction:
-    """An iteration.
+    """An iteration."""
 
-    Attributes:
-        iteration_s: From its begin to the end of the update, the mean over ranks.
-        sent_bytes: By kind of communication, of all ranks and copies; reductions as rings.
-        num_compressed: Messages compressed, by the stage that receives them; of all replicas.
-    """
-
-    iteration_s: float
-    sent_bytes: dict[str, int]
-    num_compressed: Counter[int]
+    iteration_s: float  # from its begin to the end of the update, the mean over ranks
+    sent_bytes: dict[str, int]  # by kind, of all ranks and copies; reductions as rings
+    num_compressed: Counter[int]  # messages, by the stage that receives them; of all replicas
 
 
 def predict(workload: Workload, settings: Settings, times: Times, links: Links) -> Prediction:
@@ -401,16 +348,16 @@ class _Iteration:
         self._transfers: dict[tuple[object, ...], tuple[Job, Job]] = {}
 
     def message(
-        self, kind: str, source: int, target: int, of: int, nbytes: int, after: Job | None
+        self, channel: tuple[str, int, int], end: int, nbytes: int, after: Job | None
     ) -> tuple[Job, Job]:
-        """Post the next message of a channel at one of its ends, ``of``.
+        """Post the next message of a channel (kind, source, target) at one of its ends.
 
         Returns:
             The transfer, and its arrival.
         """
-        end = (kind, source, target, of)
-        self._posted[end] += 1
-        key = (kind, source, target, self._posted[end])
+        _, source, target = channel
+        self._posted[channel, end] += 1
+        key = (*channel, self._posted[channel, end])
         ends = [f"out {source}", f"in {target}"]
         return self._transfer(key, nbytes, ends, self.links.latency_s, after)
 
@@ -450,18 +397,18 @@ class _Rank:
     def __init__(self, iteration: _Iteration, stage: int, replica: int) -> None:
         self.all, self.stage, self.replica = iteration, stage, replica
         self.workload, self.times = iteration.workload, iteration.times
-        self.rank = self._rank_of(stage, replica)
+        self.rank = self._rank_of(stage)
         self.is_first, self.is_last = stage == 0, stage == self.workload.pp - 1
         self._last: Job | None = None
 
-    def _rank_of(self, stage: int, replica: int) -> int:
-        return stage * self.workload.dp + replica
+    def _rank_of(self, stage: int, replica: int | None = None) -> int:
+        return stage * self.workload.dp + (self.replica if replica is None else replica)
 
     def submit(self) -> Job:
         """Submit all jobs; return the last one, the update."""
         self._schedule()
         self._reduce()
-        whole = [self._rank_of(stage, self.replica) for stage in range(self.workload.pp)]
+        whole = [self._rank_of(stage) for stage in range(self.workload.pp)]
         # The norm of the gradient is the whole model's.
         norm = self.all.all_reduce(("norm", self.replica), whole, 0, self._last)
         return self._do("update", self.times.update_s[self.stage], norm)
@@ -478,11 +425,10 @@ class _Rank:
         for index in range(count - num_warm_up):
             is_final = index == count - num_warm_up - 1
             self._do("forward", self.times.forward_s[self.stage])
-            self._exchange([*self._receive_backward(in_epilogue=False), *self._send_forward()])
+            self._exchange(self._receive_backward(in_epilogue=False), self._send_forward())
             self._backward(in_epilogue=False)
             sent = self._send_backward(in_epilogue=is_final)
-            received = [] if is_final else self._receive_forward()
-            self._exchange([*received, *sent])
+            self._exchange(sent, None if is_final else self._receive_forward())
         for _ in range(num_warm_up):
             self._exchange(self._receive_backward(in_epilogue=True))
             self._backward(in_epilogue=True)
@@ -494,9 +440,10 @@ class _Rank:
         self._last = self.all.simulator.submit(job)
         return job
 
-    def _exchange(self, transfers: list[Job]) -> None:
-        if transfers:
-            self._do("messages", self.times.exchange_s, *transfers)
+    def _exchange(self, *transfers: Job | None) -> None:
+        waited_for = [job for job in transfers if job is not None]
+        if waited_for:
+            self._do("exchange", self.times.exchange_s, *waited_for)
 
     def _backward(self, *, in_epilogue: bool) -> None:
         if not self.is_last and self._message(in_epilogue)[1]:
@@ -506,38 +453,40 @@ class _Rank:
     def _message(self, in_epilogue: bool) -> tuple[int, bool]:
         return self.workload.gradient_message(self.all.settings, in_epilogue)
 
-    def _send(self, kind: str, stage: int, nbytes: int) -> list[Job]:
-        nbytes *= self.all.links.copies
-        self.all.sent_bytes[kind] += nbytes
-        target = self._rank_of(stage, self.replica)
-        return [self.all.message(kind, self.rank, target, self.rank, nbytes, self._last)[0]]
+    def _send_forward(self) -> Job | None:
+        return self._post("forward", self.stage, self.stage + 1, self.workload.message_bytes)
 
-    def _receive(self, kind: str, stage: int, nbytes: int) -> list[Job]:
-        nbytes *= self.all.links.copies
-        source = self._rank_of(stage, self.replica)
-        return [self.all.message(kind, source, self.rank, self.rank, nbytes, self._last)[1]]
+    def _receive_forward(self) -> Job | None:
+        return self._post("forward", self.stage - 1, self.stage, self.workload.message_bytes)
 
-    def _send_forward(self) -> list[Job]:
-        size = self.workload.message_bytes
-        return [] if self.is_last else self._send("forward", self.stage + 1, size)
-
-    def _receive_forward(self) -> list[Job]:
-        size = self.workload.message_bytes
-        return [] if self.is_first else self._receive("forward", self.stage - 1, size)
-
-    def _send_backward(self, *, in_epilogue: bool) -> list[Job]:
+    def _send_backward(self, *, in_epilogue: bool) -> Job | None:
         """Compress a gradient where that is due, and send it."""
-        if self.is_first:
-            return []
         size, is_compressed = self._message(in_epilogue)
-        if is_compressed:
+        if is_compressed and not self.is_first:
             self.all.num_compressed[self.stage - 1] += 1
             self._do("compression", self.times.pack_s)
-        return self._send("backward", self.stage - 1, size)
+        return self._post("backward", self.stage, self.stage - 1, size)
 
-    def _receive_backward(self, *, in_epilogue: bool) -> list[Job]:
+    def _receive_backward(self, *, in_epilogue: bool) -> Job | None:
         size, _ = self._message(in_epilogue)
-        return [] if self.is_last else self._receive("backward", self.stage + 1, size)
+        return self._post("backward", self.stage + 1, self.stage, size)
+
+    def _post(self, kind: str, source: int, target: int, nbytes: int) -> Job | None:
+        """Post a message between two stages, one of which is this rank's.
+
+        Returns:
+            What the rank then waits for: what it sends has left, or what it receives is there; None
+            where the pipeline ends.
+        """
+        if not 0 <= min(source, target) <= max(source, target) < self.workload.pp:
+            return None
+        nbytes *= self.all.links.copies
+        channel = (kind, self._rank_of(source), self._rank_of(target))
+        sent, received = self.all.message(channel, self.rank, nbytes, self._last)
+        if target == self.stage:
+            return received
+        self.all.sent_bytes[kind] += nbytes
+        return sent
 
     def _reduce(self) -> None:
         self._do("reduction", self.times.reduction_s[self.stage])

@@ -37,25 +37,15 @@ LAYERS_BACK = 2
 
 @dataclass(frozen=True)
 class Phases:
-    """Of one iteration, in seconds.
+    """Phases of one iteration, in seconds."""
 
-    Attributes:
-        forward_s: All forwards.
-        backward_s: All backwards, with what gradients cost.
-        computed_s: Computing alone, of all forwards and backwards.
-        layer_s: One layer's forward, of one micro-batch.
-        head_s: The output layer's.
-        flush_s: Part of ``backward_s`` that gradients on their way to host memory add.
-        outside_s: Outside all phases.
-    """
-
-    forward_s: float
-    backward_s: float
-    computed_s: float
-    layer_s: float
-    head_s: float
-    flush_s: float
-    outside_s: float
+    forward_s: float  # all forwards
+    backward_s: float  # all backwards, with what gradients cost
+    computed_s: float  # computing alone, of all forwards and backwards
+    layer_s: float  # one layer's forward, of one micro-batch
+    head_s: float  # the output layer's and the loss, the same
+    flush_s: float  # part of backward_s that gradients on their way to host memory add
+    outside_s: float  # outside all phases
 
 
 def phases_of(workload: Workload, machine: Machine) -> Phases:

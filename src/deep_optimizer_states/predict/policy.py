@@ -28,25 +28,15 @@ activations that leave no room for gradients on the device."""
 
 @dataclass(frozen=True)
 class Choice:
-    """A policy for this package's engine, and what is predicted of it.
+    """A policy for this package's engine, and what is predicted of it."""
 
-    Attributes:
-        policy: ``all-host``, ``ratio``, ``stride``, ``all-device`` or ``dynamic``.
-        stride: For ``stride``.
-        seconds: Of the update phase.
-        hidden_s: Part of the update that runs behind the next forward.
-        flush_s: What gradients add to backward; 0 where the model is not known.
-        binding: What the update waits for.
-        explanation: Why it was chosen, in a line for the log.
-    """
-
-    policy: str
-    stride: int
-    seconds: float
-    hidden_s: float
-    flush_s: float
-    binding: str
-    explanation: str = ""
+    policy: str  # all-host, ratio, stride, all-device or dynamic
+    stride: int  # for policy stride
+    seconds: float  # of the update phase
+    hidden_s: float  # part of the update that runs behind the next forward
+    flush_s: float  # what gradients add to backward; 0 where the model is not known
+    binding: str  # what the update waits for
+    explanation: str = ""  # why it was chosen, in a line for the log
 
     @property
     def shown_s(self) -> float:

@@ -25,36 +25,20 @@ _ON_THE_HOST = {
 
 @dataclass(frozen=True)
 class Prediction:
-    """One iteration.
+    """One iteration, in seconds."""
 
-    Attributes:
-        settled: What runs, its policy settled.
-        iteration_s: From one iteration to the next: the phases less what is hidden, and what lies
-            outside them.
-        forward_s: All forwards of the iteration.
-        backward_s: All backwards, with recomputation and what gradients cost.
-        update_s: The update phase.
-        outside_s: Between the phases: data, logging, memory reports.
-        hidden_s: Part of the update that runs behind the next forward.
-        memory: Of one rank.
-        shortages: What the machine lacks of it, and what to change; empty when the run fits.
-        binding: What the update phase waits for.
-        bound_s: No schedule on this machine is faster than this, an iteration.
-        policy: Who updates what, in words.
-    """
-
-    settled: Workload
-    iteration_s: float
-    forward_s: float
-    backward_s: float
-    update_s: float
-    outside_s: float
-    hidden_s: float
-    memory: Memory
-    shortages: list[str]
-    binding: str
-    bound_s: float
-    policy: str
+    settled: Workload  # what runs, its policy settled
+    iteration_s: float  # the phases less what is hidden, and what lies outside them
+    forward_s: float  # all forwards
+    backward_s: float  # all backwards, with recomputation and what gradients cost
+    update_s: float  # the update phase
+    outside_s: float  # between the phases: data, logging, memory reports
+    hidden_s: float  # part of the update that runs behind the next forward
+    memory: Memory  # of one rank
+    shortages: list[str]  # what the machine lacks of it, and what to change
+    binding: str  # what the update phase waits for
+    bound_s: float  # no schedule on this machine is faster than this, an iteration
+    policy: str  # who updates what, in words
 
     @property
     def fits(self) -> bool:
@@ -64,17 +48,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class AllResident:
-    """One iteration with all optimizer state on the device.
-
-    Attributes:
-        iteration_s: How long it takes.
-        device_bytes: Of one GPU, with CUDA's context.
-        room_bytes: What a GPU has for it.
-    """
+    """One iteration with all optimizer state on the device."""
 
     iteration_s: float
-    device_bytes: float
-    room_bytes: float
+    device_bytes: float  # needed of one GPU, with CUDA's context
+    room_bytes: float  # that a GPU has for it
 
 
 def all_resident(workload: Workload, machine: Machine) -> AllResident | None:

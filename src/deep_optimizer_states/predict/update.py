@@ -59,23 +59,18 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class UpdateRun:
-    """What a simulated update did.
+    """What a simulated update did."""
 
-    Attributes:
-        seconds: From its start until all state and weights are in place.
-        plan: What ran where, in issue order.
-        jobs: Everything the lanes did, in the order in which it ended, on their own clock.
-        begin_s: When the update began on that clock: 0 unless something ran in backward.
-        ready_s: Seconds from the update's start until a tile's 16-bit weights were where they live.
-        binding: The resource that has most to do: the update lasts at least as long as that takes.
-    """
-
-    seconds: float
-    plan: Plan
-    jobs: list[Job]
-    begin_s: float
-    ready_s: Mapping[int, float]
-    binding: str
+    seconds: float  # from its start until all state and weights are in place
+    plan: Plan  # what ran where, in issue order
+    jobs: list[Job]  # what the lanes did, in the order in which it ended, on their own clock
+    begin_s: float  # of the update on that clock: 0 unless something ran in backward
+    ready_s: Mapping[
+        int, float
+    ]  # from its start until a tile's 16-bit weights were where they live
+    binding: (
+        str  # the resource that has most to do: the update lasts at least as long as that takes
+    )
 
     def busy_s(self, lane: str) -> float:
         """Return the time that a lane worked."""

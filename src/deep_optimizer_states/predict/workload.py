@@ -34,42 +34,32 @@ class WorkloadError(DeepOptimizerStatesError, ValueError):
 class StockOffload:
     """Software other than this package: the defaults are today's DeepSpeed ZeRO-3 offload.
 
-    Attributes:
-        name: Printed beside predictions.
-        words: Who updates what; may contain ``{stride}`` and ``{where}``, the device.
-        flush_bytes: Bytes of a gradient that are copied to the host: today's DeepSpeed copies it as
-            it is, and again as fp32.
-        hides_flush: Whether those copies run behind backward, at the rate of page-locked memory;
-            else they come after it, at the rate of pageable memory.
-        keeps_last: Whether the last subgroups stay on the device at a ratio below 1, not the first.
-        blocking_rate: Name of the rate of copies that a host thread waits for, if it was measured.
-        slots: Subgroups that pass through the device at once; with one or more of them, one
-            subgroup in ``stride`` does, and a host thread copies its fp32 gradient there.
-        waits_for_weights: Whether a host thread copies fp32 weights to the device after each of the
-            CPU's steps; else 16-bit weights are sent behind the next one.
-        waits_for_flushes: Whether an update ends with the last flush of state, or with the device's
-            last step.
-        locked_arrays: fp32 arrays in host memory that are page-locked as they are ...
-        rounded_arrays: ... that torch page-locks and rounds up, one for each subgroup ...
-        pageable_arrays: ... and that are not page-locked.
-        forward_cost: Name of the machine's cost that is added to a forward; empty for none.
-        outside_cost: The same of what lies outside the phases.
+    With ``slots``, one subgroup in ``stride`` passes through the device, and a host thread copies
+    its fp32 gradient there.
     """
 
-    name: str = "zero3"
-    words: str = "every subgroup on the CPU"
+    name: str = "zero3"  # printed beside predictions
+    words: str = "every subgroup on the CPU"  # who updates what; may hold {stride} and {where}
+    # Bytes of a gradient that are copied to the host: today's DeepSpeed copies it as it is, and
+    # again as fp32.
     flush_bytes: int = 6
+    # Those copies run behind backward, at the rate of page-locked memory; else they come after it,
+    # at the rate of pageable memory.
     hides_flush: bool = True
-    keeps_last: bool = False
-    blocking_rate: str = "h2d_bytes_per_s"
-    slots: int = 0
+    keeps_last: bool = False  # at a ratio below 1 the last subgroups are resident, not the first
+    blocking_rate: str = (
+        "h2d_bytes_per_s"  # name of the rate of copies that a host thread waits for
+    )
+    slots: int = 0  # subgroups that pass through the device at once
+    # After each of the CPU's steps a host thread copies fp32 weights to the device; else 16-bit
+    # weights are sent behind the next step.
     waits_for_weights: bool = True
-    waits_for_flushes: bool = True
-    locked_arrays: int = 3
-    rounded_arrays: int = 1
-    pageable_arrays: int = 0
-    forward_cost: str = ""
-    outside_cost: str = ""
+    waits_for_flushes: bool = True  # an update ends with the last flush; else with the last step
+    locked_arrays: int = 3  # fp32 arrays in host memory that are page-locked as they are
+    rounded_arrays: int = 1  # those that torch page-locks and rounds up, one for each subgroup
+    pageable_arrays: int = 0  # those that are not page-locked
+    forward_cost: str = ""  # name of the machine's cost that is added to a forward
+    outside_cost: str = ""  # the same of what lies outside the phases
 
     def describe(self, workload: Workload, machine: Machine) -> str:
         """Return in words who updates what."""
@@ -122,59 +112,38 @@ STOCK = StockOffload()
 class Workload:
     """One run to be predicted.
 
-    Attributes:
-        model: Its shape.
-        dp: Data-parallel ranks.
-        tp: Tensor-parallel ranks.
-        micro_batch_size: Samples a rank handles in one forward.
-        accumulation: Micro-batches a rank sums before an update.
-        global_batch_size: Samples an iteration; 0 for ``micro_batch_size x accumulation x dp``.
-        sequence_length: Tokens a sample; 0 for the model's.
-        offload_ratio: Share of the optimizer state in host memory.
-        software: Who updates the state if it is not this package: for example
-            :data:`STOCK`. It has no use for the settings of this package: ``policy``,
-            ``just_in_time_forward``, ``keeps_device_grads``, ``tile_numel`` and the last two.
-        stride: With policy ``stride``: one subgroup in this many is updated on the GPU.
-        policy: Who updates what; ``auto`` chooses.
-        just_in_time_forward: The forward runs while the update ends.
-        keeps_device_grads: 16-bit gradients of what the device updates stay there, if its memory
-            has room for them.
-        tile_numel: Largest piece updated at once, in elements.
-        subgroup_numel: DeepSpeed's ``sub_group_size``, in elements.
-        activation_checkpointing: Whether layers are recomputed in backward.
-        materialized_attention: Whether attention scores are written out (no flash attention).
-        hog_share: Share of each GPU's time taken by another process, from 0 to below 1.
-        dtype: Of weights and gradients.
-        weights_on_host: 16-bit weights live in host memory too (``offload_param``).
-        subgroup_numels: Elements of each subgroup of one rank where they are known; else they
-            follow from the model.
-        step_before_norm: Tiles are updated during backward, once their gradients are final.
-        prefetch_memory_bytes: Device memory into which state is sent during backward, in bytes;
-            ``auto``: what activations leave.
+    Other software than this package (``software``) has no use for ``policy``,
+    ``just_in_time_forward``, ``keeps_device_grads``, ``tile_numel`` and the last two fields.
+
+    Raises:
+        WorkloadError: A value is impossible; names field, value and reason.
     """
 
     model: ModelShape
-    software: StockOffload | None = None
-    dp: int = 1
-    tp: int = 1
-    micro_batch_size: int = 1
-    accumulation: int = 1
-    global_batch_size: int = 0
-    sequence_length: int = 0
-    offload_ratio: float = 1.0
-    stride: int = 2
-    policy: str = "auto"
-    just_in_time_forward: bool = True
+    software: StockOffload | None = None  # who updates the state, if it is not this package
+    dp: int = 1  # data-parallel ranks
+    tp: int = 1  # tensor-parallel ranks
+    micro_batch_size: int = 1  # samples a rank handles in one forward
+    accumulation: int = 1  # micro-batches a rank sums before an update
+    global_batch_size: int = 0  # samples an iteration; 0 for what the three above make
+    sequence_length: int = 0  # tokens a sample; 0 for the model's
+    offload_ratio: float = 1.0  # share of the optimizer state in host memory
+    stride: int = 2  # with policy stride: one subgroup in this many is updated on the GPU
+    policy: str = "auto"  # who updates what; auto chooses
+    just_in_time_forward: bool = True  # the forward runs while the update ends
+    # 16-bit gradients of what the device updates stay there, if its memory has room for them.
     keeps_device_grads: bool = True
-    tile_numel: int = 2**25
-    subgroup_numel: int = 100_000_000
-    activation_checkpointing: bool = True
-    materialized_attention: bool = True
-    hog_share: float = 0.0
-    dtype: str = "bf16"
-    weights_on_host: bool = False
+    tile_numel: int = 2**25  # largest piece updated at once, in elements
+    subgroup_numel: int = 100_000_000  # DeepSpeed's sub_group_size, in elements
+    activation_checkpointing: bool = True  # layers are recomputed in backward
+    materialized_attention: bool = True  # attention scores are written out (no flash attention)
+    hog_share: float = 0.0  # of each GPU's time taken by another process, from 0 to below 1
+    dtype: str = "bf16"  # of weights and gradients
+    weights_on_host: bool = False  # 16-bit weights live in host memory too (offload_param)
+    # Elements of each subgroup of one rank where they are known; else they follow from the model.
     subgroup_numels: tuple[int, ...] = ()
-    step_before_norm: bool = False
+    step_before_norm: bool = False  # tiles are updated in backward, once their gradients are final
+    # Device memory for state that is sent during backward, in bytes; auto: what activations leave.
     prefetch_memory_bytes: int | str = 0
 
     def __post_init__(self) -> None:
@@ -276,7 +245,7 @@ class Workload:
 
     @property
     def samples(self) -> int:
-        """Of one iteration of all ranks."""
+        """Samples of one iteration of all ranks."""
         return self.dp * self.micro_batch_size * self.accumulation
 
     @property
@@ -291,7 +260,7 @@ class Workload:
 
     @property
     def weight_bytes(self) -> int:
-        """Of one weight or gradient of the model."""
+        """Bytes of one weight or gradient of the model."""
         return 4 if self.dtype == "fp32" else 2
 
     @cached_property
@@ -304,7 +273,7 @@ class Workload:
 
 @functools.lru_cache(maxsize=64)
 def schedule_of(workload: Workload, policy: str) -> Schedule:
-    """Tiles of one rank under a policy of this package's engine.
+    """Return the tiles of one rank under a policy of this package's engine.
 
     Raises:
         PlanError: The policy is not one that a schedule can be made for, as ``auto``.
@@ -316,7 +285,7 @@ def schedule_of(workload: Workload, policy: str) -> Schedule:
 
 
 def cut_into_subgroups(tensors: list[int], dp: int, subgroup_numel: int) -> tuple[int, ...]:
-    """Elements of each subgroup of one rank.
+    """Return the elements of each subgroup of one rank.
 
     DeepSpeed takes parameters whole, in order, and closes a subgroup when it holds at least
     ``subgroup_numel`` elements of this rank's partitions.
@@ -351,5 +320,5 @@ def one_of(name: str, value: object, known: Sequence[str]) -> None:
 
 
 def power_of_two(num_bytes: float) -> float:
-    """The size to which torch rounds up a page-locked allocation of ``num_bytes``."""
+    """Return the size to which torch rounds up a page-locked allocation of ``num_bytes``."""
     return float(1 << max(0, int(num_bytes) - 1).bit_length()) if num_bytes else 0.0
