@@ -71,14 +71,14 @@ _WORDS = {
 
 
 def as_of(word: str | None, machine: str) -> AsOf:
-    """The software that was asked for, or else that to which a machine's rates were fitted."""
+    """Return the software that was asked for, else that to which the rates were fitted."""
     if word is not None:
         return AsOf(word)
     return AsOf.PAPER if machine in PAPER_MACHINES else AsOf.TODAY
 
 
 def workload_of(point: Point, when: AsOf) -> Workload:
-    """The workload that a run of ``point`` would be.
+    """Return the workload that a run of ``point`` would be.
 
     Args:
         point: Gives the model, the ranks and the batch; the rest is in the JSON made of it.
@@ -130,7 +130,7 @@ def setting_of_point(
     architecture: Architecture | None = None,
     **others: Any,  # noqa: ANN401
 ) -> Setting:
-    """The run that a point would be, for its memory alone: any stage, with or without offload.
+    """Return the run that a point would be, for its memory alone: any stage, any offload.
 
     Args:
         point: Gives the model, the ranks and the batch; the rest is in the JSON made of it.
@@ -156,20 +156,20 @@ def setting_of_point(
 
 
 def gpt_of(point: Point) -> Architecture:
-    """A point's GPT as megatron-core builds it, of one tensor-parallel rank."""
+    """Return a point's GPT as megatron-core builds it, of one tensor-parallel rank."""
     shape = model_from_table(point.model.model_dump(include=set(ModelShape.__dataclass_fields__)))
     make = architecture_of_shape if point.model.architecture == "llama" else gpt2_of_shape
     return make(shape, point.tp)
 
 
 def _taken_share(point: Point) -> float:
-    """Share of each device's time that companions take."""
+    """Return the share of each device's time that companions take."""
     rows = point.study.companions.values() if point.study else ()
     return sum(float(filled(row.device_share, point.values) or 0.0) for row in rows)
 
 
 def _shape_of(point: Point) -> ModelShape:
-    """The model as the performance model knows models.
+    """Return the model as the performance model knows models.
 
     Raises:
         WorkloadError: The model is built otherwise, and so has other parameters.
@@ -218,7 +218,7 @@ def _with_paper_software(workload: Workload) -> Workload:
 
 
 def _offload_ratio(config: Mapping[str, Any], zero: Mapping[str, Any]) -> float:
-    """DeepSpeed's own share of the state in host memory.
+    """Return DeepSpeed's own share of the state in host memory.
 
     Raises:
         WorkloadError: The optimizer is not offloaded to the host by ZeRO-3 as the model knows it.
@@ -231,29 +231,19 @@ def _offload_ratio(config: Mapping[str, Any], zero: Mapping[str, Any]) -> float:
         what = "an optimizer that is offloaded to the CPU"
         raise _unknown("offload_optimizer.device", offload.get("device"), what)
     _only_known(offload, OFFLOAD_KEYS, "offload_optimizer")
-    _check_software(config)
+    if (config.get("compile") or {}).get("deepcompile"):
+        raise _unknown("compile.deepcompile", True, "runs without DeepCompile")
+    _check_optimizer(config)
     return float(offload.get("ratio", 1.0))
 
 
 def _has_weights_on_host(zero: Mapping[str, Any]) -> bool:
-    """Whether 16-bit weights live in host memory.
-
-    Raises:
-        WorkloadError: They live elsewhere than the model knows.
-    """
     offload = zero.get("offload_param") or {}
     device = offload.get("device", "none")
     if device not in ("none", "cpu"):
         raise _unknown("offload_param.device", device, "weights on the device or in host memory")
     _only_known(offload, OFFLOAD_KEYS, "offload_param")
     return bool(device == "cpu")
-
-
-def _check_software(config: Mapping[str, Any]) -> None:
-    """Refuse whose time is not known: a compiler that moves state, other optimizers."""
-    if (config.get("compile") or {}).get("deepcompile"):
-        raise _unknown("compile.deepcompile", True, "runs without DeepCompile")
-    _check_optimizer(config)
 
 
 def _check_optimizer(config: Mapping[str, Any]) -> None:
