@@ -74,20 +74,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DeepOptimizerStatesError as error:
         sys.stderr.write(f"plan: {_by_flags(str(error))}\n")
         return 2
-    if "json" in given:
-        out = json.dumps(as_json(workload, machine, prediction, resident, advice), indent=2)
-    else:
-        out = as_text(workload, machine, prediction, resident, advice)
-    sys.stdout.write(out + "\n")
+    what = (workload, machine, prediction, resident, advice)
+    sys.stdout.write(json.dumps(_as_json(*what), indent=2) if "json" in given else _as_text(*what))
+    sys.stdout.write("\n")
     return 0
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of the epilogue, and shows every default."""
+    """Keeps the lines of the epilogue and shows every default."""
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Flags whose ``dest`` is a field of a workload give that field."""
     parser = argparse.ArgumentParser(
         prog="python -m deep_optimizer_states plan",
         description="Predict time and memory of a run, and the best policy.",
@@ -147,11 +144,6 @@ def _add_switches(parser: argparse.ArgumentParser) -> None:
 
 
 def _whole(text: str) -> int:
-    """A whole number, also as ``1e8``."""
-    try:
-        return int(text)
-    except ValueError:
-        pass
     try:
         number = float(text)
     except ValueError:
@@ -166,7 +158,7 @@ def _bytes(text: str) -> int | str:
 
 
 def _by_flags(message: str) -> str:
-    """A message about a workload's fields, about the flags that set them."""
+    """Name in a message the flags instead of the workload's fields that they set."""
     for action in _parser()._actions:
         if "_" in action.dest:
             message = re.sub(rf"\b{action.dest}\b", action.option_strings[0], message)
@@ -174,7 +166,7 @@ def _by_flags(message: str) -> str:
 
 
 def workload_from(given: argparse.Namespace, machine: Machine) -> Workload:
-    """The workload that the arguments ask for.
+    """Return the workload that the arguments ask for.
 
     Args:
         given: The arguments.
@@ -196,7 +188,7 @@ def workload_from(given: argparse.Namespace, machine: Machine) -> Workload:
 
 
 def _policy(given: argparse.Namespace) -> str:
-    """The policy that is asked for; ``--stride`` alone asks for ``stride``."""
+    """Return the policy that is asked for; ``--stride`` alone asks for ``stride``."""
     policy, stride = (getattr(given, name, None) for name in ("policy", "stride"))
     if given.engine != OURS:
         for name, value in (("policy", policy), ("stride", stride)):
@@ -226,22 +218,18 @@ def _check_tiles(workload: Workload) -> None:
         )
 
 
-def as_json(
+def _as_json(
     workload: Workload,
     machine: Machine,
     prediction: Prediction,
     resident: AllResident | None,
     advice: Sequence[str],
 ) -> dict[str, Any]:
-    """The prediction as plain data, beside that of ratio 0 where all state fits on the device."""
     times = ("iteration_s", "forward_s", "backward_s", "update_s", "outside_s", "hidden_s")
     left_out = ("model", "software", "subgroup_numels")
     names = [item.name for item in dataclasses.fields(workload) if item.name not in left_out]
     settings = {name: getattr(workload, name) for name in ["engine", *names]}
-    settings |= {
-        "global_batch_size": workload.samples,
-        "sequence_length": workload.sequence,
-    }
+    settings |= {"global_batch_size": workload.samples, "sequence_length": workload.sequence}
     return {
         "schema_version": SCHEMA_VERSION,
         "simulated": True,
@@ -271,14 +259,13 @@ def as_json(
     }
 
 
-def as_text(
+def _as_text(
     workload: Workload,
     machine: Machine,
     prediction: Prediction,
     resident: AllResident | None,
     advice: Sequence[str],
 ) -> str:
-    """The prediction for a person, and first of all that of ratio 0 where all state fits."""
     times = [
         ("forward", prediction.forward_s),
         ("backward", prediction.backward_s),
@@ -322,7 +309,6 @@ def as_text(
 
 
 def _resident_line(resident: AllResident, prediction: Prediction) -> str:
-    """That there is room for all state on the device, and how much offloading it costs."""
     faster = ""
     if prediction.fits:
         times = prediction.iteration_s / resident.iteration_s
@@ -335,7 +321,7 @@ def _resident_line(resident: AllResident, prediction: Prediction) -> str:
 
 
 def residual_lines(found: Mapping[str, Any]) -> list[str]:
-    """A profile's residuals as text; empty for a profile that was not fitted."""
+    """Return a profile's residuals as lines of text; none for a profile that was not fitted."""
     if not found:
         return []
     lines = [
@@ -350,7 +336,6 @@ def residual_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def _nodes(workload: Workload, machine: Machine) -> list[str]:
-    """A line on what is left out where one node's GPUs are not enough."""
     nodes = num_nodes(workload, machine)
     if nodes == 1:
         return []
@@ -395,7 +380,7 @@ def _engine(workload: Workload, machine: Machine, total_s: float) -> str:
 
 
 def _ratio(workload: Workload, machine: Machine, total_s: float) -> str:
-    """The smallest share in host memory that the device has room for, if it pays."""
+    """Advise the smallest share in host memory that the device has room for, if it pays."""
     if not machine.gpus:
         return ""
     assert machine.device_memory_bytes is not None
@@ -442,7 +427,7 @@ def _subgroups(workload: Workload, machine: Machine, total_s: float) -> str:
 
 
 def _prefetch(workload: Workload, machine: Machine) -> str:
-    """Whether a limit given in bytes is more than there is: memory that training needs."""
+    """Warn of a limit given in bytes that is more than there is: memory that training needs."""
     limit = workload.prefetch_memory_bytes
     room = sum(ahead_room_bytes(workload, machine, workload.policy))
     if not isinstance(limit, int) or limit <= room:
