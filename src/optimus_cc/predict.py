@@ -366,9 +366,9 @@ class _Iteration:
     ) -> Job:
         """Join a ring over ``group``, which begins once all its ranks are there; return its end."""
         sent = ring_bytes(nbytes, len(group)) * self.links.copies
-        ends = [f"{way} {rank}" for rank in group for way in ("out", "in")]
         latency_s = 2 * (len(group) - 1) * self.links.latency_s
-        return self._transfer(key, sent, ends, latency_s, after)[1]
+        # A ring shares no link: its ranks have sent and received all else before they join.
+        return self._transfer(key, sent, [], latency_s, after)[1]
 
     def _transfer(
         self,
@@ -380,7 +380,7 @@ class _Iteration:
     ) -> tuple[Job, Job]:
         """Return the jobs of a transfer, which waits for each end's ``after``."""
         if key not in self._transfers:
-            draws = dict.fromkeys(ends, 1.0) if nbytes else {}
+            draws = dict.fromkeys(ends, 1.0)
             channel = f"{key[:3]}"  # of which a message leaves when the one before it has left
             transfer = Job(channel, "transfer", nbytes, self.links.bytes_per_s, draws)
             arrival = Job(f"arrival {channel}", "arrival", latency_s, after=(transfer,))

@@ -112,7 +112,7 @@ def test_just_in_time_forward_hides_part_of_the_update():
         predict(of(policy="dynamic", just_in_time_forward=on), H100) for on in (True, False)
     )
     assert open_.hidden_s == 0
-    assert 0 < hidden.hidden_s <= hidden.update_s
+    assert 0 < hidden.hidden_s <= hidden.forward_s < hidden.update_s
     assert hidden.iteration_s == pytest.approx(open_.iteration_s - hidden.hidden_s)
 
 

@@ -134,7 +134,8 @@ def test_a_dynamic_split_updates_first_what_is_needed_first():
 
 
 def test_no_slot_is_prefetched_into_before_its_flush():
-    run = simulate_update(of(), MACHINE, "all-device")
+    slow = with_rates(d2h_bytes_per_s=MACHINE.rates.d2h_bytes_per_s / 4)
+    run = simulate_update(of(), slow, "all-device")
     flushed = [job for job in run.jobs if job.lane == "D2H"]
     prefetched = sorted((job for job in run.jobs if job.lane == "H2D"), key=lambda j: j.begin_s)
     for done, later in zip(flushed, prefetched[3:], strict=False):
@@ -329,11 +330,20 @@ def test_state_ahead_keeps_to_its_memory():
     size = STATE_BYTES + 2
     few = simulated(prefetch_memory_bytes=3 * size * max(numels))
     assert len(ahead(few)) == 3
-    always, freed = ahead_room_bytes(early_of(), H200, "all-host")
-    assert freed > 0
-    for limit in ("auto", 10 * int(always + freed)):
-        most = ahead(simulated(prefetch_memory_bytes=limit))
-        assert 0 < sum(numels[tile] * size for tile in most) <= always + freed, limit
+    full = dataclasses.replace(H200, device_memory_bytes=2e10)
+    always, freed = ahead_room_bytes(early_of(), full, "all-host")
+    assert always == 0 < freed
+    for limit in ("auto", 10 * int(freed)):
+        workload = early_of(prefetch_memory_bytes=limit)
+        sent = ahead(simulate_update(workload, full, "all-host"))
+        assert 0 < sum(numels[tile] * size for tile in sent) <= freed, limit
+
+
+def test_few_tiles_are_on_their_way_ahead_at_one_time(monkeypatch):
+    """Without a limit, the negative control, some are sent that backward has stepped by then."""
+    few = simulated(**EARLY | AUTO)
+    monkeypatch.setattr(update, "MOST_UNDER_WAY", 10**6)
+    assert len(ahead(few)) < len(ahead(simulated(**EARLY | AUTO)))
 
 
 def test_a_policy_that_gives_tiles_to_the_device_sends_those_ahead():
@@ -342,11 +352,15 @@ def test_a_policy_that_gives_tiles_to_the_device_sends_those_ahead():
     assert set(ahead(run)) <= schedule_of(early_of("stride", stride=4), "stride").device_tiles
 
 
-def test_gradients_go_home_beside_the_state_and_take_the_same_link():
-    jobs = simulated("stride", **EARLY).jobs
-    flushes = [job for job in jobs if job.lane == "grads"]
-    assert flushes
+@pytest.mark.parametrize("policy", ["stride", "dynamic"])
+def test_gradients_go_home_beside_the_state_unless_the_device_surely_needs_them(policy):
+    run = simulated(policy, **EARLY)
+    flushes = [job for job in run.jobs if job.lane == "grads"]
     assert all(job.draws["d2h"] == 2 for job in flushes)
+    schedule = schedule_of(early_of(policy), policy)
+    home = {int(job.what.split()[1]) for job in flushes}
+    assert home == set(range(len(schedule.tiles))) - schedule.device_tiles
+    assert bool(schedule.device_tiles) == (policy == "stride")
 
 
 def test_without_a_gpu_nothing_runs_in_backward():
