@@ -7,7 +7,7 @@ import pytest
 from predicted_software import SOFTWARE
 
 from deep_optimizer_states.predict import policy as module, predict as predict_module
-from deep_optimizer_states.predict.machine import MachineError, load_machine
+from deep_optimizer_states.predict.machine import MachineError, load_machine, machine_names
 from deep_optimizer_states.predict.memory.offload import (
     CONTEXT_BYTES,
     GIB,
@@ -17,7 +17,7 @@ from deep_optimizer_states.predict.memory.offload import (
 )
 from deep_optimizer_states.predict.model import load_model
 from deep_optimizer_states.predict.phases import phases_of
-from deep_optimizer_states.predict.policy import WORTH, choose_policy
+from deep_optimizer_states.predict.policy import choose_policy
 from deep_optimizer_states.predict.predict import all_resident, bound_update_s, predict
 from deep_optimizer_states.predict.update import simulate_update
 from deep_optimizer_states.predict.workload import Workload, WorkloadError, schedule_of
@@ -116,17 +116,19 @@ def test_just_in_time_forward_hides_part_of_the_update():
     assert hidden.iteration_s == pytest.approx(open_.iteration_s - hidden.hidden_s)
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 8, 32])
-@pytest.mark.parametrize("model", ["7B", "20B"])
-def test_auto_is_about_the_shortest_iteration_of_all_policies(model, micro_batch_size):
-    fields = {"micro_batch_size": micro_batch_size, "materialized_attention": False}
-    auto = predict(of(model, **fields), H100)
-    strides = [("stride", stride) for stride in range(2, len(of(model).subgroups) + 1)]
-    for name, stride in [*strides, ("all-host", 1), ("all-device", 1), ("dynamic", 1)]:
-        other = predict(of(model, policy=name, stride=stride, **fields), H100)
-        more = other.iteration_s - auto.iteration_s
-        assert more >= -2 * WORTH * (auto.update_s - auto.hidden_s) - 1e-9
-        if other.iteration_s < auto.iteration_s - 1e-9:
+@pytest.mark.parametrize("micro_batch_size", [1, 8])
+@pytest.mark.parametrize("name", machine_names())
+def test_auto_is_within_a_twentieth_of_the_best_policy_on_every_profile(name, micro_batch_size):
+    machine = load_machine(name)
+    fields = {"dp": max(1, machine.gpus), "micro_batch_size": micro_batch_size}
+    workload = of("7B" if machine.gpus else "tiny", materialized_attention=False, **fields)
+    auto = predict(workload, machine)
+    strides = [("stride", stride) for stride in range(2, min(9, len(workload.subgroups) + 1))]
+    for policy, stride in [*strides, ("all-host", 1), ("all-device", 1), ("dynamic", 1)]:
+        settled = dataclasses.replace(workload, policy=policy, stride=stride)
+        other = predict(settled, machine)
+        assert auto.iteration_s <= 1.05 * other.iteration_s
+        if machine.gpus and other.iteration_s < auto.iteration_s - 1e-9:
             assert "a gain under 3% is not taken" in auto.policy
 
 
