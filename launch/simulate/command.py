@@ -54,8 +54,6 @@ VALUES = "values.json"
 OOM = {"GPU memory": "oom-device", "host memory": "oom-host"}
 """Status of a run that lacks it, by how the performance model begins to say so."""
 _TIMED = ("iteration", "forward", "backward", "update", "bound")
-
-
 PUBLISHED_FILE = "published.csv"
 _COLUMNS = ("sweep", "machine", "quantity", "value")
 """Beside them, columns are fields of the point that a value is of."""
