@@ -1,13 +1,11 @@
 """What must hold of a prediction whatever the rates are."""
 
 import dataclasses
-import math
 
-from hypothesis import assume, example, given, settings, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from predicted_software import SOFTWARE
 
 from deep_optimizer_states.plan import Plan
-from deep_optimizer_states.predict import policy as module
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.model import ModelShape
 from deep_optimizer_states.predict.policy import choose_policy
@@ -66,10 +64,6 @@ def workloads(
     )
 
 
-EVEN = Workload(SHAPE, stride=1, tile_numel=2**16, subgroup_numels=(10**6,) * 5)
-LONGER_THAN_THE_MODEL = dataclasses.replace(EVEN, tile_numel=2**20, subgroup_numels=(10**7,) * 28)
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     workloads() | workloads(("zero3", "ours"), ON_THE_HOST), machines(), st.sampled_from(POLICIES)
@@ -104,26 +98,6 @@ def test_the_chosen_policy_is_about_the_fastest(workload, machine):
     whole = dataclasses.replace(workload, **known)
     for policy in ("all-host", "all-device", "dynamic"):
         assert choice.seconds <= 1.06 * simulate_update(whole, machine, policy).seconds
-
-
-@settings(max_examples=25, deadline=None)
-@example(LONGER_THAN_THE_MODEL, BASE, True)
-@given(workloads(engines=("ours",)), machines(), st.sampled_from([None, False, True]))
-def test_no_stride_is_better_than_the_one_that_is_found(workload, machine, forward):
-    """Against every stride, one by one; ``forward`` says whether one is known and just in time."""
-    knows_model = forward is not None
-    workload = dataclasses.replace(workload, just_in_time_forward=bool(forward))
-    timed = [
-        module._time(
-            dataclasses.replace(workload, policy="stride", stride=stride), machine, knows_model
-        )
-        for stride in range(2, min(len(workload.subgroups), module.MAX_STRIDE) + 1)
-    ]
-    least = min((item.shown_s for item in timed), default=math.inf)
-    found = module._best_stride(workload, machine, knows_model, math.inf)
-    assert (found.shown_s if found else math.inf) == least
-    limited = module._best_stride(workload, machine, knows_model, least)
-    assert limited is None
 
 
 @settings(max_examples=25, deadline=None)
