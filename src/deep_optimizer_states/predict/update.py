@@ -65,12 +65,8 @@ class UpdateRun:
     plan: Plan  # what ran where, in issue order
     jobs: list[Job]  # what the lanes did, in the order in which it ended, on their own clock
     begin_s: float  # of the update on that clock: 0 unless something ran in backward
-    ready_s: Mapping[
-        int, float
-    ]  # from its start until a tile's 16-bit weights were where they live
-    binding: (
-        str  # the resource that has most to do: the update lasts at least as long as that takes
-    )
+    ready_s: Mapping[int, float]  # until a tile's 16-bit weights were where they live
+    binding: str  # the resource that has most to do, which the update lasts at least as long as
 
     def busy_s(self, lane: str) -> float:
         """Return the time that a lane worked."""

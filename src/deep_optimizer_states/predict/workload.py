@@ -47,9 +47,7 @@ class StockOffload:
     # at the rate of pageable memory.
     hides_flush: bool = True
     keeps_last: bool = False  # at a ratio below 1 the last subgroups are resident, not the first
-    blocking_rate: str = (
-        "h2d_bytes_per_s"  # name of the rate of copies that a host thread waits for
-    )
+    blocking_rate: str = "h2d_bytes_per_s"  # of copies that a host thread waits for
     slots: int = 0  # subgroups that pass through the device at once
     # After each of the CPU's steps a host thread copies fp32 weights to the device; else 16-bit
     # weights are sent behind the next step.
@@ -149,17 +147,9 @@ class Workload:
     def __post_init__(self) -> None:
         for name, known in (("policy", POLICIES), ("dtype", DTYPES)):
             one_of(name, getattr(self, name), known)
-        for name, least in (
-            ("dp", 1),
-            ("tp", 1),
-            ("micro_batch_size", 1),
-            ("accumulation", 1),
-            ("global_batch_size", 0),
-            ("sequence_length", 0),
-            ("stride", 1),
-            ("subgroup_numel", 1),
-            ("tile_numel", 16),
-        ):
+        positive = ("dp", "tp", "micro_batch_size", "accumulation", "stride", "subgroup_numel")
+        leasts = dict.fromkeys(positive, 1) | {"global_batch_size": 0, "sequence_length": 0}
+        for name, least in (leasts | {"tile_numel": 16}).items():
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise WorkloadError(f"{name} = {value!r}: give a whole number of at least {least}")
