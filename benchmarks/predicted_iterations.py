@@ -13,8 +13,7 @@ from typing import Any
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.model import ModelShape, load_model
 from deep_optimizer_states.predict.predict import Prediction, predict
-from deep_optimizer_states.predict.stock import STOCK
-from deep_optimizer_states.predict.workload import Workload
+from deep_optimizer_states.predict.workload import STOCK, Workload
 
 SHAPE_14B = ModelShape("14B", 5120, 13824, 48, 40, 8, vocab_size=152064)
 """Sizes of a published model of 14.8 billion parameters."""

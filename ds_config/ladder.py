@@ -13,8 +13,7 @@ from deep_optimizer_states.predict.memory.peaks import Peaks, peaks_of
 from deep_optimizer_states.predict.memory.setting import setting_of
 from deep_optimizer_states.predict.model import ModelShape
 from deep_optimizer_states.predict.predict import predict
-from deep_optimizer_states.predict.stock import STOCK
-from deep_optimizer_states.predict.workload import Workload
+from deep_optimizer_states.predict.workload import STOCK, Workload
 
 USABLE = 0.97
 """Share of a memory that a run may take."""

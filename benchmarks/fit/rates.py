@@ -20,8 +20,9 @@ from benchmarks.fit.rows import Observation
 from deep_optimizer_states.predict.machine import Curve, Machine
 from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.workload import StockOffload
-from launch.simulate.paper_software import BASELINE, HYBRID
+from launch.simulate.workloads import paper_software
 
+BASELINE, HYBRID = paper_software()[""], paper_software()["stride"]
 TOLERANCE = 0.05
 """Errors below it count by their square, larger ones by their size: published forwards differ by a
 factor of two between runs of the same model."""

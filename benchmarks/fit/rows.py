@@ -15,7 +15,7 @@ from pathlib import Path
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.model import load_model
 from deep_optimizer_states.predict.workload import Workload
-from launch.simulate.paper_software import BASELINE, HYBRID
+from launch.simulate.workloads import paper_software
 
 MODELS = ("7B", "8.3B", "10B")
 RANKS = 4
@@ -85,7 +85,7 @@ def _observe(row: Mapping[str, str]) -> Observation | None:
     stride, ratio = int(row["stride"]), float(row["offload_ratio"])
     workload = Workload(
         load_model(model)[0],
-        HYBRID if stride else BASELINE,
+        paper_software()["stride" if stride else ""],
         dp=RANKS,
         stride=stride or 2,
         offload_ratio=ratio,

@@ -18,7 +18,7 @@ from launch.fit.machine import Machine
 from launch.records.identity import settings_key
 from launch.records.ledger import Record
 from launch.simulate.workloads import AsOf, workload_of
-from optimus_cc.predict.workload import PredictionError
+from optimus_cc.predict import PredictionError
 
 START_S = {True: 45.0, False: 7.0}
 """From the launch to the first iteration, on a GPU or not."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 
 from configs.schema import Point
+from deep_optimizer_states.predict.model import ModelShape, model_from_table
 from launch.ds_json import deepspeed_config
 from launch.trainers.pipeline import COMPRESSION
-from optimus_cc.predict.cluster import ELEMENT_BYTES, load_cluster
-from optimus_cc.predict.pipeline import predict
-from optimus_cc.predict.workload import Model, PredictionError, Workload
+from optimus_cc.predict import ELEMENT_BYTES, PredictionError, Workload, load_cluster, predict
 from optimus_cc.settings import Settings
 
 CLUSTER = "a100x64"
@@ -18,10 +17,24 @@ CLUSTER = "a100x64"
 
 @functools.lru_cache(maxsize=256)
 def iteration_s(point: Point) -> float:
-    """Seconds of an iteration after the warm-up of compression, simulated.
+    """Simulate an iteration after the warm-up of compression; return its seconds.
 
     Args:
         point: of a pipeline without ZeRO; a node holds the shards of one stage.
+
+    Raises:
+        PredictionError: the model or its type is not one that is predicted.
+    """
+    workload = workload_of(point)
+    settings = Settings(**deepspeed_config(point).get(COMPRESSION, {}))
+    cluster = load_cluster(CLUSTER)
+    times = cluster.times(workload, settings, point.dtype)
+    links = cluster.links(cluster.link_gbit, copies=point.tp)
+    return predict(workload, settings, times, links).iteration_s
+
+
+def workload_of(point: Point) -> Workload:
+    """Return the iteration of a point, as it is predicted.
 
     Raises:
         PredictionError: the model or its type is not one that is predicted.
@@ -33,9 +46,9 @@ def iteration_s(point: Point) -> float:
         raise PredictionError(
             f"dtype = '{point.dtype}': {' and '.join(ELEMENT_BYTES)} are predicted"
         )
-    names = ("hidden", "layers", "heads", "ffn", "seq_length", "vocab_size", "kv_heads")
-    workload = Workload(
-        model=Model(model.name, **{name: getattr(model, name) for name in names}),
+    names = set(ModelShape.__dataclass_fields__)
+    return Workload(
+        model=model_from_table(model.model_dump(include=names)),
         pp=point.pp,
         dp=point.dp,
         tp=point.tp,
@@ -44,8 +57,3 @@ def iteration_s(point: Point) -> float:
         element_bytes=ELEMENT_BYTES[point.dtype],
         recomputes=point.activation_checkpointing,
     )
-    settings = Settings(**deepspeed_config(point).get(COMPRESSION, {}))
-    cluster = load_cluster(CLUSTER)
-    times = cluster.times(workload, settings, point.dtype)
-    links = cluster.links(cluster.link_gbit, copies=point.tp)
-    return predict(workload, settings, times, links).iteration_s

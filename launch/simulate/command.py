@@ -1,22 +1,31 @@
 """``--simulate``: every point of a sweep predicted from a machine's rates, in seconds.
 
 Nothing is run, and nothing in the folders of measured sweeps is touched: what comes out lies in
-``RESULTS/simulated-MACHINE/SWEEP`` and says in every table, figure and heading what it is.
+``RESULTS/simulated-MACHINE/SWEEP``, in the layout of runs that did run (docs/design.md), and says
+in every table, figure and heading what it is. Beside it stand the values that others published of
+the same points: ``published.csv`` of a study.
 """
 
 from __future__ import annotations
 
+import csv
+import json
 import re
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from configs.errors import ConfigError
+from pydantic import Field
+
+from configs.errors import ConfigError, explain
+from configs.fields import field_row
 from configs.schema import Point
 from configs.study import Study
 from configs.sweep import Sweep
+from configs.table import Table
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.machine import (
     Machine as Profile,
@@ -28,23 +37,29 @@ from deep_optimizer_states.predict.predict import AllResident, Prediction, all_r
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch import cli
 from launch.records.files import read_json
-from launch.records.run_folder import sweep_dir
-from launch.simulate.folders import (
-    PUBLISHED,
-    SIMULATED,
-    SimulatedSweep,
-    memory_lack,
-    predicted_values,
-    published_values,
-)
-from launch.simulate.published import as_published, published_of, read_published
+from launch.records.identity import settings_key
+from launch.records.run_folder import SCHEMA_VERSION, study_of, sweep_dir
 from launch.simulate.workloads import AsOf, as_of, workload_of
 from launch.task import results_of
+from launch.trainer.log import flops_per_iteration
 
 NOT_SIMULATED = ("loss", "memory", "utilisation")
 """Kinds of figures of what no prediction has."""
 ANY_SIMULATED = "breakdown"
 """Kind of figure that every prediction has."""
+SIMULATED, PUBLISHED = "simulated", "published"
+"""``source`` of a run's figures; a run that was measured has none."""
+VALUES = "values.json"
+"""Holds a run's figures, in place of a log."""
+OOM = {"GPU memory": "oom-device", "host memory": "oom-host"}
+"""Status of a run that lacks it, by how the performance model begins to say so."""
+_TIMED = ("iteration", "forward", "backward", "update", "bound")
+PUBLISHED_FILE = "published.csv"
+_COLUMNS = ("sweep", "machine", "quantity", "value")
+"""Beside them, columns are fields of the point that a value is of."""
+_OF_WHOLE_RUNS = "label"
+"""Column of a file whose values are of whole runs, no point's: ``plots.results`` draws them."""
+_PHASES = ("forward_s", "backward_s", "update_s")
 
 
 @dataclass(frozen=True)
@@ -59,7 +74,7 @@ class Simulation:
 
     @classmethod
     def of(cls, given: Namespace, study: Study) -> Simulation:
-        """From the options of the main job, for a study.
+        """Read the options of the main job, for a study.
 
         Raises:
             ConfigError: An option is missing, or makes no sense without a run.
@@ -88,7 +103,7 @@ class Simulation:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What ``sweep.json`` says of it."""
+        """What ``sweep.json`` says of the machine and its software."""
         profile = self.profile
         return {
             "machine": profile.name,
@@ -99,7 +114,7 @@ class Simulation:
         }
 
     def folder(self, sweep: str) -> Path:
-        """Where a sweep goes."""
+        """Return where a sweep goes."""
         name = re.sub(r"[^A-Za-z0-9._+-]", "-", self.profile.name)
         if not self.is_shipped and name in machine_names():
             name += "-own"
@@ -145,7 +160,7 @@ def simulate_sweep(
         ConfigError: A rate is missing, no point can run, or a folder cannot be written.
     """
     profile = simulation.profile
-    written = SimulatedSweep(simulation.folder(sweep.name), simulation.about)
+    written = _Folder(simulation.folder(sweep.name), simulation.about)
     # What was published is of the paper's software.
     every = read_published(sweep.study) if simulation.when is AsOf.PAPER else []
     points = as_published(sweep, points, every)
@@ -161,10 +176,12 @@ def simulate_sweep(
         cli.say(f"{head}: {_line(found, resident)}")
         if dry_run:
             continue
-        values = predicted_values(point, found, resident, simulation.about)
-        written.add(point, SIMULATED, values, memory_lack(found))
+        values = _predicted_values(point, found, resident, simulation.about)
+        written.add(point, SIMULATED, values, _memory_lack(found))
         if point.name in published:
-            written.add(point, PUBLISHED, published_values(point, published[point.name]))
+            parameters = point.model.num_parameters(point.tp)
+            sizes = {"parameters": parameters, "num_ranks": point.num_ranks}
+            written.add(point, PUBLISHED, {**sizes, **published[point.name]})
     if len(impossible) == len(points):
         raise ConfigError(_why_none(sweep, list(impossible.values())))
     for head, reason in impossible.items():
@@ -177,11 +194,11 @@ def simulate_sweep(
         f"simulated, nothing was run: {len(points) - len(impossible)} points on {profile.name} "
         f"({simulation.when.words}){beside}"
     )
-    return 0 if derive is None or dry_run else derive(written.folder, figures)
+    return 0 if derive is None or dry_run else derive(written.path, figures)
 
 
 def _why_none(sweep: Sweep, reasons: Sequence[str]) -> str:
-    """Why no point of a sweep can be predicted, in a line.
+    """Say in a line why no point of a sweep can be predicted.
 
     Reasons read ``FIELD = VALUE: WHAT IS KNOWN``; each thing that is known is said once, with the
     first value that it leaves out.
@@ -197,14 +214,14 @@ def _why_none(sweep: Sweep, reasons: Sequence[str]) -> str:
 
 
 def _figures(sweep: Sweep) -> list[str]:
-    """Figures of the sweep that a prediction can fill; without any, one that it always can."""
+    """Return the figures that a prediction can fill; without any, one that it always can."""
     kinds = {name: row.kind for name, row in sweep.study.figures.items()}
     found = [name for name in sweep.figures if kinds.get(name) not in NOT_SIMULATED]
     return found or [name for name, kind in kinds.items() if kind == ANY_SIMULATED][:1]
 
 
 def predicted_before(simulation: Simulation, sweep: str) -> frozenset[str]:
-    """Names of the points that the folder of a sweep shows already; none when it cannot be read."""
+    """Return the names of the points that a sweep's folder shows already; none without one."""
     runs = read_json(simulation.folder(sweep) / "sweep.json").get("runs") or ()
     return frozenset(str(run.get("name")) for run in runs)
 
@@ -212,7 +229,7 @@ def predicted_before(simulation: Simulation, sweep: str) -> frozenset[str]:
 def largest_that_fits(
     simulation: Simulation, names: Sequence[str], points_of: Callable[[str], Sequence[Point]]
 ) -> str:
-    """Name of the largest model all of whose points fit the machine.
+    """Return the name of the largest model all of whose points fit the machine.
 
     Args:
         simulation: On what.
@@ -224,7 +241,7 @@ def largest_that_fits(
     """
     for name in reversed(names):
         try:
-            if not any(memory_lack(simulation.predict(point)[0]) for point in points_of(name)):
+            if not any(_memory_lack(simulation.predict(point)[0]) for point in points_of(name)):
                 return name
         except DeepOptimizerStatesError:
             continue
@@ -237,7 +254,7 @@ def _line(found: Prediction, resident: AllResident | None) -> str:
         if resident
         else ""
     )
-    lack = memory_lack(found)
+    lack = _memory_lack(found)
     if lack:
         return f"simulated: does not fit: {lack}{beside}"
     phases = (found.forward_s, found.backward_s, found.update_s)
@@ -246,3 +263,241 @@ def _line(found: Prediction, resident: AllResident | None) -> str:
         f"simulated {1000 * found.iteration_s:.0f} ms (forward + backward + update {parts}), "
         f"bound by {found.binding}{beside}"
     )
+
+
+class _Folder:
+    """A sweep's folder that is being written; what an earlier simulation left is replaced."""
+
+    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
+        self.path = folder
+        self._about = about
+        self._runs: list[dict[str, Any]] = []
+        self._stems: Counter[tuple[str, str]] = Counter()
+
+    def add(self, point: Point, source: str, values: Mapping[str, Any], cause: str = "") -> None:
+        """Write a run's folder.
+
+        Args:
+            point: Named.
+            source: ``simulated`` or ``published``.
+            values: Of ``values.json``.
+            cause: The memory that does not suffice; empty for a run that fits.
+
+        Raises:
+            ConfigError: The folder cannot be made.
+        """
+        stem = point.log_name.removesuffix(".log")
+        self._stems[stem, source] += 1
+        path = self.path / stem / f"{source}-{self._stems[stem, source]:03d}"
+        status = OOM[cause.partition(":")[0]] if cause else "ok"
+        run = {
+            "schema_version": SCHEMA_VERSION,
+            "run_id": f"{stem}/{path.name}",
+            "source": source,
+            "point": point.model_dump(mode="json"),
+            "study": study_of(point),
+            "point_key": f"{settings_key(point)}-{source}",
+            "repeat": 1,
+            "log": VALUES,
+        }
+        files = {"run.json": run, VALUES: {"schema_version": SCHEMA_VERSION, **values}}
+        if source == SIMULATED:
+            files["status.json"] = {"status": status, "cause": cause}
+        self._write(path, files)
+        entry = {"name": point.name, "engine": point.engine, "repeat": 1, "log": VALUES}
+        entry["run_dir"] = path.relative_to(self.path).as_posix()
+        self._runs.append({**entry, "status": status if source == SIMULATED else ""})
+
+    def finish(self, sweep: Sweep, figures: list[str]) -> None:
+        """Write ``sweep.json``.
+
+        Raises:
+            ConfigError: It cannot be written.
+        """
+        index = {
+            "schema_version": SCHEMA_VERSION,
+            "name": sweep.name,
+            "description": sweep.description,
+            "study": sweep.study.as_table(),
+            "figures": figures,
+            "source": SIMULATED,
+            SIMULATED: dict(self._about),
+            "points": [],
+            "runs": self._runs,
+        }
+        self._write(self.path, {"sweep.json": index})
+
+    def _write(self, folder: Path, files: Mapping[str, object]) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, value in files.items():
+                # Anyone can make it again in a second: no care for crashes.
+                text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+                (folder / name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"results folder {str(self.path)!r} cannot be written: {error.strerror}; choose "
+                "another with --results-dir"
+            ) from None
+
+
+def _predicted_values(
+    point: Point, found: Prediction, resident: AllResident | None, about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what ``values.json`` says of a prediction; ``resident`` is that of ratio 0."""
+    tflops = flops_per_iteration(point) / (found.iteration_s * point.num_ranks * 1e12)
+    values = {
+        "about": f"profile {about['machine']}, {about['software']}",
+        "parameters": point.model.num_parameters(point.tp),
+        "num_ranks": point.num_ranks,
+        **{f"{name}_ms": 1000.0 * getattr(found, f"{name}_s") for name in _TIMED},
+        "all_resident_iteration_ms": 1000.0 * resident.iteration_s if resident else None,
+        "tflops": tflops,
+        "host_memory_bytes": found.memory.host_bytes,
+        "device_memory_bytes": found.memory.device_bytes,
+        "page_locked_bytes": found.memory.page_locked_bytes,
+        "fits": found.fits,
+        "shortages": list(found.shortages),
+        "binding": found.binding,
+        "policy": found.policy,
+    }
+    # What does not fit takes no time: a figure shows it as the failure that it would be.
+    untimed = dict.fromkeys([*(f"{name}_ms" for name in _TIMED), "tflops"])
+    return {**values, **untimed} if _memory_lack(found) else values
+
+
+def _memory_lack(found: Prediction) -> str:
+    """Return what does not fit, as ``GPU memory: 95 GiB needed, ...``; empty when it does.
+
+    State that cannot be page-locked only makes copies slower.
+    """
+    lacks = [text for text in found.shortages if text.partition(":")[0] in OOM]
+    return lacks[0].partition(";")[0] if lacks else ""
+
+
+class Published(Table):
+    """One value of a file of published values, whose head explains the quantities."""
+
+    sweep: str
+    """Sweep whose figure it is of."""
+    machine: str
+    """Profile of the machine it was measured on."""
+    fields: dict[str, Any]
+    """Fields of its point as text, those that every published run had among them."""
+    quantity: Literal["forward_s", "backward_s", "update_s", "iterations_99_s", "update_rate"]
+    value: float = Field(gt=0)
+    """In s, or in 1e9 parameters a second."""
+    source: str
+    """Where it was published."""
+
+    def is_of(self, point: Point) -> bool:
+        """Return whether a point was run as this value's run was."""
+        return all(_is_equal(point.value(name), value) for name, value in self.fields.items())
+
+
+def _is_equal(value: object, published: object) -> bool:
+    """Compare a field with one of a file, whose text is a number where the field is."""
+    if isinstance(published, str) and isinstance(value, int | float):
+        return float(value) == float(published)
+    return value == published
+
+
+def read_published(study: Study) -> list[Published]:
+    """Return all values that a study has of points; none where it has no such file.
+
+    Raises:
+        ConfigError: The file cannot be read; names it and the line.
+    """
+    path = (study.folder or Path()) / PUBLISHED_FILE
+    if study.folder is None or study.published is None or not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = csv.DictReader(line for line in lines if not line.startswith("#"))
+    if _OF_WHOLE_RUNS in (rows.fieldnames or ()):
+        return []
+    known = [*_COLUMNS, *study.point_type.model_fields, "accumulation"]
+    for name in rows.fieldnames or ():
+        if name not in known:
+            raise ConfigError(f"{path}: {explain.unknown('column', name, known)}")
+    return [_read_row(row, path, study) for row in rows]
+
+
+def _read_row(row: Mapping[str, str], path: Path, study: Study) -> Published:
+    assert study.published is not None
+    fields = {name: text for name, text in row.items() if name not in _COLUMNS}
+    shown = f"{path}: {','.join(str(value) for value in row.values())!r}"
+    for name, text in fields.items():
+        if field_row(study.all_fields, name).type in ("int", "float"):
+            try:
+                float(text)
+            except (TypeError, ValueError):
+                raise ConfigError(f"{shown}: {name} = {text!r} is no number") from None
+    table = {name: text for name, text in row.items() if name in _COLUMNS}
+    more = {"fields": {**study.published.conditions, **fields}, "source": study.published.source}
+    return Published.read({**table, **more}, shown)
+
+
+def published_of(
+    points: Sequence[Point], sweep: str, machine: str, every: Sequence[Published]
+) -> dict[str, dict[str, float | str]]:
+    """Return the published values of a sweep's points, by their names.
+
+    Times are in ms: ``iteration_ms`` has what lies outside the phases too, and is left out where
+    only the phases were published. A value of the sweep's own figure goes before one of another.
+
+    Args:
+        points: Named.
+        sweep: Name of the sweep.
+        machine: Name of the profile.
+        every: What there is.
+    """
+    own = [value for value in every if value.machine == machine]
+    own.sort(key=lambda value: value.sweep != sweep)
+    found: dict[str, dict[str, float | str]] = {}
+    for point in points:
+        values: dict[str, Published] = {}
+        for value in own:
+            if value.is_of(point):
+                values.setdefault(value.quantity, value)
+        fields = _times_ms(values, point)
+        if fields:
+            found[point.name] = {**fields, "about": next(iter(values.values())).source}
+    return found
+
+
+def as_published(sweep: Sweep, points: Sequence[Point], every: Sequence[Published]) -> list[Point]:
+    """Return the points of a sweep of named models, with the fields that published runs had.
+
+    A model's own default may be another: the paper's logs of 7B have subgroups of 100M elements
+    wherever models are compared, and 10M in its run on one GPU. A sweep that says what it wants
+    keeps it.
+    """
+    published, study = sweep.study.published, sweep.study
+    if sweep.leaves_model_open or published is None:
+        return list(points)
+    given = {name for table in (sweep.point, sweep.grid, *sweep.engines) for name in table}
+    own = {
+        name: value
+        for name, value in published.conditions.items()
+        if name in study.fields and name not in given
+    }
+    models = {value.fields.get("model") for value in every}
+    return [
+        point.model_copy(update=own) if point.model.name in models else point for point in points
+    ]
+
+
+def _times_ms(values: Mapping[str, Published], point: Point) -> dict[str, float | str]:
+    times = {name: values[name].value for name in _PHASES if name in values}
+    if "update_rate" in values and (
+        "update_s" not in times or values["update_rate"].sweep != values["update_s"].sweep
+    ):
+        # The rate counts the model by its name, "7B" as 7e9; the time is what was measured.
+        named = float(point.model.name.rstrip("B"))
+        times["update_s"] = named / values["update_rate"].value
+    fields: dict[str, float | str] = {
+        name.replace("_s", "_ms"): 1000.0 * seconds for name, seconds in times.items()
+    }
+    if "iterations_99_s" in values:
+        fields["iteration_ms"] = 1000.0 * values["iterations_99_s"].value / 99
+    return fields

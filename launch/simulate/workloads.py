@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
+import tomllib
 from collections.abc import Mapping
 from typing import Any
 
 from configs.schema import Point
+from configs.study import default_study
 from configs.templates import filled
 from deep_optimizer_states.config import read_settings, translate_paper_keys
 from deep_optimizer_states.errors import ConfigError
@@ -22,15 +25,15 @@ from deep_optimizer_states.predict.memory.architecture import (
 )
 from deep_optimizer_states.predict.memory.setting import Setting, setting_of
 from deep_optimizer_states.predict.model import ModelShape, model_from_table
-from deep_optimizer_states.predict.stock import STOCK
-from deep_optimizer_states.predict.workload import Workload, WorkloadError
+from deep_optimizer_states.predict.workload import STOCK, StockOffload, Workload, WorkloadError
 from launch.ds_json import deepspeed_config
-from launch.simulate.paper_software import paper_software_of
 
 PAPER_MACHINES = ("a100x4", "h100x4")
 """Profiles fitted to the paper's figures, and so to its software."""
 DEFAULT_SUBGROUP_NUMEL = 1_000_000_000
 """DeepSpeed's default ``sub_group_size``, in elements."""
+PAPER_SOFTWARE = "software.toml"
+"""File of the default study that describes the paper's software."""
 ZERO_KEYS = {"stage", "offload_optimizer", "offload_param", "sub_group_size"}
 """Keys of ``zero_optimization`` that a prediction depends on."""
 OFFLOAD_KEYS = {"device", "ratio"}
@@ -68,14 +71,14 @@ _WORDS = {
 
 
 def as_of(word: str | None, machine: str) -> AsOf:
-    """The software that was asked for, or else that to which a machine's rates were fitted."""
+    """Return the software that was asked for, else that to which the rates were fitted."""
     if word is not None:
         return AsOf(word)
     return AsOf.PAPER if machine in PAPER_MACHINES else AsOf.TODAY
 
 
 def workload_of(point: Point, when: AsOf) -> Workload:
-    """The workload that a run of ``point`` would be.
+    """Return the workload that a run of ``point`` would be.
 
     Args:
         point: Gives the model, the ranks and the batch; the rest is in the JSON made of it.
@@ -127,7 +130,7 @@ def setting_of_point(
     architecture: Architecture | None = None,
     **others: Any,  # noqa: ANN401
 ) -> Setting:
-    """The run that a point would be, for its memory alone: any stage, with or without offload.
+    """Return the run that a point would be, for its memory alone: any stage, any offload.
 
     Args:
         point: Gives the model, the ranks and the batch; the rest is in the JSON made of it.
@@ -153,20 +156,20 @@ def setting_of_point(
 
 
 def gpt_of(point: Point) -> Architecture:
-    """A point's GPT as megatron-core builds it, of one tensor-parallel rank."""
+    """Return a point's GPT as megatron-core builds it, of one tensor-parallel rank."""
     shape = model_from_table(point.model.model_dump(include=set(ModelShape.__dataclass_fields__)))
     make = architecture_of_shape if point.model.architecture == "llama" else gpt2_of_shape
     return make(shape, point.tp)
 
 
 def _taken_share(point: Point) -> float:
-    """Share of each device's time that companions take."""
+    """Return the share of each device's time that companions take."""
     rows = point.study.companions.values() if point.study else ()
     return sum(float(filled(row.device_share, point.values) or 0.0) for row in rows)
 
 
 def _shape_of(point: Point) -> ModelShape:
-    """The model as the performance model knows models.
+    """Return the model as the performance model knows models.
 
     Raises:
         WorkloadError: The model is built otherwise, and so has other parameters.
@@ -181,24 +184,41 @@ def _shape_of(point: Point) -> ModelShape:
     return shape
 
 
+@functools.cache
+def paper_software() -> dict[str, StockOffload]:
+    """Return the modes of the paper's software by the policy of today's plugin; "" for stock."""
+    folder = default_study().folder
+    assert folder is not None
+    table = tomllib.loads((folder / PAPER_SOFTWARE).read_text(encoding="utf-8"))
+    return {
+        policy: StockOffload(**{key: value for key, value in mode.items() if key != "policies"})
+        for mode in table.values()
+        for policy in mode["policies"]
+    }
+
+
 def _with_paper_software(workload: Workload) -> Workload:
     if workload.weights_on_host:
         raise WorkloadError(
             "offload_param.device = 'cpu': the paper's software was measured with weights on the "
             "device alone; predict today's with --as-of today"
         )
-    if workload.software is not None:
-        return dataclasses.replace(workload, software=paper_software_of(""))
-    if workload.just_in_time_forward:
+    policy, modes = workload.policy if workload.software is None else "", paper_software()
+    if policy and workload.just_in_time_forward:
         raise WorkloadError(
             "just_in_time_forward = true: the paper's software has no such forward; predict "
             "today's with --as-of today"
         )
-    return dataclasses.replace(workload, software=paper_software_of(workload.policy))
+    if policy not in modes:
+        raise WorkloadError(
+            f"policy = {policy!r}: the paper's software has no such policy; predict today's with "
+            "--as-of today"
+        )
+    return dataclasses.replace(workload, software=modes[policy])
 
 
 def _offload_ratio(config: Mapping[str, Any], zero: Mapping[str, Any]) -> float:
-    """DeepSpeed's own share of the state in host memory.
+    """Return DeepSpeed's own share of the state in host memory.
 
     Raises:
         WorkloadError: The optimizer is not offloaded to the host by ZeRO-3 as the model knows it.
@@ -211,29 +231,19 @@ def _offload_ratio(config: Mapping[str, Any], zero: Mapping[str, Any]) -> float:
         what = "an optimizer that is offloaded to the CPU"
         raise _unknown("offload_optimizer.device", offload.get("device"), what)
     _only_known(offload, OFFLOAD_KEYS, "offload_optimizer")
-    _check_software(config)
+    if (config.get("compile") or {}).get("deepcompile"):
+        raise _unknown("compile.deepcompile", True, "runs without DeepCompile")
+    _check_optimizer(config)
     return float(offload.get("ratio", 1.0))
 
 
 def _has_weights_on_host(zero: Mapping[str, Any]) -> bool:
-    """Whether 16-bit weights live in host memory.
-
-    Raises:
-        WorkloadError: They live elsewhere than the model knows.
-    """
     offload = zero.get("offload_param") or {}
     device = offload.get("device", "none")
     if device not in ("none", "cpu"):
         raise _unknown("offload_param.device", device, "weights on the device or in host memory")
     _only_known(offload, OFFLOAD_KEYS, "offload_param")
     return bool(device == "cpu")
-
-
-def _check_software(config: Mapping[str, Any]) -> None:
-    """Refuse whose time is not known: a compiler that moves state, other optimizers."""
-    if (config.get("compile") or {}).get("deepcompile"):
-        raise _unknown("compile.deepcompile", True, "runs without DeepCompile")
-    _check_optimizer(config)
 
 
 def _check_optimizer(config: Mapping[str, Any]) -> None:

@@ -16,9 +16,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["predict"]:
-        from optimus_cc.predict import cli
+        from optimus_cc import predict
 
-        return cli.main(words[1:])
+        return predict.main(words[1:])
     asked = words[:1] in (["-h"], ["--help"])
     out = sys.stdout if asked else sys.stderr
     if words and not asked:

@@ -14,11 +14,11 @@ from trainer_runs import ROOT, write_corpus
 from configs.errors import ConfigError
 from configs.study import load_study
 from launch import evaluate
+from launch.fit.pipelines import workload_of
 from launch.trainers.pipeline import PipelineTrainer
 from optimus_cc import Settings
 from optimus_cc.memory import state_bytes
-from optimus_cc.predict.fit import FREE, read_run
-from optimus_cc.predict.pipeline import Times, predict
+from optimus_cc.predict import Links, Times, predict
 
 pytestmark = pytest.mark.slow
 WORKER = Path(__file__).resolve().parents[1] / "support" / "pipeline_worker.py"
@@ -235,11 +235,16 @@ def test_bytes_of_an_iteration_are_those_of_its_messages(events):
 @pytest.mark.parametrize("name", ["replicas", "schemes", "bf16", "four-stages"])
 def test_a_predicted_iteration_sends_what_the_trained_one_sent(folders, name):
     """All kinds, to the byte, after the warm-up of the gradients' compression."""
-    run = read_run(folders / name)
-    free = Times(*([0.0] * run.workload.pp for _ in range(4)))
-    found = predict(run.workload, run.settings, free, FREE)
-    assert found.sent_bytes == run.sent_bytes
-    assert all(run.sent_bytes[kind] for kind in ("forward", "backward", "embedding"))
+    run = json.loads((folders / name / "run.json").read_text())
+    config = json.loads((folders / name / "ds_config.json").read_text())
+    workload = workload_of(load_study("optimus-cc").make_point(run["point"]))
+    free = Times(*([0.0] * workload.pp for _ in range(4)))
+    settings = Settings(**config.get("optimus_cc", {}))
+    predicted = predict(workload, settings, free, Links(1e30, 0.0)).sent_bytes
+    lines = (folders / name / "metrics.jsonl").read_text().splitlines()
+    last = [event for event in map(json.loads, lines) if event["event"] == "iteration"][-1]
+    assert predicted == {kind: last[f"{kind}_bytes"] for kind in predicted}
+    assert all(predicted[kind] for kind in ("forward", "backward", "embedding"))
 
 
 def test_gradients_are_compressed_after_the_warm_up(events):

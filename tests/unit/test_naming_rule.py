@@ -20,7 +20,6 @@ OWN_WORDS = {
     "launch/run_megatron.py": "belongs to the trainer of the paper's fork",
     "launch/config_n_run.py": "the paper's flags",
     "launch/simulate/workloads.py": "fields of the plugin's performance model",
-    "launch/simulate/paper_software.py": "the paper's software in the performance model",
     "benchmarks/bound.py": "fields of the plugin's performance model",
     "launch/hog.py": "the paper's co-process, which a study names as its companion",
     "parse/log/name.py": "reads the names of the paper's logs",

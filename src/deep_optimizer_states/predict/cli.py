@@ -18,6 +18,8 @@ from deep_optimizer_states.predict.machine import (
     load_machine,
     machine_names,
 )
+from deep_optimizer_states.predict.memory.offload import HEADROOM, ahead_room_bytes, memory_of
+from deep_optimizer_states.predict.memory.peaks import CONTEXT_BYTES, GIB
 from deep_optimizer_states.predict.model import load_model, model_names
 from deep_optimizer_states.predict.predict import (
     AllResident,
@@ -25,17 +27,27 @@ from deep_optimizer_states.predict.predict import (
     all_resident,
     predict,
 )
-from deep_optimizer_states.predict.rank import num_nodes
-from deep_optimizer_states.predict.stock import STOCK
-from deep_optimizer_states.predict.workload import OURS, POLICIES, Workload, WorkloadError, one_of
+from deep_optimizer_states.predict.rank import num_nodes, rank_of
+from deep_optimizer_states.predict.workload import (
+    OURS,
+    POLICIES,
+    STATE_BYTES,
+    STOCK,
+    Workload,
+    WorkloadError,
+    one_of,
+)
 
-GIB = 2**30
 SCHEMA_VERSION = 1
 ENGINES = {STOCK.name: STOCK, OURS: None}
 SUBGROUP_NUMEL = 100_000_000
 """As in the published runs of every model."""
 MAX_TILES = 10_000
 """Of a rank; each is simulated, for every policy and every setting that is weighed."""
+RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
+SUBGROUPS = (10_000_000, 50_000_000, 100_000_000, 200_000_000, 500_000_000)
+GAIN = 0.02
+"""A change that gains less is not advised."""
 INTERRUPTED = 130
 """The exit status of what Ctrl-C ended, as shells have it."""
 _EPILOG = """\
@@ -53,28 +65,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         machine = load_machine(given.machine)
         workload = workload_from(given, machine)
-        prediction = predict(workload, machine, with_advice=True)
+        prediction = predict(workload, machine)
         resident = all_resident(workload, machine)
+        advice = advise(prediction.settled, machine, prediction.iteration_s)
     except KeyboardInterrupt:
         sys.stderr.write("plan: interrupted\n")
         return INTERRUPTED
     except DeepOptimizerStatesError as error:
         sys.stderr.write(f"plan: {_by_flags(str(error))}\n")
         return 2
-    if "json" in given:
-        out = json.dumps(as_json(workload, machine, prediction, resident), indent=2)
-    else:
-        out = as_text(workload, machine, prediction, resident)
-    sys.stdout.write(out + "\n")
+    what = (workload, machine, prediction, resident, advice)
+    sys.stdout.write(json.dumps(_as_json(*what), indent=2) if "json" in given else _as_text(*what))
+    sys.stdout.write("\n")
     return 0
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of the epilogue, and shows every default."""
+    """Keeps the lines of the epilogue and shows every default."""
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Flags whose ``dest`` is a field of a workload give that field."""
     parser = argparse.ArgumentParser(
         prog="python -m deep_optimizer_states plan",
         description="Predict time and memory of a run, and the best policy.",
@@ -118,10 +128,6 @@ def _add_switches(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = f"{ours} end the update before forward"
     add("--no-just-in-time", dest="just_in_time_forward", action=off, help=text)
-    text = f"{ours} DeepSpeed's throughput timer waits for the whole device in each step"
-    add("--timer-synchronizes", action=on, help=text)
-    text = f"{ours} issue all work of the GPU before the first step of the CPU"
-    add("--issue-all-first", dest="issues_all_first", action=on, help=text)
     text = f"{ours} gradients of what the GPU updates go to the host and come back"
     add("--no-device-grads", dest="keeps_device_grads", action=off, help=text)
     text = f"{ours} update a tile in backward, once its gradients are final (no clipping)"
@@ -138,11 +144,6 @@ def _add_switches(parser: argparse.ArgumentParser) -> None:
 
 
 def _whole(text: str) -> int:
-    """A whole number, also as ``1e8``."""
-    try:
-        return int(text)
-    except ValueError:
-        pass
     try:
         number = float(text)
     except ValueError:
@@ -157,7 +158,7 @@ def _bytes(text: str) -> int | str:
 
 
 def _by_flags(message: str) -> str:
-    """A message about a workload's fields, about the flags that set them."""
+    """Name in a message the flags instead of the workload's fields that they set."""
     for action in _parser()._actions:
         if "_" in action.dest:
             message = re.sub(rf"\b{action.dest}\b", action.option_strings[0], message)
@@ -165,7 +166,7 @@ def _by_flags(message: str) -> str:
 
 
 def workload_from(given: argparse.Namespace, machine: Machine) -> Workload:
-    """The workload that the arguments ask for.
+    """Return the workload that the arguments ask for.
 
     Args:
         given: The arguments.
@@ -187,7 +188,7 @@ def workload_from(given: argparse.Namespace, machine: Machine) -> Workload:
 
 
 def _policy(given: argparse.Namespace) -> str:
-    """The policy that is asked for; ``--stride`` alone asks for ``stride``."""
+    """Return the policy that is asked for; ``--stride`` alone asks for ``stride``."""
     policy, stride = (getattr(given, name, None) for name in ("policy", "stride"))
     if given.engine != OURS:
         for name, value in (("policy", policy), ("stride", stride)):
@@ -217,18 +218,18 @@ def _check_tiles(workload: Workload) -> None:
         )
 
 
-def as_json(
-    workload: Workload, machine: Machine, prediction: Prediction, resident: AllResident | None
+def _as_json(
+    workload: Workload,
+    machine: Machine,
+    prediction: Prediction,
+    resident: AllResident | None,
+    advice: Sequence[str],
 ) -> dict[str, Any]:
-    """The prediction as plain data, beside that of ratio 0 where all state fits on the device."""
     times = ("iteration_s", "forward_s", "backward_s", "update_s", "outside_s", "hidden_s")
     left_out = ("model", "software", "subgroup_numels")
     names = [item.name for item in dataclasses.fields(workload) if item.name not in left_out]
     settings = {name: getattr(workload, name) for name in ["engine", *names]}
-    settings |= {
-        "global_batch_size": workload.samples,
-        "sequence_length": workload.sequence,
-    }
+    settings |= {"global_batch_size": workload.samples, "sequence_length": workload.sequence}
     return {
         "schema_version": SCHEMA_VERSION,
         "simulated": True,
@@ -244,7 +245,7 @@ def as_json(
         "binding": prediction.binding,
         "bound_s": prediction.bound_s,
         "policy": prediction.policy,
-        "advice": prediction.advice,
+        "advice": advice,
         "machine": {
             "name": machine.name,
             "source": machine.source,
@@ -258,10 +259,13 @@ def as_json(
     }
 
 
-def as_text(
-    workload: Workload, machine: Machine, prediction: Prediction, resident: AllResident | None
+def _as_text(
+    workload: Workload,
+    machine: Machine,
+    prediction: Prediction,
+    resident: AllResident | None,
+    advice: Sequence[str],
 ) -> str:
-    """The prediction for a person, and first of all that of ratio 0 where all state fits."""
     times = [
         ("forward", prediction.forward_s),
         ("backward", prediction.backward_s),
@@ -299,13 +303,12 @@ def as_text(
     ]
     lines += [f"    {lack}" for lack in prediction.shortages]
     lines += ["", "advice"]
-    lines += [f"  {sentence}" for sentence in prediction.advice]
+    lines += [f"  {sentence}" for sentence in advice]
     residuals = residual_lines(machine.residuals)
     return "\n".join([*lines, *([""] if residuals else []), *residuals])
 
 
 def _resident_line(resident: AllResident, prediction: Prediction) -> str:
-    """That there is room for all state on the device, and how much offloading it costs."""
     faster = ""
     if prediction.fits:
         times = prediction.iteration_s / resident.iteration_s
@@ -318,7 +321,7 @@ def _resident_line(resident: AllResident, prediction: Prediction) -> str:
 
 
 def residual_lines(found: Mapping[str, Any]) -> list[str]:
-    """A profile's residuals as text; empty for a profile that was not fitted."""
+    """Return a profile's residuals as lines of text; none for a profile that was not fitted."""
     if not found:
         return []
     lines = [
@@ -333,7 +336,6 @@ def residual_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def _nodes(workload: Workload, machine: Machine) -> list[str]:
-    """A line on what is left out where one node's GPUs are not enough."""
     nodes = num_nodes(workload, machine)
     if nodes == 1:
         return []
@@ -344,3 +346,128 @@ def _kinds(machine: Machine) -> str:
     known = (name for name in RATE_NAMES if getattr(machine.rates, name) is not None)
     counts = Counter(map(machine.kind, known))
     return "rates: " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+
+
+def advise(workload: Workload, machine: Machine, total_s: float) -> list[str]:
+    """Return what to change and the figure behind it, a sentence each.
+
+    Args:
+        workload: With its policy settled.
+        machine: Where it runs.
+        total_s: Its iteration.
+    """
+    found = [
+        _engine(workload, machine, total_s),
+        _ratio(workload, machine, total_s),
+        _subgroups(workload, machine, total_s),
+        _prefetch(workload, machine),
+        _pinned(workload, machine),
+        _threads(workload, machine),
+    ]
+    return [sentence for sentence in found if sentence]
+
+
+def _engine(workload: Workload, machine: Machine, total_s: float) -> str:
+    if workload.software is None:
+        own = dataclasses.replace(workload, step_before_norm=False, prefetch_memory_bytes=0)
+        stock = predict(dataclasses.replace(own, software=STOCK), machine).iteration_s
+        return (
+            f"engine: stock DeepSpeed would take {stock:.3f} s an iteration, {stock / total_s:.2f} "
+            "times as long"
+        )
+    ours = predict(dataclasses.replace(workload, software=None, policy="auto"), machine).iteration_s
+    return f"engine: 'ours' would take {ours:.3f} s an iteration, {total_s / ours:.2f} times faster"
+
+
+def _ratio(workload: Workload, machine: Machine, total_s: float) -> str:
+    """Advise the smallest share in host memory that the device has room for, if it pays."""
+    if not machine.gpus:
+        return ""
+    assert machine.device_memory_bytes is not None
+    room = machine.device_memory_bytes * HEADROOM - CONTEXT_BYTES
+    used = memory_of(workload, machine, workload.policy).device_bytes
+    smaller = [ratio for ratio in RATIOS if ratio < workload.offload_ratio]
+    best, best_s, best_bytes = workload.offload_ratio, total_s, used
+    for ratio in smaller:
+        other = dataclasses.replace(workload, offload_ratio=ratio)
+        need = memory_of(other, machine, workload.policy).device_bytes
+        if need > room:
+            break
+        seconds = predict(other, machine).iteration_s
+        if seconds < best_s:
+            best, best_s, best_bytes = ratio, seconds, need
+    if best_s < total_s * (1 - GAIN):
+        return (
+            f"ratio: {best:g} keeps {100 * (1 - best):.0f}% of the optimizer state on the GPU "
+            f"({best_bytes / GIB:.1f} of {room / GIB:.1f} GiB) and takes {best_s:.3f} s an "
+            f"iteration, {total_s / best_s:.2f} times faster"
+        )
+    return (
+        f"ratio: stay at {workload.offload_ratio:g}; no lower one that fits into the GPU's free "
+        f"{max(0.0, room - used) / GIB:.1f} GiB gains {100 * GAIN:.0f}%"
+    )
+
+
+def _subgroups(workload: Workload, machine: Machine, total_s: float) -> str:
+    timed = [
+        (predict(dataclasses.replace(workload, subgroup_numel=numel), machine).iteration_s, numel)
+        for numel in SUBGROUPS
+    ]
+    seconds, numel = min(timed)
+    if workload.subgroup_numels or seconds >= total_s * (1 - GAIN):
+        spread = max(timed)[0] / seconds - 1
+        return (
+            f"subgroup size: {workload.subgroup_numel:,} is good; from {SUBGROUPS[0]:,} to "
+            f"{SUBGROUPS[-1]:,} iterations differ by {100 * spread:.1f}%"
+        )
+    return (
+        f"subgroup size: {numel:,} takes {seconds:.3f} s an iteration, {total_s / seconds:.2f} "
+        f"times faster than {workload.subgroup_numel:,}"
+    )
+
+
+def _prefetch(workload: Workload, machine: Machine) -> str:
+    """Warn of a limit given in bytes that is more than there is: memory that training needs."""
+    limit = workload.prefetch_memory_bytes
+    room = sum(ahead_room_bytes(workload, machine, workload.policy))
+    if not isinstance(limit, int) or limit <= room:
+        return ""
+    return (
+        f"prefetch memory: {limit / GIB:.1f} GiB are more than the {room / GIB:.1f} GiB that are "
+        'free at the end of backward, and training may run out of memory: take "auto", or less'
+    )
+
+
+def _pinned(workload: Workload, machine: Machine) -> str:
+    if not machine.gpus:
+        return ""
+    rates, memory = machine.rates, memory_of(workload, machine, workload.policy)
+    locked = memory.page_locked_bytes
+    words = f"pinned memory: lock {locked / GIB:.1f} GiB a rank"
+    pageable, pinned = rates.pageable_d2h_bytes_per_s, rates.d2h_bytes_per_s
+    if pageable is not None and pinned is not None:
+        words += (
+            f"; page-locked copies run at {pinned / 1e9:.0f} GB/s, others at {pageable / 1e9:.1f}"
+        )
+    if rates.page_lock_bytes_per_s is not None:
+        words += f"; locking takes {locked / rates.page_lock_bytes_per_s:.0f} s once"
+    return words
+
+
+def _threads(workload: Workload, machine: Machine) -> str:
+    rank = rank_of(workload, machine)
+    threads = max(1, int(rank.threads))
+    name = "host_adam_parameters_per_s" if workload.software else "host_fused_parameters_per_s"
+    full = machine.curve(name, threads) / 1e9
+    one = machine.curve(name, 1) / 1e9
+    moved = STATE_BYTES * 2 * sum(workload.subgroups) / rank.host_bytes_per_s
+    if threads == 1:
+        return (
+            f"threads: a rank has one core, so OMP_NUM_THREADS=1; the host updates {one:.2f}e9 "
+            f"parameters/s, and host memory alone bounds a rank's update to {moved:.3f} s"
+        )
+    return (
+        f"threads: OMP_NUM_THREADS={threads} a rank, bound to the cores of its own socket "
+        f"(--bind_cores_to_rank); with one thread the host updates {one:.2f}e9 parameters/s, with "
+        f"{threads} {full:.2f}e9, and host memory alone bounds a rank's update to {moved:.3f} s"
+    )

@@ -132,21 +132,7 @@ CURVE_NAMES = tuple(name for name in RATE_NAMES if name.startswith("host_"))
 
 @dataclass(frozen=True)
 class Machine:
-    """One kind of node.
-
-    Attributes:
-        name: Printed beside every figure.
-        source: Where the figures come from.
-        gpus: GPUs of one node; 0 for none.
-        cores: Physical cores of one node, or all CPUs of a virtual machine.
-        rank_threads: Most threads the host lane of a rank uses; None for its share of the cores.
-        host_memory_bytes: Of one node.
-        device_memory_bytes: Of one GPU; None without one.
-        rates: What was measured.
-        kinds: How each rate came about; those not named were measured.
-        costs: Times that no rate explains.
-        residuals: What a fit left over, as the profile says it.
-    """
+    """One kind of node; the fields are those of a profile."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -163,11 +149,11 @@ class Machine:
     residuals: Mapping[str, Any] = field(default_factory=dict)
 
     def kind(self, rate: str) -> Kind:
-        """How a rate came about."""
+        """Return how a rate came about."""
         return self.kinds.get(rate, "measured")
 
     def rate(self, name: str) -> float:
-        """A rate that is one number.
+        """Return a rate that is one number.
 
         Raises:
             MachineError: It was not measured; says what measures it.
@@ -178,7 +164,7 @@ class Machine:
         return float(value)
 
     def curve(self, name: str, threads: float) -> float:
-        """A rate of the host for one process; linear between the numbers of threads measured.
+        """Return a rate of the host for one process, linear between the threads measured.
 
         Raises:
             MachineError: It was not measured; says what measures it.
@@ -208,7 +194,7 @@ _ADAPTER = TypeAdapter(Machine)
 
 
 def machine_names() -> list[str]:
-    """Names of the shipped profiles."""
+    """Return the names of the shipped profiles."""
     return sorted(path.stem for path in MACHINES_DIR.glob("*.toml"))
 
 
@@ -241,10 +227,8 @@ def machine_from_table(table: Mapping[str, Any], source: str = "machine") -> Mac
     Raises:
         MachineError: A field is unknown, missing or impossible.
     """
-    fields = dict(table)
-    fields.pop("lock_limit_bytes", None)  # of older profiles; it does not bind CUDA
     try:
-        machine = _ADAPTER.validate_python(fields)
+        machine = _ADAPTER.validate_python(dict(table))
     except ValidationError as error:
         known = [item.name for kind in (Machine, Rates, Costs) for item in dataclasses.fields(kind)]
         raise MachineError(f"{source}: {explain(error, known)}") from None

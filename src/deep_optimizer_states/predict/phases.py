@@ -36,85 +36,20 @@ LAYERS_BACK = 2
 
 
 @dataclass(frozen=True)
-class Compute:
-    """Of one rank and one micro-batch, in seconds.
-
-    Attributes:
-        layer_s: One layer's forward.
-        head_s: The output layer's and the loss.
-        gather_s: Moving all parameters of the model to this rank once, out of host memory where
-            they live there.
-        gathered_s: Passes over all gathered parameters in the device's own memory.
-        grads_s: Passes over all gradients there.
-    """
-
-    layer_s: float
-    head_s: float
-    gather_s: float
-    gathered_s: float
-    grads_s: float
-
-
-@dataclass(frozen=True)
 class Phases:
-    """Of one iteration, in seconds.
+    """Phases of one iteration, in seconds."""
 
-    Attributes:
-        forward_s: All forwards.
-        backward_s: All backwards, with what gradients cost.
-        computed_s: Computing alone, of all forwards and backwards.
-        layer_s: One layer's forward, of one micro-batch.
-        head_s: The output layer's.
-        flush_s: Part of ``backward_s`` that gradients on their way to host memory add.
-        outside_s: Outside all phases.
-    """
-
-    forward_s: float
-    backward_s: float
-    computed_s: float
-    layer_s: float
-    head_s: float
-    flush_s: float
-    outside_s: float
-
-
-def compute_of(workload: Workload, machine: Machine) -> Compute:
-    """Forward times of one micro-batch.
-
-    Raises:
-        MachineError: A rate that is needed was not measured.
-    """
-    model, tokens, tp = workload.model, workload.tokens, workload.tp
-    sequence = workload.sequence
-    free = 1.0 - workload.hog_share
-    if not machine.gpus:
-        free /= workload.ranks  # which share the host's cores
-    flops_per_s = machine.rate("device_flops_per_s") * free
-    stream = machine.rate("device_stream_bytes_per_s") * free
-    size = workload.weight_bytes
-    layer_numel = sum(model.tensors(tp)[1:7])
-    # Scores times values and queries times keys; causal masks do not save work here.
-    attention_flops = 4 * sequence * model.hidden / tp
-    flops = tokens * (2 * layer_numel + attention_flops)
-    scores = model.heads * sequence / tp if workload.materialized_attention else 0.0
-    passes = HIDDEN_PASSES * model.hidden + FFN_PASSES * model.ffn / tp + SCORE_PASSES * scores
-    layer = flops / flops_per_s + tokens * passes * size / stream + machine.costs.launch_s
-    logits = tokens * model.padded_vocab_size(tp) / tp
-    head = 2 * logits * model.hidden / flops_per_s + LOGIT_BYTES * logits / stream
-    whole = sum(model.tensors(tp)) * size
-    gather = gathered = 0.0
-    if workload.dp > 1:
-        moved = whole * (workload.dp - 1) / workload.dp
-        gather = moved / machine.rate("gather_bytes_per_s") if machine.gpus else 0.0
-        gathered = GATHERED_PASSES * whole / stream
-    if workload.weights_on_host and machine.gpus:
-        # Each rank brings its own share over its own link, and then the ranks exchange shares.
-        gather += whole / workload.dp / rank_of(workload, machine).h2d_bytes_per_s
-    return Compute(layer, head, gather, gathered, GRAD_PASSES * whole / stream)
+    forward_s: float  # all forwards
+    backward_s: float  # all backwards, with what gradients cost
+    computed_s: float  # computing alone, of all forwards and backwards
+    layer_s: float  # one layer's forward, of one micro-batch
+    head_s: float  # the output layer's and the loss, the same
+    flush_s: float  # part of backward_s that gradients on their way to host memory add
+    outside_s: float  # outside all phases
 
 
 def phases_of(workload: Workload, machine: Machine) -> Phases:
-    """Forward and backward of one iteration.
+    """Return forward and backward of one iteration, in closed form.
 
     Raises:
         MachineError: A rate that is needed was not measured.
@@ -127,36 +62,67 @@ def phases_of(workload: Workload, machine: Machine) -> Phases:
             f"dtype = 'fp32': machine '{machine.name}' has a rate for 16-bit matrix products only "
             "(device_flops_per_s); use bf16 or fp16"
         )
-    compute, layers = compute_of(workload, machine), workload.model.layers
+    free = 1.0 - workload.hog_share
+    if not machine.gpus:
+        free /= workload.ranks  # which share the host's cores
+    flops_per_s = machine.rate("device_flops_per_s") * free
+    stream = machine.rate("device_stream_bytes_per_s") * free
+    costs, layers = machine.costs, workload.model.layers
+    layer = _layer_s(workload, flops_per_s, stream) + costs.launch_s
+    logits = workload.tokens * workload.model.padded_vocab_size(workload.tp) / workload.tp
+    head = 2 * logits * workload.model.hidden / flops_per_s + LOGIT_BYTES * logits / stream
+    whole = sum(workload.model.tensors(workload.tp)) * workload.weight_bytes
+    gathered = GATHERED_PASSES * whole / stream if workload.dp > 1 else 0.0
+    gather = _gather_s(workload, machine, whole)
     # Gathers run ahead of the layers that use them; reduce-scatters behind.
-    computed = layers * compute.layer_s + compute.head_s + compute.gathered_s
-    once = max(computed, compute.gather_s)
-    once += layers * machine.costs.layer_s
+    computed = layers * layer + head + gathered
+    forward = max(computed, gather) + layers * costs.layer_s
     again = LAYERS_BACK + (1 if workload.activation_checkpointing else 0)
-    back = layers * compute.layer_s * again + LAYERS_BACK * compute.head_s
-    back += compute.gathered_s + compute.grads_s
-    back = max(back, 2 * compute.gather_s)
-    total_back = workload.accumulation * back
+    computed_back = layers * layer * again + LAYERS_BACK * head + gathered
+    computed_back += GRAD_PASSES * whole / stream
+    back = max(computed_back, 2 * gather)
     flush = _flush_s(workload, machine, back)
-    costs = machine.costs
-    outside = costs.iteration_s + workload.accumulation * costs.micro_batch_s
-    forward = workload.accumulation * once
-    if workload.software is not None:
-        more_forward, more_outside = workload.software.extra_s(costs)
-        forward, outside = forward + more_forward, outside + more_outside
+    more = workload.software.extra_s(costs) if workload.software else (0.0, 0.0)
+    accumulation = workload.accumulation
     return Phases(
-        forward,
-        total_back + flush,
-        workload.accumulation * (computed + back),
-        compute.layer_s,
-        compute.head_s,
-        flush,
-        outside,
+        forward_s=accumulation * forward + more[0],
+        backward_s=accumulation * back + flush,
+        computed_s=accumulation * (computed + back),
+        layer_s=layer,
+        head_s=head,
+        flush_s=flush,
+        outside_s=costs.iteration_s + accumulation * costs.micro_batch_s + more[1],
     )
 
 
+def _layer_s(workload: Workload, flops_per_s: float, stream: float) -> float:
+    """Return the products and the elementwise passes of one layer's forward."""
+    model, tokens, tp = workload.model, workload.tokens, workload.tp
+    layer_numel = sum(model.tensors(tp)[1:7])
+    # Scores times values and queries times keys; causal masks do not save work here.
+    attention_flops = 4 * workload.sequence * model.hidden / tp
+    flops = tokens * (2 * layer_numel + attention_flops)
+    scores = model.heads * workload.sequence / tp if workload.materialized_attention else 0.0
+    passes = HIDDEN_PASSES * model.hidden + FFN_PASSES * model.ffn / tp + SCORE_PASSES * scores
+    return flops / flops_per_s + tokens * passes * workload.weight_bytes / stream
+
+
+def _gather_s(workload: Workload, machine: Machine, whole_bytes: float) -> float:
+    """Return the time to move all parameters of the model to this rank once."""
+    if not machine.gpus:
+        return 0.0
+    gather = 0.0
+    if workload.dp > 1:
+        moved = whole_bytes * (workload.dp - 1) / workload.dp
+        gather = moved / machine.rate("gather_bytes_per_s")
+    if workload.weights_on_host:
+        # Each rank brings its own share over its own link, and then the ranks exchange shares.
+        gather += whole_bytes / workload.dp / rank_of(workload, machine).h2d_bytes_per_s
+    return gather
+
+
 def _flush_s(workload: Workload, machine: Machine, back_s: float) -> float:
-    """What gradients add to backward on their way to host memory."""
+    """Return what gradients add to backward on their way to host memory."""
     if not machine.gpus:
         return 0.0
     numel = sum(workload.subgroups) * workload.offload_ratio

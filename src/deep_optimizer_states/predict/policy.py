@@ -6,16 +6,14 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deep_optimizer_states.predict.lanes import UpdateRun
 from deep_optimizer_states.predict.machine import Machine, MachineError
 from deep_optimizer_states.predict.memory.offload import HEADROOM, memory_of
 from deep_optimizer_states.predict.memory.peaks import CONTEXT_BYTES, GIB
 from deep_optimizer_states.predict.model import ModelShape
 from deep_optimizer_states.predict.phases import Phases, phases_of
 from deep_optimizer_states.predict.rank import rank_of
-from deep_optimizer_states.predict.update_sim import simulate_update
+from deep_optimizer_states.predict.update import UpdateRun, simulate_update
 from deep_optimizer_states.predict.workload import Workload, schedule_of
-from deep_optimizer_states.schedule import Schedule
 
 WORTH = 0.03
 """A policy that gains less than this over one named before it is not worth its device slots."""
@@ -30,25 +28,15 @@ activations that leave no room for gradients on the device."""
 
 @dataclass(frozen=True)
 class Choice:
-    """A policy for this package's engine, and what is predicted of it.
+    """A policy for this package's engine, and what is predicted of it."""
 
-    Attributes:
-        policy: ``all-host``, ``ratio``, ``stride``, ``all-device`` or ``dynamic``.
-        stride: For ``stride``.
-        seconds: Of the update phase.
-        hidden_s: Part of the update that runs behind the next forward.
-        flush_s: What gradients add to backward; 0 where the model is not known.
-        binding: What the update waits for.
-        explanation: Why it was chosen, in a line for the log.
-    """
-
-    policy: str
-    stride: int
-    seconds: float
-    hidden_s: float
-    flush_s: float
-    binding: str
-    explanation: str = ""
+    policy: str  # all-host, ratio, stride, all-device or dynamic
+    stride: int  # for policy stride
+    seconds: float  # of the update phase
+    hidden_s: float  # part of the update that runs behind the next forward
+    flush_s: float  # what gradients add to backward; 0 where the model is not known
+    binding: str  # what the update waits for
+    explanation: str = ""  # why it was chosen, in a line for the log
 
     @property
     def shown_s(self) -> float:
@@ -69,7 +57,7 @@ def choose_policy(
     tile_numel: int = 2**25,
     weights_on_host: bool = False,
 ) -> Choice:
-    """The fastest policy for one rank's subgroups: what ``"policy": "auto"`` means.
+    """Return the fastest policy for one rank's subgroups: what ``"policy": "auto"`` means.
 
     Args:
         numels: Elements of each subgroup of the rank.
@@ -98,8 +86,27 @@ def choose_policy(
     return dataclasses.replace(choice, explanation=note + choice.explanation)
 
 
+def best_policy(workload: Workload, machine: Machine) -> tuple[Workload, Choice]:
+    """Settle the policy: the workload's own, or for ``auto`` that of the shortest iteration.
+
+    Args:
+        workload: What runs.
+        machine: Where.
+
+    Raises:
+        MachineError: A rate that is needed was not measured.
+    """
+    if workload.policy != "auto":
+        got = _time(workload, machine, knows_model=True)
+        why = f"{got.label}, as given; bound by {got.binding}"
+        return workload, dataclasses.replace(got, explanation=why)
+    choice = _choose(workload, machine, knows_model=True)
+    chosen = dataclasses.replace(workload, policy=choice.policy, stride=choice.stride)
+    return chosen, choice
+
+
 def _all_resident_note(workload: Workload, machine: Machine, update_s: float) -> str:
-    """That no state need leave the device, where it has room for all of it; else empty."""
+    """Say that no state need leave the device, where it has room for all of it."""
     if not machine.gpus or not workload.offload_ratio:
         return ""
     resident = dataclasses.replace(workload, policy="ratio", offload_ratio=0.0)
@@ -118,7 +125,7 @@ def _all_resident_note(workload: Workload, machine: Machine, update_s: float) ->
 
 
 def _choose(workload: Workload, machine: Machine, knows_model: bool) -> Choice:
-    """The candidate of which least shows; without the model nothing is known to be hidden."""
+    """Return the candidate of which least shows; without the model nothing is hidden."""
     if not machine.gpus:
         settled = dataclasses.replace(workload, policy="all-host", stride=1)
         only = _time(settled, machine, knows_model=False)
@@ -153,7 +160,7 @@ def _choose(workload: Workload, machine: Machine, knows_model: bool) -> Choice:
 def _best_stride(
     workload: Workload, machine: Machine, knows_model: bool, limit_s: float
 ) -> Choice | None:
-    """The stride of which least shows, if that is less than ``limit_s``.
+    """Return the stride of which least shows, if that is less than ``limit_s``.
 
     Strides are weighed in the order of what shows of them at least: when that is no less than the
     best one found, neither is all that follows.
@@ -173,7 +180,7 @@ def _best_stride(
 
 
 def _least_shown_s(workload: Workload, machine: Machine, knows_model: bool) -> float:
-    """What shows of a stride at least: the CPU's steps that no forward hides, and the flush."""
+    """Return what shows of a stride at least: the CPU's steps that no forward hides, the flush."""
     schedule = schedule_of(workload, workload.policy)
     moved = schedule.device_tiles | schedule.resident_tiles
     numel = sum(tile.numel for idx, tile in enumerate(schedule.tiles) if idx not in moved)
@@ -201,44 +208,24 @@ def _time(workload: Workload, machine: Machine, knows_model: bool) -> Choice:
     return Choice(workload.policy, workload.stride, run.seconds, hidden, flush, run.binding)
 
 
-def best_policy(workload: Workload, machine: Machine) -> tuple[Workload, Choice]:
-    """The workload with its policy settled: its own, or for ``auto`` that of the least iteration.
-
-    Args:
-        workload: What runs.
-        machine: Where.
-
-    Raises:
-        MachineError: A rate that is needed was not measured.
-    """
-    if workload.policy != "auto":
-        got = _time(workload, machine, knows_model=True)
-        why = f"{got.label}, as given; bound by {got.binding}"
-        return workload, dataclasses.replace(got, explanation=why)
-    choice = _choose(workload, machine, knows_model=True)
-    chosen = dataclasses.replace(workload, policy=choice.policy, stride=choice.stride)
-    return chosen, choice
-
-
 def hidden_s(workload: Workload, phases: Phases, run: UpdateRun) -> float:
-    """Seconds of an update that do not show.
+    """Return the seconds of an update that do not show.
 
-    The forward goes layer by layer; each begins when its own tiles are on the device. Where the
-    throughput timer synchronises, the first one begins only after what was in the streams' queues.
+    The forward goes layer by layer; each layer begins when its own tiles are on the device.
 
     Args:
         workload: What runs, its policy settled.
         phases: For the time of a layer.
         run: The update, simulated.
     """
-    ready = _ready_by_element(schedule_of(workload, workload.policy), run)
-    ends, total, tile = _layer_ends(workload), sum(workload.subgroups), 0
-    ends[-1] = total  # what lies behind the model's own tensors is waited for as well
-    clock, needed = _forward_begins_s(workload, run), 0.0
-    last = len(ends) - 1
+    ends = _layer_ends(workload)
+    ends[-1] = sum(workload.subgroups)  # what lies behind the model's own tensors is waited for too
+    last, clock, needed, first, tile = len(ends) - 1, 0.0, 0.0, 0, 0
+    tiles = schedule_of(workload, workload.policy).tiles
     for layer, end in enumerate(ends):
-        while tile < len(ready) and ready[tile][0] < end:
-            needed = max(needed, ready[tile][1])
+        while tile < len(tiles) and first < end:
+            needed = max(needed, run.ready_s[tile])
+            first += tiles[tile].numel
             tile += 1
         clock = max(clock, needed) + (phases.layer_s if 0 < layer < last else 0.0)
     clock += phases.head_s
@@ -246,33 +233,9 @@ def hidden_s(workload: Workload, phases: Phases, run: UpdateRun) -> float:
     return max(0.0, run.seconds + alone - clock)
 
 
-def _forward_begins_s(workload: Workload, run: UpdateRun) -> float:
-    """When the next forward may begin, after the update was launched at 0."""
-    begins = 0.0
-    if workload.timer_synchronizes:
-        streams = [job for job in run.jobs if job.entries]
-        # The timer stops at the end of ``step()`` and starts anew in the forward. Each waits for
-        # what is in the queues then, and not for what the update's thread puts there afterwards.
-        for _ in ("stop", "start"):
-            queued = (job.end_s for job in streams if job.submit_s <= begins)
-            begins = max(queued, default=begins)
-    return begins
-
-
-def _ready_by_element(schedule: Schedule, run: UpdateRun) -> list[tuple[int, float]]:
-    """First element of each tile among all of the rank's, and when its weights are ready."""
-    found, at = [], 0
-    for idx, tile in enumerate(schedule.tiles):
-        found.append((at, run.ready_s[idx]))
-        at += tile.numel
-    return found
-
-
 def _layer_ends(workload: Workload) -> list[int]:
-    """Last element, among the rank's, of the embedding, each layer, and the output layer."""
+    """Return the last element, among the rank's, of the embedding, each layer, and the output."""
     tensors = [-(-numel // workload.dp) for numel in workload.model.tensors(workload.tp)]
     layer = sum(tensors[1:7])
-    ends = [tensors[0]]
-    for _ in range(workload.model.layers):
-        ends.append(ends[-1] + layer)
+    ends = [tensors[0] + layer * number for number in range(workload.model.layers + 1)]
     return [*ends, sum(tensors)]

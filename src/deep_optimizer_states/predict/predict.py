@@ -1,18 +1,17 @@
-"""Time and memory of one iteration, predicted."""
+"""Time and memory of one iteration, predicted: the entry of all that plans, simulates, advises."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from deep_optimizer_states.predict.advice import advise
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.memory.offload import Memory, memory_of, shortages
 from deep_optimizer_states.predict.memory.peaks import CONTEXT_BYTES
 from deep_optimizer_states.predict.phases import phases_of
 from deep_optimizer_states.predict.policy import best_policy
 from deep_optimizer_states.predict.rank import rank_of
-from deep_optimizer_states.predict.update_sim import simulate_update
+from deep_optimizer_states.predict.update import simulate_update
 from deep_optimizer_states.predict.workload import STATE_BYTES, Workload
 
 _ON_THE_HOST = {
@@ -26,57 +25,38 @@ _ON_THE_HOST = {
 
 @dataclass(frozen=True)
 class Prediction:
-    """One iteration.
+    """One iteration, in seconds."""
 
-    Attributes:
-        iteration_s: From one iteration to the next: the phases less what is hidden, and what lies
-            outside them.
-        forward_s: All forwards of the iteration.
-        backward_s: All backwards, with recomputation and what gradients cost.
-        update_s: The update phase.
-        outside_s: Between the phases: data, logging, memory reports.
-        hidden_s: Part of the update that runs behind the next forward.
-        memory: Of one rank.
-        fits: Whether the machine has that memory.
-        shortages: What it lacks, and what to change.
-        binding: What the update phase waits for.
-        bound_s: No schedule on this machine is faster than this, an iteration.
-        policy: Who updates what, in words.
-        advice: What to change and the figure behind it, a sentence each.
-    """
+    settled: Workload  # what runs, its policy settled
+    iteration_s: float  # the phases less what is hidden, and what lies outside them
+    forward_s: float  # all forwards
+    backward_s: float  # all backwards, with recomputation and what gradients cost
+    update_s: float  # the update phase
+    outside_s: float  # between the phases: data, logging, memory reports
+    hidden_s: float  # part of the update that runs behind the next forward
+    memory: Memory  # of one rank
+    shortages: list[str]  # what the machine lacks of it, and what to change
+    binding: str  # what the update phase waits for
+    bound_s: float  # no schedule on this machine is faster than this, an iteration
+    policy: str  # who updates what, in words
 
-    iteration_s: float
-    forward_s: float
-    backward_s: float
-    update_s: float
-    outside_s: float
-    hidden_s: float
-    memory: Memory
-    fits: bool
-    binding: str
-    bound_s: float
-    policy: str
-    shortages: list[str] = field(default_factory=list)
-    advice: list[str] = field(default_factory=list)
+    @property
+    def fits(self) -> bool:
+        """Whether the machine has the memory."""
+        return not self.shortages
 
 
 @dataclass(frozen=True)
 class AllResident:
-    """One iteration with all optimizer state on the device.
-
-    Attributes:
-        iteration_s: How long it takes.
-        device_bytes: Of one GPU, with CUDA's context.
-        room_bytes: What a GPU has for it.
-    """
+    """One iteration with all optimizer state on the device."""
 
     iteration_s: float
-    device_bytes: float
-    room_bytes: float
+    device_bytes: float  # needed of one GPU, with CUDA's context
+    room_bytes: float  # that a GPU has for it
 
 
 def all_resident(workload: Workload, machine: Machine) -> AllResident | None:
-    """What the same software does at ratio 0; None where that does not fit, or runs anyway.
+    """Return what the same software does at ratio 0; None where that does not fit, or runs anyway.
 
     Raises:
         MachineError: The profile lacks a rate; says what measures it.
@@ -130,13 +110,12 @@ def bound_update_s(workload: Workload, machine: Machine, with_flush: bool = Fals
     return min(seconds(step / 200) for step in range(201))
 
 
-def predict(workload: Workload, machine: Machine, with_advice: bool = False) -> Prediction:
+def predict(workload: Workload, machine: Machine) -> Prediction:
     """Predict one iteration of ``workload`` on ``machine``.
 
     Args:
         workload: What runs.
         machine: Where.
-        with_advice: Also weigh other settings, which takes a dozen predictions.
 
     Raises:
         MachineError: The profile lacks a rate; says what measures it.
@@ -152,12 +131,12 @@ def predict(workload: Workload, machine: Machine, with_advice: bool = False) -> 
         words = workload.software.describe(workload, machine)
     phases = phases_of(workload, machine)
     memory = memory_of(workload, machine, workload.policy)
-    lacks = shortages(workload, machine, memory)
     total = phases.forward_s + phases.backward_s + update - hidden + phases.outside_s
     bound_update = bound_update_s(workload, machine, with_flush=True)
     # Without a GPU both are work of the same cores, and neither hides the other.
     both = max if machine.gpus else sum
     return Prediction(
+        settled=workload,
         iteration_s=total,
         forward_s=phases.forward_s,
         backward_s=phases.backward_s,
@@ -165,10 +144,8 @@ def predict(workload: Workload, machine: Machine, with_advice: bool = False) -> 
         outside_s=phases.outside_s,
         hidden_s=hidden,
         memory=memory,
-        fits=not lacks,
+        shortages=shortages(workload, machine, memory),
         binding=binding if machine.gpus else _ON_THE_HOST.get(binding, binding),
         bound_s=min(total, both((phases.computed_s, bound_update))),
         policy=words,
-        shortages=lacks,
-        advice=advise(workload, machine, total, predict) if with_advice else [],
     )

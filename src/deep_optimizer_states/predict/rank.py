@@ -18,33 +18,19 @@ UNSCALE_BYTES = 8
 
 @dataclass(frozen=True)
 class Rank:
-    """Rates of one rank; infinite where its machine needs none.
+    """Rates of one rank, of copies in bytes and of Adam in parameters a second."""
 
-    Attributes:
-        ranks_a_node: Ranks that share the node.
-        threads: Of its host lane.
-        host_bytes_per_s: Its share of the host's memory bandwidth.
-        host_parameters_per_s: Its host lane alone, with the engine's kernel.
-        host_bytes: Host bytes a parameter of that kernel.
-        h2d_bytes_per_s: Page-locked, alone.
-        d2h_bytes_per_s: Page-locked, alone.
-        h2d_both_bytes_per_s: While the other way is busy.
-        d2h_both_bytes_per_s: While the other way is busy.
-        device_parameters_per_s: Adam on the device.
-        blocking_bytes_per_s: Copies to the device that a host thread waits for.
-    """
-
-    ranks_a_node: int
-    threads: float
-    host_bytes_per_s: float
-    host_parameters_per_s: float
-    host_bytes: int
-    h2d_bytes_per_s: float
+    ranks_a_node: int  # ranks that share the node
+    threads: float  # of its host lane
+    host_bytes_per_s: float  # its share of the host's memory bandwidth
+    host_parameters_per_s: float  # its host lane alone, with the kernel of whoever updates
+    host_bytes: int  # that this kernel moves in host memory, a parameter
+    h2d_bytes_per_s: float  # page-locked, alone
     d2h_bytes_per_s: float
-    h2d_both_bytes_per_s: float
+    h2d_both_bytes_per_s: float  # while the other way is busy
     d2h_both_bytes_per_s: float
-    device_parameters_per_s: float
-    blocking_bytes_per_s: float
+    device_parameters_per_s: float  # Adam on the device
+    blocking_bytes_per_s: float  # copies to the device that a host thread waits for
 
     @property
     def host_alone_parameters_per_s(self) -> float:
@@ -53,7 +39,7 @@ class Rank:
 
 
 def rank_of(workload: Workload, machine: Machine) -> Rank:
-    """What one rank of ``workload`` gets of ``machine``.
+    """Return what one rank of ``workload`` gets of ``machine``.
 
     Raises:
         MachineError: A rate that is needed was not measured.
@@ -87,7 +73,7 @@ def rank_of(workload: Workload, machine: Machine) -> Rank:
 
 
 def num_nodes(workload: Workload, machine: Machine) -> int:
-    """Nodes that the ranks need.
+    """Return the number of nodes that the ranks need.
 
     Raises:
         WorkloadError: Tensor-parallel ranks would lie on several nodes.

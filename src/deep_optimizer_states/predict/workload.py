@@ -5,20 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
-from typing import Protocol
 
 from deep_optimizer_states.errors import DeepOptimizerStatesError
-from deep_optimizer_states.plan import (
-    HOST_CHAIN,
-    RESIDENT_CHAIN,
-    WITH_WEIGHTS_ON_HOST,
-    Action,
-)
-from deep_optimizer_states.predict.lanes import UpdateRun
 from deep_optimizer_states.predict.machine import Costs, Machine
 from deep_optimizer_states.predict.model import ModelShape
 from deep_optimizer_states.schedule import Schedule
@@ -38,166 +30,126 @@ class WorkloadError(DeepOptimizerStatesError, ValueError):
     """A workload that cannot be; names field, value and reason."""
 
 
-class Simulator(Protocol):
-    """One rank's update, ready to be simulated."""
-
-    def run(self) -> UpdateRun:
-        """Simulate it."""
-
-
 @dataclass(frozen=True)
 class StockOffload:
-    """Today's DeepSpeed ZeRO-3 offload, and what subclasses for other software may do otherwise.
+    """Software other than this package: the defaults are today's DeepSpeed ZeRO-3 offload.
 
-    Attributes:
-        simulator: Simulates an update.
-        name: Printed beside predictions.
-        words: Who updates what, for a prediction.
-        flush_bytes: Bytes of a gradient that are copied to the host: today's DeepSpeed copies it as
-            it is, and again as fp32.
-        hides_flush: Whether those copies run behind backward, at the rate of page-locked memory;
-            else they come after it, at the rate of pageable memory.
+    With ``slots``, one subgroup in ``stride`` passes through the device, and a host thread copies
+    its fp32 gradient there.
     """
 
-    simulator: Callable[[Workload, Machine, str], Simulator]
-    name: str = "zero3"
-    words: str = "every subgroup on the CPU"
+    name: str = "zero3"  # printed beside predictions
+    words: str = "every subgroup on the CPU"  # who updates what; may hold {stride} and {where}
+    # Bytes of a gradient that are copied to the host: today's DeepSpeed copies it as it is, and
+    # again as fp32.
     flush_bytes: int = 6
+    # Those copies run behind backward, at the rate of page-locked memory; else they come after it,
+    # at the rate of pageable memory.
     hides_flush: bool = True
-
-    def check(self, workload: Workload) -> None:
-        """Refuse what the software cannot do.
-
-        Raises:
-            WorkloadError: Names the field, its value and the reason.
-        """
+    keeps_last: bool = False  # at a ratio below 1 the last subgroups are resident, not the first
+    blocking_rate: str = "h2d_bytes_per_s"  # of copies that a host thread waits for
+    slots: int = 0  # subgroups that pass through the device at once
+    # After each of the CPU's steps a host thread copies fp32 weights to the device; else 16-bit
+    # weights are sent behind the next step.
+    waits_for_weights: bool = True
+    waits_for_flushes: bool = True  # an update ends with the last flush; else with the last step
+    locked_arrays: int = 3  # fp32 arrays in host memory that are page-locked as they are
+    rounded_arrays: int = 1  # those that torch page-locks and rounds up, one for each subgroup
+    pageable_arrays: int = 0  # those that are not page-locked
+    forward_cost: str = ""  # name of the machine's cost that is added to a forward
+    outside_cost: str = ""  # the same of what lies outside the phases
 
     def describe(self, workload: Workload, machine: Machine) -> str:
-        """Who updates what, in words."""
-        return self.words
+        """Return in words who updates what."""
+        where = "on the GPU" if machine.gpus else "in the device's place, in host memory"
+        return self.words.format(stride=workload.stride, where=where)
 
     def resident_subgroups(self, workload: Workload) -> frozenset[int]:
-        """Subgroups whose state stays on the device: the first ones."""
-        return frozenset(range(int((1 - workload.offload_ratio) * len(workload.subgroups))))
+        """Return the subgroups whose state stays on the device."""
+        count = len(workload.subgroups)
+        if self.keeps_last:
+            return frozenset(range(int(workload.offload_ratio * count), count))
+        return frozenset(range(int((1 - workload.offload_ratio) * count)))
 
     def slot_numel(self, workload: Workload) -> int:
-        """Elements of the device's slots for state that passes through it."""
-        return 0
-
-    def actions(self, workload: Workload) -> list[Action]:
-        """The actions of an update on subgroups, in issue order: those of the device come last."""
-        resident = self.resident_subgroups(workload)
-        rest = (idx for idx in range(len(workload.subgroups)) if idx not in resident)
-        chains = [(idx, HOST_CHAIN) for idx in rest]
-        last = [(idx, RESIDENT_CHAIN) for idx in sorted(resident)]
-        named = WITH_WEIGHTS_ON_HOST if workload.weights_on_host else {}
-        return [
-            Action(idx, kind) for idx, chain in (*chains, *last) for kind in named.get(chain, chain)
-        ]
-
-    def copy_bytes_per_s(self, machine: Machine) -> float:
-        """Rate of copies to the device that a host thread waits for."""
-        return machine.rate("h2d_bytes_per_s")
+        """Return the elements of the device's slots for state that passes through it."""
+        return self.slots * max(workload.subgroups, default=0)
 
     def host_state_bytes(self, numels: Sequence[int]) -> tuple[float, float]:
-        """Host memory of the state and fp32 gradients of subgroups.
+        """Return the host memory of the state and fp32 gradients of subgroups.
 
         Returns:
             Page-locked bytes, and others.
         """
-        gradients = sum(power_of_two(FP32_BYTES * numel) for numel in numels)
-        return STATE_BYTES * sum(numels) + gradients, 0.0
+        exact, rounded = FP32_BYTES * sum(numels), sum(power_of_two(FP32_BYTES * n) for n in numels)
+        locked = self.locked_arrays * exact + self.rounded_arrays * rounded
+        return locked, float(self.pageable_arrays * exact)
+
+    def copy_bytes_per_s(self, machine: Machine) -> float:
+        """Return the rate of copies to the device that a host thread waits for."""
+        return getattr(machine.rates, self.blocking_rate) or machine.rate("h2d_bytes_per_s")
 
     def extra_s(self, costs: Costs) -> tuple[float, float]:
-        """Seconds that the software adds to a forward, and to what lies outside the phases."""
-        return 0.0, 0.0
+        """Return the seconds added to a forward, and to what lies outside the phases."""
+        forward, outside = (
+            getattr(costs, name) if name else 0.0 for name in (self.forward_cost, self.outside_cost)
+        )
+        return forward, outside
 
     @property
     def all_resident(self) -> StockOffload:
-        """The software whose prediction stands for this one's at ratio 0."""
-        return self
+        """The same software at ratio 0, where nothing passes through the device."""
+        return dataclasses.replace(self, slots=0, forward_cost="", outside_cost="")
+
+
+STOCK = StockOffload()
+"""Today's DeepSpeed ZeRO-3 offload."""
 
 
 @dataclass(frozen=True)
 class Workload:
     """One run to be predicted.
 
-    Attributes:
-        model: Its shape.
-        dp: Data-parallel ranks.
-        tp: Tensor-parallel ranks.
-        micro_batch_size: Samples a rank handles in one forward.
-        accumulation: Micro-batches a rank sums before an update.
-        global_batch_size: Samples an iteration; 0 for ``micro_batch_size x accumulation x dp``.
-        sequence_length: Tokens a sample; 0 for the model's.
-        offload_ratio: Share of the optimizer state in host memory.
-        software: Who updates the state if it is not this package: for example
-            :data:`deep_optimizer_states.predict.stock.STOCK`. Other software has no use for the six
-            settings of this package from ``policy`` to ``tile_numel``, nor for the last two.
-        stride: With policy ``stride``: one subgroup in this many is updated on the GPU.
-        policy: Who updates what; ``auto`` chooses.
-        just_in_time_forward: The forward runs while the update ends.
-        timer_synchronizes: DeepSpeed's throughput timer waits for the whole device at the end of
-            ``step()`` and at the start of the next forward, as it does unless
-            ``timers.throughput.synchronized`` is false.
-        issues_all_first: With a fixed policy, everything for the device is issued before the first
-            step of the CPU.
-        keeps_device_grads: 16-bit gradients of what the device updates stay there, if its memory
-            has room for them.
-        tile_numel: Largest piece updated at once, in elements.
-        subgroup_numel: DeepSpeed's ``sub_group_size``, in elements.
-        activation_checkpointing: Whether layers are recomputed in backward.
-        materialized_attention: Whether attention scores are written out (no flash attention).
-        hog_share: Share of each GPU's time taken by another process, from 0 to below 1.
-        dtype: Of weights and gradients.
-        weights_on_host: 16-bit weights live in host memory too (``offload_param``).
-        subgroup_numels: Elements of each subgroup of one rank where they are known; else they
-            follow from the model.
-        step_before_norm: Tiles are updated during backward, once their gradients are final.
-        prefetch_memory_bytes: Device memory into which state is sent during backward, in bytes;
-            ``auto``: what activations leave.
+    Other software than this package (``software``) has no use for ``policy``,
+    ``just_in_time_forward``, ``keeps_device_grads``, ``tile_numel`` and the last two fields.
+
+    Raises:
+        WorkloadError: A value is impossible; names field, value and reason.
     """
 
     model: ModelShape
-    software: StockOffload | None = None
-    dp: int = 1
-    tp: int = 1
-    micro_batch_size: int = 1
-    accumulation: int = 1
-    global_batch_size: int = 0
-    sequence_length: int = 0
-    offload_ratio: float = 1.0
-    stride: int = 2
-    policy: str = "auto"
-    just_in_time_forward: bool = True
-    timer_synchronizes: bool = False
-    issues_all_first: bool = False
+    software: StockOffload | None = None  # who updates the state, if it is not this package
+    dp: int = 1  # data-parallel ranks
+    tp: int = 1  # tensor-parallel ranks
+    micro_batch_size: int = 1  # samples a rank handles in one forward
+    accumulation: int = 1  # micro-batches a rank sums before an update
+    global_batch_size: int = 0  # samples an iteration; 0 for what the three above make
+    sequence_length: int = 0  # tokens a sample; 0 for the model's
+    offload_ratio: float = 1.0  # share of the optimizer state in host memory
+    stride: int = 2  # with policy stride: one subgroup in this many is updated on the GPU
+    policy: str = "auto"  # who updates what; auto chooses
+    just_in_time_forward: bool = True  # the forward runs while the update ends
+    # 16-bit gradients of what the device updates stay there, if its memory has room for them.
     keeps_device_grads: bool = True
-    tile_numel: int = 2**25
-    subgroup_numel: int = 100_000_000
-    activation_checkpointing: bool = True
-    materialized_attention: bool = True
-    hog_share: float = 0.0
-    dtype: str = "bf16"
-    weights_on_host: bool = False
+    tile_numel: int = 2**25  # largest piece updated at once, in elements
+    subgroup_numel: int = 100_000_000  # DeepSpeed's sub_group_size, in elements
+    activation_checkpointing: bool = True  # layers are recomputed in backward
+    materialized_attention: bool = True  # attention scores are written out (no flash attention)
+    hog_share: float = 0.0  # of each GPU's time taken by another process, from 0 to below 1
+    dtype: str = "bf16"  # of weights and gradients
+    weights_on_host: bool = False  # 16-bit weights live in host memory too (offload_param)
+    # Elements of each subgroup of one rank where they are known; else they follow from the model.
     subgroup_numels: tuple[int, ...] = ()
-    step_before_norm: bool = False
+    step_before_norm: bool = False  # tiles are updated in backward, once their gradients are final
+    # Device memory for state that is sent during backward, in bytes; auto: what activations leave.
     prefetch_memory_bytes: int | str = 0
 
     def __post_init__(self) -> None:
         for name, known in (("policy", POLICIES), ("dtype", DTYPES)):
             one_of(name, getattr(self, name), known)
-        for name, least in (
-            ("dp", 1),
-            ("tp", 1),
-            ("micro_batch_size", 1),
-            ("accumulation", 1),
-            ("global_batch_size", 0),
-            ("sequence_length", 0),
-            ("stride", 1),
-            ("subgroup_numel", 1),
-            ("tile_numel", 16),
-        ):
+        positive = ("dp", "tp", "micro_batch_size", "accumulation", "stride", "subgroup_numel")
+        leasts = dict.fromkeys(positive, 1) | {"global_batch_size": 0, "sequence_length": 0}
+        for name, least in (leasts | {"tile_numel": 16}).items():
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise WorkloadError(f"{name} = {value!r}: give a whole number of at least {least}")
@@ -243,9 +195,11 @@ class Workload:
         self._check_backward()
         if self.tile_numel % 16:
             raise WorkloadError(f"tile_numel = {self.tile_numel}: give a multiple of 16")
-        if self.software is not None:
-            self.software.check(self)
-        elif self.policy == "ratio" and self.offload_ratio == 1.0:
+        if self.software is not None and self.software.slots and self.stride < 2:
+            raise WorkloadError(
+                f"stride = {self.stride}: engine '{self.engine}' needs a stride of at least 2"
+            )
+        if self.software is None and self.policy == "ratio" and self.offload_ratio == 1.0:
             raise WorkloadError("policy = 'ratio': needs offload_ratio below 1")
 
     def _check_backward(self) -> None:
@@ -281,7 +235,7 @@ class Workload:
 
     @property
     def samples(self) -> int:
-        """Of one iteration of all ranks."""
+        """Samples of one iteration of all ranks."""
         return self.dp * self.micro_batch_size * self.accumulation
 
     @property
@@ -296,7 +250,7 @@ class Workload:
 
     @property
     def weight_bytes(self) -> int:
-        """Of one weight or gradient of the model."""
+        """Bytes of one weight or gradient of the model."""
         return 4 if self.dtype == "fp32" else 2
 
     @cached_property
@@ -309,7 +263,7 @@ class Workload:
 
 @functools.lru_cache(maxsize=64)
 def schedule_of(workload: Workload, policy: str) -> Schedule:
-    """Tiles of one rank under a policy of this package's engine.
+    """Return the tiles of one rank under a policy of this package's engine.
 
     Raises:
         PlanError: The policy is not one that a schedule can be made for, as ``auto``.
@@ -321,7 +275,7 @@ def schedule_of(workload: Workload, policy: str) -> Schedule:
 
 
 def cut_into_subgroups(tensors: list[int], dp: int, subgroup_numel: int) -> tuple[int, ...]:
-    """Elements of each subgroup of one rank.
+    """Return the elements of each subgroup of one rank.
 
     DeepSpeed takes parameters whole, in order, and closes a subgroup when it holds at least
     ``subgroup_numel`` elements of this rank's partitions.
@@ -356,5 +310,5 @@ def one_of(name: str, value: object, known: Sequence[str]) -> None:
 
 
 def power_of_two(num_bytes: float) -> float:
-    """The size to which torch rounds up a page-locked allocation of ``num_bytes``."""
+    """Return the size to which torch rounds up a page-locked allocation of ``num_bytes``."""
     return float(1 << max(0, int(num_bytes) - 1).bit_length()) if num_bytes else 0.0

@@ -1,6 +1,7 @@
 """Sweeps that are predicted: folders, published values beside them, errors."""
 
 import csv
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -16,8 +17,7 @@ from deep_optimizer_states.predict.workload import WorkloadError
 from launch.ds_json import deepspeed_config
 from launch.records.ledger import read_records
 from launch.simulate import workloads
-from launch.simulate.command import Simulation
-from launch.simulate.published import as_published, published_of, read_published
+from launch.simulate.command import as_published, published_of, read_published
 from launch.simulate.workloads import AsOf, as_of, workload_of
 from launch.sweep import main
 
@@ -41,23 +41,6 @@ def index_of(folder):
 
 def values_of(folder, entry):
     return json.loads((folder / entry["run_dir"] / entry["log"]).read_text())
-
-
-@pytest.mark.parametrize(
-    ("engine", "paper", "today"),
-    [
-        ({"engine": "v"}, ("zero3-0.13", 2), ("zero3", "auto", 2)),
-        ({"engine": "a"}, ("async-0.13", 2), ("ours", "all-host", 2)),
-        ({"engine": "h", "stride": 3}, ("paper", 3), ("ours", "stride", 3)),
-    ],
-)
-def test_an_engine_stands_for_the_papers_software_or_for_todays(engine, paper, today):
-    point = make_point({**SEVEN, **engine})
-    old, new = (workload_of(point, when) for when in (AsOf.PAPER, AsOf.TODAY))
-    assert (old.engine, old.stride) == paper
-    assert (new.engine, new.policy, new.stride) == today
-    # As the harness runs it: the update ends before the next forward.
-    assert new.engine != "ours" or not new.just_in_time_forward
 
 
 PLUGIN = {"enabled": True, "just_in_time_forward": False}
@@ -88,8 +71,7 @@ def block(**fields):
     return lambda config: config.update(deep_optimizer_states={**PLUGIN, **fields})
 
 
-@pytest.mark.parametrize("policy", ["all-host", "stride", "all-device", "dynamic", "auto"])
-@pytest.mark.parametrize("just_in_time", [False, True])
+@pytest.mark.parametrize(("policy", "just_in_time"), [("all-host", False), ("auto", True)])
 def test_every_policy_of_the_plugin_can_be_predicted(with_json, policy, just_in_time):
     """No name of an engine is asked: the block says it all."""
     found = with_json(block(policy=policy, stride=5, just_in_time_forward=just_in_time, ratio=0.5))
@@ -118,18 +100,23 @@ def test_settings_of_the_json_reach_the_workload(with_json):
 
 
 @pytest.mark.parametrize(
-    ("policy", "engine"),
-    [("all-host", "async-0.13"), ("ratio", "async-0.13"), ("stride", "paper")],
+    ("change", "paper", "today"),
+    [
+        (lambda config: None, "zero3-0.13", "zero3"),
+        (block(policy="all-host"), "async-0.13", "ours"),
+        (block(policy="ratio", ratio=0.8), "async-0.13", "ours"),
+        (block(policy="stride", stride=3), "paper", "ours"),
+    ],
 )
-def test_the_papers_software_has_three_modes(with_json, policy, engine):
-    found = with_json(block(policy=policy, ratio=0.8, stride=2), AsOf.PAPER)
-    assert (found.engine, found.offload_ratio) == (engine, 0.8)
+def test_the_papers_software_has_three_modes(with_json, change, paper, today):
+    old, new = (with_json(change, when) for when in (AsOf.PAPER, AsOf.TODAY))
+    assert (old.engine, new.engine) == (paper, today)
+    assert (old.stride, old.offload_ratio) == (new.stride, new.offload_ratio)
 
 
-@pytest.mark.parametrize("policy", ["all-device", "dynamic", "auto"])
-def test_the_papers_software_has_no_other(with_json, policy):
-    with pytest.raises(WorkloadError, match=f"policy = '{policy}': the paper's software has no"):
-        with_json(block(policy=policy), AsOf.PAPER)
+def test_the_papers_software_has_no_other(with_json):
+    with pytest.raises(WorkloadError, match="policy = 'dynamic': the paper's software has no"):
+        with_json(block(policy="dynamic"), AsOf.PAPER)
 
 
 def test_the_papers_software_ends_the_update_before_the_forward(with_json):
@@ -153,10 +140,9 @@ def test_the_papers_software_ends_the_update_before_the_forward(with_json):
         (block(policy="often"), r"deep_optimizer_states\.policy"),
     ],
 )
-@pytest.mark.parametrize("when", AsOf)
-def test_a_json_that_the_model_does_not_know_is_refused(with_json, change, text, when):
+def test_a_json_that_the_model_does_not_know_is_refused(with_json, change, text):
     with pytest.raises(WorkloadError, match=text):
-        with_json(change, when)
+        with_json(change)
 
 
 @pytest.mark.parametrize(
@@ -324,43 +310,10 @@ def test_a_simulated_sweep_has_folders_of_its_own(simulate, tmp_path, capsys):
     assert out[-1].startswith("simulated, nothing was run: 15 points on h100x4 (the paper's ")
 
 
-def test_phases_and_what_lies_outside_them_make_an_iteration(simulate, tmp_path):
-    simulate("--sweep", "models", "--only", "7B vanilla")
-    folder = tmp_path / "r" / "simulated-h100x4" / "models"
-    values = values_of(folder, index_of(folder)["runs"][0])
-    phases = values["forward_ms"] + values["backward_ms"] + values["update_ms"]
-    assert 0 < phases <= values["iteration_ms"] < 1.3 * phases
-    assert 0 < values["bound_ms"] <= values["iteration_ms"]
-    assert values["parameters"] == make_point(SEVEN).model.num_parameters()
-    assert values["num_ranks"] == 4
-
-
 def test_no_measured_sweep_can_take_a_simulated_run_for_its_own(simulate, tmp_path):
     simulate("--sweep", "basic")
     for folder in ("", "simulated-h100x4", "simulated-h100x4/basic"):
         assert read_records(tmp_path / "r" / folder) == []
-
-
-def test_again_replaces_what_a_simulation_left(simulate, tmp_path):
-    for _ in range(2):
-        simulate("--sweep", "gpu-hogging")
-    folder = tmp_path / "r" / "simulated-h100x4" / "gpu-hogging"
-    runs = index_of(folder)["runs"]
-    # The log's name does not say the share; every point has a folder all the same.
-    assert len({entry["run_dir"] for entry in runs}) == len(runs) == 18
-    assert len(list(folder.glob("*/*/run.json"))) == 18
-
-
-def test_a_point_that_does_not_fit_has_no_time(simulate, tmp_path, capsys):
-    simulate("--sweep", "micro-batch", "--only", "20B micro-batch 64 vanilla")
-    folder = tmp_path / "r" / "simulated-h100x4" / "micro-batch"
-    (entry,) = index_of(folder)["runs"]
-    assert entry["status"] == "oom-device"
-    values = values_of(folder, entry)
-    assert (values["iteration_ms"], values["update_ms"], values["fits"]) == (None, None, False)
-    status = json.loads((folder / entry["run_dir"] / "status.json").read_text())
-    assert status["cause"].startswith("GPU memory: ")
-    assert "does not fit: GPU memory: " in capsys.readouterr().out
 
 
 def test_points_of_a_machine_with_room_for_all_state_say_so(simulate, tmp_path, capsys):
@@ -377,23 +330,6 @@ def test_points_of_a_machine_with_room_for_all_state_say_so(simulate, tmp_path, 
     assert all(line.endswith(words) for line in said)
 
 
-def test_points_of_a_machine_without_that_room_do_not(simulate, tmp_path, capsys):
-    simulate("--sweep", "basic", "--model", "20B", machine="h200x1")
-    assert "all optimizer state fits" not in capsys.readouterr().out
-    folder = tmp_path / "r" / "simulated-h200x1" / "basic"
-    values = [values_of(folder, entry) for entry in index_of(folder)["runs"]]
-    assert values
-    assert all(own["all_resident_iteration_ms"] is None for own in values)
-
-
-def test_todays_software_goes_to_a_folder_of_its_own(simulate, tmp_path):
-    simulate("--sweep", "models", "--only", "7B", "--as-of", "today")
-    folder = tmp_path / "r" / "simulated-h100x4-today" / "models"
-    index = index_of(folder)
-    assert {entry["run_dir"].rpartition("/")[2] for entry in index["runs"]} == {"simulated-001"}
-    assert "today" in index["simulated"]["software"]
-
-
 def test_an_open_model_is_the_largest_that_fits_the_machine(simulate, tmp_path, capsys):
     simulate("--sweep", "basic", "--list-points")
     big = capsys.readouterr().out
@@ -402,22 +338,6 @@ def test_an_open_model_is_the_largest_that_fits_the_machine(simulate, tmp_path, 
     assert big.split()[:2] != small.split()[:2]
     simulate("--sweep", "basic", "--model", "7B")
     assert "7B vanilla: simulated" in capsys.readouterr().out
-
-
-def test_each_of_a_hundred_points_is_predicted_once(simulate, tmp_path, capsys, monkeypatch):
-    predicted, predict = [], Simulation.predict
-    monkeypatch.setattr(
-        Simulation, "predict", lambda self, point: predicted.append(point) or predict(self, point)
-    )
-    sweep = tmp_path / "hundred.toml"
-    sweep.write_text(
-        'name = "hundred"\n[point]\naccumulation = 1\n[grid]\n'
-        'model = ["7B", "8.3B", "10B", "13B", "20B"]\nmicro_batch_size = [1, 2, 4, 8]\n'
-        '[[engines]]\nengine = ["v", "a"]\n[[engines]]\nengine = "h"\nstride = [2, 3, 4]\n'
-    )
-    simulate("--sweep", str(sweep))
-    assert len(predicted) == 100
-    assert "nothing was run: 100 points" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -494,7 +414,51 @@ def test_a_profile_of_ones_own_is_not_the_shipped_one_of_its_name(simulate, tmp_
     assert {run["run_dir"].rpartition("/")[2] for run in index["runs"]} == {"simulated-001"}
 
 
-def test_a_wrong_choice_of_software_is_told_in_plain_words():
-    with pytest.raises(ConfigError, match="paper") as caught:
-        main(["--simulate", "--machine", "h100x4", "--as-of", "now"])
-    assert "AsOf" not in str(caught.value)
+@pytest.mark.parametrize("engine", [{"engine": "vanilla"}, {"engine": "hybrid", "stride": 2}])
+def test_weights_in_host_memory_reach_the_workload_and_its_gathers_the_forward(engine):
+    slow = load_machine("h100x4")
+    slow = dataclasses.replace(slow, rates=dataclasses.replace(slow.rates, h2d_bytes_per_s=1e9))
+    on_device, on_host = (
+        workload_of(make_point({"model": "7B", **engine, **fields}), AsOf.TODAY)
+        for fields in ({}, {"offload_param": "cpu"})
+    )
+    assert (on_device.weights_on_host, on_host.weights_on_host) == (False, True)
+    assert predict(on_host, slow).forward_s > 2 * predict(on_device, slow).forward_s
+
+
+def test_the_papers_software_was_not_measured_with_weights_in_host_memory():
+    point = make_point({"model": "7B", "engine": "vanilla", "offload_param": "cpu"})
+    with pytest.raises(WorkloadError, match=r"offload_param\.device = 'cpu': the paper's software"):
+        workload_of(point, AsOf.PAPER)
+
+
+def test_a_point_that_does_not_fit_has_no_time_and_room_for_all_state_is_said(
+    simulate, tmp_path, capsys
+):
+    """Today's software has a folder of its own beside the paper's, and is predicted twice alike."""
+    for _ in range(2):
+        simulate(
+            "--sweep", "micro-batch", "--only", "20B micro-batch 64 vanilla", "--as-of", "today"
+        )
+    folder = tmp_path / "r" / "simulated-h100x4-today" / "micro-batch"
+    (entry,) = index_of(folder)["runs"]
+    assert len(list(folder.glob("*/*/run.json"))) == 1
+    assert entry["status"] == "oom-device"
+    values = values_of(folder, entry)
+    assert (values["iteration_ms"], values["update_ms"], values["fits"]) == (None, None, False)
+    status = json.loads((folder / entry["run_dir"] / "status.json").read_text())
+    assert status["cause"].startswith("GPU memory: ")
+    said = capsys.readouterr().out
+    assert "does not fit: GPU memory: " in said
+    assert "all optimizer state fits" not in said
+    assert values["all_resident_iteration_ms"] is None
+
+
+def test_phases_and_what_lies_outside_them_make_an_iteration(simulate, tmp_path):
+    simulate("--sweep", "models", "--only", "7B vanilla")
+    folder = tmp_path / "r" / "simulated-h100x4" / "models"
+    values = values_of(folder, index_of(folder)["runs"][0])
+    phases = values["forward_ms"] + values["backward_ms"] + values["update_ms"]
+    assert 0 < phases <= values["iteration_ms"] < 1.3 * phases
+    assert 0 < values["bound_ms"] <= values["iteration_ms"]
+    assert (values["parameters"], values["num_ranks"]) == (5_948_837_888, 4)

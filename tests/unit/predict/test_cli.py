@@ -9,10 +9,10 @@ import pytest
 from deep_optimizer_states.__main__ import main
 from deep_optimizer_states.predict import cli
 from deep_optimizer_states.predict.machine import MACHINES_DIR, load_machine
+from deep_optimizer_states.predict.memory.offload import ahead_room_bytes
 from deep_optimizer_states.predict.model import load_model
 from deep_optimizer_states.predict.predict import predict
-from deep_optimizer_states.predict.stock import STOCK
-from deep_optimizer_states.predict.workload import Workload
+from deep_optimizer_states.predict.workload import STOCK, Workload
 
 
 def plan(*words):
@@ -84,15 +84,14 @@ def test_every_option_reaches_the_workload(capsys):
     }  # fmt: skip
     words = [str(word) for pair in options.items() for word in pair]
     flags = ["--no-just-in-time", "--no-checkpointing", "--flash-attention", "--json",
-             "--timer-synchronizes", "--issue-all-first", "--no-device-grads",
-             "--weights-on-host", "--prefetch-memory", "auto"]  # fmt: skip
+             "--no-device-grads", "--weights-on-host", "--prefetch-memory", "auto"]  # fmt: skip
     assert plan("--model", "7B", "--machine", "h100x4", *words, *flags) == 0
     assert json.loads(capsys.readouterr().out)["workload"] == {
         "engine": "ours", "dp": 2, "tp": 2, "micro_batch_size": 3, "accumulation": 5,
         "global_batch_size": 30, "sequence_length": 1024, "offload_ratio": 0.5, "stride": 3,
-        "policy": "stride", "just_in_time_forward": False, "timer_synchronizes": True,
-        "issues_all_first": True, "keeps_device_grads": False, "subgroup_numel": 10**7,
-        "tile_numel": 2**20, "activation_checkpointing": False, "materialized_attention": False,
+        "policy": "stride", "just_in_time_forward": False, "keeps_device_grads": False,
+        "subgroup_numel": 10**7, "tile_numel": 2**20, "activation_checkpointing": False,
+        "materialized_attention": False,
         "hog_share": 0.25, "dtype": "fp16", "weights_on_host": True, "step_before_norm": False,
         "prefetch_memory_bytes": "auto",
     }  # fmt: skip
@@ -230,3 +229,40 @@ def test_planning_imports_neither_torch_nor_deepspeed():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def advice_of(capsys, *words):
+    assert plan("--json", *words) == 0
+    got = json.loads(capsys.readouterr().out)
+    return {text.partition(":")[0]: text for text in got["advice"]}, got
+
+
+def test_advice_has_a_figure_in_every_sentence(capsys):
+    advice, _ = advice_of(capsys, "--model", "20B", "--machine", "h100x4")
+    assert list(advice) == ["engine", "ratio", "subgroup size", "pinned memory", "threads"]
+    assert all(any(char.isdigit() for char in sentence) for sentence in advice.values())
+
+
+def test_advice_on_the_ratio_is_a_better_prediction_that_fits(capsys):
+    words = ["--model", "7B", "--machine", "h100x4", "--policy", "all-host"]
+    advice, got = advice_of(capsys, *words)
+    ratio = advice["ratio"].removeprefix("ratio: ").split()[0]
+    _, better = advice_of(capsys, *words, "--ratio", ratio)
+    assert better["fits"]
+    assert better["predicted"]["iteration_s"] < got["predicted"]["iteration_s"]
+    assert f"{better['predicted']['iteration_s']:.3f} s" in advice["ratio"]
+
+
+def test_advice_warns_of_prefetch_memory_that_is_not_there(capsys):
+    workload = Workload(load_model("20B")[0], dp=4, policy="dynamic")
+    room = int(sum(ahead_room_bytes(workload, load_machine("h100x4"), "dynamic")))
+    words = ["--model", "20B", "--machine", "h100x4", "--policy", "dynamic", "--prefetch-memory"]
+    for limit, warns in [(room + 1, True), (room, False), ("auto", False)]:
+        assert ("prefetch memory" in advice_of(capsys, *words, str(limit))[0]) == warns
+
+
+def test_threads_of_a_rank_with_one_core_are_not_compared(capsys):
+    words = ["--model", "tiny", "--machine", "cpu-only", "--dp"]
+    alone, both = (advice_of(capsys, *words, ranks)[0]["threads"] for ranks in "21")
+    assert alone.startswith("threads: a rank has one core, so OMP_NUM_THREADS=1;")
+    assert "with one thread" in both

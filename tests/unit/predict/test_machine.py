@@ -50,10 +50,6 @@ def test_a_profile_is_read_from_any_file(tmp_path):
     assert curve == [5e9, 10e9, 15e9, 20e9, 20e9]
 
 
-def test_a_lock_limit_of_an_older_profile_is_passed_over():
-    assert machine_from_table(SMALL | {"lock_limit_bytes": 65536}) == machine_from_table(SMALL)
-
-
 @pytest.mark.parametrize("value", [0, 0.0, -1e9, math.nan, math.inf, True, "fast"])
 def test_an_impossible_rate_is_refused_with_its_name(value):
     table = SMALL | {"rates": {"h2d_bytes_per_s": value}}

@@ -6,22 +6,20 @@ import math
 import pytest
 from predicted_software import SOFTWARE
 
-from deep_optimizer_states.predict import policy as module
-from deep_optimizer_states.predict.lanes import Lanes
-from deep_optimizer_states.predict.machine import MachineError, load_machine
+from deep_optimizer_states.predict import policy as module, predict as predict_module
+from deep_optimizer_states.predict.machine import MachineError, load_machine, machine_names
 from deep_optimizer_states.predict.memory.offload import (
     CONTEXT_BYTES,
     GIB,
     GRADS_HEADROOM,
-    ahead_room_bytes,
     kept_subgroups,
     memory_of,
 )
 from deep_optimizer_states.predict.model import load_model
 from deep_optimizer_states.predict.phases import phases_of
-from deep_optimizer_states.predict.policy import WORTH, choose_policy
+from deep_optimizer_states.predict.policy import choose_policy
 from deep_optimizer_states.predict.predict import all_resident, bound_update_s, predict
-from deep_optimizer_states.predict.update_sim import UpdateSimulator, simulate_update
+from deep_optimizer_states.predict.update import simulate_update
 from deep_optimizer_states.predict.workload import Workload, WorkloadError, schedule_of
 
 H100, H200 = load_machine("h100x4"), load_machine("h200x1")
@@ -46,28 +44,17 @@ def test_only_the_old_baseline_pays_for_gradients_in_backward():
 
 @pytest.mark.parametrize("engine", SOFTWARE)
 def test_a_prediction_simulates_no_update_twice(monkeypatch, engine):
-    simulated, run = [], UpdateSimulator.run
+    simulated = []
 
-    def count(self):
-        simulated.append((self.workload, self._policy))
-        return run(self)
+    def count(*args):
+        simulated.append(args)
+        return simulate_update(*args)
 
-    monkeypatch.setattr(UpdateSimulator, "run", count)
+    for where in (module, predict_module):
+        monkeypatch.setattr(where, "simulate_update", count)
     predict(of("20B", engine), H100)
     assert 1 <= len(simulated) <= 12
     assert all(simulated.count(one) == 1 for one in simulated)
-
-
-@pytest.mark.parametrize("stride", range(1, 8))
-@pytest.mark.parametrize("policy", ["stride", "dynamic"])
-def test_a_simulated_update_looks_at_its_lanes_once_for_each_piece_of_work(
-    monkeypatch, policy, stride
-):
-    """What a hundred predictions cost is this number: time passes from one end to the next."""
-    steps, step = [], Lanes.step
-    monkeypatch.setattr(Lanes, "step", lambda self: steps.append(self) or step(self))
-    simulate_update(of("20B", stride=stride), H100, policy)
-    assert 0 < len(steps) <= sum(len(lanes.done) for lanes in set(steps))
 
 
 def test_the_last_bucket_of_gradients_shows():
@@ -125,21 +112,23 @@ def test_just_in_time_forward_hides_part_of_the_update():
         predict(of(policy="dynamic", just_in_time_forward=on), H100) for on in (True, False)
     )
     assert open_.hidden_s == 0
-    assert 0 < hidden.hidden_s <= hidden.update_s
+    assert 0 < hidden.hidden_s <= hidden.forward_s < hidden.update_s
     assert hidden.iteration_s == pytest.approx(open_.iteration_s - hidden.hidden_s)
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 8, 32])
-@pytest.mark.parametrize("model", ["7B", "20B"])
-def test_auto_is_about_the_shortest_iteration_of_all_policies(model, micro_batch_size):
-    fields = {"micro_batch_size": micro_batch_size, "materialized_attention": False}
-    auto = predict(of(model, **fields), H100)
-    strides = [("stride", stride) for stride in range(2, len(of(model).subgroups) + 1)]
-    for name, stride in [*strides, ("all-host", 1), ("all-device", 1), ("dynamic", 1)]:
-        other = predict(of(model, policy=name, stride=stride, **fields), H100)
-        more = other.iteration_s - auto.iteration_s
-        assert more >= -2 * WORTH * (auto.update_s - auto.hidden_s) - 1e-9
-        if other.iteration_s < auto.iteration_s - 1e-9:
+@pytest.mark.parametrize("micro_batch_size", [1, 8])
+@pytest.mark.parametrize("name", machine_names())
+def test_auto_is_within_a_twentieth_of_the_best_policy_on_every_profile(name, micro_batch_size):
+    machine = load_machine(name)
+    fields = {"dp": max(1, machine.gpus), "micro_batch_size": micro_batch_size}
+    workload = of("7B" if machine.gpus else "tiny", materialized_attention=False, **fields)
+    auto = predict(workload, machine)
+    strides = [("stride", stride) for stride in range(2, min(9, len(workload.subgroups) + 1))]
+    for policy, stride in [*strides, ("all-host", 1), ("all-device", 1), ("dynamic", 1)]:
+        settled = dataclasses.replace(workload, policy=policy, stride=stride)
+        other = predict(settled, machine)
+        assert auto.iteration_s <= 1.05 * other.iteration_s
+        if machine.gpus and other.iteration_s < auto.iteration_s - 1e-9:
             assert "a gain under 3% is not taken" in auto.policy
 
 
@@ -202,17 +191,6 @@ def test_fp32_is_predicted_only_where_its_rate_is_known():
     with pytest.raises(WorkloadError, match=r"dtype = 'fp32': .*use bf16 or fp16"):
         predict(of(dtype="fp32"), H100)
     assert predict(of("tiny", dp=1, dtype="fp32"), load_machine("cpu-only")).iteration_s > 0
-
-
-def test_threads_of_a_rank_with_one_core_are_not_compared():
-    machine = load_machine("cpu-only")
-    alone = predict(of("tiny", dp=2), machine, with_advice=True).advice[-1]
-    assert alone.startswith("threads: a rank has one core, so OMP_NUM_THREADS=1;")
-    assert "with one thread" in predict(of("tiny", dp=1), machine, with_advice=True).advice[-1]
-
-
-def test_a_rank_with_all_state_on_the_device_has_a_short_update():
-    assert predict(of(offload_ratio=0.0), H100).update_s < 0.05
 
 
 # Peaks of the authors' logs: host memory beside what the machine used before, and what torch
@@ -296,51 +274,6 @@ def test_tensor_parallel_ranks_stay_on_a_node():
         predict(of(tp=2, dp=1), load_machine("h200x1"))
 
 
-def test_advice_has_a_figure_in_every_sentence():
-    got = predict(of("20B"), H100, with_advice=True)
-    topics = [sentence.split(":")[0] for sentence in got.advice]
-    assert topics == ["engine", "ratio", "subgroup size", "pinned memory", "threads"]
-    assert all(any(char.isdigit() for char in sentence) for sentence in got.advice)
-    assert predict(of("20B"), H100).advice == []
-
-
-def test_advice_warns_of_prefetch_memory_that_is_not_there():
-    room = sum(ahead_room_bytes(of("20B"), H100, "dynamic"))
-    for limit, warns in [(int(room) + 1, True), (int(room), False), ("auto", False)]:
-        got = predict(of("20B", policy="dynamic", prefetch_memory_bytes=limit), H100, True)
-        found = [text for text in got.advice if text.startswith("prefetch memory: ")]
-        assert bool(found) == warns, got.advice
-
-
-def test_advice_on_the_ratio_is_a_better_prediction_that_fits():
-    got = predict(of("7B", policy="all-host"), H100, with_advice=True)
-    sentence = got.advice[1]
-    ratio = float(sentence.removeprefix("ratio: ").split()[0])
-    better = predict(of("7B", policy="all-host", offload_ratio=ratio), H100)
-    assert better.fits
-    assert better.iteration_s < got.iteration_s
-    assert f"{better.iteration_s:.3f} s" in sentence
-
-
-@pytest.mark.parametrize("policy", ["stride", "all-device"])
-def test_a_timer_that_synchronises_leaves_nothing_of_the_device_s_share_to_hide(policy):
-    """Without it, the negative control, part of the update hides."""
-    fields = {"policy": policy, "issues_all_first": True, "micro_batch_size": 4}
-    quiet, waits = (predict(of(timer_synchronizes=on, **fields), H100) for on in (False, True))
-    assert quiet.hidden_s > 0
-    assert waits.hidden_s < 0.1 * quiet.hidden_s
-    assert waits.update_s == quiet.update_s
-    assert waits.iteration_s == pytest.approx(quiet.iteration_s + quiet.hidden_s - waits.hidden_s)
-
-
-def test_a_timer_that_synchronises_does_not_wait_for_what_the_cpu_issues_later():
-    # A small share of the device is over early; the CPU's tiles then hide as ever.
-    fields = {"policy": "stride", "stride": 16, "micro_batch_size": 4}
-    quiet, waits = (predict(of("20B", timer_synchronizes=on, **fields), H100) for on in (0, 1))
-    assert waits.hidden_s == pytest.approx(quiet.hidden_s, rel=0.01)
-    assert quiet.hidden_s > 0
-
-
 def share_of(workload, run):
     """Elements that pass through a slot."""
     tiles = schedule_of(workload, workload.policy).tiles
@@ -372,7 +305,7 @@ def with_room_for(workload, num_bytes):
     return dataclasses.replace(H100, device_memory_bytes=(need + num_bytes) / GRADS_HEADROOM)
 
 
-@pytest.mark.parametrize("policy", ["stride", "all-device", "dynamic"])
+@pytest.mark.parametrize("policy", ["stride", "dynamic"])
 def test_gradients_are_kept_as_far_as_a_tenth_of_the_device_stays_free(policy):
     workload = of(policy=policy)
     never = predict(dataclasses.replace(workload, keeps_device_grads=False), H100)

@@ -10,7 +10,7 @@ from launch.fit.estimate import estimate
 from launch.fit.machine import HALF_TYPES, Machine
 from launch.records.identity import settings_key
 from launch.simulate import workloads
-from optimus_cc.predict.cli import main as optimus_cc_predict
+from optimus_cc.predict import main as optimus_cc_predict
 
 CPU = Machine(20 * GIB)
 GPUS = Machine(500 * GIB, (80 * GIB,) * 4)

@@ -20,8 +20,7 @@ from deep_optimizer_states.predict.memory.peaks import (
 )
 from deep_optimizer_states.predict.memory.setting import Plugin, Setting, setting_of
 from deep_optimizer_states.predict.model import load_model
-from deep_optimizer_states.predict.stock import STOCK
-from deep_optimizer_states.predict.workload import Workload, WorkloadError, power_of_two
+from deep_optimizer_states.predict.workload import STOCK, Workload, WorkloadError, power_of_two
 
 MODEL = architecture_of(
     {

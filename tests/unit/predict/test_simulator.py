@@ -2,12 +2,12 @@
 
 import pytest
 
-from deep_optimizer_states.predict import lanes as lanes_module
-from deep_optimizer_states.predict.lanes import Job, Lanes
+from deep_optimizer_states.predict import simulator
+from deep_optimizer_states.predict.simulator import Job, Simulator
 
 
 def lanes(**capacity):
-    return Lanes(lambda resource, active: capacity[resource])
+    return Simulator(lambda resource, in_use: capacity[resource])
 
 
 def test_a_lane_does_one_job_after_the_other_and_lanes_run_at_once():
@@ -16,7 +16,7 @@ def test_a_lane_does_one_job_after_the_other_and_lanes_run_at_once():
     other = Job("b", "1", 25, 10)
     for job in (first, second, other):
         clock.submit(job)
-    clock.run_until(None)
+    clock.run_until()
     assert (first.end_s, second.begin_s, second.end_s, other.end_s) == (1.0, 1.0, 3.0, 2.5)
     assert clock.done == [first, other, second]
 
@@ -42,21 +42,21 @@ def test_two_jobs_share_what_both_need():
     # 10 + 10 units a second are wanted of 10: each runs at half speed until the first is over.
     short = clock.submit(Job("a", "short", 10, 10, {"link": 1.0}))
     long = clock.submit(Job("b", "long", 20, 10, {"link": 1.0}))
-    clock.run_until(None)
+    clock.run_until()
     assert (short.end_s, long.end_s) == (2.0, 3.0)
 
 
 def test_a_job_runs_at_the_rate_of_its_scarcest_resource():
     clock = lanes(link=10.0, host=5.0)
     job = clock.submit(Job("a", "copy", 10, 10, {"link": 1.0, "host": 2.0}))
-    clock.run_until(None)
+    clock.run_until()
     assert job.end_s == pytest.approx(4.0)
 
 
 def test_work_of_nothing_takes_no_time():
     clock = lanes(link=1.0)
     job = clock.submit(Job("a", "nothing", 0, 10, {"link": 1.0}))
-    clock.run_until(None)
+    clock.run_until()
     assert job.end_s == 0.0
 
 
@@ -65,32 +65,39 @@ def test_lanes_that_wait_for_each_other_are_an_error():
     never = Job("c", "never", 1, 1)
     clock.submit(Job("a", "stuck", 1, 1, after=(never,)))
     with pytest.raises(AssertionError, match="wait for each other"):
-        clock.run_until(None)
+        clock.run_until()
 
 
-@pytest.mark.parametrize(("limit", "waited_s"), [(1000, 10.0), (1200, 0.0)])
-def test_whoever_issues_waits_for_room_in_a_full_queue(monkeypatch, limit, waited_s):
-    """With room for all three, the negative control, nobody waits."""
-    monkeypatch.setattr(lanes_module, "QUEUE_ENTRIES", limit)
+def test_a_resource_knows_what_else_is_in_use():
+    clock = Simulator(lambda resource, in_use: 5.0 if len(in_use) == 2 else 10.0)
+    there = clock.submit(Job("a", "there", 10, 10, {"h2d": 1.0}))
+    back = clock.submit(Job("b", "back", 20, 10, {"d2h": 1.0}))
+    clock.run_until()
+    assert (there.end_s, back.end_s) == (2.0, 3.0)
+
+
+def test_whoever_submits_on_its_own_is_called_before_time_passes():
+    clock, jobs = lanes(), []
+    clock.before_step = lambda: jobs or jobs.append(clock.submit(Job("b", "late", 4, 1)))
+    clock.submit(Job("a", "first", 1, 1))
+    clock.run_until()
+    assert (jobs[0].begin_s, jobs[0].end_s) == (0.0, 4.0)
+
+
+@pytest.mark.parametrize(("limit", "begins_s"), [(1000, 10.0), (1200, 0.0)])
+def test_whoever_issues_waits_for_room_in_a_full_queue(monkeypatch, limit, begins_s):
+    """With room for all three, the negative control, nobody waits; host threads have no queue."""
+    monkeypatch.setattr(simulator, "QUEUE_ENTRIES", limit)
     clock = lanes()
-    jobs = [clock.submit(Job("a", "", 10, 1, entries=400)) for _ in range(3)]
-    assert [job.submit_s for job in jobs] == [0.0, 0.0, waited_s]
-    assert jobs[0].is_done is (waited_s > 0)
-    clock.run_until(None)
-    assert jobs[2].end_s == 30.0
-
-
-def test_a_full_queue_of_one_lane_and_a_host_thread_keep_nobody_waiting():
-    clock = lanes()
-    clock.submit(Job("a", "", 10, 1, entries=lanes_module.QUEUE_ENTRIES))
-    clock.submit(Job("b", "", 10, 1, entries=lanes_module.QUEUE_ENTRIES))
-    for _ in range(2 * lanes_module.QUEUE_ENTRIES):
-        clock.submit(Job("thread", "", 0, 1))
-    assert clock.now_s == 0.0
+    for _ in range(3):
+        clock.submit(Job("a", "", 10, 1, entries=400))
+    other = clock.submit(Job("thread", "", 1, 1))
+    clock.run_until()
+    assert (other.begin_s, clock.now_s) == (begins_s, 30.0)
 
 
 def test_a_job_larger_than_the_queue_is_taken_when_its_lane_is_idle():
     clock = lanes()
-    job = clock.submit(Job("a", "", 10, 1, entries=2 * lanes_module.QUEUE_ENTRIES))
-    clock.run_until(None)
+    job = clock.submit(Job("a", "", 10, 1, entries=2 * simulator.QUEUE_ENTRIES))
+    clock.run_until()
     assert job.end_s == 10.0

@@ -3,19 +3,20 @@
 import dataclasses
 
 import pytest
-from closed_form import estimate_update
 from predicted_software import SOFTWARE
 
 from deep_optimizer_states import split
-from deep_optimizer_states.plan import Kind
-from deep_optimizer_states.predict import lanes, update_sim
+from deep_optimizer_states.plan import Action, Kind
+from deep_optimizer_states.predict import update
 from deep_optimizer_states.predict.machine import load_machine
+from deep_optimizer_states.predict.memory.offload import ahead_room_bytes
 from deep_optimizer_states.predict.model import load_model
-from deep_optimizer_states.predict.predict import bound_update_s
+from deep_optimizer_states.predict.phases import phases_of
+from deep_optimizer_states.predict.predict import bound_update_s, predict
 from deep_optimizer_states.predict.rank import rank_of
-from deep_optimizer_states.predict.update_sim import simulate_update
-from deep_optimizer_states.predict.workload import Workload
-from deep_optimizer_states.schedule import NUM_AHEAD, AllAtOnce, Schedule
+from deep_optimizer_states.predict.update import simulate_update
+from deep_optimizer_states.predict.workload import STATE_BYTES, Workload, schedule_of
+from deep_optimizer_states.schedule import NUM_AHEAD, AllAtOnce
 from deep_optimizer_states.split import RunTimeSplit
 
 MACHINE = load_machine("h100x4")
@@ -24,20 +25,57 @@ TILE = 2**20
 EVEN = (TILE * 4,) * 12
 
 
+def with_rates(**changes):
+    return dataclasses.replace(MACHINE, rates=dataclasses.replace(MACHINE.rates, **changes))
+
+
+ROOMY = with_rates(host_stream_bytes_per_s=((24, 900e9), (96, 3600e9)))
+
+
 def of(engine="ours", **fields):
     fields.setdefault("subgroup_numels", EVEN)
     return Workload(MODEL, SOFTWARE[engine], **{"dp": 4, "tile_numel": TILE, **fields})
 
 
-@pytest.mark.parametrize("policy", ["all-host", "stride", "all-device"])
+@pytest.mark.parametrize("policy", ["all-host", "all-device"])
 def test_it_runs_the_plan_that_the_executor_runs(policy):
-    workload = of()
-    schedule = Schedule.make(EVEN, policy, workload.stride, 1.0, TILE)
-    expected = " ".join(
-        map(str, schedule.actions(AllAtOnce(range(len(schedule.tiles))), None, lambda wait: True))
-    )
-    workload = dataclasses.replace(workload, issues_all_first=True)
-    assert str(simulate_update(workload, MACHINE, policy).plan) == expected
+    schedule = schedule_of(of(), policy)
+    arrivals = AllAtOnce(range(len(schedule.tiles)))
+    expected = " ".join(map(str, schedule.actions(arrivals, None, lambda wait: True)))
+    assert str(simulate_update(of(), MACHINE, policy).plan) == expected
+
+
+def test_the_device_is_given_a_few_tiles_ahead_and_the_cpu_begins_at_once():
+    run = simulate_update(of(subgroup_numels=EVEN * 10), MACHINE, "stride")
+    assert min(job.begin_s for job in run.jobs if job.lane == "CPU") == 0
+    prefetched = [action.tile for action in run.plan.actions if action.kind is Kind.PREFETCH]
+    first = run.plan.actions.index(Action(run.plan.host_tiles[0], Kind.HOST_STEP))
+    issued = {action.tile for action in run.plan.actions[:first]}
+    assert issued == set(prefetched[:NUM_AHEAD])
+
+
+def test_lanes_alone_take_what_their_rates_say():
+    """The closed form: the CPU's steps and the last weights, and a pipeline of three slots."""
+    rank, numel = rank_of(of(), ROOMY), sum(EVEN)
+    host = simulate_update(of(), ROOMY, "all-host")
+    last_weights_s = 2 * TILE / rank.h2d_bytes_per_s
+    assert host.seconds == pytest.approx(numel / rank.host_parameters_per_s + last_weights_s)
+    device = simulate_update(of(keeps_device_grads=False), ROOMY, "all-device")
+    ends_s = TILE * (1 / rank.device_parameters_per_s + 12 / rank.d2h_bytes_per_s)
+    assert device.seconds == pytest.approx(14 * numel / rank.h2d_bytes_per_s + ends_s)
+    stock = simulate_update(of("zero3"), ROOMY)
+    rank = rank_of(of("zero3"), ROOMY)
+    each_s = 1 / rank.host_parameters_per_s + 4 / rank.blocking_bytes_per_s
+    assert stock.seconds == pytest.approx(numel * each_s)
+    names = [run.binding for run in (host, device, stock)]
+    assert names == ["host Adam", "link to and from the GPU", "host Adam"]
+
+
+def test_a_host_without_bandwidth_for_all_slows_every_lane():
+    busy = with_rates(host_stream_bytes_per_s=((24, 120e9), (96, 480e9)))
+    roomy, slow = (simulate_update(of(stride=4), m, "stride") for m in (ROOMY, busy))
+    assert slow.seconds > 1.02 * roomy.seconds
+    assert slow.binding == "host memory"
 
 
 def test_a_dynamic_split_gives_the_faster_lane_more():
@@ -57,7 +95,7 @@ def split_seconds(monkeypatch, host_rate):
     workload = of(dp=1, subgroup_numels=(2**26,) * 32, tile_numel=2**25)
     rank = rank_of(workload, MACHINE)
     host = {"host_parameters_per_s": host_rate, "host_bytes_per_s": 1e13}
-    monkeypatch.setattr(update_sim, "rank_of", lambda *_: dataclasses.replace(rank, **host))
+    monkeypatch.setattr(update, "rank_of", lambda *_: dataclasses.replace(rank, **host))
     link = rank.h2d_bytes_per_s
     # A tile for the device takes 14 bytes of the link an element, one of the CPU's two.
     shares = [host_rate * part / 100 for part in range(101)]
@@ -96,7 +134,8 @@ def test_a_dynamic_split_updates_first_what_is_needed_first():
 
 
 def test_no_slot_is_prefetched_into_before_its_flush():
-    run = simulate_update(of(), MACHINE, "all-device")
+    slow = with_rates(d2h_bytes_per_s=MACHINE.rates.d2h_bytes_per_s / 4)
+    run = simulate_update(of(), slow, "all-device")
     flushed = [job for job in run.jobs if job.lane == "D2H"]
     prefetched = sorted((job for job in run.jobs if job.lane == "H2D"), key=lambda j: j.begin_s)
     for done, later in zip(flushed, prefetched[3:], strict=False):
@@ -190,21 +229,6 @@ def test_weights_that_go_home_are_there_before_the_state_is():
         assert ready_s == ends[f"weights {tile}"] < ends[f"flush {tile}"]
 
 
-def with_rates(**changes):
-    return dataclasses.replace(MACHINE, rates=dataclasses.replace(MACHINE.rates, **changes))
-
-
-def test_contention_makes_the_simulation_slower_than_the_closed_form():
-    workload = of(subgroup_numels=EVEN * 4, stride=4)
-    roomy = with_rates(host_stream_bytes_per_s=((24, 900e9), (96, 3600e9)))
-    busy = with_rates(host_stream_bytes_per_s=((24, 120e9), (96, 480e9)))
-    for machine, applies in ((roomy, True), (busy, False)):
-        estimate = estimate_update(workload, machine, "stride")
-        assert estimate.applies is applies
-        run = simulate_update(workload, machine, "stride")
-        assert (run.seconds < 1.02 * estimate.seconds) is applies
-
-
 def test_a_third_host_step_waits_for_the_first_staging_buffer():
     # Sending weights takes ten times as long as stepping.
     rank = rank_of(of(), MACHINE)
@@ -216,17 +240,6 @@ def test_a_third_host_step_waits_for_the_first_staging_buffer():
         assert later.begin_s >= done.end_s
 
 
-def test_small_tiles_after_large_ones_wait_for_the_large_one_s_weights():
-    numels = (TILE, 16) * 40
-    workload = of(subgroup_numels=numels)
-    estimate = estimate_update(workload, MACHINE, "all-host")
-    assert estimate.applies
-    simulated = simulate_update(workload, MACHINE, "all-host").seconds
-    assert estimate.seconds == pytest.approx(simulated, rel=1e-6)
-    alone = sum(numels) / rank_of(workload, MACHINE).host_parameters_per_s
-    assert simulated > 1.1 * alone
-
-
 def test_a_link_that_is_slower_while_both_ways_are_busy():
     one_way = simulate_update(of(), MACHINE, "all-device").seconds
     both = with_rates(
@@ -234,74 +247,6 @@ def test_a_link_that_is_slower_while_both_ways_are_busy():
         d2h_both_bytes_per_s=MACHINE.rates.d2h_bytes_per_s / 2,
     )
     assert simulate_update(of(), both, "all-device").seconds > 1.8 * one_way
-
-
-def test_no_policy_beats_the_bound():
-    for policy in ("all-host", "stride", "all-device", "dynamic"):
-        run = simulate_update(of(), MACHINE, policy)
-        assert run.seconds >= bound_update_s(of(), MACHINE)
-
-
-def test_the_closed_form_gives_way_where_sent_weights_slow_the_paper_s_prefetch():
-    slow = with_rates(
-        h2d_bytes_per_s=8e9, d2h_bytes_per_s=8e9, host_adam_parameters_per_s=((24, 0.7e9),)
-    )
-    assert not estimate_update(of("paper", subgroup_numels=(TILE, TILE)), slow).applies
-    assert estimate_update(of("paper", subgroup_numels=(TILE, TILE), stride=6), slow).applies
-
-
-MANY = EVEN * 10  # 480 tiles, of which 240 go through a slot with stride 2: 1,200 entries
-
-
-def most_queued(run, lane):
-    """Entries in a lane's queue at its fullest; what ends leaves before what comes."""
-    changes = [
-        change
-        for job in run.jobs
-        if job.lane == lane
-        for change in ((job.submit_s, 1, job.entries), (job.end_s, 0, -job.entries))
-    ]
-    held = most = 0
-    for _, _, entries in sorted(changes):
-        held += entries
-        most = max(most, held)
-    return most
-
-
-@pytest.mark.parametrize(("limit", "stalls"), [(lanes.QUEUE_ENTRIES, True), (10**6, False)])
-def test_a_full_queue_keeps_the_cpu_from_its_first_step(monkeypatch, limit, stalls):
-    """Without a limit, the negative control, issuing takes no time."""
-    monkeypatch.setattr(lanes, "QUEUE_ENTRIES", limit)
-    run = simulate_update(of(subgroup_numels=MANY, issues_all_first=True), MACHINE, "stride")
-    first = min(job.begin_s for job in run.jobs if job.lane == "CPU")
-    assert (first > 0) is stalls
-    most = most_queued(run, "H2D")
-    assert (most == 240 * 5) is not stalls
-    assert most <= limit
-
-
-@pytest.mark.parametrize("policy", ["stride", "all-device"])
-def test_the_device_gets_few_tiles_ahead_and_the_cpu_never_waits_for_its_queue(policy):
-    run = simulate_update(of(subgroup_numels=MANY), MACHINE, policy)
-    assert most_queued(run, "H2D") == NUM_AHEAD * 5
-    steps = [job for job in run.jobs if job.lane == "CPU"]
-    assert steps[0].begin_s == 0 if policy == "stride" else not steps
-    first = simulate_update(of(subgroup_numels=MANY, issues_all_first=True), MACHINE, policy)
-    assert run.seconds <= first.seconds * (1 + 1e-9)
-    assert most_queued(first, "H2D") == lanes.QUEUE_ENTRIES
-
-
-def test_few_tiles_keep_nobody_waiting():
-    run = simulate_update(of(issues_all_first=True), MACHINE, "stride")
-    assert min(job.begin_s for job in run.jobs if job.lane == "CPU") == 0
-
-
-def test_all_work_of_the_device_may_be_issued_before_the_first_step_of_the_cpu():
-    run = simulate_update(of(issues_all_first=True, offload_ratio=0.75), MACHINE, "stride")
-    kinds = [action.kind for action in run.plan.actions]
-    first = kinds.index(Kind.HOST_STEP)
-    assert set(kinds[first:]) == {Kind.HOST_STEP, Kind.WEIGHTS}
-    assert kinds.count(Kind.HOST_STEP) + first + kinds.count(Kind.WEIGHTS) == len(kinds)
 
 
 @pytest.mark.parametrize("policy", ["stride", "all-device", "dynamic"])
@@ -314,7 +259,6 @@ def test_gradients_on_the_device_are_not_prefetched(policy):
         assert run.busy_s("H2D") >= alone * (1 - 1e-9)
         prefetches = [job for job in run.jobs if job.lane == "H2D"]
         assert all(job.draws["h2d"] == num_bytes for job in prefetches)
-        assert {job.entries for job in prefetches} == {3 + (num_bytes == 14) + 2}
 
 
 def test_a_device_without_room_keeps_no_gradients():
@@ -330,24 +274,99 @@ def test_the_bound_counts_gradients_on_the_device():
     assert kept < fetched
 
 
-@pytest.mark.parametrize("keeps", [True, False])
-def test_the_closed_form_prefetches_gradients_only_where_they_are_not_kept(keeps):
-    workload = of(subgroup_numels=EVEN * 3, keeps_device_grads=keeps)
-    roomy = with_rates(host_stream_bytes_per_s=((24, 900e9), (96, 3600e9)))
-    estimate = estimate_update(workload, roomy, "all-device")
-    assert estimate.applies
-    simulated = simulate_update(workload, roomy, "all-device").seconds
-    assert estimate.seconds == pytest.approx(simulated, rel=0.02)
+H200 = load_machine("h200x1")
+BASE = Workload(load_model("13B")[0], micro_batch_size=4, policy="all-host")
+AUTO = {"prefetch_memory_bytes": "auto"}
+EARLY = {"step_before_norm": True}
 
 
-def test_the_closed_form_gives_way_where_a_full_queue_stalls_the_cpu():
-    roomy = with_rates(
-        host_stream_bytes_per_s=((24, 900e9), (96, 3600e9)),
-        host_fused_parameters_per_s=((24, 1.5e9),),
+def early_of(policy="all-host", **fields):
+    return dataclasses.replace(BASE, policy=policy, **fields)
+
+
+def simulated(policy="all-host", **fields):
+    return simulate_update(early_of(policy, **fields), H200, policy)
+
+
+def ahead(run):
+    return [action.tile for action in run.plan.actions if action.kind is Kind.AHEAD]
+
+
+@pytest.mark.parametrize("policy", ["all-host", "stride", "dynamic"])
+@pytest.mark.parametrize("fields", [AUTO, EARLY, EARLY | AUTO])
+def test_work_in_backward_makes_the_update_and_the_iteration_shorter(policy, fields):
+    before, after = simulated(policy), simulated(policy, **fields)
+    assert 0 < after.seconds < before.seconds
+    assert (
+        predict(early_of(policy, **fields), H200).iteration_s
+        < predict(early_of(policy), H200).iteration_s
     )
-    for tiles, applies in ((MANY, False), (EVEN * 4, True)):
-        workload = of(subgroup_numels=tiles, issues_all_first=True)
-        estimate = estimate_update(workload, roomy, "stride")
-        assert estimate.applies is applies
-        seconds = simulate_update(workload, roomy, "stride").seconds
-        assert (seconds < 1.02 * estimate.seconds) is applies
+
+
+def test_the_plan_has_what_runs_before_the_norm_before_its_bar():
+    plan = simulated(**EARLY | AUTO).plan
+    assert 0 < plan.before_norm < len(plan.actions)
+    assert simulated().plan.before_norm == 0
+    early = {action.tile for action in plan.actions[: plan.before_norm]}
+    last = len(schedule_of(early_of(), "all-host").tiles) - 1
+    assert last in early, "backward is done with the last layer first"
+    assert 0 in ahead(simulated(**EARLY | AUTO)), "the next forward needs the first one first"
+
+
+def test_nothing_is_stepped_before_backward_is_done_with_it():
+    run, phases = simulated(**EARLY), phases_of(early_of(**EARLY), H200)
+    assert run.begin_s == pytest.approx(phases.backward_s)
+    backward_s = phases.backward_s - phases.flush_s
+    numels = [tile.numel for tile in schedule_of(early_of(), "all-host").tiles]
+    for job in run.jobs:
+        if job.what.startswith("step "):
+            tile = int(job.what.split()[1])
+            left = sum(numels[:tile]) / sum(numels)
+            assert job.begin_s >= (1 - left) * backward_s - 1e-9
+
+
+def test_state_ahead_keeps_to_its_memory():
+    numels = [tile.numel for tile in schedule_of(early_of(), "all-host").tiles]
+    size = STATE_BYTES + 2
+    few = simulated(prefetch_memory_bytes=3 * size * max(numels))
+    assert len(ahead(few)) == 3
+    full = dataclasses.replace(H200, device_memory_bytes=2e10)
+    always, freed = ahead_room_bytes(early_of(), full, "all-host")
+    assert always == 0 < freed
+    for limit in ("auto", 10 * int(freed)):
+        workload = early_of(prefetch_memory_bytes=limit)
+        sent = ahead(simulate_update(workload, full, "all-host"))
+        assert 0 < sum(numels[tile] * size for tile in sent) <= freed, limit
+
+
+def test_few_tiles_are_on_their_way_ahead_at_one_time(monkeypatch):
+    """Without a limit, the negative control, some are sent that backward has stepped by then."""
+    few = simulated(**EARLY | AUTO)
+    monkeypatch.setattr(update, "MOST_UNDER_WAY", 10**6)
+    assert len(ahead(few)) < len(ahead(simulated(**EARLY | AUTO)))
+
+
+def test_a_policy_that_gives_tiles_to_the_device_sends_those_ahead():
+    run = simulated("stride", stride=4, **AUTO)
+    assert ahead(run)
+    assert set(ahead(run)) <= schedule_of(early_of("stride", stride=4), "stride").device_tiles
+
+
+@pytest.mark.parametrize("policy", ["stride", "dynamic"])
+def test_gradients_go_home_beside_the_state_unless_the_device_surely_needs_them(policy):
+    run = simulated(policy, **EARLY)
+    flushes = [job for job in run.jobs if job.lane == "grads"]
+    assert all(job.draws["d2h"] == 2 for job in flushes)
+    schedule = schedule_of(early_of(policy), policy)
+    home = {int(job.what.split()[1]) for job in flushes}
+    assert home == set(range(len(schedule.tiles))) - schedule.device_tiles
+    assert bool(schedule.device_tiles) == (policy == "stride")
+
+
+def test_without_a_gpu_nothing_runs_in_backward():
+    cpu = load_machine("cpu-only")
+    workload = Workload(BASE.model, policy="all-host")
+    early = dataclasses.replace(workload, **EARLY)
+    assert simulate_update(early, cpu, "all-host").seconds == pytest.approx(
+        simulate_update(workload, cpu, "all-host").seconds
+    )

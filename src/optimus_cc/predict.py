@@ -1,0 +1,692 @@
+"""``python -m optimus_cc predict``: an iteration of 1F1B scheme by scheme, simulated.
+
+A rank here is one of stages x replicas; its tensor-parallel shards do the same at the same time.
+Where they share a link, each message goes over it once for every copy. The order of calls is that
+of megatron-core's 1F1B: a stage computes and exchanges in turn, and waits for what it sends too. A
+transfer begins when both sides have posted it, as in gloo and NCCL. Nothing needs torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from deep_optimizer_states.predict.model import ModelError, ModelShape, model_from_table
+from deep_optimizer_states.predict.simulator import Job, Simulator
+from optimus_cc.settings import Settings, SettingsError
+from optimus_cc.sizes import matrix_shape, pair_numel, ring_bytes, saves
+
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
+SEQUENCE = 1024
+"""Tokens of a sample of the published models."""
+_PASSES = 8
+"""How often compression reads or writes a matrix in fp32: conversion, error, products, rest."""
+_ADAM_BYTES = 28
+"""Read and written for a parameter: weight, gradient and both moments, in fp32."""
+_EPILOGUE = {"inter_grad_comp": True, "inter_grad_comp_epilogue_only": True}
+PARTS: dict[str, dict[str, Any]] = {
+    "uncompressed": {},
+    "cb-without-lep": _EPILOGUE,
+    "cb": {**_EPILOGUE, "use_error_feedback": True},
+    "cb-all": {"inter_grad_comp": True, "use_error_feedback": True},
+    "fe": {"emb_comm_opt": True},
+    "sc": {"grad_comp": True, "selective_grad_comp": True, "use_error_feedback": True},
+}
+"""What ``+`` puts together; ``cb-all`` compresses every message, not the epilogue's alone."""
+ALL = ("uncompressed", "cb-without-lep", "cb", "cb-all", "cb+fe", "cb+fe+sc", "cb-all+fe+sc")
+"""What ``--scheme all`` compares: the published schemes, and two with all messages compressed."""
+_NUMBERS = ("inter_grad_comp_rank", "grad_comp_rank", "selective_grad_comp_way")
+_EPILOG = f"""\
+schemes: {", ".join(PARTS)}, and several with '+' between them; 'all' is
+{", ".join(ALL)}.
+Nothing is run: every time is simulated. SC is taken as after its warm-up."""
+Shape = tuple[int, ...]
+
+
+class PredictionError(ValueError):
+    """Something cannot be predicted; the message says what to do instead."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """An iteration of a GPT-2 on stages x replicas x shards, forward and backward in 1F1B.
+
+    A GPT-2 has LayerNorm, biases, learned positions, and the output layer tied to the embedding.
+
+    Raises:
+        PredictionError: There are too few stages, or more of them than layers.
+    """
+
+    model: ModelShape
+    pp: int  # stages
+    dp: int  # replicas
+    tp: int  # shards of a stage
+    micro_batch_size: int  # samples
+    num_micro_batches: int  # of each replica, an iteration
+    element_bytes: int  # of activations and gradients
+    recomputes: bool = False  # backward computes every layer's activations once more
+
+    def __post_init__(self) -> None:
+        if self.pp < 2:
+            raise PredictionError(
+                f"pp = {self.pp}: predictions are of a pipeline; give two stages or more"
+            )
+        if self.model.layers < self.pp:
+            raise PredictionError(
+                f"pp = {self.pp}: a stage needs a layer, and the model has {self.model.layers}; "
+                "give a smaller pp"
+            )
+
+    @cached_property
+    def layers_of_stages(self) -> tuple[int, ...]:
+        """Layers of each stage, as the trainer ``megatron-pipeline`` cuts them."""
+        even, more = divmod(self.model.layers, self.pp)
+        order = [*range(1, self.pp - 1), 0, self.pp - 1]
+        return tuple(even + (stage in order[:more]) for stage in range(self.pp))
+
+    @property
+    def message_shape(self) -> Shape:
+        """Shape of an activation, and of its gradient."""
+        return self.model.seq_length, self.micro_batch_size, self.model.hidden
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of an activation or a whole gradient."""
+        return math.prod(self.message_shape) * self.element_bytes
+
+    def gradient_message(self, settings: Settings, in_epilogue: bool) -> tuple[int, bool]:
+        """Return the bytes of an activation gradient's message, and whether it is compressed.
+
+        The rule is that of :class:`optimus_cc.backpropagation.BackwardCompressor`.
+        """
+        rank = settings.inter_grad_comp_rank
+        if settings.compresses_message(in_epilogue) and saves(self.message_shape, rank):
+            rows, columns = matrix_shape(self.message_shape)
+            return pair_numel(rows, columns, rank) * self.element_bytes, True
+        return self.message_bytes, False
+
+    @cached_property
+    def embedding(self) -> Shape:
+        """A rank's shard of the tied embedding."""
+        return self.model.padded_vocab_size(self.tp) // self.tp, self.model.hidden
+
+    def parameters(self, stage: int) -> list[Shape]:
+        """Return the shapes of a rank's parameters, the tied embedding left out."""
+        model, tp = self.model, self.tp
+        hidden, ffn = model.hidden, model.ffn
+        projection = hidden + 2 * model.kv_heads * (hidden // model.heads)
+        layer = [
+            (hidden,), (hidden,), (hidden,), (hidden,),  # two norms
+            (hidden, hidden // tp), (hidden,), (projection // tp, hidden), (projection // tp,),
+            (ffn // tp, hidden), (ffn // tp,), (hidden, ffn // tp), (hidden,),
+        ]  # fmt: skip
+        shapes: list[Shape] = layer * self.layers_of_stages[stage]
+        if stage == 0:
+            shapes.append((model.seq_length, hidden))
+        if stage == self.pp - 1:
+            shapes += [(hidden,), (hidden,)]
+        return shapes
+
+    def has_embedding(self, stage: int) -> bool:
+        """Return whether a stage has a copy of the tied embedding."""
+        return stage in (0, self.pp - 1)
+
+    def numel(self, stage: int) -> int:
+        """Return the elements of a rank's parameters, the tied embedding's copy included."""
+        embedding = [self.embedding] if self.has_embedding(stage) else []
+        return sum(map(math.prod, [*self.parameters(stage), *embedding]))
+
+    def averaged(self, stage: int, settings: Settings) -> tuple[list[tuple[int, int]], list[Shape]]:
+        """Return the shapes of gradients that replicas average: as low-rank pairs, and whole.
+
+        SC's warm-up is over. The rule is that of :class:`optimus_cc.gradients.GradientReduction`.
+        """
+        shapes = self.parameters(stage)
+        if self.has_embedding(stage) and not settings.emb_comm_opt:
+            shapes = [*shapes, self.embedding]
+        if not settings.compresses_gradients_of(stage) or self.dp == 1:
+            return [], shapes
+        pairs: list[tuple[int, int]] = []
+        whole: list[Shape] = []
+        for shape in shapes:
+            if len(shape) == 2 and saves(shape, settings.grad_comp_rank):
+                pairs.append((shape[0], shape[1]))
+            else:
+                whole.append(shape)
+        return pairs, whole
+
+    def forward_flops(self, stage: int) -> tuple[float, float]:
+        """Return the FLOPs of a micro-batch's forward, of all shards: layers, and logits."""
+        model, tokens = self.model, self.model.seq_length * self.micro_batch_size
+        weights = sum(
+            math.prod(shape) * self.tp for shape in self.parameters(stage) if len(shape) == 2
+        ) - (model.seq_length * model.hidden * self.tp if stage == 0 else 0)
+        scores = 4 * model.seq_length * model.hidden * tokens * self.layers_of_stages[stage]
+        logits = self.embedding[0] * self.tp * model.hidden if stage == self.pp - 1 else 0
+        return 2.0 * weights * tokens + scores, 2.0 * logits * tokens
+
+
+@dataclass(frozen=True)
+class Links:
+    """A rank's own interface; both directions at once, and every kind of communication on it."""
+
+    bytes_per_s: float  # payload in each direction
+    latency_s: float  # from the end of a transfer to its arrival
+    copies: int = 1  # ranks behind an interface that each send the same: shards of a node
+
+
+@dataclass(frozen=True)
+class Times:
+    """Times of what a rank computes, alone on its core or GPU, in seconds; lists are by stage."""
+
+    forward_s: list[float]  # of a micro-batch
+    backward_s: list[float]
+    reduction_s: list[float]  # work of the reduction beside communication, such as copies
+    update_s: list[float]
+    pack_s: float = 0.0  # to compress an activation gradient
+    restore_s: float = 0.0  # to make a gradient of P and Q
+    power_sgd_s: tuple[float, ...] = ()  # to compress a stage's gradients and restore them
+    exchange_s: float = 0.0  # of each exchange with neighbours: to post it, and to wake up
+    cores: float = float("inf")  # ranks that can compute at once
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes of equal GPUs, each with a link of its own; a node holds a stage of a replica."""
+
+    name: str
+    source: str  # where the figures come from; printed with every prediction
+    gpus_per_node: int  # shards of a stage
+    pp: int
+    dp: int
+    micro_batch_size: int
+    global_batch_size: int  # samples of all replicas, an iteration
+    flops_per_s: dict[str, float]  # of a GPU, by type
+    memory_bytes_per_s: float  # of a GPU
+    nvlink_bytes_per_s: float  # what a GPU sends over NVLink while it receives as much
+    link_gbit: float  # a node's own link, in each direction
+    link_share: float  # of its rate, what is left for payload
+    latency_s: float
+    orthogonalisation_s: float  # of a thin factor: a chain of small steps, whatever its size
+    exchange_s: float = 0.0
+    cores: float = float("inf")
+    recomputes: bool = True
+
+    def workload(self, model: ModelShape, dtype: str) -> Workload:
+        """Return the iteration of a model that the cluster's file describes."""
+        return Workload(
+            model=model,
+            pp=self.pp,
+            dp=self.dp,
+            tp=self.gpus_per_node,
+            micro_batch_size=self.micro_batch_size,
+            num_micro_batches=self.global_batch_size // self.micro_batch_size // self.dp,
+            element_bytes=ELEMENT_BYTES[dtype],
+            recomputes=self.recomputes,
+        )
+
+    def links(self, gbit: float, copies: int) -> Links:
+        """Return links of a rate in Gb/s, over which each message goes ``copies`` times."""
+        return Links(gbit * 1e9 / 8 * self.link_share, self.latency_s, copies)
+
+    def times(self, workload: Workload, settings: Settings, dtype: str) -> Times:
+        """Return times of what each GPU computes, its tensor-parallel exchanges included."""
+        stages = range(workload.pp)
+        flops_per_s, memory = self.flops_per_s[dtype], self.memory_bytes_per_s
+        # A layer has two all-reduces of activations over the shards.
+        shared_s = 2 * ring_bytes(workload.message_bytes, workload.tp) / self.nvlink_bytes_per_s
+        forward, backward = [], []
+        for stage in stages:
+            layers, logits = (
+                flops / workload.tp / flops_per_s for flops in workload.forward_flops(stage)
+            )
+            layers += shared_s * workload.layers_of_stages[stage]
+            forward.append(layers + logits)
+            backward.append((3 if workload.recomputes else 2) * layers + 2 * logits)
+        numels = [workload.numel(stage) for stage in stages]
+        rows, columns = matrix_shape(workload.message_shape)
+        rank = settings.inter_grad_comp_rank
+        restore_s = (
+            2 * rows * columns * 4 / memory + product_flops(rows, columns, rank) / flops_per_s
+        )
+        pairs = [workload.averaged(stage, settings)[0] for stage in stages]
+        return Times(
+            forward_s=forward,
+            backward_s=backward,
+            reduction_s=[4 * numel * workload.element_bytes / memory for numel in numels],
+            update_s=[_ADAM_BYTES * numel / memory for numel in numels],
+            pack_s=self._factorise_s(rows, columns, rank, dtype),
+            restore_s=restore_s,
+            power_sgd_s=tuple(
+                sum(self._factorise_s(*pair, settings.grad_comp_rank, dtype) for pair in of_stage)
+                for of_stage in pairs
+            ),
+            exchange_s=self.exchange_s,
+            cores=self.cores,
+        )
+
+    def _factorise_s(self, rows: int, columns: int, rank: int, dtype: str) -> float:
+        return (
+            2 * self.orthogonalisation_s
+            + factorise_flops(rows, columns, rank) / self.flops_per_s[dtype]
+            + _PASSES * rows * columns * 4 / self.memory_bytes_per_s
+        )
+
+
+def product_flops(rows: int, columns: int, rank: int) -> float:
+    """Return the FLOPs of P Qᵀ; those of M Q and of Mᵀ P are as many."""
+    return 2.0 * rows * columns * min(rank, rows, columns)
+
+
+def factorise_flops(rows: int, columns: int, rank: int) -> float:
+    """Return the FLOPs of a step of subspace iteration and of the product of its pair.
+
+    Three products with the matrix (M Q, Mᵀ P, P Qᵀ), and Householder QR of both factors, which
+    takes 4 rank² for a row with the making of its Q.
+    """
+    rank = min(rank, rows, columns)
+    return 3 * product_flops(rows, columns, rank) + 4.0 * rank**2 * (rows + columns)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """An iteration."""
+
+    iteration_s: float  # from its begin to the end of the update, the mean over ranks
+    sent_bytes: dict[str, int]  # by kind, of all ranks and copies; reductions as rings
+    num_compressed: Counter[int]  # messages, by the stage that receives them; of all replicas
+
+
+def predict(workload: Workload, settings: Settings, times: Times, links: Links) -> Prediction:
+    """Predict an iteration after SC's warm-up.
+
+    Args:
+        workload: What is computed and sent.
+        settings: What is compressed.
+        times: What computing takes.
+        links: Those of the ranks.
+
+    Raises:
+        SettingsError: The settings do not go with the pipeline.
+    """
+    settings.check_stages(workload.pp)
+    iteration = _Iteration(workload, settings, times, links)
+    updates = [
+        _Rank(iteration, stage, replica).submit()
+        for stage in range(workload.pp)
+        for replica in range(workload.dp)
+    ]
+    iteration.simulator.run_until()
+    return Prediction(
+        iteration_s=sum(job.end_s for job in updates) / len(updates),
+        sent_bytes=dict(iteration.sent_bytes),
+        num_compressed=iteration.num_compressed,
+    )
+
+
+class _Iteration:
+    """The jobs of all ranks of an iteration, and what they share."""
+
+    def __init__(self, workload: Workload, settings: Settings, times: Times, links: Links) -> None:
+        self.workload, self.settings, self.times, self.links = workload, settings, times, links
+        self.simulator = Simulator(
+            lambda resource, _: times.cores if resource == "cores" else links.bytes_per_s
+        )
+        self.sent_bytes: Counter[str] = Counter(forward=0, backward=0, gradients=0, embedding=0)
+        self.num_compressed: Counter[int] = Counter()
+        self._posted: defaultdict[tuple[object, ...], int] = defaultdict(int)
+        self._transfers: dict[tuple[object, ...], tuple[Job, Job]] = {}
+
+    def message(
+        self, channel: tuple[str, int, int], end: int, nbytes: int, after: Job | None
+    ) -> tuple[Job, Job]:
+        """Post the next message of a channel (kind, source, target) at one of its ends.
+
+        Returns:
+            The transfer, and its arrival.
+        """
+        _, source, target = channel
+        self._posted[channel, end] += 1
+        key = (*channel, self._posted[channel, end])
+        ends = [f"out {source}", f"in {target}"]
+        return self._transfer(key, nbytes, ends, self.links.latency_s, after)
+
+    def all_reduce(
+        self, key: tuple[object, ...], group: list[int], nbytes: int, after: Job | None
+    ) -> Job:
+        """Join a ring over ``group``, which begins once all its ranks are there; return its end."""
+        sent = ring_bytes(nbytes, len(group)) * self.links.copies
+        latency_s = 2 * (len(group) - 1) * self.links.latency_s
+        # A ring shares no link: its ranks have sent and received all else before they join.
+        return self._transfer(key, sent, [], latency_s, after)[1]
+
+    def _transfer(
+        self,
+        key: tuple[object, ...],
+        nbytes: float,
+        ends: list[str],
+        latency_s: float,
+        after: Job | None,
+    ) -> tuple[Job, Job]:
+        """Return the jobs of a transfer, which waits for each end's ``after``."""
+        if key not in self._transfers:
+            draws = dict.fromkeys(ends, 1.0)
+            channel = f"{key[:3]}"  # of which a message leaves when the one before it has left
+            transfer = Job(channel, "transfer", nbytes, self.links.bytes_per_s, draws)
+            arrival = Job(f"arrival {channel}", "arrival", latency_s, after=(transfer,))
+            self._transfers[key] = self.simulator.submit(transfer), self.simulator.submit(arrival)
+        transfer, arrival = self._transfers[key]
+        if after is not None:
+            transfer.after += (after,)
+        return transfer, arrival
+
+
+class _Rank:
+    """One rank's program: its jobs, in the order of its calls."""
+
+    def __init__(self, iteration: _Iteration, stage: int, replica: int) -> None:
+        self.all, self.stage, self.replica = iteration, stage, replica
+        self.workload, self.times = iteration.workload, iteration.times
+        self.rank = self._rank_of(stage)
+        self.is_first, self.is_last = stage == 0, stage == self.workload.pp - 1
+        self._last: Job | None = None
+
+    def _rank_of(self, stage: int, replica: int | None = None) -> int:
+        return stage * self.workload.dp + (self.replica if replica is None else replica)
+
+    def submit(self) -> Job:
+        """Submit all jobs; return the last one, the update."""
+        self._schedule()
+        self._reduce()
+        whole = [self._rank_of(stage) for stage in range(self.workload.pp)]
+        # The norm of the gradient is the whole model's.
+        norm = self.all.all_reduce(("norm", self.replica), whole, 0, self._last)
+        return self._do("update", self.times.update_s[self.stage], norm)
+
+    def _schedule(self) -> None:
+        count = self.workload.num_micro_batches
+        num_warm_up = min(self.workload.pp - self.stage - 1, count)
+        for _ in range(num_warm_up):
+            self._exchange(self._receive_forward())
+            self._do("forward", self.times.forward_s[self.stage])
+            self._exchange(self._send_forward())
+        if count > num_warm_up:
+            self._exchange(self._receive_forward())
+        for index in range(count - num_warm_up):
+            is_final = index == count - num_warm_up - 1
+            self._do("forward", self.times.forward_s[self.stage])
+            self._exchange(self._receive_backward(in_epilogue=False), self._send_forward())
+            self._backward(in_epilogue=False)
+            sent = self._send_backward(in_epilogue=is_final)
+            self._exchange(sent, None if is_final else self._receive_forward())
+        for _ in range(num_warm_up):
+            self._exchange(self._receive_backward(in_epilogue=True))
+            self._backward(in_epilogue=True)
+            self._exchange(self._send_backward(in_epilogue=True))
+
+    def _do(self, name: str, seconds: float, *after: Job) -> Job:
+        draws = {} if math.isinf(self.times.cores) else {"cores": 1.0}
+        job = Job(str(self.rank), name, seconds, draws=draws, after=after)
+        self._last = self.all.simulator.submit(job)
+        return job
+
+    def _exchange(self, *transfers: Job | None) -> None:
+        waited_for = [job for job in transfers if job is not None]
+        if waited_for:
+            self._do("exchange", self.times.exchange_s, *waited_for)
+
+    def _backward(self, *, in_epilogue: bool) -> None:
+        if not self.is_last and self._message(in_epilogue)[1]:
+            self._do("compression", self.times.restore_s)
+        self._do("backward", self.times.backward_s[self.stage])
+
+    def _message(self, in_epilogue: bool) -> tuple[int, bool]:
+        return self.workload.gradient_message(self.all.settings, in_epilogue)
+
+    def _send_forward(self) -> Job | None:
+        return self._post("forward", self.stage, self.stage + 1, self.workload.message_bytes)
+
+    def _receive_forward(self) -> Job | None:
+        return self._post("forward", self.stage - 1, self.stage, self.workload.message_bytes)
+
+    def _send_backward(self, *, in_epilogue: bool) -> Job | None:
+        """Compress a gradient where that is due, and send it."""
+        size, is_compressed = self._message(in_epilogue)
+        if is_compressed and not self.is_first:
+            self.all.num_compressed[self.stage - 1] += 1
+            self._do("compression", self.times.pack_s)
+        return self._post("backward", self.stage, self.stage - 1, size)
+
+    def _receive_backward(self, *, in_epilogue: bool) -> Job | None:
+        size, _ = self._message(in_epilogue)
+        return self._post("backward", self.stage + 1, self.stage, size)
+
+    def _post(self, kind: str, source: int, target: int, nbytes: int) -> Job | None:
+        """Post a message between two stages, one of which is this rank's.
+
+        Returns:
+            What the rank then waits for: what it sends has left, or what it receives is there; None
+            where the pipeline ends.
+        """
+        if not 0 <= min(source, target) <= max(source, target) < self.workload.pp:
+            return None
+        nbytes *= self.all.links.copies
+        channel = (kind, self._rank_of(source), self._rank_of(target))
+        sent, received = self.all.message(channel, self.rank, nbytes, self._last)
+        if target == self.stage:
+            return received
+        self.all.sent_bytes[kind] += nbytes
+        return sent
+
+    def _reduce(self) -> None:
+        self._do("reduction", self.times.reduction_s[self.stage])
+        replicas = [self._rank_of(self.stage, other) for other in range(self.workload.dp)]
+        for number, nbytes in enumerate(self._averaged_bytes() if len(replicas) > 1 else ()):
+            self._all_reduce("gradients", (number, self.stage), replicas, nbytes)
+        if self.times.power_sgd_s:
+            self._do("compression", self.times.power_sgd_s[self.stage])
+        if self.workload.has_embedding(self.stage):
+            fused = self.all.settings.emb_comm_opt
+            others = range(self.workload.dp) if fused else [self.replica]
+            group = [self._rank_of(s, r) for s in (0, self.workload.pp - 1) for r in others]
+            rows, columns = self.workload.embedding
+            nbytes = rows * columns * self.workload.element_bytes
+            self._all_reduce("embedding", (others[0],), group, nbytes)
+
+    def _averaged_bytes(self) -> Iterator[int]:
+        """Yield what replicas all-reduce in turn: each P and Q, then all that is whole."""
+        size, settings = self.workload.element_bytes, self.all.settings
+        pairs, whole = self.workload.averaged(self.stage, settings)
+        for (rows, columns), number in Counter(pairs).items():
+            rank = min(settings.grad_comp_rank, rows, columns)
+            yield number * rows * rank * size
+            yield number * columns * rank * size
+        yield sum(map(math.prod, whole)) * size
+
+    def _all_reduce(self, kind: str, key: tuple[int, ...], group: list[int], nbytes: int) -> None:
+        self.all.sent_bytes[kind] += ring_bytes(nbytes, len(group)) * self.all.links.copies
+        self._do("wait", 0.0, self.all.all_reduce((kind, *key), group, nbytes, self._last))
+
+
+def settings_of(scheme: str, **numbers: Any) -> Settings:  # noqa: ANN401 - fields of Settings
+    """Return the settings of a scheme.
+
+    Args:
+        scheme: Parts with ``+`` between them.
+        numbers: Fields of :class:`Settings` that are numbers, such as ranks.
+
+    Raises:
+        PredictionError: A part is not known.
+        SettingsError: A number is out of range.
+    """
+    chosen: dict[str, Any] = {}
+    for part in scheme.split("+"):
+        if part not in PARTS:
+            raise PredictionError(
+                f"--scheme {scheme}: '{part}' is not known; put together {', '.join(PARTS)} with "
+                "'+', or give 'all'"
+            )
+        chosen |= PARTS[part]
+    return Settings(**chosen, **numbers)
+
+
+def load_cluster(name: str) -> Cluster:
+    """Return a cluster by its name, or by the path of a TOML file with the same keys.
+
+    Raises:
+        PredictionError: There is none, or the file is wrong.
+    """
+    table = _table_of("cluster", name)
+    try:
+        return Cluster(**table)
+    except TypeError as error:
+        said = str(error).removeprefix("Cluster.__init__() ")
+        raise PredictionError(f"--cluster {name}: {said}; add or remove it") from None
+
+
+def load_gpt2(name: str) -> ModelShape:
+    """Return a model by its name, or by the path of a TOML file with the same keys.
+
+    Raises:
+        PredictionError: There is none, or the file is wrong.
+    """
+    table = {"seq_length": SEQUENCE, **_table_of("model", name)}
+    try:
+        return model_from_table({"kv_heads": table.get("heads"), **table}, f"--model {name}")
+    except ModelError as error:
+        raise PredictionError(str(error)) from None
+
+
+def _table_of(option: str, name: str) -> dict[str, Any]:
+    is_file = name.endswith(".toml")
+    path = Path(name) if is_file else Path(__file__).with_name(f"{option}s.toml")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PredictionError(f"--{option} {name}: {error}") from None
+    if not is_file and name not in table:
+        near = get_close_matches(name, table, n=1, cutoff=0.0)[0]
+        raise PredictionError(
+            f"--{option} {name}: not known; did you mean '{near}'? known: {', '.join(table)}, or "
+            "give a TOML file"
+        )
+    return {"name": name, **(table if is_file else table[name])}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Predict and print.
+
+    Returns:
+        The exit status: 0, or 2 for a wrong argument.
+    """
+    given = _parser().parse_args(argv)
+    numbers = {name: getattr(given, name) for name in _NUMBERS}
+    try:
+        cluster = load_cluster(given.cluster)
+        workload = cluster.workload(load_gpt2(given.model), given.dtype)
+        names = ALL if given.scheme == "all" else given.scheme.split(",")
+        schemes = {name: settings_of(name, **numbers) for name in names}
+        copies = 1 if given.scatter_gather else workload.tp
+        rows = [
+            row
+            for gbit in given.links or [cluster.link_gbit]
+            for row in _rows(workload, cluster, given.dtype, schemes, gbit, copies)
+        ]
+    except (PredictionError, SettingsError) as error:
+        sys.stderr.write(f"predict: {error}\n")
+        return 2
+    source = f"{cluster.name}: {cluster.source}"
+    if given.json:
+        document = {"schema_version": 1, "simulated": True, "source": source, "rows": rows}
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    else:
+        sys.stdout.write(_text(workload, source, rows))
+    return 0
+
+
+def _rows(
+    workload: Workload,
+    cluster: Cluster,
+    dtype: str,
+    schemes: dict[str, Settings],
+    gbit: float,
+    copies: int,
+) -> Iterator[dict[str, Any]]:
+    """Yield a link's rows scheme by scheme."""
+    found = {
+        name: predict(
+            workload,
+            settings,
+            cluster.times(workload, settings, dtype),
+            cluster.links(gbit, copies),
+        )
+        for name, settings in schemes.items()
+    }
+    first, best = next(iter(found.values())), min(one.iteration_s for one in found.values())
+    for scheme, one in found.items():
+        yield {
+            "kind": "simulated",
+            "link": f"{gbit:g} Gb/s",
+            "scheme": scheme,
+            "iteration_ms": round(one.iteration_s * 1e3, 1),
+            "times_faster": round(first.iteration_s / one.iteration_s, 3),
+            "best": "best" if one.iteration_s == best else "",
+            **{f"{kind}_mb": round(nbytes / 1e6, 3) for kind, nbytes in one.sent_bytes.items()},
+        }
+
+
+def _text(workload: Workload, source: str, rows: list[dict[str, Any]]) -> str:
+    lines = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    body = [
+        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+    w = workload
+    head = (
+        f"simulated, not run: {w.model.name}, pp {w.pp}, dp {w.dp}, tp {w.tp}, "
+        f"{w.num_micro_batches} micro-batches of {w.micro_batch_size} x {w.model.seq_length} tokens"
+    )
+    return "\n".join([head, source, "", *body]) + "\n"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m optimus_cc predict",
+        description="Predict an iteration of 1F1B with compressed communication.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--model", required=True, help="a model's name or TOML file, as `2.5B`")
+    add("--cluster", default="a100x64", help="a cluster's name or TOML file [a100x64]")
+    add("--links", type=_rates, metavar="GBIT,...", help="a node's link, Gb/s [the cluster's own]")
+    add("--dtype", choices=ELEMENT_BYTES, default="fp32", help="of the model [fp32, as published]")
+    text = "shards of a node send a message once between them, not each its copy as here"
+    add("--scatter-gather", action="store_true", help=text)
+    add("--scheme", default="all", help="schemes, with ',' between them [all]")
+    for name in _NUMBERS:
+        default = getattr(Settings(), name)
+        add(f"--{name}", type=int, default=default, help=f"[{default}]")
+    add("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        rates = [float(word) for word in text.split(",")]
+    except ValueError:
+        rates = [0.0]
+    if not all(0 < rate < float("inf") for rate in rates):
+        raise argparse.ArgumentTypeError(f"{text!r}: give positive rates, as 0.1,1,10")
+    return rates
