@@ -179,21 +179,35 @@ def architecture_of(table: Mapping[str, Any], source: str = "config.json") -> Ar
     config = _config_of(table, source)
     import torch
 
-    with _refused_as(f"{source}: transformers cannot build it"), torch.device("meta"):
-        model = language_model(config)
-    output = model.get_output_embeddings()
-    is_tied = output is not None and output.weight is model.get_input_embeddings().weight
-    return Architecture(
-        name=str(table.get("_name_or_path") or table["model_type"]),
-        blocks=(tuple(parameter.numel() for parameter in model.parameters()),),
-        num_layers=sum(_layer_counts(config).values()),
-        hidden=config.hidden_size,
-        vocab_size=config.vocab_size,
-        sequence=getattr(config, "max_position_embeddings", None) or DEFAULT_SEQUENCE,
-        kept=functools.cache(functools.partial(_measured, config, source)),
-        tied_numel=config.vocab_size * config.hidden_size * is_tied,
-        has_experts=_has_experts(config),
-    )
+    with _refused_as(f"{source}: memory is not known of such a model"):
+        num_layers = sum(_layer_counts(config).values())
+        if not num_layers:
+            raise ValueError("it counts its layers under another name")
+        with torch.device("meta"):
+            model = language_model(config)
+        tensors = tuple(parameter.numel() for parameter in model.parameters())
+        output = model.get_output_embeddings()
+        is_tied = output is not None and output.weight is model.get_input_embeddings().weight
+        return Architecture(
+            name=str(table.get("_name_or_path") or table["model_type"]),
+            blocks=(tensors,),
+            num_layers=num_layers,
+            hidden=config.hidden_size,
+            vocab_size=config.vocab_size,
+            sequence=getattr(config, "max_position_embeddings", None) or DEFAULT_SEQUENCE,
+            kept=functools.cache(functools.partial(_measured, config, source, sum(tensors))),
+            tied_numel=config.vocab_size * config.hidden_size * is_tied,
+            has_experts=_has_experts(config),
+        )
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What a forward of one sample left."""
+
+    kept_bytes: int  # of what autograd saves, parameters and logits left out
+    logits_bytes: int  # of one array of logits
+    numel: int  # parameters of the model
 
 
 def language_model(config: Any, is_flash: bool = True) -> Any:  # noqa: ANN401
@@ -250,52 +264,53 @@ def _has_experts(config: Any) -> bool:  # noqa: ANN401
     return any(getattr(config, name, None) for name in ("num_local_experts", "num_experts"))
 
 
-def _measured(config: Any, source: str, size: int, sequence: int, is_flash: bool) -> Kept:  # noqa: ANN401
+def _measured(
+    config: Any,  # noqa: ANN401
+    source: str,
+    whole_numel: int,
+    size: int,
+    sequence: int,
+    is_flash: bool,
+) -> Kept:
     """Return what one sample leaves: the difference that one more layer of each kind makes."""
     # torch multiplies a batch of experts in bf16 alone.
     times = size // 2 if _has_experts(config) else 1
     counts = _layer_counts(config)
-    shallow = dict.fromkeys(counts, 1)
 
-    def bytes_with(**layers: int) -> tuple[float, float]:
+    def forward(**layers: int) -> Forward:
         with _refused_as(f"{source}: a forward of it fails"):
-            return _saved_bytes(_cut(config, layers), size // times, sequence, is_flash)
+            return _forward(_cut(config, counts | layers), size // times, sequence, is_flash)
 
-    least, logits = bytes_with(**shallow)
-    each = {name: bytes_with(**shallow | {name: 2})[0] - least for name in counts}
+    one = dict.fromkeys(counts, 1)
+    least = forward(**one)
+    more = {name: forward(**one | {name: 2}) for name in counts}
+    each = {name: more[name].kept_bytes - least.kept_bytes for name in counts}
+    head = least.kept_bytes - sum(each.values())
     layers = sum(counts[name] * each[name] for name in counts)
+    numel = least.numel + sum((counts[n] - 1) * (more[n].numel - least.numel) for n in counts)
+    if numel != whole_numel:  # layers differ, such as dense ones and experts
+        layers = forward().kept_bytes - head
+    average = layers / sum(counts.values())
     return Kept(
-        layer=times * layers / sum(counts.values()),
-        largest=times * max(each.values()),
-        head=times * (least - sum(each.values())),
-        logits=LOSS_COPIES * logits,
+        layer=times * average,
+        largest=times * max(average, *each.values()),
+        head=times * head,
+        logits=LOSS_COPIES * least.logits_bytes,
     )
 
 
 def _cut(config: Any, layers: dict[str, int]) -> Any:  # noqa: ANN401
     """Return the configuration with so many layers of each kind."""
     found = copy.deepcopy(config)
-    most = max(layers.values())
     if getattr(config, "layer_types", None):
-        found.layer_types = config.layer_types[:most]
+        found.layer_types = config.layer_types[: max(layers.values())]
     for name, count in layers.items():
         setattr(found, name, count)
     return found
 
 
-def _saved_bytes(
-    config: Any,  # noqa: ANN401
-    size: int,
-    sequence: int,
-    is_flash: bool,
-) -> tuple[float, float]:
-    """Run a forward of one sample on tensors without memory.
-
-    Dropout is off, so that its masks are not counted.
-
-    Returns:
-        Bytes that autograd saves, parameters and the array of logits left out; bytes of that array.
-    """
+def _forward(config: Any, size: int, sequence: int, is_flash: bool) -> Forward:  # noqa: ANN401
+    """Run a forward of one sample on tensors without memory, dropout off."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -308,17 +323,16 @@ def _saved_bytes(
 
     with FakeTensorMode():
         model = language_model(config, is_flash).eval()
-        own = (*model.parameters(), *model.buffers())
         ids = torch.zeros(1, sequence, dtype=torch.int64)
         inputs = {"input_ids": ids, "labels": ids}
         if config.is_encoder_decoder:
             inputs["decoder_input_ids"] = ids
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             model(**inputs)
-    for tensor in own:
+    for tensor in (*model.parameters(), *model.buffers()):
         saved.pop(tensor.untyped_storage()._cdata, None)
-    logits = sequence * config.vocab_size
-    wide = [tensor for tensor in saved.values() if tensor.numel() == logits]
-    total = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
-    wide_bytes = float(sum(tensor.untyped_storage().nbytes() for tensor in wide))
-    return total - wide_bytes, wide_bytes
+    num_bytes = {key: tensor.untyped_storage().nbytes() for key, tensor in saved.items()}
+    wide = [key for key, found in saved.items() if found.numel() == sequence * config.vocab_size]
+    logits_bytes = sum(num_bytes[key] for key in wide)
+    numel = sum(parameter.numel() for parameter in model.parameters())
+    return Forward(sum(num_bytes.values()) - logits_bytes, logits_bytes, numel)

@@ -31,8 +31,8 @@ from deep_optimizer_states.predict.memory.peaks import (
     CPU_PROCESS_BYTES,
     CUDA_PROCESS_BYTES,
     GIB,
+    MIB,
     WORKSPACE_BYTES,
-    ZERO_BYTES,
     bytes_at,
 )
 from deep_optimizer_states.predict.memory.setting import Setting
@@ -45,6 +45,8 @@ from deep_optimizer_states.predict.workload import (
     schedule_of,
 )
 
+CPU_LANES_BYTES = 45 * MIB
+"""Arenas and stacks of the threads that stand for a GPU's streams on a machine without one."""
 HEADROOM = 0.97
 """Share of a memory that may be taken."""
 GRADS_HEADROOM = 0.9
@@ -82,7 +84,8 @@ def memory_of(workload: Workload, machine: Machine, policy: str) -> Memory:
     device = _most(arrays, DEVICE)
     host = _most(arrays, HOST)
     if not machine.gpus:
-        return Memory(0.0, host + device + ZERO_BYTES + CPU_PROCESS_BYTES, 0.0)
+        lanes = CPU_LANES_BYTES if workload.software is None else 0
+        return Memory(0.0, host + device + lanes + CPU_PROCESS_BYTES, 0.0)
     pageable = sum(array.num_bytes for array in arrays if array.name == PAGEABLE)
     kept = kept_subgroups(workload, machine, policy)
     grads = float(workload.weight_bytes * sum(workload.subgroups[idx] for idx in kept))

@@ -71,6 +71,17 @@ def test_experts_are_measured_in_the_type_that_torch_multiplies_them_in():
     assert found.kept(4, 64, True).layer == 2 * found.kept(2, 64, True).layer
 
 
+def test_layers_that_differ_are_all_counted():
+    sizes = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
+    table = {**LLAMA, **sizes, "model_type": "qwen3_moe", "num_hidden_layers": 4, "head_dim": 16}
+    experts, dense, mixed = (
+        architecture_of({**table, "mlp_only_layers": layers}).kept(2, 64, True).layer
+        for layers in ([], [0, 1, 2, 3], [0, 1])
+    )
+    assert mixed == pytest.approx((experts + dense) / 2, rel=0.02)
+    assert experts != pytest.approx(dense, rel=0.05)
+
+
 def test_a_shipped_model_keeps_its_count():
     shape = load_model("7B")[0]
     got = architecture_of_shape(shape)
