@@ -249,6 +249,8 @@ def test_each_stage_of_a_pipeline_has_a_need_of_its_own():
     arrays = {array.name: array.num_bytes for array in arrays_of(first, True)}
     assert arrays["messages between stages"] == 2 * 4 * messages
     assert "model as it is read" not in arrays  # a stage is made on its device
+    logits = [each.kept.logits for each in STAGES.settings(each, True)]
+    assert [found > 0 for found in logits] == [False, False, False, True]
     none = capacity.memory_text(each, LAPTOP, STAGES)
     assert none.endswith("tp 8 x pp 4 x dp 2 needs 64 GPUs, 0 found")
     assert "ZeRO" not in none

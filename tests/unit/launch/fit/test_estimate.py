@@ -38,6 +38,11 @@ def test_more_cores_make_a_cpu_faster(monkeypatch):
     assert seconds(model="1.3B") < slow / 4
 
 
+def test_ranks_that_share_a_core_start_one_after_another(monkeypatch):
+    monkeypatch.setattr(module, "usable_cores", lambda: 1)
+    assert seconds(dp=4, global_batch_size=8) > 4 * module.CPU_START_S
+
+
 def test_it_says_what_it_comes_from():
     point = make_point({"model": "tiny"})
     assert estimate(point, CPU).how == "rough, from the model's size"
