@@ -83,7 +83,7 @@ def _seconds_on_cpu(point: Point, machine: Machine) -> float:
     assert profile.rates.device_flops_per_s
     passes = 8 if point.activation_checkpointing else 6
     tokens = point.global_batch_size * point.model.seq_length
-    operations = passes * point.model.num_parameters(point.tp) * tokens
+    operations = float(passes * point.model.num_parameters(point.tp) * tokens)
     if point.dtype == "bf16" and "bf16" not in machine.half_types():
         operations *= SLOW_BF16
     products_s = operations / (profile.rates.device_flops_per_s * cores / profile.cores)

@@ -12,6 +12,7 @@ from deep_optimizer_states.predict.memory.offload import memory_of, setting_of_w
 from deep_optimizer_states.predict.memory.peaks import (
     CONTEXT_BYTES,
     CPU_PROCESS_BYTES,
+    CUDA_PROCESS_BYTES,
     STEPPED_BYTES,
     WORKSPACE_BYTES,
     ZERO_BYTES,
@@ -295,3 +296,4 @@ def test_the_performance_models_workloads_take_what_the_arrays_take(
     assert one.device_bytes + CONTEXT_BYTES == pytest.approx(other.device_bytes, rel=1e-6)
     framework = ZERO_BYTES + STEPPED_BYTES
     assert one.host_bytes + framework == pytest.approx(other.host_bytes, rel=1e-3)
+    assert one.page_locked_bytes == one.host_bytes - CUDA_PROCESS_BYTES
