@@ -44,7 +44,7 @@ class Estimate:
 
 
 def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> Estimate:
-    """Seconds that a point will take.
+    """Estimate the seconds that a point will take.
 
     Args:
         point: what is to be run.
@@ -110,7 +110,7 @@ class TimeLimit:
         return max(0.0, self._end_s - self._clock())
 
     def refuse(self, expected_s: float) -> str:
-        """Why a run of so many seconds is not to be started; empty when it is likely to end."""
+        """Return why a run of so many seconds is not started; empty when it is likely to end."""
         left_s = self.left_s
         if 0 < left_s >= expected_s:
             return ""

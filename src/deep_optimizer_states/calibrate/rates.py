@@ -138,7 +138,7 @@ class HostArrays:
 
 
 def fitting_numel(free_bytes: int) -> int:
-    """Elements of arrays that take a quarter of the free memory at most, a multiple of 16."""
+    """Return the elements of arrays that take at most a quarter of the free memory."""
     return min(NUMEL, free_bytes // (4 * _BYTES_A_PARAMETER) // 16 * 16)
 
 
@@ -300,7 +300,7 @@ def open_bench(make: Callable[[Recorder], Device]) -> Iterator[Bench]:
 
 
 def copy_rates(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float]:
-    """Bytes a second of page-locked copies: each way alone, and both at once.
+    """Measure bytes a second of page-locked copies: each way alone, and both at once.
 
     Raises:
         RuntimeError: The host memory could not be page-locked.
@@ -320,7 +320,7 @@ def copy_rates(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float]:
 def busy_memory_rate(
     bench: Bench, probe: Callable[[], object], probe_bytes: float, num_bytes: int = COPY_BYTES
 ) -> dict[str, float]:
-    """Bytes a second that host memory gives the cores and both ways of the link together.
+    """Measure bytes a second that host memory gives the cores and both ways of the link together.
 
     Args:
         bench: Whose device copies.
@@ -362,7 +362,7 @@ def _check_lock(tensor: Tensor) -> None:
 
 
 def pageable_rates(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float]:
-    """Bytes a second of copies from and to memory that is not page-locked."""
+    """Measure bytes a second of copies from and to memory that is not page-locked."""
     device, host = bench.device, torch.zeros(num_bytes // 4)
     inside = device.empty_device(num_bytes // 4, torch.float32)
     return {
@@ -372,7 +372,7 @@ def pageable_rates(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float
 
 
 def adam_rate(bench: Bench, numel: int = ADAM_NUMEL) -> dict[str, float]:
-    """Parameters a second of the device's Adam."""
+    """Measure parameters a second of the device's Adam."""
     device, half = bench.device, torch.bfloat16
     state = [device.empty_device(numel, torch.float32) for _ in range(3)]
     grad, weights = (device.empty_device(numel, half) for _ in range(2))
@@ -389,7 +389,7 @@ def adam_rate(bench: Bench, numel: int = ADAM_NUMEL) -> dict[str, float]:
 
 
 def matrix_rate(bench: Bench, side: int = MATRIX_SIDE) -> dict[str, float]:
-    """Floating-point operations a second of bf16 matrix products."""
+    """Measure floating-point operations a second of bf16 matrix products."""
     device, half = bench.device, torch.bfloat16
     a, b, c = (device.empty_device(side * side, half).view(side, side) for _ in range(3))
 
@@ -405,7 +405,7 @@ def matrix_rate(bench: Bench, side: int = MATRIX_SIDE) -> dict[str, float]:
 
 
 def stream_rate(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float]:
-    """Bytes a second of the device's own memory, read and written."""
+    """Measure bytes a second of the device's own memory, read and written."""
     device = bench.device
     source, target = (device.empty_device(num_bytes // 4, torch.float32) for _ in range(2))
     rate = bench.rate(device.compute, _copy(target, source), 2 * num_bytes)
@@ -442,7 +442,7 @@ def _copy(target: Tensor, source: Tensor) -> Callable[[], None]:
 
 
 def lock_rate(device: Device) -> dict[str, float]:
-    """Bytes a second of taking page-locked memory as the engine does: fresh pages, registered.
+    """Measure bytes a second of taking page-locked memory as the engine does, of fresh pages.
 
     Raises:
         RuntimeError: CUDA did not lock them.
@@ -458,7 +458,7 @@ def lock_rate(device: Device) -> dict[str, float]:
 
 
 def gather_rate(gpus: int) -> dict[str, float]:
-    """Bytes a second that each GPU receives in an all-gather between all of this node.
+    """Measure bytes a second that each GPU receives in an all-gather between all of this node.
 
     Raises:
         RuntimeError: torch has no NCCL.
