@@ -13,24 +13,26 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-STATUS = Path("/proc/self/status")
+import deepspeed
+import torch
+import transformers
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+from deep_optimizer_states.predict.memory.architecture import LAYER_COUNTS, language_model
+
 ITERATIONS = 2
+TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def resident_bytes(name: str = "VmRSS") -> int:
-    """A line of the kernel's status of this process: ``VmRSS`` now, ``VmHWM`` at most."""
-    found = re.search(rf"^{name}:\s+(\d+) kB$", STATUS.read_text(encoding="ascii"), re.MULTILINE)
+    """Return a line of the kernel's status of this process: ``VmRSS`` now, ``VmHWM`` at most."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    found = re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE)
     assert found, name
     return int(found.group(1)) * 1024
-
-
-def reset_peak() -> None:
-    """Let the kernel forget the highest resident set, as ``clear_refs`` documents."""
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 class Peaks:
@@ -40,21 +42,23 @@ class Peaks:
         gc.collect()
         self.baseline_bytes = resident_bytes()
         self.found: dict[str, int] = {}
-        reset_peak()
+        self._reset()
 
     def end(self, phase: str) -> None:
         """Note the peak of a phase that is over."""
+        gc.collect()
         self.found[f"{phase}_bytes"] = resident_bytes("VmHWM") - self.baseline_bytes
-        reset_peak()
+        self._reset()
+
+    def _reset(self) -> None:
+        """Let the kernel forget the highest resident set, as ``clear_refs`` documents."""
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def main() -> int:
     """Measure the case in ``sys.argv[1]`` into the file ``sys.argv[2]``."""
     case, out = json.loads(sys.argv[1]), Path(sys.argv[2])
-    import deepspeed
-    import torch
-
-    torch.set_num_threads(case["threads"])
+    torch.set_num_threads(1)
     if case["engine"] == "ours":
         import deep_optimizer_states
 
@@ -64,12 +68,10 @@ def main() -> int:
     _work_once(case)
     peaks = Peaks()
     engine = _load(case)
-    gc.collect()
     peaks.end("load")
-    for batch in _batches(case):
-        engine.backward(engine(**batch).loss)
+    for _ in range(ITERATIONS * case["accumulation"]):
+        engine.backward(engine(**_batch(case)).loss)
         engine.step()
-    gc.collect()
     peaks.end("train")
     norm = float(engine.get_global_grad_norm() or 0.0)
     if not math.isfinite(norm):
@@ -85,67 +87,54 @@ def main() -> int:
         "ranks": torch.distributed.get_world_size(),
         **peaks.found,
     }
-    rank = torch.distributed.get_rank()
-    out.with_suffix(f".{rank}").write_text(json.dumps(result), encoding="utf-8")
+    out.write_text(json.dumps(result), encoding="utf-8")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     sys.stdout.flush()
     os._exit(0)
 
 
+def _config_of(case: dict[str, Any]) -> Any:  # noqa: ANN401
+    config = transformers.AutoConfig.for_model(**case["sizes"])
+    config.use_cache = False
+    if config.model_type == "bert":
+        # transformers would zero a row of an embedding that zero.Init has already cut.
+        config.pad_token_id = None
+    return config
+
+
 def _work_once(case: dict[str, Any]) -> None:
     """Load everything that is used later: matrix products, DeepSpeed's Adam, transformers."""
-    import torch
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-    small = {**case["model"], **case["tiny"]}
-    small |= {name: 2 for name in small if name in ("num_attention_heads", "num_key_value_heads")}
-    model = _model_of(small, case).to(_dtype(case))
-    model.train()
-    model(**_batch({**case, "model": small, "micro_batch": 1, "sequence": 16})).loss.backward()
+    config = _config_of(case)
+    for name in LAYER_COUNTS:
+        if hasattr(config, name):
+            setattr(config, name, 1)
+    config.vocab_size = 128
+    model = language_model(config, case["attention"] == "sdpa").to(TYPES[case["dtype"]]).train()
+    ids = torch.randint(2, 128, (1, 16))
+    model(input_ids=ids, labels=ids).loss.backward()
     weight = torch.nn.Parameter(torch.zeros(64))
     weight.grad = torch.zeros(64)
     DeepSpeedCPUAdam([weight]).step()
 
 
-def _model_of(table: dict[str, Any], case: dict[str, Any]) -> Any:  # noqa: ANN401
-    import transformers
-
-    config = transformers.AutoConfig.for_model(**table)
-    config._attn_implementation = case["attention"]
-    if table["model_type"] == "bert":
-        # transformers would zero a row of an embedding that zero.Init has already cut.
-        config.pad_token_id = None
-    kind = {
-        "t5": transformers.AutoModelForSeq2SeqLM,
-        "bert": transformers.AutoModelForMaskedLM,
-    }.get(table["model_type"], transformers.AutoModelForCausalLM)
-    model = kind.from_config(config)
-    if case["checkpointing"]:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    model.config.use_cache = False
-    return model
-
-
 def _load(case: dict[str, Any]) -> Any:  # noqa: ANN401
-    """The model as a user makes it: under ``zero.Init`` for stage 3, else whole in its type."""
-    import deepspeed
-    import torch
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
-
+    """Build the model as a user does: under ``zero.Init`` for stage 3, else whole in its type."""
     config = case["ds_config"]
     torch.manual_seed(0)
     zero = config["zero_optimization"]
     if zero["stage"] == 3:
         with deepspeed.zero.Init(config_dict_or_path=config):
-            model = _model_of(case["model"], case)
+            model = language_model(_config_of(case), case["attention"] == "sdpa")
         for parameter in model.parameters():
             # What transformers draws after a module is made never reaches weights that are cut.
             parameter.ds_tensor.normal_(std=0.02)
     else:
-        torch.set_default_dtype(_dtype(case))
-        model = _model_of(case["model"], case)
+        torch.set_default_dtype(TYPES[case["dtype"]])
+        model = language_model(_config_of(case), case["attention"] == "sdpa")
         torch.set_default_dtype(torch.float32)
+    if case["checkpointing"]:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     optimizer = None
     if "offload_optimizer" not in zero:
         # DeepSpeed would compile a FusedAdam for CPUs, which has the same arrays.
@@ -157,23 +146,10 @@ def _load(case: dict[str, Any]) -> Any:  # noqa: ANN401
     return engine
 
 
-def _batches(case: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for _ in range(ITERATIONS * case["ds_config"].get("gradient_accumulation_steps", 1)):
-        yield _batch(case)
-
-
 def _batch(case: dict[str, Any]) -> dict[str, Any]:
-    import torch
-
     shape = (case["micro_batch"], case["sequence"])
-    ids = torch.randint(2, case["model"]["vocab_size"], shape)
+    ids = torch.randint(2, case["sizes"]["vocab_size"], shape)
     return {"input_ids": ids, "labels": ids}
-
-
-def _dtype(case: dict[str, Any]) -> Any:  # noqa: ANN401
-    import torch
-
-    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[case["dtype"]]
 
 
 if __name__ == "__main__":

@@ -41,12 +41,12 @@ class Need:
 
 
 def runs_on_gpu(point: Point, machine: Machine) -> bool:
-    """Whether the point's ranks use CUDA on this machine."""
+    """Return whether the point's ranks use CUDA on this machine."""
     return point.device == "cuda" or (point.device == "auto" and bool(machine.gpu_free_bytes))
 
 
 def predict(point: Point, on_gpu: bool, trainer: Trainer) -> Need:
-    """Memory that ``point`` needs on GPUs or on a CPU alone.
+    """Predict the memory that ``point`` needs on GPUs or on a CPU alone.
 
     Raises:
         WorkloadError: The model of memory does not know such a run; names the setting.
@@ -62,13 +62,14 @@ def predict(point: Point, on_gpu: bool, trainer: Trainer) -> Need:
 
 
 def shortages(point: Point, machine: Machine, trainer: Trainer) -> list[str]:
-    """Why the point cannot run here, a line each; empty when it can, or when nobody knows."""
+    """Return why the point cannot run here, a line each; none if it can, or is not predicted."""
     on_gpu = runs_on_gpu(point, machine)
-    gpus = machine.gpu_free_bytes
+    gpus, hidden = machine.gpu_free_bytes, os.environ.get("CUDA_VISIBLE_DEVICES")
     if on_gpu and len(gpus) < point.num_ranks:
         return [
             f"tp {point.tp} x pp {point.pp} x dp {point.dp} needs {point.num_ranks} GPUs, "
-            f"{len(gpus)} found" + _visible()
+            f"{len(gpus)} found"
+            + (f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else "")
         ]
     try:
         need = predict(point, on_gpu, trainer)
@@ -82,18 +83,12 @@ def shortages(point: Point, machine: Machine, trainer: Trainer) -> list[str]:
     return lines
 
 
-def _visible() -> str:
-    """What the environment hides, where it says so."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return "" if chosen is None else f" (CUDA_VISIBLE_DEVICES={chosen})"
-
-
 def _short(what: str, need_bytes: int, free_bytes: int) -> str:
     return f"about {need_bytes / GIB:.1f} GiB of {what} needed, {free_bytes / GIB:.1f} GiB free"
 
 
 def memory_text(point: Point, machine: Machine, trainer: Trainer) -> str:
-    """The memory that the point needs and whether it is there, or why it is not predicted."""
+    """Say what memory the point needs and whether it is there, or why it is not predicted."""
     on_gpu = runs_on_gpu(point, machine)
     short = "; ".join(shortages(point, machine, trainer))
     try:
@@ -125,7 +120,6 @@ def refuse_if_short(point: Point, machine: Machine, trainer: Trainer) -> None:
 
 
 def _remedy(point: Point, machine: Machine) -> str:
-    """What to change: ranks where GPUs are lacking, else what takes memory."""
     gpus = len(machine.gpu_free_bytes)
     if runs_on_gpu(point, machine) and gpus < point.num_ranks:
         fewer = gpus // (point.tp * point.pp)
@@ -135,7 +129,7 @@ def _remedy(point: Point, machine: Machine) -> str:
 
 
 def unused_gpus(point: Point, machine: Machine) -> str:
-    """A line for whoever may have meant to use all GPUs of this machine; empty where all are."""
+    """Say how to use all GPUs of this machine; empty where all are used."""
     gpus, alone = len(machine.gpu_free_bytes), point.tp * point.pp
     if not runs_on_gpu(point, machine) or gpus <= point.num_ranks:
         return ""
@@ -153,7 +147,7 @@ def largest_model_that_fits(
     machine: Machine,
     trainer: Trainer,
 ) -> str:
-    """Name of the largest model all of whose points fit the machine.
+    """Return the name of the largest model all of whose points fit the machine.
 
     Args:
         names: the models, smallest first.

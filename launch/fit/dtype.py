@@ -71,7 +71,7 @@ def words(reasons: Mapping[str, str]) -> str:
 
 
 def _is_open(point: Point, machine: Machine) -> bool:
-    """Whether the point is of the small form, on the CPU, and nobody named its type."""
+    """Return whether the point is of the small form, on the CPU, and nobody named its type."""
     return _is_small(point) and _is_unset(point) and not runs_on_gpu(point, machine)
 
 

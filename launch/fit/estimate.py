@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from configs.schema import Point
 from deep_optimizer_states.cores import usable_cores
-from deep_optimizer_states.predict.machine import Machine as Profile, load_machine
+from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.fit import pipelines
@@ -20,8 +20,8 @@ from launch.records.ledger import Record
 from launch.simulate.workloads import AsOf, workload_of
 from optimus_cc.predict import PredictionError
 
-START_S = {True: 45.0, False: 7.0}
-"""From the launch to the first iteration, on a GPU or not."""
+GPU_START_S, CPU_START_S = 45.0, 7.0
+"""From the launch to the first iteration; on a CPU of each rank that has a core to itself."""
 MICRO_BATCH_S = 0.02
 """Of Python and DeepSpeed in a micro-batch on a CPU, which small models spend more on than on
 their products."""
@@ -44,7 +44,7 @@ class Estimate:
 
 
 def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> Estimate:
-    """Seconds that a point will take.
+    """Estimate the seconds that a point will take.
 
     Args:
         point: what is to be run.
@@ -56,61 +56,40 @@ def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> 
         same = record.point_key.startswith(key) and record.status == "ok"
         if same and record.seconds:
             return Estimate(record.seconds, AS_BEFORE)
-    on_gpu = runs_on_gpu(point, machine)
-    cores = usable_cores()
-    start = START_S[on_gpu] * (1 if on_gpu else max(1.0, point.num_ranks / cores))
-    nameless, rates = point.model_copy(update={"name": ""}), PROFILES[on_gpu]
-    is_slow = point.dtype == "bf16" and not on_gpu and "bf16" not in machine.half_types()
-    slowdown = SLOW_BF16 if is_slow else 1.0
+    if not runs_on_gpu(point, machine):
+        return Estimate(_seconds_on_cpu(point, machine), "rough, from the model's size")
     try:
-        if point.pp > 1:
-            if not on_gpu:
-                raise WorkloadError(f"pp = {point.pp}: a pipeline's time is known on GPUs alone")
-            iteration, rates = pipelines.iteration_s(nameless), pipelines.CLUSTER
-        else:
-            iteration = _iteration_s(nameless, on_gpu, cores, slowdown)
+        iteration_s, rates = _iteration_on_gpus(point.model_copy(update={"name": ""}))
     except (WorkloadError, PredictionError) as error:
-        if on_gpu:
-            return Estimate(None, f"not predicted: {error}")
-        iteration = _iteration_by_size_s(point, cores, slowdown)
-        return Estimate(start + point.iterations * iteration, "rough, from the model's size")
-    how = f"rough, from the rates of {rates}"
-    return Estimate(start + point.iterations * iteration, how)
-
-
-def _iteration_by_size_s(point: Point, cores: int, slowdown: float) -> float:
-    """Return the seconds of an iteration on a CPU: matrix products, and calls of Python."""
-    rate = load_machine(PROFILES[False])
-    assert rate.rates.device_flops_per_s
-    tokens = point.global_batch_size * point.model.seq_length
-    passes = 8 if point.activation_checkpointing else 6
-    operations = passes * point.model.num_parameters(point.tp) * tokens * slowdown
-    calls_s = MICRO_BATCH_S * point.accumulation * max(1.0, point.num_ranks / cores)
-    return operations / (rate.rates.device_flops_per_s * cores / rate.cores) + calls_s
+        return Estimate(None, f"not predicted: {error}")
+    return Estimate(
+        GPU_START_S + point.iterations * iteration_s, f"rough, from the rates of {rates}"
+    )
 
 
 @functools.lru_cache(maxsize=4096)
-def _iteration_s(point: Point, on_gpu: bool, cores: int, slowdown: float) -> float:
-    profile = _profile(on_gpu, cores, point.num_ranks, slowdown)
-    return predict(workload_of(point, AsOf.TODAY), profile).iteration_s
+def _iteration_on_gpus(point: Point) -> tuple[float, str]:
+    """Return the seconds of an iteration, and the profile whose rates they come from."""
+    if point.pp > 1:
+        return pipelines.iteration_s(point), pipelines.CLUSTER
+    name = PROFILES[True]
+    profile = replace(load_machine(name), cores=usable_cores(), gpus=point.num_ranks)
+    return predict(workload_of(point, AsOf.TODAY), profile).iteration_s, name
 
 
-@functools.lru_cache
-def _profile(on_gpu: bool, cores: int, num_ranks: int, slowdown: float) -> Profile:
-    """A shipped profile at the size of this machine: all ranks on one node, its own cores."""
-    profile = load_machine(PROFILES[on_gpu])
-    if on_gpu:
-        return replace(profile, cores=cores, gpus=num_ranks)
-    # A GPU is a rank's own; the cores are there for all ranks.
-    rates = profile.rates
-    assert rates.device_flops_per_s
-    assert rates.device_stream_bytes_per_s
-    rates = replace(
-        rates,
-        device_flops_per_s=rates.device_flops_per_s * cores / profile.cores / num_ranks / slowdown,
-        device_stream_bytes_per_s=rates.device_stream_bytes_per_s / num_ranks,
-    )
-    return replace(profile, cores=cores, rates=rates)
+def _seconds_on_cpu(point: Point, machine: Machine) -> float:
+    """Return the seconds of a run: the start, matrix products, and calls of Python."""
+    profile, cores = load_machine(PROFILES[False]), usable_cores()
+    assert profile.rates.device_flops_per_s
+    passes = 8 if point.activation_checkpointing else 6
+    tokens = point.global_batch_size * point.model.seq_length
+    operations = float(passes * point.model.num_parameters(point.tp) * tokens)
+    if point.dtype == "bf16" and "bf16" not in machine.half_types():
+        operations *= SLOW_BF16
+    products_s = operations / (profile.rates.device_flops_per_s * cores / profile.cores)
+    ranks_a_core = max(1.0, point.num_ranks / cores)
+    calls_s = MICRO_BATCH_S * point.accumulation * ranks_a_core
+    return CPU_START_S * ranks_a_core + point.iterations * (products_s + calls_s)
 
 
 class TimeLimit:
@@ -131,7 +110,7 @@ class TimeLimit:
         return max(0.0, self._end_s - self._clock())
 
     def refuse(self, expected_s: float) -> str:
-        """Why a run of so many seconds is not to be started; empty when it is likely to end."""
+        """Return why a run of so many seconds is not started; empty when it is likely to end."""
         left_s = self.left_s
         if 0 < left_s >= expected_s:
             return ""

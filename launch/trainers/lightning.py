@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from configs.schema import Model, Point
-from deep_optimizer_states.predict.memory.architecture import FP32_BYTES, Architecture, Layer
+from deep_optimizer_states.predict.memory.architecture import FP32_BYTES, Architecture, GptKept
 from deep_optimizer_states.predict.memory.setting import Setting
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.ds_json import deepspeed_config
@@ -42,18 +42,21 @@ def encoder_of(model: Model, on_gpu: bool) -> Architecture:
     """
     hidden, ffn = model.hidden, model.ffn
     square, norm = (hidden * hidden, hidden), (hidden, hidden)
-    of_masks = FP32_BYTES if on_gpu else 1  # how many numbers of a mask take the room of one
-    masks = (2.0 * hidden + ffn) / of_masks
-    layer = Layer(
-        (3 * hidden * hidden, 3 * hidden, *square, *norm, ffn * hidden, ffn, hidden * ffn, hidden,
-         *norm),
-        model.layers, 4.0 * hidden + 2.0 * ffn, masks, hidden, hidden, model.heads, scores=3,
-    )  # fmt: skip
+    attention = (3 * hidden * hidden, 3 * hidden, *square)
+    layer = (*attention, *norm, ffn * hidden, ffn, hidden * ffn, hidden, *norm)
     classifier = (*square, NUM_CLASSES * hidden, NUM_CLASSES)
-    return Architecture(
-        model.name, (model.vocab_size * hidden,), (layer,), classifier, hidden, 0,
-        model.seq_length, head_kept_fp32=hidden / of_masks,
-    )  # fmt: skip
+    of_masks = FP32_BYTES if on_gpu else 1  # how many numbers of a mask take the room of one
+    kept = GptKept(
+        4.0 * hidden + 2.0 * ffn,
+        model.heads,
+        inner=hidden,
+        key_value=hidden,
+        scores=3,
+        fp32_elements=(2.0 * hidden + ffn) / of_masks,
+        head_fp32=hidden / of_masks,
+    )
+    blocks = ((model.vocab_size * hidden,), *(layer,) * model.layers, classifier)
+    return Architecture(model.name, blocks, model.layers, hidden, 0, model.seq_length, kept)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from configs.schema import Point
-from deep_optimizer_states.predict.memory.architecture import FP32_BYTES
+from deep_optimizer_states.predict.memory.architecture import FP32_BYTES, GptKept
 from deep_optimizer_states.predict.memory.setting import Setting
 from launch.ds_json import deepspeed_config
 from launch.simulate.workloads import gpt_of, setting_of_point
@@ -83,18 +83,17 @@ class PipelineTrainer(OwnTrainer):
         In 1F1B a stage keeps as many micro-batches' activations as there are stages from it on.
         """
         whole, last = gpt_of(point), point.pp - 1
+        first, *rest, end = whole.blocks
+        assert isinstance(whole.kept, GptKept)
         found = []
         for stage, layers in enumerate(point.model.layers_of_stages(point.pp)):
-            [layer] = whole.layers
-            tied = whole.first[:1] if last and point.model.architecture == "gpt2" else ()
-            part = replace(
-                whole,
-                first=() if stage else whole.first,
-                layers=(replace(layer, count=layers),),
-                last=() if stage < last else (*whole.last, *tied),
-                vocab_size=0 if stage < last else whole.vocab_size,
-                head_kept=0.0 if stage < last else whole.head_kept,
-            )
+            blocks, kept = rest[:layers], replace(whole.kept, head=0.0, logits=0.0)
+            if not stage:
+                blocks = [first, *blocks]
+            if stage == last:
+                is_tied = last and point.model.architecture == "gpt2"
+                blocks, kept = [*blocks, end, first[:1] if is_tied else ()], whole.kept
+            part = replace(whole, blocks=tuple(blocks), num_layers=layers, kept=kept)
             found.append(
                 setting_of_point(
                     point,

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from deep_optimizer_states.calibrate.findings import Findings, profile_text
 from deep_optimizer_states.calibrate.watch import Steps, look_around
 from deep_optimizer_states.cores import cpu_facts, find_place, usable_cores
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.files import write_whole
 from deep_optimizer_states.memory import free_host_bytes
+from deep_optimizer_states.predict.machine import CURVE_NAMES, RATE_NAMES, machine_from_table
+
+if TYPE_CHECKING:  # torch is imported once the command line is known to be right
+    from deep_optimizer_states.calibrate.rates import Findings
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 _LEAST_NUMEL = 2**20
+_HEAD = """\
+# Rates of this machine, read by `python -m deep_optimizer_states plan --machine FILE`.
+# Each is a median; those of the host are of one process by its threads: [[threads, rate], ...].
+"""
 
 
 class CalibrateError(DeepOptimizerStatesError, ValueError):
@@ -52,6 +61,8 @@ def _run(given: argparse.Namespace) -> int:
     host_bytes = free_host_bytes()
     on_cpu = given.device == "cpu"
     _say("loading torch ...")
+    from deep_optimizer_states.calibrate.rates import Findings
+
     found = Findings(_say, Steps(_say, num_steps(threads, on_cpu)))
     others = look_around(_say)
     fields = measure(found, threads, host_bytes, on_cpu)
@@ -71,12 +82,14 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def num_steps(threads: Sequence[int], on_cpu: bool) -> int:
-    """Steps that :func:`measure` will make."""
-    from deep_optimizer_states.calibrate import processors
+    """Return the steps that :func:`measure` will make."""
+    import torch
+
+    from deep_optimizer_states.calibrate import rates
 
     device = 2
-    if not on_cpu and not processors.why_no_cuda():
-        device = processors.num_cuda_steps()
+    if not on_cpu and not rates.why_no_cuda():
+        device = 8 if torch.cuda.device_count() > 1 else 7
     return device + 1 + len(threads)
 
 
@@ -97,47 +110,72 @@ def measure(
     Raises:
         CalibrateError: There is too little memory to measure anything.
     """
-    # Torch is imported once the command line is known to be right.
-    from deep_optimizer_states.calibrate import host, processors
+    import torch
 
-    numel = host.fitting_numel(host_bytes)
+    from deep_optimizer_states.calibrate import rates
+
+    numel = rates.fitting_numel(host_bytes)
     if numel < _LEAST_NUMEL:
         raise CalibrateError(f"{host_bytes / 2**20:.0f} MiB of host memory are free: too little")
-    reason = "left out by --device cpu" if on_cpu else processors.why_no_cuda()
-    gpus = _gpu_fields(found, reason)
+    reason = "left out by --device cpu" if on_cpu else rates.why_no_cuda()
+    gpus, names = {"gpus": 0}, ""
+    if reason:
+        found.lack("GPU", rates.GPU_RATES, reason)
+        rates.measure_cpu_as_device(found)
+    else:
+        rates.measure_cuda(found)
+        memory = torch.cuda.get_device_properties(0).total_memory
+        gpus = {"gpus": torch.cuda.device_count(), "device_memory_bytes": memory}
+        names = f"{gpus['gpus']} x {torch.cuda.get_device_name(0)}"
     with found.steps.step("the host: building kernels, which may take minutes the first time"):
-        arrays = host.HostArrays(numel)
-        passes = host.host_passes(arrays, found.lack)
-    found.rates |= host.host_rates(passes, threads, found.say, found.steps)
-    stream = host.HOST_RATES[0]
+        passes = rates.host_passes(rates.HostArrays(numel), found)
+    rates.measure_host(found, passes, threads)
+    stream = rates.HOST_RATES[0]
     if not reason and stream in passes:
         probe, probe_bytes = passes[stream]
         best, _ = max(found.rates[stream], key=lambda pair: pair[1])
-        processors.measure_busy_memory(found, lambda: probe(best), probe_bytes)
-    source = f"measured by calibrate, {_described(str(gpus.pop('names', '')))}"
+        rates.measure_busy_memory(found, lambda: probe(best), probe_bytes)
     return {
-        "source": source,
+        "source": f"measured by calibrate, {_described(names)}",
         "cores": min(usable_cores(), sum(map(len, find_place(0, None).cores))),
         "host_memory_bytes": host_bytes,
         **gpus,
     }
 
 
-def _gpu_fields(found: Findings, reason: str) -> dict[str, Any]:
-    """Measure the GPUs, or say why not; number and memory of them."""
-    from deep_optimizer_states.calibrate import processors
+def profile_text(fields: Mapping[str, Any], found: Findings) -> str:
+    """Return the profile as TOML, checked as a reader of it will.
 
-    if not reason:
-        import torch
+    Args:
+        fields: Name, source and sizes of the machine.
+        found: Its rates.
 
-        processors.measure_cuda(found)
-        gpus = torch.cuda.device_count()
-        memory = torch.cuda.get_device_properties(0).total_memory
-        names = f"{gpus} x {torch.cuda.get_device_name(0)}"
-        return {"gpus": gpus, "device_memory_bytes": memory, "names": names}
-    found.lack("GPU", processors.GPU_RATES, reason)
-    processors.measure_cpu_as_device(found)
-    return {"gpus": 0}
+    Raises:
+        MachineError: The reader would refuse it.
+    """
+    lines = [_HEAD + "\n".join(f"{name} = {_value(value)}" for name, value in fields.items())]
+    lines += ["", "[rates]"]
+    for name in RATE_NAMES:
+        if name in found.rates:
+            note = f"  # {found.notes[name]}" if name in found.notes else ""
+            value = found.rates[name]
+            shown = _curve(value) if name in CURVE_NAMES else _value(float(value))
+            lines.append(f"{name} = {shown}{note}")
+        elif name in found.missing:
+            lines.append(f"# {name}: not measured: {' '.join(found.missing[name].split())}")
+    text = "\n".join(lines) + "\n"
+    machine_from_table(tomllib.loads(text), source="the profile")
+    return text
+
+
+def _curve(pairs: Sequence[tuple[int, float]]) -> str:
+    return "[" + ", ".join(f"[{threads}, {rate:.4g}]" for threads, rate in pairs) + "]"
+
+
+def _value(value: str | int | float) -> str:
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value) if isinstance(value, int) else f"{value:.4g}"
 
 
 def default_threads(cores: int) -> list[int]:

@@ -68,13 +68,13 @@ class OtherWork:
     _since: tuple[float, float, float] = field(default_factory=lambda: _cpu_seconds())
 
     def used_cpus(self) -> float:
-        """How many CPUs they used on average until now."""
+        """Return how many CPUs they used on average until now."""
         pairs = zip(_cpu_seconds(), self._since, strict=True)
         seconds, busy, own = (later - before for later, before in pairs)
         return max(0.0, busy - own) / seconds if seconds > 0 else 0.0
 
     def warning(self, verb: str, names: str = "") -> str:
-        """A sentence for the user, empty where the CPUs were free enough."""
+        """Return a warning for the user, empty where the CPUs were free enough."""
         used = self.used_cpus()
         if used <= BUSY_SHARE * self.cpus:
             return ""
@@ -102,7 +102,7 @@ def look_around(say: Say) -> OtherWork:
 
 
 def _cpu_seconds() -> tuple[float, float, float]:
-    """A clock; seconds that the usable CPUs have worked; those of this process's own work.
+    """Return a clock, the seconds that the usable CPUs have worked, and this process's own.
 
     Of children only those count that have been waited for.
     """

@@ -44,7 +44,7 @@ def find_tail(
     master_dtype: torch.dtype = torch.float32,
     moment_dtype: torch.dtype = torch.float32,
 ) -> Tail:
-    """The tail of the op that ``optimizer``, a DeepSpeedCPUAdam, uses.
+    """Return the tail of the op that ``optimizer``, a DeepSpeedCPUAdam, uses.
 
     Args:
         optimizer: Whose op is run.
@@ -62,7 +62,7 @@ def find_tail(
 def tail_of_op(
     op: Any, decoupled: bool, dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32,) * 2
 ) -> Tail:
-    """The same of DeepSpeed's compiled op itself; ``decoupled`` for AdamW."""
+    """Return the same of DeepSpeed's compiled op itself; ``decoupled`` for AdamW."""
     runs = [(group, probe_inputs(group, dtypes)) for group in _groups_of(dtypes)]
     expected = [_run_stock(op, group, decoupled, inputs) for group, inputs in runs]
     for width, mode in itertools.product(_WIDTHS, (1, 0, 2)):
@@ -77,7 +77,7 @@ def tail_of_op(
 
 
 def finds_pow_on_repeat(optimizer: Any) -> bool:
-    """Whether the op of a DeepSpeedCPUAdam takes ``pow`` for a step that it is asked for again.
+    """Return whether a DeepSpeedCPUAdam's op takes ``pow`` for a step that is asked for again.
 
     Raises:
         KernelError: Neither that nor the other way gives the op's bits.
@@ -87,7 +87,7 @@ def finds_pow_on_repeat(optimizer: Any) -> bool:
 
 @functools.cache
 def pow_on_repeat_of_op(op: Any, decoupled: bool) -> bool:
-    """The same of DeepSpeed's compiled op itself; ``decoupled`` for AdamW."""
+    """Return the same of DeepSpeed's compiled op itself; ``decoupled`` for AdamW."""
     # At beta2 = 0.999 product and power part after a few steps.
     group = {**_GROUP, "betas": (0.9, 0.999), "bias_correction": True}
     tail = tail_of_op(op, decoupled)

@@ -40,12 +40,12 @@ class ModelShape:
     vocab_size: Size = 50257
 
     def padded_vocab_size(self, tp: int = 1) -> int:
-        """Rows of the embedding, padded as Megatron does for ``tp`` ranks."""
+        """Return the rows of the embedding, padded as Megatron does for ``tp`` ranks."""
         multiple = VOCABULARY_MULTIPLE * tp
         return math.ceil(self.vocab_size / multiple) * multiple
 
     def tensors(self, tp: int = 1) -> list[int]:
-        """Elements of each parameter tensor of one tensor-parallel rank, in the model's order."""
+        """Return the elements of each parameter of a tensor-parallel rank, in the model's order."""
         kv_rows = 2 * self.kv_heads * (self.hidden // self.heads)
         layer = [
             self.hidden,
@@ -59,7 +59,7 @@ class ModelShape:
         return [embedding, *(layer * self.layers), self.hidden, embedding]
 
     def num_parameters(self, tp: int = 1) -> int:
-        """Trainable parameters of the model; replicated ones count once."""
+        """Return the trainable parameters of the model; replicated ones count once."""
         norms = (2 * self.layers + 1) * self.hidden
         return (sum(self.tensors(tp)) - norms) * tp + norms
 
@@ -72,12 +72,12 @@ def _shipped() -> dict[str, dict[str, Any]]:
 
 
 def model_names() -> list[str]:
-    """Names of the shipped models, smallest first."""
+    """Return the names of the shipped models, smallest first."""
     return list(_shipped())
 
 
 def load_model(name_or_file: str | Path) -> tuple[ModelShape, dict[str, int]]:
-    """A shipped model by its name, or any by the path of its TOML file.
+    """Return a shipped model by its name, or any by the path of its TOML file.
 
     Returns:
         The shape, and what it is run with unless told otherwise (``[defaults]`` of the file).

@@ -33,18 +33,15 @@ KNOW_DEEPSPEED = {
 }
 """Files that may know DeepSpeed's internals."""
 
-ESTIMATOR = "deepspeed.runtime.zero.stage{}.estimate_{}_model_states_mem_needs"
 KNOW_ONE_THING = {
-    ("benchmarks/memory/estimators.py", ESTIMATOR.format("3", "zero3")),
-    ("benchmarks/memory/estimators.py", ESTIMATOR.format("_1_and_2", "zero2")),
     ("benchmarks/memory/rank.py", "ds_numel"),
     ("benchmarks/memory/rank.py", "ds_tensor"),
     ("launch/trainer/loop.py", "_config"),
     ("launch/trainer/model.py", "ds_numel"),
     ("launch/trainer/runtime.py", "deepspeed.runtime.zero.muon.muon_optimizer"),
 }
-"""What others know of them: estimators that ours are compared with, a switch of memory lines, a
-partitioned parameter's size and tensor, and a module that is slow to import."""
+"""What others know of them: a partitioned parameter's size and tensor, a switch of memory lines,
+and a module that is slow to import."""
 
 WORDS_OF_MANY = {
     "dtype",

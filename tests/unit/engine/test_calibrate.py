@@ -1,15 +1,14 @@
 """Rates: how they are worked out, and the profile that holds them."""
 
-import errno
 import tomllib
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from deep_optimizer_states.calibrate import cli, device, host, processors
-from deep_optimizer_states.calibrate.findings import Findings, profile_text
+from deep_optimizer_states.calibrate import cli, rates
+from deep_optimizer_states.calibrate.cli import profile_text
+from deep_optimizer_states.calibrate.rates import Findings
 from deep_optimizer_states.calibrate.watch import Steps
 from deep_optimizer_states.cores import choose_cores, find_place
 from deep_optimizer_states.device.emulated import EmulatedDevice
@@ -47,25 +46,25 @@ def found():
 def bench():
     recorder = Recorder()
     emulated = EmulatedDevice(HostAdam(tail_mode=1), recorder=recorder)
-    yield device.Bench(emulated, recorder)
+    yield rates.Bench(emulated, recorder)
     emulated.close()
 
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(host, "NUMEL", 2**20)
-    monkeypatch.setattr(host, "_TURNS_S", 0.0)
-    monkeypatch.setattr(processors, "CPU_MATRIX_SIDE", 64)
+    monkeypatch.setattr(rates, "NUMEL", 2**20)
+    monkeypatch.setattr(rates, "_TURNS_S", 0.0)
+    monkeypatch.setattr(rates, "CPU_MATRIX_SIDE", 64)
     monkeypatch.setattr(cli, "free_host_bytes", lambda: 2**33)
     before = torch.get_num_threads()
     yield
-    host.set_threads(before)
+    rates.set_threads(before)
 
 
 def test_every_rate_of_a_profile_is_measured_somewhere():
-    of_gpu = (*processors.GPU_RATES, *processors.COMPUTE_RATES)
-    assert {*of_gpu, *host.HOST_RATES} == set(RATE_NAMES)
-    assert set(host.HOST_RATES) == set(CURVE_NAMES)
+    of_gpu = (*rates.GPU_RATES, *rates.COMPUTE_RATES)
+    assert {*of_gpu, *rates.HOST_RATES} == set(RATE_NAMES)
+    assert set(rates.HOST_RATES) == set(CURVE_NAMES)
 
 
 def test_the_rate_beside_counts_what_moved_while_both_ways_were_busy():
@@ -74,27 +73,25 @@ def test_the_rate_beside_counts_what_moved_while_both_ways_were_busy():
         Span("D2H", "c", 1.0, 3.0), Span("D2H", "c", 3.0, 5.0),
     ]  # fmt: skip
     # From 1 to 5 s: half a copy, a whole one and another half.
-    assert device.rate_beside(spans, "H2D", 10.0) == pytest.approx(10.0 * 2 / 4)
-    assert device.rate_beside(spans, "D2H", 10.0) == pytest.approx(10.0 * 2 / 4)
+    assert rates.rate_beside(spans, "H2D", 10.0) == pytest.approx(10.0 * 2 / 4)
+    assert rates.rate_beside(spans, "D2H", 10.0) == pytest.approx(10.0 * 2 / 4)
     faster = [*spans[:3], Span("D2H", "c", 1.0, 2.0), Span("D2H", "c", 2.0, 3.0)]
-    assert device.rate_beside(faster, "D2H", 10.0) == pytest.approx(10.0)
+    assert rates.rate_beside(faster, "D2H", 10.0) == pytest.approx(10.0)
     with pytest.raises(RuntimeError, match="did not overlap"):
-        device.rate_beside([spans[0], Span("D2H", "c", 3.0, 4.0)], "H2D", 1.0)
+        rates.rate_beside([spans[0], Span("D2H", "c", 3.0, 4.0)], "H2D", 1.0)
 
 
 def test_all_rates_of_a_device_come_from_its_own_lanes(bench):
-    rates = {
-        **device.copy_rates(bench, 2**24),
-        **device.pageable_rates(bench, 2**20),
-        **device.adam_rate(bench, 2**16),
-        **device.matrix_rate(bench, 64),
-        **device.stream_rate(bench, 2**20),
+    found = {
+        **rates.copy_rates(bench, 2**24),
+        **rates.pageable_rates(bench, 2**20),
+        **rates.adam_rate(bench, 2**16),
+        **rates.matrix_rate(bench, 64),
+        **rates.stream_rate(bench, 2**20),
     }
-    names = {*processors.GPU_RATES, *processors.COMPUTE_RATES}
-    assert set(rates) == names - {
-        *(*processors.GATHER_RATES, *processors.LOCK_RATES, *processors.BUSY_RATES)
-    }
-    assert all(rate > 0 for rate in rates.values())
+    names = {*rates.GPU_RATES, *rates.COMPUTE_RATES}
+    assert set(found) == names - {*(*rates.GATHER_RATES, *rates.LOCK_RATES, *rates.BUSY_RATES)}
+    assert all(rate > 0 for rate in found.values())
 
 
 def test_memory_is_probed_while_both_ways_copy(bench, monkeypatch):
@@ -105,9 +102,9 @@ def test_memory_is_probed_while_both_ways_copy(bench, monkeypatch):
         real()
 
     monkeypatch.setattr(bench.device, "synchronize", synchronize)
-    monkeypatch.setattr(device, "rate_beside", lambda spans, lane, amount: amount)
-    monkeypatch.setattr(device, "_PROBES", 3)
-    found = device.busy_memory_rate(bench, lambda: events.append("probe"), 5.0, 2**16)
+    monkeypatch.setattr(rates, "rate_beside", lambda spans, lane, amount: amount)
+    monkeypatch.setattr(rates, "_PROBES", 3)
+    found = rates.busy_memory_rate(bench, lambda: events.append("probe"), 5.0, 2**16)
     assert found == {"busy_memory_bytes_per_s": 2 * 2**16 + 5.0}
     # Copies to warm up, then the probes between the copies' submission and their end.
     waited = "all copies are waited for"
@@ -124,11 +121,11 @@ def test_memory_that_is_busy_counts_cores_and_both_ways(monkeypatch):
 
     lanes = [type("Lane", (), {"name": name}) for name in ("H2D", "D2H")]
     Busy.device = type("Device", (), {"h2d": lanes[0], "d2h": lanes[1]})
-    monkeypatch.setattr(device, "_copies_both_ways", lambda *_: ())
-    monkeypatch.setattr(device, "_PROBES", 1)
+    monkeypatch.setattr(rates, "_copies_both_ways", lambda *_: ())
+    monkeypatch.setattr(rates, "_PROBES", 1)
     times = iter([0.5, 2.5])
-    monkeypatch.setattr(device, "time", SimpleNamespace(perf_counter=lambda: next(times)))
-    found = device.busy_memory_rate(Busy(), lambda: None, 8.0, 16)
+    monkeypatch.setattr(rates, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    found = rates.busy_memory_rate(Busy(), lambda: None, 8.0, 16)
     # All three work from 1 to 2.5 s: 16 / 4, 16 / 2 and 8 / 2 bytes a second.
     assert found["busy_memory_bytes_per_s"] == pytest.approx(4 + 8 + 4)
 
@@ -161,8 +158,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(host, "time", clock)
-    monkeypatch.setattr(host, "set_threads", lambda threads: None)
+    monkeypatch.setattr(rates, "time", clock)
+    monkeypatch.setattr(rates, "set_threads", lambda threads: None)
     return clock
 
 
@@ -172,7 +169,9 @@ def test_host_rates_are_amounts_over_medians_for_each_number_of_threads(clock):
         "host_stream_bytes_per_s": (clock.takes(lambda threads: 0.008 / threads), 8.0),
     }
     lines = []
-    curves = host.host_rates(passes, [1, 2], lines.append, QUIET)
+    found = Findings(lines.append, QUIET)
+    rates.measure_host(found, passes, [1, 2])
+    curves = found.rates
     cast, stream = ([rate for _, rate in curves[name]] for name in passes)
     assert cast == pytest.approx([2000, 4000])
     assert stream == pytest.approx([1000, 2000])
@@ -183,14 +182,14 @@ def test_host_rates_are_amounts_over_medians_for_each_number_of_threads(clock):
 
 def test_rates_are_measured_with_as_many_threads_of_torch(monkeypatch):
     before, seen = torch.get_num_threads(), []
-    monkeypatch.setattr(host, "_TURNS_S", 0.0)
+    monkeypatch.setattr(rates, "_TURNS_S", 0.0)
     passes = {
         "host_cast_parameters_per_s": (lambda threads: seen.append(torch.get_num_threads()), 8.0)
     }
     try:
-        host.host_rates(passes, [1, 2], lambda line: None, QUIET)
+        rates.measure_host(Findings(lambda line: None, QUIET), passes, [1, 2])
     finally:
-        host.set_threads(before)
+        rates.set_threads(before)
     assert set(seen) == {1, 2}
     assert seen == sorted(seen)
 
@@ -198,11 +197,12 @@ def test_rates_are_measured_with_as_many_threads_of_torch(monkeypatch):
 def test_more_threads_that_are_slower_are_warned_of(clock):
     passes = {"host_stream_bytes_per_s": (clock.takes(lambda threads: 0.002 * threads), 8.0)}
     lines = []
-    host.host_rates(passes, [1, 2], lines.append, QUIET)
+    rates.measure_host(Findings(lines.append, QUIET), passes, [1, 2])
     (warning,) = lines[2:]
     assert "host_stream_bytes_per_s: 2 threads gave " in warning
     assert "was something else running?" in warning
-    assert host._slower_with_more("x", [(1, 1.0), (2, 0.95), (4, 3.0)]) == []
+    rates._warn_where_more_are_slower(lines.append, "x", [(1, 1.0), (2, 0.95), (4, 3.0)])
+    assert len(lines) == 3
 
 
 def test_a_gpu_that_failed_costs_only_its_rates(found, monkeypatch):
@@ -219,9 +219,9 @@ def test_a_gpu_that_failed_costs_only_its_rates(found, monkeypatch):
 
     monkeypatch.setattr("deep_optimizer_states.device.cuda.CudaDevice", Broken)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    processors.measure_cuda(found)
-    processors.measure_busy_memory(found, lambda: None, 1.0)
-    assert set(found.missing) == {*processors.GPU_RATES, *processors.COMPUTE_RATES}
+    rates.measure_cuda(found)
+    rates.measure_busy_memory(found, lambda: None, 1.0)
+    assert set(found.missing) == {*rates.GPU_RATES, *rates.COMPUTE_RATES}
     place = find_place(0, None)
     assert made[0].near == choose_cores(place, [place]), "memory is taken as the engine takes it"
 
@@ -233,7 +233,7 @@ def test_every_openmp_runtime_of_the_process_is_found():
         "7f r-xp 00000000 08:01 1  /x/libiomp5.so\n"
         "7f r-xp 00000000 08:01 1  /x/libcompute.so\n7f rw-p 0 00:00 0\n"
     )
-    assert [path.rpartition("/")[2] for path in host._openmp_runtimes(maps)] == [
+    assert [path.rpartition("/")[2] for path in rates._openmp_runtimes(maps)] == [
         "libgomp.so.1.0.0", "libiomp5.so", "libgomp-a34b3233.so.1",
     ]  # fmt: skip
 
@@ -254,7 +254,7 @@ def test_a_profile_says_what_was_measured_and_what_not(found):
     found.rates = {"h2d_bytes_per_s": 5.12345e10, "host_cast_parameters_per_s": [(1, 1e9), (2, 3)]}
     found.lack("copies", ("d2h_bytes_per_s",), "no CUDA\n[rates]")
     found.notes["h2d_bytes_per_s"] = "a stand-in"
-    text = profile_text({**FIELDS, "name": 'a "b" \\ \u00e9\t', "device_memory_bytes": None}, found)
+    text = profile_text({**FIELDS, "name": 'a "b" \\ \u00e9\t'}, found)
     machine = machine_from_table(tomllib.loads(text))
     assert machine.name == 'a "b" \\ \u00e9\t'
     assert machine.rates.h2d_bytes_per_s == 5.123e10
@@ -262,7 +262,6 @@ def test_a_profile_says_what_was_measured_and_what_not(found):
     assert machine.rates.d2h_bytes_per_s is None
     assert "# d2h_bytes_per_s: not measured: no CUDA [rates]\n" in text
     assert "# a stand-in\n" in text
-    assert "device_memory_bytes" not in text
 
 
 def test_a_profile_that_no_reader_takes_is_not_written(found):
@@ -277,8 +276,8 @@ def test_threads_double_up_to_the_cores(cores, threads):
 
 
 def test_arrays_take_a_quarter_of_the_free_memory_at_most():
-    assert host.fitting_numel(2**40) == host.NUMEL
-    assert host.fitting_numel(80 * 1000) == 992
+    assert rates.fitting_numel(2**40) == rates.NUMEL
+    assert rates.fitting_numel(80 * 1000) == 992
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU lacks")
@@ -288,11 +287,11 @@ def test_without_a_gpu_the_host_is_measured_and_the_rest_named(tmp_path, small, 
     assert cli.main(["-o", str(path), "--threads", "1"]) == 0
     machine = load_machine(path)
     assert (machine.name, machine.gpus) == ("here", 0)
-    for name in host.HOST_RATES:
+    for name in rates.HOST_RATES:
         assert getattr(machine.rates, name)[0][0] == 1
-    for name in processors.GPU_RATES:
+    for name in rates.GPU_RATES:
         assert f"# {name}: not measured: " in path.read_text()
-    for name in processors.COMPUTE_RATES:
+    for name in rates.COMPUTE_RATES:
         assert getattr(machine.rates, name) > 0
     assert "# of the CPU, which is the device here\n" in path.read_text()
     out, err = capsys.readouterr()
@@ -366,19 +365,6 @@ def test_a_file_that_came_up_meanwhile_stays(tmp_path, monkeypatch, capsys):
     assert "is there already" in capsys.readouterr().err
     assert path.read_text() == "other"
     assert [file.name for file in tmp_path.iterdir()] == ["m.toml"]
-
-
-def test_a_disk_that_is_full_by_then_is_said_in_a_line(measured, tmp_path, monkeypatch, capsys):
-    def full(*_args, **_options):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    path = tmp_path / "m.toml"
-    path.write_text("old")
-    monkeypatch.setattr(Path, "write_text", full)
-    assert cli.main(["-o", str(path), "--force"]) == 2
-    error = f"calibrate: error: {path}: cannot be written: No space left on device\n"
-    assert capsys.readouterr().err == f"loading torch ...\n{error}"
-    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
 
 
 def test_after_ctrl_c_nothing_is_written(tmp_path, monkeypatch, capsys):

@@ -12,7 +12,7 @@ from engine_iterations import run_iterations
 from engine_updates import SCHEDULES, TAIL
 from late import late
 
-from deep_optimizer_states.calibrate.device import (
+from deep_optimizer_states.calibrate.rates import (
     Bench,
     adam_rate,
     copy_rates,

@@ -239,13 +239,14 @@ def test_the_encoder_keeps_what_is_predicted(dropout):
     assert found.tensors == [parameter.numel() for parameter in real.parameters()]
     tokens = torch.randint(2, 300, (2, 64))
     saved = saved_bytes(real, lambda: real(tokens, torch.ones_like(tokens, dtype=torch.bool)))
-    [layer] = found.layers
-    kept = layer.count * layer.kept_bytes(4, tokens.numel(), 64, is_flash=on_gpu)
+    sample = found.kept(4, 64, on_gpu)
+    assert sample.logits == 0
+    kept = 2 * model.layers * sample.layer
     if on_gpu:
         # No masks of a byte, and what would be dropped from is not copied.
-        kept -= layer.count * tokens.numel() * (2 * model.hidden + model.ffn + 4 * model.ffn)
+        kept -= model.layers * tokens.numel() * (2 * model.hidden + model.ffn + 4 * model.ffn)
     else:
-        kept += tokens.numel() * 4 * found.head_kept_fp32
+        kept += 2 * sample.head
     assert kept == pytest.approx(saved, rel=0.035)
 
 

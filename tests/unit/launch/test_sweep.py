@@ -168,7 +168,7 @@ def test_a_dry_run_makes_nothing(tmp_path, capsys):
     assert out.count('"stage": 3') == 3
     assert '"policy": "all-host"' in out
     assert "predicted host" in out
-    assert out.count("rough, from the rates of cpu-only") == 3
+    assert out.count("rough, from the model's size") == 3
     assert "3 points, about" in out
     assert not (tmp_path / "r").exists()
 
@@ -187,7 +187,7 @@ def test_a_dry_run_says_what_is_not_predicted(tmp_path, capsys, monkeypatch):
     assert main([*words, "--iterations", "7"]) == 0  # other points than any predicted before
     out = capsys.readouterr().out
     assert out.count("predicted host") == 2
-    assert out.count("(rough, from the model's size)") == 1
+    assert out.count("(rough, from the model's size)") == 3
     why = "not predicted: offload_optimizer.super_offload = True: the performance model knows"
     assert f"memory   {why}" in out
     monkeypatch.setattr("launch.sweep.probe_machine", lambda: GPU)

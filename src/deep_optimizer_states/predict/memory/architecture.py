@@ -1,15 +1,18 @@
-"""Parameters of a model, tensor by tensor, and what autograd keeps of its layers.
+"""Parameters of a model, tensor by tensor, and what autograd keeps of it for backward.
 
-Both are counted from sizes alone: from a Hugging Face ``config.json``, or from a shape that the
-performance model knows. Counts equal those of transformers' classes, and the bytes that a layer
-keeps were read off the tensors that autograd saves (tests hold both).
+A GPT of this project is counted from its sizes, without torch. Any other model is built from its
+Hugging Face configuration with neither weights nor data: its parameters are those of transformers'
+class, and what autograd keeps is read off one forward of a model of one layer, and of one with a
+layer more.
 """
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+import copy
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,132 +22,137 @@ from deep_optimizer_states.predict.model import ModelError, ModelShape
 
 FP32_BYTES = 4
 MEGATRON_LOGIT_BYTES = 6
-"""Its own cross entropy works in place."""
+"""Bytes of a logit and its gradients: megatron-core's cross entropy works in place."""
+LOSS_COPIES = 3
+"""Arrays of logits when backward begins elsewhere: their logarithms, and two gradients of them."""
+LAYER_COUNTS = ("num_hidden_layers", "num_decoder_layers", "decoder_layers")
+"""Fields of Hugging Face configurations that count layers of a kind."""
+DEFAULT_SEQUENCE = 512
+"""Tokens of a sample of a model whose configuration names no most, as T5."""
+NO_TRANSFORMERS = "needs transformers, which is not installed: pip install transformers"
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One kind of layer.
+class Kept:
+    """Bytes that a forward of one sample leaves for backward."""
 
-    Attributes:
-        tensors: Elements of each of its parameters, in the model's order.
-        count: How many there are.
-        kept: Elements a token that autograd keeps in the type of the weights, attention left out.
-        kept_fp32: Elements a token that it keeps in fp32 whatever that type is.
-        inner: Width of the queries; of keys and values it is ``key_value``.
-        key_value: See there.
-        heads: Of attention.
-        attentions: Attentions a layer: a decoder that also reads an encoder has two.
-        softmax_fp32: Written scores are kept in fp32 too, beside the type of the weights.
-        kept_twice: Of ``kept_fp32``, elements that 16-bit training keeps in its own type as well.
-        scores: Arrays of written scores in the type of the weights.
-        has_bias_scores: Its first attention adds learned scores, which no flash kernel takes: its
-            scores are written, in fp32, whatever is asked for.
-    """
+    layer: float  # of a layer, on average
+    largest: float  # of the layer that keeps most
+    head: float  # outside the layers, logits left out
+    logits: float  # logits and their gradients, when most of them are there
 
-    tensors: tuple[int, ...]
-    count: int
-    kept: float
-    kept_fp32: float
-    inner: int
-    key_value: int
+
+@dataclass(frozen=True)
+class GptKept:
+    """What autograd keeps of a GPT, in elements a token, by the operations of its layers."""
+
+    elements: float  # of a layer, in the type of the weights, attention left out
     heads: int
-    attentions: int = 1
-    softmax_fp32: bool = False
-    has_bias_scores: bool = False
-    kept_twice: float = 0.0
-    scores: int = 1
+    inner: int = 0  # width of the queries, as far as they are kept
+    key_value: int = 0  # width of the keys and of the values
+    scores: int = 1  # arrays of scores in the type of the weights where attention writes them
+    softmax_fp32: bool = False  # written scores are kept in fp32 as well
+    fp32_elements: float = 0.0  # of a layer, in fp32 whatever the type of the weights
+    head: float = 0.0  # outside the layers
+    head_fp32: float = 0.0
+    logits: float = 0.0  # bytes a token of logits and their gradients
 
-    @property
-    def numel(self) -> int:
-        """Its parameters."""
-        return sum(self.tensors)
-
-    def kept_bytes(self, size: int, tokens: int, sequence: int, is_flash: bool) -> float:
-        """Bytes that autograd keeps of one layer.
-
-        Args:
-            size: Bytes of a weight.
-            tokens: Of the micro-batch.
-            sequence: Of one sample.
-            is_flash: Whether attention does not write its scores.
-        """
-        twice = self.kept_twice if size < FP32_BYTES else 0.0
-        each = size * (self.kept + twice) + FP32_BYTES * self.kept_fp32
-        written = size * 4 * self.inner + size * self.scores * self.heads * sequence
-        if self.softmax_fp32 and size < FP32_BYTES:
-            written += FP32_BYTES * self.heads * sequence
-        flash = size * 2 * (self.inner + self.key_value) + FP32_BYTES * self.heads
-        biased = FP32_BYTES * (3 * self.inner + self.heads * sequence) + size * self.inner
-        for idx in range(self.attentions):
-            if not is_flash:
-                each += written
-            else:
-                each += biased if self.has_bias_scores and not idx else flash
-        return each * tokens
+    def __call__(self, size: int, sequence: int, is_flash: bool) -> Kept:
+        """Return what one sample leaves; see :attr:`Architecture.kept` for the arguments."""
+        if is_flash:
+            attention = size * 2.0 * (self.inner + self.key_value) + FP32_BYTES * self.heads
+        else:
+            attention = size * (4.0 * self.inner + self.scores * self.heads * sequence)
+            if self.softmax_fp32 and size < FP32_BYTES:
+                attention += FP32_BYTES * self.heads * sequence
+        layer = size * self.elements + FP32_BYTES * self.fp32_elements + attention
+        head = size * self.head + FP32_BYTES * self.head_fp32
+        return Kept(sequence * layer, sequence * layer, sequence * head, sequence * self.logits)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Architecture:
-    """A model as its memory depends on it.
+    """A model as its memory depends on it; equal to itself alone.
 
     Attributes:
-        name: Printed beside figures.
-        first: Parameters before the layers, in the model's order.
-        layers: Its kinds of layers, in order.
-        last: Parameters after them.
-        hidden: Width of what goes from layer to layer.
-        vocab_size: Width of its logits.
-        sequence: Most tokens of a sample.
-        logits_fp32: The loss is computed from fp32 logits, as transformers does for causal models.
-        has_experts: Its feed-forward is a mixture of experts.
-        logit_bytes: Of a logit and its gradients where they are known together; else three arrays.
-        head_kept: Elements a token kept in the type of the weights, outside layers and logits.
-        head_kept_fp32: The same in fp32.
-        is_tied: The output layer is the embedding, of which two are made at first.
+        blocks: Elements of each parameter in the model's order: of what comes before the layers, of
+            each layer, and of what comes after them. One block where layers are not told apart.
+        kept: Returns what autograd keeps of one sample, from the bytes of a weight, the tokens of
+            the sample, and whether attention does without written scores.
     """
 
     name: str
-    first: tuple[int, ...]
-    layers: tuple[Layer, ...]
-    last: tuple[int, ...]
+    blocks: tuple[tuple[int, ...], ...]
+    num_layers: int
     hidden: int
-    vocab_size: int
-    sequence: int
-    logits_fp32: bool = True
-    head_kept: float = 0.0
-    head_kept_fp32: float = 0.0
-    is_tied: bool = False
-    logit_bytes: float = 0.0
+    vocab_size: int  # 0 where it has no logits
+    sequence: int  # most tokens of a sample
+    kept: Callable[[int, int, bool], Kept]
+    tied_numel: int = 0  # of the second embedding that is dropped when both are tied
     has_experts: bool = False
 
     @property
-    def tied_numel(self) -> int:
-        """Elements of the embedding that is dropped when both are tied."""
-        return self.vocab_size * self.hidden if self.is_tied else 0
-
-    @property
     def tensors(self) -> list[int]:
-        """Elements of each parameter tensor, in the model's order."""
-        inner = (numel for layer in self.layers for numel in layer.tensors * layer.count)
-        return [*self.first, *inner, *self.last]
+        """Return the elements of each parameter, in the model's order."""
+        return [numel for block in self.blocks for numel in block]
 
     @property
     def numel(self) -> int:
-        """Its parameters."""
-        return sum(self.tensors)
+        """Return the number of parameters."""
+        return sum(map(sum, self.blocks))
 
-    @property
-    def num_layers(self) -> int:
-        """Of every kind."""
-        return sum(layer.count for layer in self.layers)
+
+@functools.lru_cache(maxsize=64)
+def architecture_of_shape(shape: ModelShape, tp: int = 1) -> Architecture:
+    """Return a shipped model as megatron-core builds it, of one of ``tp`` ranks.
+
+    megatron-core's norms keep no fp32 copy, and its layer's bytes are those that the authors' runs
+    took.
+    """
+    first, *rest, norm, last = shape.tensors(tp)
+    layer = tuple(rest[: len(rest) // shape.layers])
+    rows = shape.padded_vocab_size(tp) // tp
+    kept = GptKept(
+        4 * shape.hidden + 3 * shape.ffn / tp,
+        shape.heads // tp,
+        scores=2,
+        logits=MEGATRON_LOGIT_BYTES * rows,
+    )
+    blocks = ((first,), *(layer,) * shape.layers, (norm, last))
+    return Architecture(
+        shape.name, blocks, shape.layers, shape.hidden, rows, shape.seq_length, kept
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def gpt2_of_shape(shape: ModelShape, tp: int = 1) -> Architecture:
+    """Return a GPT-2 of the shape's sizes as megatron-core builds it, of one of ``tp`` ranks."""
+    hidden, ffn, inner = shape.hidden, shape.ffn // tp, shape.hidden // tp
+    key_value = shape.kv_heads * (hidden // shape.heads) // tp
+    attended = inner + 2 * key_value
+    rows = shape.padded_vocab_size(tp) // tp
+    norm = (hidden, hidden)
+    attention = (inner * hidden, hidden, attended * hidden, attended)
+    layer = (*norm, *attention, *norm, ffn * hidden, ffn, hidden * ffn, hidden)
+    embeddings = (rows * hidden, shape.seq_length * hidden)
+    kept = GptKept(
+        4.0 * hidden + 2.0 * ffn,
+        shape.heads // tp,
+        inner,
+        key_value,
+        softmax_fp32=True,
+        head=2.0 * hidden,
+        logits=MEGATRON_LOGIT_BYTES * rows,
+    )
+    blocks = (embeddings, *(layer,) * shape.layers, norm)
+    return Architecture(shape.name, blocks, shape.layers, hidden, rows, shape.seq_length, kept)
 
 
 def read_architecture(path: Path) -> Architecture:
-    """A model from a Hugging Face ``config.json``.
+    """Return the model of a Hugging Face ``config.json``.
 
     Raises:
-        ModelError: It cannot be read, or is of a kind that is not known; names those that are.
+        ModelError: It cannot be read, or is of a kind that transformers does not know.
     """
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
@@ -158,209 +166,173 @@ def read_architecture(path: Path) -> Architecture:
 
 
 def architecture_of(table: Mapping[str, Any], source: str = "config.json") -> Architecture:
-    """A model from the fields of a Hugging Face configuration.
+    """Return the language model of a Hugging Face configuration, trained as one.
 
     Args:
-        table: ``model_type`` and the sizes of that type.
+        table: ``model_type`` and the sizes of that type; transformers fills in what is left out.
         source: What errors begin with.
 
     Raises:
-        ModelError: The type is not known, or a size is missing or no whole number.
+        ModelError: transformers is not installed, does not know the type or refuses a size.
     """
     table = table.get("text_config", table)
-    kind = table.get("model_type")
-    make = _KINDS.get(str(kind))
-    if make is None:
-        near = get_close_matches(str(kind), _KINDS, n=1)
+    config = _config_of(table, source)
+    import torch
+
+    with _refused_as(f"{source}: memory is not known of such a model"):
+        num_layers = sum(_layer_counts(config).values())
+        if not num_layers:
+            raise ValueError("it counts its layers under another name")
+        with torch.device("meta"):
+            model = language_model(config)
+        tensors = tuple(parameter.numel() for parameter in model.parameters())
+        output = model.get_output_embeddings()
+        is_tied = output is not None and output.weight is model.get_input_embeddings().weight
+        return Architecture(
+            name=str(table.get("_name_or_path") or table["model_type"]),
+            blocks=(tensors,),
+            num_layers=num_layers,
+            hidden=config.hidden_size,
+            vocab_size=config.vocab_size,
+            sequence=getattr(config, "max_position_embeddings", None) or DEFAULT_SEQUENCE,
+            kept=functools.cache(functools.partial(_measured, config, source, sum(tensors))),
+            tied_numel=config.vocab_size * config.hidden_size * is_tied,
+            has_experts=_has_experts(config),
+        )
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What a forward of one sample left."""
+
+    kept_bytes: int  # of what autograd saves, parameters and logits left out
+    logits_bytes: int  # of one array of logits
+    numel: int  # parameters of the model
+
+
+def language_model(config: Any, is_flash: bool = True) -> Any:  # noqa: ANN401
+    """Build transformers' model of a configuration; an encoder alone predicts masked words.
+
+    Without ``is_flash`` its attention writes its scores, and else where the model has no other.
+    """
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
+
+    kind = transformers.AutoModelForCausalLM
+    if config.is_encoder_decoder:
+        kind = transformers.AutoModelForSeq2SeqLM
+    elif type(config) in MODEL_FOR_MASKED_LM_MAPPING:
+        kind = transformers.AutoModelForMaskedLM
+    return kind.from_config(config, **({} if is_flash else {"attn_implementation": "eager"}))
+
+
+def _config_of(table: Mapping[str, Any], source: str) -> Any:  # noqa: ANN401
+    try:
+        import transformers
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    except ImportError:
+        raise ModelError(f"{source}: {NO_TRANSFORMERS}") from None
+    transformers.logging.set_verbosity_error()
+    kind = str(table.get("model_type"))
+    if kind not in CONFIG_MAPPING:
+        near = get_close_matches(kind, CONFIG_MAPPING, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
         raise ModelError(
-            f"{source}: model_type = {kind!r}: {hint}memory is known of {', '.join(_KINDS)}"
+            f"{source}: model_type = {kind!r}: {hint}transformers {transformers.__version__} knows "
+            "no such model"
         )
-    return make(_Fields(table, source))
+    with _refused_as(f"{source}: transformers refuses it"):
+        return transformers.AutoConfig.for_model(**{**table, "use_cache": False})
 
 
-def architecture_of_shape(shape: ModelShape, tp: int = 1) -> Architecture:
-    """A model that the performance model knows, as megatron-core builds it, of one of ``tp`` ranks.
-
-    megatron-core's norms keep no fp32 copy, and its layer's bytes are those that the authors' runs
-    took.
-    """
-    first, *rest, norm, last = shape.tensors(tp)
-    tensors = tuple(rest[: len(rest) // shape.layers])
-    layer = Layer(
-        tensors, shape.layers, 4 * shape.hidden + 3 * shape.ffn / tp, 0.0, 0, 0,
-        shape.heads // tp, scores=2,
-    )  # fmt: skip
-    rows = shape.padded_vocab_size(tp) // tp
-    return Architecture(
-        shape.name, (first,), (layer,), (norm, last), shape.hidden, rows, shape.seq_length,
-        logit_bytes=MEGATRON_LOGIT_BYTES,
-    )  # fmt: skip
+@contextlib.contextmanager
+def _refused_as(words: str) -> Iterator[None]:
+    """Turn whatever the code of a model raises into an error of one line."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - see above
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(f"{words}: {reason}") from None
 
 
-def gpt2_of_shape(shape: ModelShape, tp: int = 1) -> Architecture:
-    """Count a GPT-2 with its shape's sizes, as megatron-core builds it, of one of ``tp`` ranks."""
-    hidden, ffn, inner = shape.hidden, shape.ffn // tp, shape.hidden // tp
-    key_value = shape.kv_heads * (hidden // shape.heads) // tp
-    attended = inner + 2 * key_value
-    norm = (hidden, hidden)
-    attention = (inner * hidden, hidden, attended * hidden, attended)
-    layer = Layer(
-        (*norm, *attention, *norm, ffn * hidden, ffn, hidden * ffn, hidden), shape.layers,
-        4.0 * hidden + 2.0 * ffn, 0.0, inner, key_value, shape.heads // tp, softmax_fp32=True,
-    )  # fmt: skip
-    rows = shape.padded_vocab_size(tp) // tp
-    return Architecture(
-        shape.name, (rows * hidden, shape.seq_length * hidden), (layer,), norm, hidden, rows,
-        shape.seq_length, head_kept=2.0 * hidden, logit_bytes=MEGATRON_LOGIT_BYTES,
-    )  # fmt: skip
+def _layer_counts(config: Any) -> dict[str, int]:  # noqa: ANN401
+    found = {name: getattr(config, name, None) for name in LAYER_COUNTS}
+    return {name: count for name, count in found.items() if count}
 
 
-class _Fields:
-    """Sizes of a configuration, by any of the names that they go by."""
-
-    def __init__(self, table: Mapping[str, Any], source: str) -> None:
-        self._table, self._source = table, source
-        self.name = str(table.get("_name_or_path") or table["model_type"])
-
-    def size(self, *names: str, default: int | None = None) -> int:
-        """A whole number above 0."""
-        value = next((self._table[n] for n in names if self._table.get(n) is not None), default)
-        if type(value) is not int or value < 1:
-            wrong = "is missing" if value is None else f"= {value!r}: give a whole number above 0"
-            raise ModelError(f"{self._source}: {names[0]} {wrong}")
-        return value
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        """A switch."""
-        return bool(self._table.get(name, default))
-
-    def text(self, name: str, default: str) -> str:
-        """A word."""
-        return str(self._table.get(name) or default)
+def _has_experts(config: Any) -> bool:  # noqa: ANN401
+    return any(getattr(config, name, None) for name in ("num_local_experts", "num_experts"))
 
 
-def _llama(of: _Fields, biases: str = "", head_norms: bool = False) -> Architecture:
-    hidden, ffn = of.size("hidden_size"), of.size("intermediate_size")
-    heads = of.size("num_attention_heads")
-    head = of.size("head_dim", default=hidden // heads)
-    inner, key_value = heads * head, of.size("num_key_value_heads", default=heads) * head
-    has_bias = of.flag("attention_bias")
-    attention = []
-    for name, out, into in (
-        ("q", inner, hidden), ("k", key_value, hidden), ("v", key_value, hidden),
-        ("o", hidden, inner),
-    ):  # fmt: skip
-        attention += [out * into, *([out] if has_bias or name in biases else [])]
-    attention += [head, head] if head_norms else []
-    has_mlp_bias = of.flag("mlp_bias")
-    mlp, kept = _gated(hidden, ffn, has_mlp_bias), 4.0 * ffn
-    if "num_local_experts" in of._table:
-        experts, top = of.size("num_local_experts"), of.size("num_experts_per_tok", default=2)
-        mlp = [experts * hidden, experts * 2 * ffn * hidden, experts * ffn * hidden]
-        kept = top * (4.0 * ffn + 2 * hidden)
-    kept += 2 * inner + 2 * key_value if head_norms else 0
-    layer = Layer(
-        (*attention, *mlp, hidden, hidden), of.size("num_hidden_layers"), 4.0 * hidden + kept,
-        2.0 * hidden, inner, key_value, heads, softmax_fp32=True,
-    )  # fmt: skip
-    vocab = of.size("vocab_size")
-    output = () if of.flag("tie_word_embeddings") else (vocab * hidden,)
-    return Architecture(
-        of.name, (vocab * hidden,), (layer,), (hidden, *output), hidden, vocab,
-        of.size("max_position_embeddings", default=2048), head_kept=2.0 * hidden,
-        head_kept_fp32=hidden, is_tied=not output,
-        has_experts="num_local_experts" in of._table,
-    )  # fmt: skip
+def _measured(
+    config: Any,  # noqa: ANN401
+    source: str,
+    whole_numel: int,
+    size: int,
+    sequence: int,
+    is_flash: bool,
+) -> Kept:
+    """Return what one sample leaves: the difference that one more layer of each kind makes."""
+    # torch multiplies a batch of experts in bf16 alone.
+    times = size // 2 if _has_experts(config) else 1
+    counts = _layer_counts(config)
 
+    def forward(**layers: int) -> Forward:
+        with _refused_as(f"{source}: a forward of it fails"):
+            return _forward(_cut(config, counts | layers), size // times, sequence, is_flash)
 
-def _gated(hidden: int, ffn: int, has_bias: bool) -> list[int]:
-    rows = ((ffn, hidden), (ffn, hidden), (hidden, ffn))
-    sizes = [(out * into, *([out] if has_bias else [])) for out, into in rows]
-    return list(itertools.chain.from_iterable(sizes))
-
-
-def _gpt2(of: _Fields) -> Architecture:
-    hidden, heads = of.size("n_embd", "hidden_size"), of.size("n_head", "num_attention_heads")
-    ffn = of.size("n_inner", default=4 * hidden)
-    norm = (hidden, hidden)
-    mlp = (hidden * ffn, ffn, ffn * hidden, hidden)
-    tensors = (*norm, 3 * hidden * hidden, 3 * hidden, hidden * hidden, hidden, *norm, *mlp)
-    layer = Layer(
-        tensors, of.size("n_layer", "num_hidden_layers"), 4.0 * hidden + _kept_by_act(of, ffn), 0.0,
-        hidden, hidden, heads,
-    )  # fmt: skip
-    vocab, length = of.size("vocab_size"), of.size("n_positions", "max_position_embeddings")
-    output = () if of.flag("tie_word_embeddings", True) else (vocab * hidden,)
-    return Architecture(
-        of.name, (vocab * hidden, length * hidden), (layer,), (*norm, *output), hidden, vocab,
-        length, head_kept=2.0 * hidden, is_tied=not output,
-    )  # fmt: skip
-
-
-def _kept_by_act(of: _Fields, ffn: int) -> float:
-    """GELU by tanh as transformers writes it out keeps four arrays, the exact one its input."""
-    return (5.0 if of.text("activation_function", "gelu_new") == "gelu_new" else 2.0) * ffn
-
-
-def _bert(of: _Fields) -> Architecture:
-    hidden, ffn = of.size("hidden_size"), of.size("intermediate_size")
-    heads, vocab = of.size("num_attention_heads"), of.size("vocab_size")
-    square, norm = (hidden * hidden, hidden), (hidden, hidden)
-    mlp = (ffn * hidden, ffn, hidden * ffn, hidden)
-    layer = Layer(
-        (*square * 4, *norm, *mlp, *norm), of.size("num_hidden_layers"), 4.0 * hidden + 2.0 * ffn,
-        0.0, hidden, hidden, heads,
-    )  # fmt: skip
-    length, types = (
-        of.size("max_position_embeddings", default=512),
-        of.size("type_vocab_size", default=2),
+    one = dict.fromkeys(counts, 1)
+    least = forward(**one)
+    more = {name: forward(**one | {name: 2}) for name in counts}
+    each = {name: more[name].kept_bytes - least.kept_bytes for name in counts}
+    head = least.kept_bytes - sum(each.values())
+    layers = sum(counts[name] * each[name] for name in counts)
+    numel = least.numel + sum((counts[n] - 1) * (more[n].numel - least.numel) for n in counts)
+    if numel != whole_numel:  # layers differ, such as dense ones and experts
+        layers = forward().kept_bytes - head
+    average = layers / sum(counts.values())
+    return Kept(
+        layer=times * average,
+        largest=times * max(average, *each.values()),
+        head=times * head,
+        logits=LOSS_COPIES * least.logits_bytes,
     )
-    output = () if of.flag("tie_word_embeddings", True) else (vocab * hidden,)
-    return Architecture(
-        of.name, (vocab * hidden, length * hidden, types * hidden, *norm), (layer,),
-        (vocab, *square, *norm, *output), hidden, vocab, length, logits_fp32=False,
-        head_kept=5.0 * hidden, is_tied=not output,
-    )  # fmt: skip
 
 
-def _t5(of: _Fields) -> Architecture:
-    """Its embeddings are tied whatever its configuration says, as transformers builds it."""
-    hidden, ffn, heads = of.size("d_model"), of.size("d_ff"), of.size("num_heads")
-    inner = heads * of.size("d_kv", default=hidden // heads)
-    is_gated = of.text("feed_forward_proj", "relu").startswith("gated")
-    mlp = (hidden * ffn,) * (3 if is_gated else 2)
-    kept_mlp = (7.0 if is_gated else 1.0) * ffn
-    attention, vocab = (inner * hidden,) * 4, of.size("vocab_size")
-    bias = of.size("relative_attention_num_buckets", default=32) * heads
-
-    def stack(count: int, attentions: int) -> list[Layer]:
-        """The first layer alone has the learned scores, between its attention and its norm."""
-        norms = attentions + 1
-        crossed = (*attention, hidden) * (attentions - 1)
-        rest = (hidden, *crossed, *mlp, hidden)
-        wide = float(norms * hidden)
-        sizes = (2 * wide + kept_mlp, wide, inner, inner, heads, attentions, False, True, wide)
-        first = Layer((*attention, bias, *rest), 1, *sizes)
-        return [first, Layer((*attention, *rest), count - 1, *sizes)]
-
-    encoder, decoder = of.size("num_layers"), of.size("num_decoder_layers", "num_layers")
-    norm = Layer((hidden,), 1, 2.0 * hidden, hidden, 0, 0, 0, attentions=0, kept_twice=hidden)
-    layers = (*stack(encoder, 1), norm, *stack(decoder, 2))
-    return Architecture(
-        of.name, (vocab * hidden,), layers, (hidden,), hidden, vocab, 512,
-        logits_fp32=False, head_kept=3.0 * hidden, head_kept_fp32=hidden,
-        is_tied=True,
-    )  # fmt: skip
+def _cut(config: Any, layers: dict[str, int]) -> Any:  # noqa: ANN401
+    """Return the configuration with so many layers of each kind."""
+    found = copy.deepcopy(config)
+    if getattr(config, "layer_types", None):
+        found.layer_types = config.layer_types[: max(layers.values())]
+    for name, count in layers.items():
+        setattr(found, name, count)
+    return found
 
 
-_KINDS = {
-    "gpt2": _gpt2,
-    "llama": _llama,
-    "mistral": _llama,
-    "qwen2": lambda of: _llama(of, biases="qkv"),
-    "qwen3": lambda of: _llama(of, head_norms=True),
-    "mixtral": _llama,
-    "t5": _t5,
-    "bert": _bert,
-}
+def _forward(config: Any, size: int, sequence: int, is_flash: bool) -> Forward:  # noqa: ANN401
+    """Run a forward of one sample on tensors without memory, dropout off."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    config.dtype = torch.float32 if size == FP32_BYTES else torch.bfloat16
+    saved: dict[int, torch.Tensor] = {}  # one of the tensors of each storage
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.setdefault(tensor.untyped_storage()._cdata, tensor)
+        return tensor
+
+    with FakeTensorMode():
+        model = language_model(config, is_flash).eval()
+        ids = torch.zeros(1, sequence, dtype=torch.int64)
+        inputs = {"input_ids": ids, "labels": ids}
+        if config.is_encoder_decoder:
+            inputs["decoder_input_ids"] = ids
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model(**inputs)
+    for tensor in (*model.parameters(), *model.buffers()):
+        saved.pop(tensor.untyped_storage()._cdata, None)
+    num_bytes = {key: tensor.untyped_storage().nbytes() for key, tensor in saved.items()}
+    wide = [key for key, found in saved.items() if found.numel() == sequence * config.vocab_size]
+    logits_bytes = sum(num_bytes[key] for key in wide)
+    numel = sum(parameter.numel() for parameter in model.parameters())
+    return Forward(sum(num_bytes.values()) - logits_bytes, logits_bytes, numel)

@@ -2,8 +2,7 @@
 
 What the passes take is the sum of the arrays of :mod:`arrays`; beside it lies the state of whoever
 updates it, other software than today's included. Checked against the authors' logs (0.13) and
-against DeepSpeed 0.19's source. torch rounds each page-locked allocation up to a power of two; this
-package does not, since it locks exact sizes.
+against DeepSpeed 0.19's source.
 """
 
 from __future__ import annotations
@@ -11,16 +10,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.memory.architecture import architecture_of_shape
 from deep_optimizer_states.predict.memory.arrays import (
-    STAGING_BUFFERS,
+    DEVICE,
+    HOST,
+    READY,
     TRAINING,
+    Array,
     Moment,
-    device_buffers_bytes,
     passes_of_stage3,
+    resident_state,
+    update_of_plugin,
 )
 from deep_optimizer_states.predict.memory.peaks import (
     CONTEXT_BYTES,
@@ -29,6 +33,7 @@ from deep_optimizer_states.predict.memory.peaks import (
     GIB,
     MIB,
     WORKSPACE_BYTES,
+    bytes_at,
 )
 from deep_optimizer_states.predict.memory.setting import Setting
 from deep_optimizer_states.predict.rank import num_nodes, rank_of
@@ -46,6 +51,7 @@ HEADROOM = 0.97
 """Share of a memory that may be taken."""
 GRADS_HEADROOM = 0.9
 """The same where gradients are kept on the device, which is never needed."""
+PAGEABLE = "state that is not page-locked"
 
 
 @dataclass(frozen=True)
@@ -67,42 +73,29 @@ class Memory:
 
 
 def memory_of(workload: Workload, machine: Machine, policy: str) -> Memory:
-    """Memory of one rank.
+    """Predict the memory of one rank.
 
     Args:
         workload: What runs.
         machine: Where.
         policy: Of this package's engine.
     """
-    numel = sum(workload.subgroups)
-    resident, _, staging = _placement(workload, policy)
-    host_numels = [n for idx, n in enumerate(workload.subgroups) if idx not in resident]
-    gradients = float(workload.weight_bytes * numel)
-    if workload.software is None and workload.accumulation > 1:
-        gradients *= 2  # the sum of a window that is not over has a home of its own
-    if workload.software is None:
-        locked = STATE_BYTES * sum(host_numels) + gradients
-        locked += workload.weight_bytes * staging * STAGING_BUFFERS
-        pageable = 0.0
-    else:
-        locked, pageable = workload.software.host_state_bytes(host_numels)
-        locked += power_of_two(gradients)
-    if workload.weights_on_host and machine.gpus:
-        locked += power_of_two(workload.weight_bytes * numel)  # DeepSpeed's own allocation
-    device = _needed_device_bytes(workload, policy, bool(machine.gpus))
-    if machine.gpus:
-        kept = kept_subgroups(workload, machine, policy)
-        grads = float(workload.weight_bytes * sum(workload.subgroups[idx] for idx in kept))
-        return Memory(device + grads, locked + pageable + CUDA_PROCESS_BYTES, locked, grads)
-    state = STATE_BYTES * sum(host_numels) + gradients
-    if workload.software is not None:
-        state += FP32_BYTES * sum(host_numels)
-    lanes = CPU_LANES_BYTES if workload.software is None else 0
-    return Memory(0.0, state + device - WORKSPACE_BYTES + lanes + CPU_PROCESS_BYTES, 0.0)
+    arrays = _arrays(workload, machine, policy)
+    device = _most(arrays, DEVICE)
+    host = _most(arrays, HOST)
+    if not machine.gpus:
+        lanes = CPU_LANES_BYTES if workload.software is None else 0
+        return Memory(0.0, host + device + lanes + CPU_PROCESS_BYTES, 0.0)
+    pageable = sum(array.num_bytes for array in arrays if array.name == PAGEABLE)
+    kept = kept_subgroups(workload, machine, policy)
+    grads = float(workload.weight_bytes * sum(workload.subgroups[idx] for idx in kept))
+    return Memory(
+        device + WORKSPACE_BYTES + grads, host + CUDA_PROCESS_BYTES, host - pageable, grads
+    )
 
 
 def kept_subgroups(workload: Workload, machine: Machine, policy: str) -> frozenset[int]:
-    """Subgroups whose gradients stay on the device: as many of the first as it has room for.
+    """Return the subgroups whose gradients stay on the device: as many of the first as fit.
 
     Only those count of which tiles may pass through a slot; gradients of resident ones are there
     anyway.
@@ -114,53 +107,72 @@ def kept_subgroups(workload: Workload, machine: Machine, policy: str) -> frozens
         candidates = set(range(len(numels))) - schedule.resident_subgroups
     else:
         candidates = {schedule.tiles[idx].subgroup for idx in schedule.device_tiles}
-    assert machine.device_memory_bytes is not None
-    room = GRADS_HEADROOM * machine.device_memory_bytes - CONTEXT_BYTES
-    room -= _needed_device_bytes(workload, policy, has_gpu=True)
+    used = _most(_arrays(workload, machine, policy), DEVICE) + WORKSPACE_BYTES
+    room = _room(machine, used)
     ordered = sorted(candidates)
     ends = itertools.accumulate(workload.weight_bytes * numels[idx] for idx in ordered)
     return frozenset(idx for idx, end in zip(ordered, ends, strict=True) if end <= room)
 
 
 def ahead_room_bytes(workload: Workload, machine: Machine, policy: str) -> tuple[float, float]:
-    """Device memory into which state may be sent during backward, in bytes.
+    """Return the device memory into which state may be sent during backward, in bytes.
 
     Returns:
         What is free at any time, and what activations leave by the end of backward.
     """
     if not machine.gpus:
         return 0.0, 0.0
+    passes = _passes(setting_of_workload(workload), has_gpu=True)
+    left = _most(passes, DEVICE) - bytes_at(passes, Moment.REDUCED, DEVICE)
+    always = _room(machine, memory_of(workload, machine, policy).device_bytes)
+    return max(0.0, always), max(0.0, left)
+
+
+def _room(machine: Machine, used_bytes: float) -> float:
     assert machine.device_memory_bytes is not None
-    used = memory_of(workload, machine, policy).device_bytes + CONTEXT_BYTES
-    arrays = passes_of_stage3(setting_of_workload(workload), has_gpu=True)
-    sizes = [(array.num_bytes, array.when) for array in arrays if not array.on_host]
-    at_end = sum(num_bytes for num_bytes, when in sizes if Moment.REDUCED in when)
-    most = _passes_bytes(setting_of_workload(workload), has_gpu=True)
-    always = max(0.0, GRADS_HEADROOM * machine.device_memory_bytes - used)
-    return always, max(0.0, most - at_end)
+    return GRADS_HEADROOM * machine.device_memory_bytes - CONTEXT_BYTES - used_bytes
 
 
-def _needed_device_bytes(workload: Workload, policy: str, has_gpu: bool) -> float:
-    """Device memory without gradients that are kept there."""
-    resident, slots, _ = _placement(workload, policy)
-    staying = sum(workload.subgroups[idx] for idx in resident)
-    passes = _passes_bytes(setting_of_workload(workload), has_gpu)
-    return passes + slots + (STATE_BYTES + FP32_BYTES) * staying + WORKSPACE_BYTES
+def _most(arrays: Sequence[Array], on_host: bool) -> float:
+    return max(bytes_at(arrays, moment, on_host) for moment in TRAINING)
 
 
-def _placement(workload: Workload, policy: str) -> tuple[frozenset[int], float, int]:
-    """Resident subgroups, bytes of device slots, and elements of a staging buffer."""
-    software = workload.software
-    if software is not None:
-        slot_bytes = float((STATE_BYTES + FP32_BYTES) * software.slot_numel(workload))
-        return software.resident_subgroups(workload), slot_bytes, 0
-    schedule = schedule_of(workload, policy)
-    slot_bytes = device_buffers_bytes(schedule, workload.weight_bytes)
-    return schedule.resident_subgroups, slot_bytes, schedule.staging_numel
+def _arrays(workload: Workload, machine: Machine, policy: str) -> list[Array]:
+    """Return the arrays of the passes and of the update, this package's or other software's."""
+    setting, software, has_gpu = (
+        setting_of_workload(workload),
+        workload.software,
+        bool(machine.gpus),
+    )
+    passes = _passes(setting, has_gpu)
+    if software is None:
+        schedule = schedule_of(workload, policy)
+        return [*passes, *update_of_plugin(setting, schedule, workload.subgroups, has_gpu)]
+    resident = software.resident_subgroups(workload)
+    host_numels = [n for idx, n in enumerate(workload.subgroups) if idx not in resident]
+    gradients = float(workload.weight_bytes * sum(workload.subgroups))
+    if has_gpu:
+        locked, pageable = software.host_state_bytes(host_numels)
+        locked += power_of_two(gradients)
+    else:
+        locked, pageable = 0.0, gradients + (STATE_BYTES + FP32_BYTES) * sum(host_numels)
+    slots = float((STATE_BYTES + FP32_BYTES) * software.slot_numel(workload))
+    return [
+        *passes,
+        Array("page-locked state", locked, HOST, READY),
+        Array(PAGEABLE, pageable, HOST, READY),
+        Array("slots", slots, DEVICE, READY),
+        resident_state(setting, sum(workload.subgroups[idx] for idx in resident)),
+    ]
+
+
+@functools.lru_cache(maxsize=64)
+def _passes(setting: Setting, has_gpu: bool) -> tuple[Array, ...]:
+    return tuple(passes_of_stage3(setting, has_gpu))
 
 
 def setting_of_workload(workload: Workload) -> Setting:
-    """The same run as the other stages' model knows it, of one tensor-parallel rank."""
+    """Return the same run as the other stages' model knows it, of one tensor-parallel rank."""
     return Setting(
         architecture=architecture_of_shape(workload.model, workload.tp),
         dtype=workload.dtype,
@@ -176,20 +188,8 @@ def setting_of_workload(workload: Workload) -> Setting:
     )
 
 
-@functools.lru_cache(maxsize=64)
-def _passes_bytes(setting: Setting, has_gpu: bool) -> float:
-    """The most that weights, gathered weights, buckets and activations take at one time.
-
-    On a GPU without weights that live in host memory; without one all is host memory.
-    """
-    arrays = [a for a in passes_of_stage3(setting, has_gpu) if not (has_gpu and a.on_host)]
-    return max(
-        sum(array.num_bytes for array in arrays if moment in array.when) for moment in TRAINING
-    )
-
-
 def shortages(workload: Workload, machine: Machine, memory: Memory) -> list[str]:
-    """What the machine lacks, a sentence each with what to change; empty when the run fits."""
+    """Return what the machine lacks, a sentence each with what to change; empty when it fits."""
     per_node = rank_of(workload, machine).ranks_a_node
     found = []
     need = memory.host_bytes * per_node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deep_optimizer_states.predict.memory.arrays import (
@@ -58,12 +59,12 @@ class Peaks:
 
     @property
     def device_bytes(self) -> float:
-        """The most of all."""
+        """Return the most of all."""
         return max(peak.device_bytes for peak in (self.load, self.train, self.save))
 
     @property
     def host_bytes(self) -> float:
-        """The most of all."""
+        """Return the most of all."""
         return max(peak.host_bytes for peak in (self.load, self.train, self.save))
 
 
@@ -75,28 +76,34 @@ def peaks_of(setting: Setting, has_gpu: bool) -> Peaks:
         has_gpu: Whether it has a GPU; else the host holds everything.
     """
     arrays = arrays_of(setting, has_gpu)
-    framework = ZERO_BYTES if setting.stage else 0.0
-    load = _most(arrays, LOADING, has_gpu, framework)
-    framework += STEPPED_BYTES
+    loaded = ZERO_BYTES if setting.stage else 0.0
+    stepped = loaded + STEPPED_BYTES
     if setting.architecture.has_experts and not has_gpu:
-        framework += EXPERTS_BYTES
-    train, save = (_most(arrays, when, has_gpu, framework) for when in (TRAINING, SAVING))
-    return Peaks(load, train, save)
+        stepped += EXPERTS_BYTES
+    return Peaks(
+        load=_most(arrays, LOADING, has_gpu, loaded),
+        train=_most(arrays, TRAINING, has_gpu, stepped),
+        save=_most(arrays, SAVING, has_gpu, stepped),
+    )
 
 
-def _most(arrays: list[Array], when: frozenset[Moment], has_gpu: bool, more: float) -> Peak:
-    """The largest sums of arrays that are there at once, with the process's own memory."""
-    sums = {
-        moment: tuple(
-            sum(a.num_bytes for a in arrays if moment in a.when and a.on_host is on_host)
-            for on_host in (False, True)
-        )
-        for moment in sorted(when)
-    }
-    moment = max(sums, key=lambda name: sum(sums[name]))
-    there = tuple(array for array in arrays if moment in array.when)
+def bytes_at(arrays: Sequence[Array], moment: Moment, on_host: bool) -> float:
+    """Return the sum of the arrays that are on the host, or else the device, at a moment."""
+    return sum(a.num_bytes for a in arrays if moment in a.when and a.on_host is on_host)
+
+
+def _most(arrays: list[Array], when: frozenset[Moment], has_gpu: bool, libraries: float) -> Peak:
+    """Return the largest sums of arrays that are there at once, with the process's own memory."""
+    moments = sorted(when)
+    device = {moment: bytes_at(arrays, moment, on_host=False) for moment in moments}
+    host = {moment: bytes_at(arrays, moment, on_host=True) for moment in moments}
+    most = max(moments, key=lambda moment: device[moment] + host[moment])
+    there = tuple(array for array in arrays if most in array.when)
     if not has_gpu:
-        return Peak(0.0, sum(sums[moment]) + CPU_PROCESS_BYTES + more, moment, there)
-    device = max(pair[0] for pair in sums.values()) + CONTEXT_BYTES + WORKSPACE_BYTES
-    host = max(pair[1] for pair in sums.values()) + CUDA_PROCESS_BYTES + more
-    return Peak(device, host, moment, there)
+        return Peak(0.0, device[most] + host[most] + CPU_PROCESS_BYTES + libraries, most, there)
+    return Peak(
+        max(device.values()) + CONTEXT_BYTES + WORKSPACE_BYTES,
+        max(host.values()) + CUDA_PROCESS_BYTES + libraries,
+        most,
+        there,
+    )

@@ -11,7 +11,7 @@ from typing import Any
 
 from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
 from deep_optimizer_states.plan import Tile, cut_flat_state
-from deep_optimizer_states.predict.memory.architecture import Architecture
+from deep_optimizer_states.predict.memory.architecture import Architecture, Kept
 from deep_optimizer_states.predict.workload import DTYPES, WorkloadError, cut_into_subgroups, one_of
 from deep_optimizer_states.schedule import Schedule
 
@@ -29,153 +29,100 @@ MOST_APART = 1 / 8
 """Share of a rank's elements up to which the plugin gives persistent parameters their own tiles."""
 
 
-_MASTERS_KEY = "{}_master_weights_and_grads"
-
-
 @dataclass(frozen=True)
 class Plugin:
-    """This package's engine in place of stock's update.
+    """This package's engine in place of stock's update."""
 
-    Attributes:
-        policy: Who updates what; ``auto`` counts as the one that needs the most, ``dynamic``.
-        stride: With policy ``stride``: one subgroup in this many goes to the device.
-        ratio: Share of the optimizer state in host memory.
-        tile_numel: Largest piece updated at once, in elements.
-    """
-
-    policy: str = "auto"
-    stride: int = 2
-    ratio: float = 1.0
-    tile_numel: int = DEFAULT_TILE_NUMEL
+    policy: str = "auto"  # counts as the policy that needs the most memory, which is dynamic
+    stride: int = 2  # with policy stride: one subgroup in this many goes to the device
+    ratio: float = 1.0  # share of the optimizer state in host memory
+    tile_numel: int = DEFAULT_TILE_NUMEL  # largest piece updated at once, in elements
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One run.
+    """One run. Types of state count at stage 3 alone, elsewhere they are fp32.
 
-    Attributes:
-        architecture: The model.
-        stage: Of ZeRO.
-        dtype: Of weights: bf16, fp16 or fp32.
-        dp: Data-parallel ranks.
-        micro_batch: Samples a rank handles in one forward.
-        sequence: Tokens a sample; 0 for the model's most.
-        accumulation: Micro-batches a rank sums before an update.
-        checkpointing: Layers are computed again in backward.
-        is_flash: Attention does not write its scores.
-        optimizer_at: Where the optimizer state is: ``none`` for the device, ``cpu`` or ``nvme``.
-        weights_at: The same of the 16-bit weights under stage 3.
-        bucket_numel: DeepSpeed's ``reduce_bucket_size``.
-        subgroup_numel: DeepSpeed's ``sub_group_size``.
-        live_numel: DeepSpeed's ``stage3_max_live_parameters``.
-        persistence_numel: DeepSpeed's ``stage3_param_persistence_threshold``.
-        overlaps: DeepSpeed's ``overlap_comm``; None for its default, which is stage 3 alone.
-        plugin: This package's engine; None for stock.
-        gathers_on_save: Stage 3 gathers the whole 16-bit model when it is saved.
-        masters: Type of master weights, and of the gradient beside them. Stage 3 alone counts it.
-        moments: Type of the moments. Stage 3 alone counts it.
-        sums: Type in which gradients are summed; empty for that of the weights. Stage 3 alone.
-        ratio: Share of the state in host memory where stock offloads the optimizer at stage 3.
-        in_flight: Micro-batches whose activations a stage of a pipeline keeps; 0 without one.
-        compression_bytes: What compression of that pipeline's communication keeps.
+    Whether the settings go together is checked by whoever runs it.
+
+    Raises:
+        WorkloadError: A setting has no such value; names it.
     """
 
     architecture: Architecture
-    stage: int = 3
-    dtype: str = "bf16"
-    dp: int = 1
-    micro_batch: int = 1
-    sequence: int = 0
-    accumulation: int = 1
-    checkpointing: bool = False
-    is_flash: bool = True
-    optimizer_at: str = "none"
-    weights_at: str = "none"
+    stage: int = 3  # of ZeRO
+    dtype: str = "bf16"  # of weights
+    dp: int = 1  # data-parallel ranks
+    micro_batch: int = 1  # samples a rank handles in one forward
+    sequence: int = 0  # tokens a sample; 0 for the model's most
+    accumulation: int = 1  # micro-batches a rank sums before an update
+    checkpointing: bool = False  # layers are computed again in backward
+    is_flash: bool = True  # attention does not write its scores
+    optimizer_at: str = "none"  # where the optimizer state is: none for the device, cpu or nvme
+    weights_at: str = "none"  # the same of the 16-bit weights under stage 3
     bucket_numel: int = DEFAULT_BUCKET_NUMEL
     subgroup_numel: int = DEFAULT_SUBGROUP_NUMEL
     live_numel: int = DEFAULT_LIVE_NUMEL
     persistence_numel: int = DEFAULT_PERSISTENCE_NUMEL
-    overlaps: bool | None = None
-    plugin: Plugin | None = None
-    gathers_on_save: bool = False
-    masters: str = "fp32"
-    moments: str = "fp32"
-    sums: str = ""
-    ratio: float = 1.0
-    in_flight: int = 0
-    compression_bytes: float = 0.0
+    overlaps: bool | None = None  # overlap_comm; None for its default, which is stage 3 alone
+    plugin: Plugin | None = None  # None for stock
+    masters: str = "fp32"  # type of master weights, and of the gradient beside them
+    moments: str = "fp32"  # type of the moments
+    sums: str = ""  # type in which gradients are summed; empty for that of the weights
+    ratio: float = 1.0  # share of the state in host memory where stock offloads at stage 3
+    in_flight: int = 0  # micro-batches that a stage of a pipeline keeps; 0 without a pipeline
+    compression_bytes: float = 0.0  # what compression of that pipeline's communication keeps
 
     def __post_init__(self) -> None:
         for name in ("dtype", "masters", "moments"):
             one_of(name, getattr(self, name), DTYPES)
         for name in ("optimizer_at", "weights_at"):
             one_of(name, getattr(self, name), PLACES)
-        if self.stage not in STAGES:
-            raise WorkloadError(f"stage = {self.stage!r}: give 0, 1, 2 or 3")
         for name in ("dp", "micro_batch", "accumulation", "bucket_numel", "subgroup_numel"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise WorkloadError(f"{name} = {value!r}: give a whole number of at least 1")
-        if self.weights_at != "none" and self.stage != 3:
-            raise WorkloadError(
-                f"offload_param = {self.weights_at!r}: stage {self.stage} cannot; it needs stage 3"
-            )
-        if self.optimizer_at == "nvme" and self.stage != 3:
-            raise WorkloadError(f"offload_optimizer = 'nvme': needs stage 3, not {self.stage}")
-        if self.optimizer_at != "none" and not self.stage:
-            raise WorkloadError(f"offload_optimizer = {self.optimizer_at!r}: needs stage 1 to 3")
-        self._check_plugin()
-
-    def _check_plugin(self) -> None:
-        """Refuse what the plugin does not work with."""
-        if self.plugin and self.optimizer_at != "cpu":
-            raise WorkloadError("deep_optimizer_states: needs offload_optimizer: cpu")
-        if self.plugin and self.stage < 3 and self.plugin.ratio != 1:
-            raise WorkloadError(
-                f"deep_optimizer_states.ratio = {self.plugin.ratio:g}: needs stage 3, not "
-                f"{self.stage}; give 1"
-            )
-        if self.plugin and self.weights_at == "nvme":
-            raise WorkloadError("deep_optimizer_states: works with offload_param: cpu, not nvme")
+        if self.stage not in STAGES:
+            raise WorkloadError(f"stage = {self.stage!r}: give 0, 1, 2 or 3")
 
     @property
     def size(self) -> int:
-        """Bytes of a weight."""
+        """Return the bytes of a weight."""
         return _bytes_of(self.dtype)
 
     @property
     def master_bytes(self) -> int:
-        """Bytes of a master weight, and of a gradient in its type."""
+        """Return the bytes of a master weight, and of a gradient in its type."""
         return _bytes_of(self.masters)
 
     @property
     def moments_bytes(self) -> int:
-        """Bytes of both moments of a parameter."""
+        """Return the bytes of both moments of a parameter."""
         return 2 * _bytes_of(self.moments)
 
     @property
     def sum_bytes(self) -> int:
-        """Bytes of a gradient that is kept until the update."""
+        """Return the bytes of a gradient that is kept until the update."""
         return _bytes_of(self.sums or self.dtype)
 
     @property
     def tokens_a_sample(self) -> int:
-        """Of the run's samples."""
+        """Return the tokens of one of the run's samples."""
         return self.sequence or self.architecture.sequence
 
-    @property
-    def tokens(self) -> int:
-        """Of a micro-batch."""
-        return self.micro_batch * self.tokens_a_sample
+    @cached_property
+    def kept(self) -> Kept:
+        """Return what autograd keeps of one sample for backward."""
+        return self.architecture.kept(self.size, self.tokens_a_sample, self.is_flash)
 
     @cached_property
     def numel(self) -> int:
-        """Parameters of the whole model."""
+        """Return the number of parameters of the whole model."""
         return self.architecture.numel
 
     @cached_property
     def part(self) -> int:
-        """Parameters of one rank's partition."""
+        """Return the number of parameters of one rank's partition."""
         if not self.stage:
             return self.numel
         if self.stage == 3:
@@ -184,19 +131,19 @@ class Setting:
 
     @cached_property
     def largest(self) -> int:
-        """Elements of the largest parameter tensor."""
+        """Return the elements of the largest parameter."""
         return max(self.architecture.tensors)
 
     @cached_property
     def subgroups(self) -> tuple[int, ...]:
-        """Elements of each subgroup of one rank; below stage 3 the plugin's, of all parameters."""
+        """Return the elements of each subgroup of one rank; below stage 3 the plugin's."""
         if self.stage < 3:
             return tuple(numel for _, numel in cut_flat_state(self.part, self.subgroup_numel))
         return cut_into_subgroups(self.architecture.tensors, self.dp, self.subgroup_numel)
 
     @cached_property
     def persistent(self) -> list[Tile]:
-        """Parameters that stay gathered on every rank, where a rank's subgroups have them."""
+        """Return the parameters that stay gathered on every rank, as parts of its subgroups."""
         found: list[Tile] = []
         subgroup, held = 0, 0
         if self.stage < 3:
@@ -212,14 +159,15 @@ class Setting:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The plugin's tiles: those of persistent parameters are apart, where they are few."""
-        assert self.plugin
-        policy = "dynamic" if self.plugin.policy == "auto" else self.plugin.policy
-        plugin, apart = self.plugin, self.persistent
-        if sum(tile.numel for tile in apart) > MOST_APART * self.part:
-            apart = []
-        way = (policy, plugin.stride, plugin.ratio, plugin.tile_numel)
-        schedule = Schedule.make(self.subgroups, *way, apart)
+        """Return the plugin's tiles; those of few persistent parameters are apart."""
+        plugin = self.plugin
+        assert plugin
+        policy = "dynamic" if plugin.policy == "auto" else plugin.policy
+        few = sum(tile.numel for tile in self.persistent) <= MOST_APART * self.part
+        apart = self.persistent if few else []
+        schedule = Schedule.make(
+            self.subgroups, policy, plugin.stride, plugin.ratio, plugin.tile_numel, apart
+        )
         return dataclasses.replace(schedule, weights_on_host=self.weights_at != "none")
 
 
@@ -229,7 +177,7 @@ def setting_of(
     dp: int = 1,
     **others: Any,  # noqa: ANN401
 ) -> Setting:
-    """The run that a configuration of DeepSpeed makes of a model.
+    """Return the run that a configuration of DeepSpeed makes of a model.
 
     Args:
         config: DeepSpeed's JSON, without ``auto`` values.
@@ -238,7 +186,7 @@ def setting_of(
         others: Fields of :class:`Setting` that no configuration says, as ``sequence``.
 
     Raises:
-        WorkloadError: It cannot be run; names the setting.
+        WorkloadError: A setting has no such value; names it.
     """
     zero = config.get("zero_optimization") or {}
     block = config.get("deep_optimizer_states") or {}
@@ -250,7 +198,6 @@ def setting_of(
         "optimizer_at": (zero.get("offload_optimizer") or {}).get("device", "none"),
         "weights_at": (zero.get("offload_param") or {}).get("device", "none"),
         "overlaps": zero.get("overlap_comm"),
-        "gathers_on_save": bool(zero.get("stage3_gather_16bit_weights_on_model_save")),
         "sums": (config.get("data_types") or {}).get("grad_accum_dtype") or "",
         "ratio": (zero.get("offload_optimizer") or {}).get("ratio", 1.0),
     }
@@ -276,9 +223,11 @@ def _is_on(config: Mapping[str, Any], block: str) -> bool:
 
 
 def _state_types(config: Mapping[str, Any]) -> tuple[str, str]:
-    """Types of master weights and of moments, as DeepSpeed takes them from its blocks."""
-    is_asked = (n for n in ("fp16", "bf16") if (config.get(n) or {}).get(_MASTERS_KEY.format(n)))
-    masters = next(is_asked, "fp32")
+    """Return the types of master weights and of moments, as DeepSpeed takes them."""
+    masters = "fp32"
+    for name in ("bf16", "fp16"):
+        if (config.get(name) or {}).get(f"{name}_master_weights_and_grads"):
+            masters = name
     params = (config.get("optimizer") or {}).get("params") or {}
     is_narrow = params.get("fp32_optimizer_states") is False
     is_narrow |= bool((config.get("bf16") or {}).get("bf16_optimizer_states"))

@@ -10,7 +10,7 @@ from deep_optimizer_states.predict.memory.arrays import arrays_of
 from deep_optimizer_states.predict.memory.peaks import GIB
 from launch.ds_json import deepspeed_config
 from launch.fit import capacity
-from launch.fit.capacity import MARGIN, Need, largest_model_that_fits, runs_on_gpu, unused_gpus
+from launch.fit.capacity import MARGIN, largest_model_that_fits, runs_on_gpu, unused_gpus
 from launch.fit.machine import Machine
 from launch.simulate import workloads
 from launch.trainers import OWN_TRAINER, TRAINERS
@@ -37,12 +37,6 @@ def test_stock_needs_at_least_eighteen_host_bytes_a_parameter():
     assert 18 * 5_948_837_888 < need.host_bytes < 25 * 5_948_837_888
 
 
-def test_the_plugin_saves_the_fp32_gradients():
-    stock, plugin = (predict(point("7B", engine=e), True) for e in ("vanilla", "async-gradients"))
-    assert stock.host_bytes - plugin.host_bytes > 4 * 5_948_837_888
-    assert stock.device_bytes == plugin.device_bytes
-
-
 def test_the_hybrid_update_adds_three_slots_of_a_tile():
     stock, hybrid = (
         predict(point("20B", **e), True) for e in ({}, {"engine": "hybrid", "stride": 2})
@@ -55,13 +49,6 @@ def test_a_smaller_ratio_moves_state_from_host_to_device():
     whole, half = (predict(point("7B", offload_ratio=r), True) for r in (1.0, 0.5))
     assert half.host_bytes < whole.host_bytes
     assert half.device_bytes > whole.device_bytes + 8 * 5_000_000_000
-
-
-def test_on_a_cpu_the_host_holds_everything():
-    on_gpu, on_cpu = (predict(point("1.3B"), on_gpu) for on_gpu in (True, False))
-    assert on_cpu.device_bytes == 0
-    assert on_cpu.host_bytes > predict(point("1.3B"), True).host_bytes - 5 * GIB
-    assert on_gpu.device_bytes > 0
 
 
 def test_materialised_scores_and_kept_activations_cost_device_memory():
@@ -140,11 +127,6 @@ def test_auto_takes_the_largest_model_that_fits(machine, model):
             choose()
     else:
         assert choose() == model
-
-
-def test_the_tiny_model_fits_a_laptop():
-    assert shortages(point("tiny"), LAPTOP) == []
-    assert isinstance(predict(point("tiny"), False), Need)
 
 
 def test_gradients_summed_in_fp32_take_two_bytes_more():
@@ -267,6 +249,8 @@ def test_each_stage_of_a_pipeline_has_a_need_of_its_own():
     arrays = {array.name: array.num_bytes for array in arrays_of(first, True)}
     assert arrays["messages between stages"] == 2 * 4 * messages
     assert "model as it is read" not in arrays  # a stage is made on its device
+    logits = [each.kept.logits for each in STAGES.settings(each, True)]
+    assert [found > 0 for found in logits] == [False, False, False, True]
     none = capacity.memory_text(each, LAPTOP, STAGES)
     assert none.endswith("tp 8 x pp 4 x dp 2 needs 64 GPUs, 0 found")
     assert "ZeRO" not in none

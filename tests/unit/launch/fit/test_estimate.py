@@ -6,7 +6,7 @@ from configs.study import load_study, make_point
 from deep_optimizer_states.predict.memory.peaks import GIB
 from launch.ds_json import deepspeed_config
 from launch.fit import estimate as module
-from launch.fit.estimate import estimate
+from launch.fit.estimate import TimeLimit, estimate
 from launch.fit.machine import HALF_TYPES, Machine
 from launch.records.identity import settings_key
 from launch.simulate import workloads
@@ -25,6 +25,7 @@ def test_more_work_takes_longer():
     assert seconds(iterations=40) > base
     assert seconds(model="7B") > 100 * base
     assert seconds(accumulation=8) > base
+    assert seconds(accumulation=40) > seconds(iterations=40)
     seven = {"model": "7B", "dp": 4, "global_batch_size": 4}
     assert seconds(GPUS, **seven) < seconds(CPU, **seven) / 10
     assert seconds(GPUS, **seven, hog_share=0.8) > seconds(GPUS, **seven)
@@ -37,11 +38,15 @@ def test_more_cores_make_a_cpu_faster(monkeypatch):
     assert seconds(model="1.3B") < slow / 4
 
 
-@pytest.mark.parametrize(("machine", "name"), [(CPU, "cpu-only"), (GPUS, "h200x1")])
-def test_it_says_whose_rates_it_is_from(machine, name):
-    assert (
-        estimate(make_point({"model": "tiny"}), machine).how == f"rough, from the rates of {name}"
-    )
+def test_ranks_that_share_a_core_start_one_after_another(monkeypatch):
+    monkeypatch.setattr(module, "usable_cores", lambda: 1)
+    assert seconds(dp=4, global_batch_size=8) > 4 * module.CPU_START_S
+
+
+def test_it_says_what_it_comes_from():
+    point = make_point({"model": "tiny"})
+    assert estimate(point, CPU).how == "rough, from the model's size"
+    assert estimate(point, GPUS).how == "rough, from the rates of h200x1"
 
 
 def test_ranks_of_any_number_and_split_can_be_estimated():
@@ -60,14 +65,11 @@ def test_what_ran_before_goes_before_any_prediction():
     assert (found.seconds, found.how) == (12.5, "as it took before")
 
 
-def test_a_run_that_the_model_does_not_know_is_estimated_by_its_size_on_a_cpu(monkeypatch):
+def test_a_run_that_the_model_does_not_know_is_not_predicted_on_gpus(monkeypatch):
     def change(point):
         return deepspeed_config(point) | {"zero_optimization": {"stage": 1}}
 
     monkeypatch.setattr(workloads, "deepspeed_config", change)
-    found = estimate(make_point({"model": "tiny", "seed": 77}), CPU)
-    assert found.how == "rough, from the model's size"
-    assert found.seconds < seconds(seed=77, iterations=40) < seconds(seed=77, accumulation=40)
     found = estimate(make_point({"model": "tiny", "seed": 77}), GPUS)
     assert found.seconds is None
     assert found.how.startswith("not predicted: zero_optimization.stage = 1: ")
@@ -91,7 +93,7 @@ def test_a_pipeline_on_gpus_is_simulated_as_its_own_predictions_are(capsys):
     assert found.how == "rough, from the rates of a100x64"
     assert optimus_cc_predict(["--model", "2.5B", "--scheme", "uncompressed", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
-    expected_s = module.START_S[True] + 10 * row["iteration_ms"] / 1e3
+    expected_s = module.GPU_START_S + 10 * row["iteration_ms"] / 1e3
     # The study's vocabulary is padded to another multiple.
     assert found.seconds == pytest.approx(expected_s, rel=0.01)
     assert estimate(pipeline(engine="cb+fe"), GPUS).seconds < found.seconds
@@ -107,7 +109,13 @@ def test_a_pipeline_that_is_not_predicted_says_why():
     assert found.how.startswith("not predicted: architecture = 'llama'")
 
 
-def test_a_pipeline_without_gpus_is_estimated_by_its_size():
-    assert estimate(pipeline(), CPU).how == "rough, from the model's size"
-    twice = pipeline(accumulation=2 * pipeline().accumulation)
-    assert estimate(twice, CPU).seconds > 1.5 * estimate(pipeline(), CPU).seconds
+def test_a_run_that_would_take_longer_than_what_is_left_is_refused():
+    now = [100.0]
+    limit = TimeLimit(100, lambda: now[0])
+    now[0] += 70
+    assert limit.refuse(10) == ""
+    assert limit.refuse(40) == "it takes about 40 s, and 30 s of --minutes are left"
+    now[0] += 30
+    assert limit.refuse(0.0) == "it takes about 0 s, and 0 s of --minutes are left"
+    now[0] += 5
+    assert limit.left_s == 0

@@ -1,0 +1,539 @@
+"""Rates of this machine: of the host by threads, of the GPUs, and of the CPU where there is none.
+
+Rates of a device are measured on the engine's own lanes and with their own clock, against
+:class:`~deep_optimizer_states.device.base.Device`, so that every line runs on the emulated device
+as well. Those of the host are measured in one process and on one set of arrays: each turn runs
+every pass once, so that what else the machine does meets all of them alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deep_optimizer_states.calibrate.watch import Say, Steps
+from deep_optimizer_states.cores import choose_cores, find_place
+from deep_optimizer_states.device.base import Device, Lane
+from deep_optimizer_states.device.emulated import EmulatedDevice
+from deep_optimizer_states.errors import KernelError
+from deep_optimizer_states.executor import copy_all
+from deep_optimizer_states.kernels.host import HostAdam
+from deep_optimizer_states.kernels.scalars import AdamScalars, BetaPowers, adam_scalars
+from deep_optimizer_states.kernels.tensors import AdamTensors
+from deep_optimizer_states.kernels.torch_adam import make_host_adam
+from deep_optimizer_states.timeline import Recorder, Span
+
+HOST_RATES = (
+    "host_stream_bytes_per_s",
+    "host_fused_parameters_per_s",
+    "host_adam_parameters_per_s",
+    "host_cast_parameters_per_s",
+)
+LINK_RATES = (
+    "h2d_bytes_per_s",
+    "d2h_bytes_per_s",
+    "h2d_both_bytes_per_s",
+    "d2h_both_bytes_per_s",
+)
+PAGEABLE_RATES = ("pageable_h2d_bytes_per_s", "pageable_d2h_bytes_per_s")
+COMPUTE_RATES = ("device_flops_per_s", "device_stream_bytes_per_s")
+"""Of what computes forward and backward: a GPU, or else the CPU."""
+ADAM_RATES, GATHER_RATES = ("device_adam_parameters_per_s",), ("gather_bytes_per_s",)
+BUSY_RATES, LOCK_RATES = ("busy_memory_bytes_per_s",), ("page_lock_bytes_per_s",)
+GPU_RATES = (*LINK_RATES, *PAGEABLE_RATES, *ADAM_RATES, *GATHER_RATES, *LOCK_RATES, *BUSY_RATES)
+"""What there is on a GPU alone."""
+
+NUMEL = 2**25
+"""Elements of each array of the host: 670 MB in all, beyond any cache."""
+STREAM_BYTES = 28
+"""Read and written a parameter by Adam in one pass with 16-bit gradients and weights."""
+COPY_BYTES = 2**28
+"""Of one copy; a tile's state is of this size."""
+ADAM_NUMEL = 2**26
+MATRIX_SIDE = 8192
+CPU_MATRIX_SIDE = 1024
+"""Where the CPU is the device."""
+LR, BETAS, EPS, WEIGHT_DECAY = 1e-3, (0.9, 0.95), 1e-8, 0.1
+_BYTES_A_PARAMETER = 20
+_MOST_TURNS, _TURNS_S = 9, 1.5
+_NOISE = 0.1
+"""Share by which a rate differs from run to run."""
+_OP_ID = -20242  # DeepSpeed numbers its optimizers from 0
+_COUNT = 12
+"""Pieces of work that are timed on a lane, after one that is not."""
+_PROBES = 8
+"""Passes of the host's probe beside copies of both ways."""
+_LOCK_BYTES, _GATHER_BYTES, _REPEATS = 2**29, 2**26, 5
+
+Turn = tuple[Lane, Callable[[], None]]
+"""A lane, and what it does in a turn."""
+Passes = dict[str, tuple[Callable[[int], object], float]]
+"""Rate name to the function that runs on n threads and the amount moved per call."""
+
+
+@dataclass
+class Findings:
+    """Rates by their names in the profile."""
+
+    say: Say  # gets a line of progress
+    steps: Steps  # says which measurement runs
+    rates: dict[str, Any] = field(default_factory=dict)  # a number, or [(threads, rate), ...]
+    missing: dict[str, str] = field(default_factory=dict)  # why a rate was not measured
+    notes: dict[str, str] = field(default_factory=dict)  # a remark on a rate
+
+    def attempt(
+        self, what: str, names: Sequence[str], work: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        """Take the rates that ``work`` measures; what it cannot measure is noted as missing."""
+        try:
+            with self.steps.step(what):
+                found = work()
+        except Exception as error:  # noqa: BLE001 - one rate must not cost the others
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            self.lack(f"  {what}", names, reason)
+            return
+        self.rates |= found
+        for name in names:
+            if name in found:
+                self.say(f"  {name}: {found[name] / 1e9:.3g} G/s")
+
+    def lack(self, what: str, names: Sequence[str], reason: str) -> None:
+        """Note, and say, why rates are not measured."""
+        self.missing |= dict.fromkeys(names, reason)
+        self.say(f"{what}: not measured: {reason}")
+
+
+def adam_settings() -> AdamScalars:
+    """Return the scalars of a first step."""
+    group = {"lr": LR, "betas": BETAS, "eps": EPS, "weight_decay": WEIGHT_DECAY}
+    powers = BetaPowers(BETAS).at(1, BETAS)
+    return adam_scalars({**group, "bias_correction": True}, powers, 1.0, decoupled=True)
+
+
+# The host.
+
+
+class HostArrays:
+    """One subgroup's arrays, written by all threads so that its pages lie near all cores."""
+
+    def __init__(self, numel: int) -> None:
+        def filled(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(numel, dtype=dtype).fill_(value)
+
+        half = torch.bfloat16
+        state = (filled(0.5), filled(0.01), filled(1e-4))
+        self.tensors = AdamTensors(*state, filled(0.01, half), filled(0.0, half))
+        self.grad32 = filled(0.01)
+
+
+def fitting_numel(free_bytes: int) -> int:
+    """Return the elements of arrays that take at most a quarter of the free memory."""
+    return min(NUMEL, free_bytes // (4 * _BYTES_A_PARAMETER) // 16 * 16)
+
+
+def host_passes(arrays: HostArrays, found: Findings) -> Passes:
+    """Return what can be run on this machine; what cannot is noted in ``found``."""
+    tensors, numel = arrays.tensors, float(arrays.tensors.numel)
+    passes: Passes = {}
+    try:
+        adam = HostAdam(tail_mode=1)
+    except KernelError as error:
+        found.lack("this engine's Adam", HOST_RATES[:2], str(error))
+    else:
+        settings = adam_settings()
+        passes[HOST_RATES[0]] = (
+            lambda threads: adam.probe(tensors, settings, threads),
+            STREAM_BYTES * numel,
+        )
+        passes[HOST_RATES[1]] = (
+            lambda threads: adam.step(tensors, settings, tensors.numel, threads),
+            numel,
+        )
+    try:
+        passes[HOST_RATES[2]] = (_stock_adam(arrays), numel)
+    except Exception as error:  # noqa: BLE001 - DeepSpeed's builder raises whatever its tools do
+        found.lack("DeepSpeed's Adam", HOST_RATES[2:3], f"cpu_adam cannot be built: {error}")
+    passes[HOST_RATES[3]] = (lambda threads: tensors.weights.copy_(tensors.master), numel)
+    return passes
+
+
+def _stock_adam(arrays: HostArrays) -> Callable[[int], object]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        from deepspeed.ops.op_builder import CPUAdamBuilder
+
+        op: Any = CPUAdamBuilder().load()
+    settings = (LR, *BETAS, EPS, WEIGHT_DECAY)
+    op.create_adam(_OP_ID, *settings, True, False)
+    master, *moments = arrays.tensors.state
+    state = (master, arrays.grad32, *moments)
+    return lambda threads: op.adam_update(_OP_ID, 1, *settings, True, *state)
+
+
+def measure_host(found: Findings, passes: Passes, thread_counts: Sequence[int]) -> None:
+    """Measure the rates of the passes by threads into ``found``."""
+    curves: dict[str, list[tuple[int, float]]] = {name: [] for name in passes}
+    for threads in thread_counts:
+        set_threads(threads)
+        with found.steps.step(f"the host with {threads} thread(s)"):
+            taken = _turns(passes, threads)
+        for name, (_, amount) in passes.items():
+            curves[name].append((threads, amount / median(taken[name])))
+        shown = (f"{name.split('_')[1]} {curves[name][-1][1] / 1e9:.3g}" for name in passes)
+        found.say(f"  {threads} thread(s): {', '.join(shown)} G/s")
+    for name, curve in curves.items():
+        _warn_where_more_are_slower(found.say, name, curve)
+    found.rates |= curves
+
+
+def _warn_where_more_are_slower(say: Say, name: str, curve: Sequence[tuple[int, float]]) -> None:
+    best_threads, best_rate = curve[0]
+    for threads, rate in curve[1:]:
+        if rate < (1 - _NOISE) * best_rate:
+            say(
+                f"  warning: {name}: {threads} threads gave {rate / 1e9:.3g} G/s, {best_threads} "
+                f"gave {best_rate / 1e9:.3g}: was something else running? Then measure again"
+            )
+        if rate > best_rate:
+            best_threads, best_rate = threads, rate
+
+
+def _turns(passes: Passes, threads: int) -> dict[str, list[float]]:
+    """Return the seconds of each pass: a turn to warm up, then three at least."""
+    taken: dict[str, list[float]] = {name: [] for name in passes}
+    begin = 0.0
+    for turn in range(_MOST_TURNS + 1):
+        if turn == 1:
+            begin = time.perf_counter()
+        if turn > 3 and time.perf_counter() - begin > _TURNS_S:
+            break
+        for name, (work, _) in passes.items():
+            start = time.perf_counter()
+            work(threads)
+            if turn:
+                taken[name].append(time.perf_counter() - start)
+    return taken
+
+
+def set_threads(threads: int) -> None:
+    """Let torch, and every OpenMP runtime that its extensions brought along, use so many."""
+    torch.set_num_threads(threads)
+    for path in _openmp_runtimes(Path("/proc/self/maps").read_text(encoding="utf-8")):
+        ctypes.CDLL(path).omp_set_num_threads(ctypes.c_int(threads))
+
+
+def _openmp_runtimes(maps: str) -> list[str]:
+    """Return the paths of the OpenMP runtimes in a process's memory map."""
+    found = re.findall(r"(/\S*/lib(?:gomp|iomp5|omp)[-.][^/\n]*)$", maps, re.MULTILINE)
+    return sorted(set(found))
+
+
+# A device.
+
+
+class Bench:
+    """Runs work on a device's lanes and gives its spans.
+
+    Args:
+        device: Made with ``recorder``.
+        recorder: Gets its spans.
+    """
+
+    def __init__(self, device: Device, recorder: Recorder) -> None:
+        self.device = device
+        self._recorder = recorder
+
+    def spans(
+        self,
+        *work: Turn,
+        count: int = _COUNT,
+        beside: Callable[[], object] = lambda: None,
+    ) -> list[Span]:
+        """Return the spans of ``count`` turns, each lane's work submitted in every turn.
+
+        Args:
+            work: Lanes and what each does in a turn.
+            count: Turns.
+            beside: Called once while the lanes work.
+        """
+        self._run(work, 1, lambda: None)
+        self.device.set_clock()
+        return self._run(work, count, beside)
+
+    def rate(
+        self, lane: Lane, piece: Callable[[], None], amount: float, count: int = _COUNT
+    ) -> float:
+        """Return what a lane moves a second if each of its pieces moves ``amount``."""
+        spans = self.spans((lane, piece), count=count)
+        return amount / median(span.end_s - span.begin_s for span in spans)
+
+    def _run(self, work: Sequence[Turn], count: int, beside: Callable[[], object]) -> list[Span]:
+        for _ in range(count):
+            for lane, piece in work:
+                lane.submit("calibration", piece)
+        beside()
+        self.device.synchronize()
+        return self._recorder.take()
+
+
+@contextlib.contextmanager
+def open_bench(make: Callable[[Recorder], Device]) -> Iterator[Bench]:
+    """Open a device for a while, with the recorder of its spans."""
+    recorder = Recorder()
+    device = make(recorder)
+    try:
+        yield Bench(device, recorder)
+    finally:
+        # After a fault of the GPU every call of CUDA fails, this one too; what failed is noted.
+        with contextlib.suppress(RuntimeError):
+            device.close()
+
+
+def copy_rates(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float]:
+    """Measure bytes a second of page-locked copies: each way alone, and both at once.
+
+    Raises:
+        RuntimeError: The host memory could not be page-locked.
+    """
+    device = bench.device
+    down, up = _copies_both_ways(device, num_bytes)
+    both = bench.spans(down, up)
+    rates = (
+        bench.rate(*down, num_bytes),
+        bench.rate(*up, num_bytes),
+        rate_beside(both, device.h2d.name, num_bytes),
+        rate_beside(both, device.d2h.name, num_bytes),
+    )
+    return dict(zip(LINK_RATES, rates, strict=True))
+
+
+def busy_memory_rate(
+    bench: Bench, probe: Callable[[], object], probe_bytes: float, num_bytes: int = COPY_BYTES
+) -> dict[str, float]:
+    """Measure bytes a second that host memory gives the cores and both ways of the link together.
+
+    Args:
+        bench: Whose device copies.
+        probe: Streams through host memory on the cores.
+        probe_bytes: What one call of it reads and writes.
+        num_bytes: Of one copy.
+
+    Raises:
+        RuntimeError: The host memory could not be page-locked, or nothing worked side by side.
+    """
+    device, probes = bench.device, []
+
+    def run_probes() -> None:
+        for _ in range(_PROBES):
+            begin_s = time.perf_counter()
+            probe()
+            probes.append(Span("CPU", "probe", begin_s, time.perf_counter()))
+
+    # Copies enough to last as long as the probes do on a machine with slow memory.
+    copies = bench.spans(*_copies_both_ways(device, num_bytes), count=4 * _COUNT, beside=run_probes)
+    amounts = {device.h2d.name: num_bytes, device.d2h.name: num_bytes, "CPU": probe_bytes}
+    total = sum(rate_beside([*copies, *probes], *moved) for moved in amounts.items())
+    return {"busy_memory_bytes_per_s": total}
+
+
+def _copies_both_ways(device: Device, num_bytes: int) -> tuple[Turn, Turn]:
+    """Return a page-locked copy to the device and one from it, each with its lane."""
+    numel = num_bytes // 4
+    source, target = (device.empty_host(numel, torch.float32).zero_() for _ in range(2))
+    if torch.cuda.is_available():
+        _check_lock(source)
+    inside, outside = (device.empty_device(numel, torch.float32) for _ in range(2))
+    return (device.h2d, _copy(inside, source)), (device.d2h, _copy(target, outside))
+
+
+def _check_lock(tensor: Tensor) -> None:
+    if not tensor.is_pinned():
+        raise RuntimeError("host memory could not be page-locked; see how much is free")
+
+
+def pageable_rates(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float]:
+    """Measure bytes a second of copies from and to memory that is not page-locked."""
+    device, host = bench.device, torch.zeros(num_bytes // 4)
+    inside = device.empty_device(num_bytes // 4, torch.float32)
+    return {
+        "pageable_h2d_bytes_per_s": bench.rate(device.h2d, _copy(inside, host), num_bytes, 4),
+        "pageable_d2h_bytes_per_s": bench.rate(device.d2h, _copy(host, inside), num_bytes, 4),
+    }
+
+
+def adam_rate(bench: Bench, numel: int = ADAM_NUMEL) -> dict[str, float]:
+    """Measure parameters a second of the device's Adam."""
+    device, half = bench.device, torch.bfloat16
+    state = [device.empty_device(numel, torch.float32) for _ in range(3)]
+    grad, weights = (device.empty_device(numel, half) for _ in range(2))
+    tensors = AdamTensors(state[0], state[1], state[2], grad, weights)
+    settings = adam_settings()
+
+    def fill() -> None:
+        for tensor in vars(tensors).values():
+            tensor.fill_(0.01)
+
+    device.compute.submit("calibration", fill)
+    step = bench.rate(device.compute, lambda: device.adam(tensors, settings, numel), numel)
+    return {"device_adam_parameters_per_s": step}
+
+
+def matrix_rate(bench: Bench, side: int = MATRIX_SIDE) -> dict[str, float]:
+    """Measure floating-point operations a second of bf16 matrix products."""
+    device, half = bench.device, torch.bfloat16
+    a, b, c = (device.empty_device(side * side, half).view(side, side) for _ in range(3))
+
+    def fill() -> None:
+        a.normal_()
+        b.normal_()
+
+    def product() -> None:
+        torch.mm(a, b, out=c)
+
+    device.compute.submit("calibration", fill)
+    return {"device_flops_per_s": bench.rate(device.compute, product, 2 * side**3)}
+
+
+def stream_rate(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float]:
+    """Measure bytes a second of the device's own memory, read and written."""
+    device = bench.device
+    source, target = (device.empty_device(num_bytes // 4, torch.float32) for _ in range(2))
+    rate = bench.rate(device.compute, _copy(target, source), 2 * num_bytes)
+    return {"device_stream_bytes_per_s": rate}
+
+
+def rate_beside(spans: Sequence[Span], lane: str, amount: float) -> float:
+    """Return what a lane moves a second while every other lane of ``spans`` works too.
+
+    Args:
+        spans: Of several lanes, each busy without a gap.
+        lane: Whose rate.
+        amount: Moved by each of its spans.
+
+    Raises:
+        RuntimeError: The lanes never worked at the same time.
+    """
+    lanes = {span.lane for span in spans}
+    own = [[span for span in spans if span.lane == name] for name in lanes]
+    begin_s = max(min(span.begin_s for span in one) for one in own)
+    end_s = min(max(span.end_s for span in one) for one in own)
+    if end_s <= begin_s:
+        raise RuntimeError("copies of both ways did not overlap")
+    shares = (
+        max(0.0, min(span.end_s, end_s) - max(span.begin_s, begin_s)) / (span.end_s - span.begin_s)
+        for span in spans
+        if span.lane == lane
+    )
+    return amount * sum(shares) / (end_s - begin_s)
+
+
+def _copy(target: Tensor, source: Tensor) -> Callable[[], None]:
+    return lambda: copy_all([target], [source])
+
+
+def lock_rate(device: Device) -> dict[str, float]:
+    """Measure bytes a second of taking page-locked memory as the engine does, of fresh pages.
+
+    Raises:
+        RuntimeError: CUDA did not lock them.
+    """
+    seconds = []
+    for _ in range(_REPEATS):
+        begin = time.perf_counter()
+        tensor = device.empty_host(_LOCK_BYTES // 4, torch.float32)
+        seconds.append(time.perf_counter() - begin)
+        _check_lock(tensor)
+        del tensor
+    return {"page_lock_bytes_per_s": _LOCK_BYTES / median(seconds)}
+
+
+def gather_rate(gpus: int) -> dict[str, float]:
+    """Measure bytes a second that each GPU receives in an all-gather between all of this node.
+
+    Raises:
+        RuntimeError: torch has no NCCL.
+    """
+    from torch.cuda import nccl
+
+    numel, half = _GATHER_BYTES // 2, torch.bfloat16
+    shares = [torch.ones(numel, dtype=half, device=f"cuda:{i}") for i in range(gpus)]
+    wholes = [torch.empty(numel * gpus, dtype=half, device=f"cuda:{i}") for i in range(gpus)]
+    if not nccl.is_available(shares):  # type: ignore[no-untyped-call, unused-ignore]
+        raise RuntimeError("this torch has no NCCL")
+    seconds = []
+    for _ in range(_REPEATS + 1):
+        _wait_for_all(gpus)
+        begin = time.perf_counter()
+        nccl.all_gather(shares, wholes)
+        _wait_for_all(gpus)
+        seconds.append(time.perf_counter() - begin)
+    return {"gather_bytes_per_s": _GATHER_BYTES * (gpus - 1) / median(seconds[1:])}
+
+
+def _wait_for_all(gpus: int) -> None:
+    for gpu in range(gpus):
+        torch.cuda.synchronize(gpu)
+
+
+# The processors of this machine.
+
+
+def why_no_cuda() -> str:
+    """Return why there is no GPU to measure; empty when there is one."""
+    if torch.version.cuda is None:
+        return "this torch is built without CUDA"
+    return "" if torch.cuda.is_available() else "no CUDA device found"
+
+
+def _cuda_device(recorder: Recorder) -> Device:
+    from deep_optimizer_states.device.cuda import CudaDevice
+
+    return CudaDevice(tail_mode=1, recorder=recorder)
+
+
+def measure_cuda(found: Findings) -> None:
+    """Measure the rates of the GPUs, and of page-locking, into ``found``."""
+    with open_bench(_cuda_device) as bench:
+        place = find_place(0, bench.device.pci_address)
+        bench.device.near = choose_cores(place, [place])  # as a rank that has the machine to itself
+        found.attempt("page-locked copies", LINK_RATES, lambda: copy_rates(bench))
+        found.attempt("copies of ordinary memory", PAGEABLE_RATES, lambda: pageable_rates(bench))
+        found.attempt("16-bit matrix products", COMPUTE_RATES[:1], lambda: matrix_rate(bench))
+        found.attempt("device memory", COMPUTE_RATES[1:], lambda: stream_rate(bench))
+        found.attempt("Adam on the device", ADAM_RATES, lambda: adam_rate(bench))
+        found.attempt("page-locking", LOCK_RATES, lambda: lock_rate(bench.device))
+    gpus = torch.cuda.device_count()
+    if gpus > 1:
+        found.attempt("gathering between GPUs", GATHER_RATES, lambda: gather_rate(gpus))
+    else:
+        found.lack("gathering", GATHER_RATES, "one GPU has nothing to gather from")
+
+
+def measure_busy_memory(found: Findings, probe: Callable[[], object], probe_bytes: float) -> None:
+    """Measure host memory while ``probe``, which moves ``probe_bytes``, and both links use it."""
+
+    def measure() -> Mapping[str, float]:
+        with open_bench(_cuda_device) as bench:
+            return busy_memory_rate(bench, probe, probe_bytes)
+
+    found.attempt("host memory beside copies of both ways", BUSY_RATES, measure)
+
+
+def measure_cpu_as_device(found: Findings) -> None:
+    """Measure the CPU where it is what computes forward and backward."""
+    adam, side = make_host_adam(tail_mode=1), CPU_MATRIX_SIDE
+    words = "16-bit matrix products of the CPU"
+    with open_bench(lambda recorder: EmulatedDevice(adam, recorder=recorder)) as bench:
+        found.attempt(words, COMPUTE_RATES[:1], lambda: matrix_rate(bench, side))
+        found.attempt("memory, as the CPU's", COMPUTE_RATES[1:], lambda: stream_rate(bench))
+    found.notes |= dict.fromkeys(COMPUTE_RATES, "of the CPU, which is the device here")
