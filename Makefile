@@ -81,8 +81,8 @@ wheelhouse: ## wheels for a machine without a network: make wheelhouse ARGS="DIR
 plan: setup ## predict a run: make plan ARGS="--model 20B --machine h100x4"
 	$(BIN)/python -m deep_optimizer_states plan $(ARGS)
 
-compat: setup ## versions of DeepSpeed, Python and megatron-core; writes docs/compatibility.md (hours, goes on)
-	$(BIN)/python -m benchmarks.compat $(ARGS)
+compat: setup ## every supported DeepSpeed, Python and megatron-core (hours; ARGS="-l" lists the sessions)
+	$(BIN)/nox $(ARGS)
 
 guide: setup ## write docs/guide.md anew
 	$(BIN)/python -m ds_config guide
@@ -91,7 +91,7 @@ third-party: ## fetch other projects' code at its pinned commits (NAME=... for s
 	$(PYTHON) third_party/fetch.py $(NAME)
 
 clean: ## remove what was built (not results)
-	rm -rf $(VENV) build dataset/cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .nox build dataset/cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 ci-requirements: setup ## what CI adds: Triton, which torch's builds for CPUs lack
 	@# One that is there was matched to its torch.
