@@ -68,11 +68,10 @@ bench-host: setup ## our host pass and update beside stock's, on this CPU (3 min
 	$(BIN)/python -m benchmarks.host $(ARGS)
 
 bench-gpu: setup ## every way to offload beside stock's, on one GPU (8 minutes, or ARGS="--minutes 20")
-	bash master-script.sh --study peers --sweep gpu --results-dir $(RESULTS) $(or $(ARGS),--minutes 8); \
-	  status=$$?; $(BIN)/python -m benchmarks.bound $(RESULTS)/peers/gpu; exit $$status
+	bash master-script.sh --study peers --sweep gpu --results-dir $(RESULTS) $(or $(ARGS),--minutes 8)
 
-# Needs no set-up: its own pieces install and build what lacks.
-gpu-check: ## what to run first on a machine with a GPU, piece by piece (docs/gpu-check.md)
+# Needs no set-up: it installs from wheels and builds what lacks.
+gpu-check: ## what to run first on a machine with a GPU, part by part (docs/gpu-check.md)
 	@env -u TORCH_EXTENSIONS_DIR $(if $(wildcard $(STAMP)),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_check $(ARGS)
 
 wheelhouse: ## wheels for a machine without a network: make wheelhouse ARGS="DIR --python 3.12"
