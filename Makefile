@@ -63,11 +63,10 @@ bench-host: setup ## our host pass and update beside stock's, on this CPU (3 min
 	$(BIN)/python -m benchmarks.host $(ARGS)
 
 bench-gpu: setup ## every way to offload beside stock's, on one GPU (8 minutes, or ARGS="--minutes 20")
-	bash master-script.sh --study peers --sweep gpu --results-dir $(RESULTS) $(or $(ARGS),--minutes 8); \
-	  status=$$?; $(BIN)/python -m benchmarks.bound $(RESULTS)/peers/gpu; exit $$status
+	bash master-script.sh --study peers --sweep gpu --results-dir $(RESULTS) $(or $(ARGS),--minutes 8)
 
-# Needs no set-up: its own pieces install and build what lacks.
-gpu-check: ## what to run first on a machine with a GPU, piece by piece (docs/gpu-check.md)
+# Needs no set-up: it installs from wheels and builds what lacks.
+gpu-check: ## what to run first on a machine with a GPU, part by part (docs/gpu-check.md)
 	@env -u TORCH_EXTENSIONS_DIR $(if $(wildcard $(STAMP)),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_check $(ARGS)
 
 wheelhouse: ## wheels for a machine without a network: make wheelhouse ARGS="DIR --python 3.12"
@@ -76,8 +75,8 @@ wheelhouse: ## wheels for a machine without a network: make wheelhouse ARGS="DIR
 plan: setup ## predict a run: make plan ARGS="--model 20B --machine h100x4"
 	$(BIN)/python -m deep_optimizer_states plan $(ARGS)
 
-compat: setup ## versions of DeepSpeed, Python and megatron-core; writes docs/compatibility.md (hours, goes on)
-	$(BIN)/python -m benchmarks.compat $(ARGS)
+compat: setup ## every supported DeepSpeed, Python and megatron-core (hours; ARGS="-l" lists the sessions)
+	$(BIN)/nox $(ARGS)
 
 guide: setup ## write docs/guide.md anew
 	$(BIN)/python -m ds_config guide
@@ -86,7 +85,7 @@ third-party: ## fetch other projects' code at its pinned commits (NAME=... for s
 	$(PYTHON) third_party/fetch.py $(NAME)
 
 clean: ## remove what was built (not results)
-	rm -rf $(VENV) build dataset/cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .nox build dataset/cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 ci-requirements: setup ## what CI adds: Triton, which torch's builds for CPUs lack
 	@# One that is there was matched to its torch.

@@ -16,20 +16,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import BenchmarkError, as_table, check_output, machine_facts, write_json
+import psutil
+
+from benchmarks.timing import BenchmarkError
 from deep_optimizer_states.calibrate.watch import Steps, look_around
+from deep_optimizer_states.cores import cpu_facts
 
 EXIT_DIFFERENT, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 SCHEMA_VERSION = 1
 FUSED_TARGET, PROBE_TARGET, ENGINE_TARGET = 2.5, 0.9, 1.0
 _BYTES_A_PARAMETER = 70
-"""Of the passes' arrays, all at once."""
+"""Host memory that the passes' arrays take together."""
 BYTES_ON_THE_CPU = 28 + 4
 """Host bytes a parameter that ``step()`` moves where the CPU steps it: the pass, and its weight
 copied from the staging buffer."""
@@ -64,8 +69,19 @@ def measure(num_threads: int, given: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+def as_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows under their heads, the first column to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = []
+    for row in (head, *rows):
+        cells = enumerate(zip(row, widths, strict=True))
+        aligned = (c.rjust(w) if idx else c.ljust(w) for idx, (c, w) in cells)
+        lines.append("  ".join(aligned).rstrip())
+    return "\n".join(lines)
+
+
 def as_text(result: dict[str, Any]) -> str:
-    """The comparisons of one number of threads as tables; no ratio where the bits differ."""
+    """Return the comparisons as tables for people; no ratio where the bits differ."""
     found, both = result["passes"], result["engines"]
     head = f"{result['threads']} thread(s), {found['instruction_set']}"
     title = "s per 1e9 parameters, median (quartiles)"
@@ -85,7 +101,7 @@ def as_text(result: dict[str, Any]) -> str:
 
 
 def ratios(result: dict[str, Any]) -> list[list[str]]:
-    """Rows of name, ratio, goal and whether it is met."""
+    """Return rows of name, ratio, goal and whether it is met."""
     found, both = result["passes"], result["engines"]
     equal = bool(found["equal"])
     rows = [
@@ -115,7 +131,7 @@ def _spread(row: Figure, digits: int = 3) -> str:
 
 
 def all_equal(results: Sequence[dict[str, Any]]) -> bool:
-    """Whether every side ended with stock's bits."""
+    """Return whether every side ended with stock's bits."""
     return all(r["passes"]["equal"] and all(r["engines"]["equal"].values()) for r in results)
 
 
@@ -153,8 +169,6 @@ def _measure_all(given: argparse.Namespace) -> int:
 
 
 def _check(given: argparse.Namespace) -> None:
-    import psutil
-
     for name in ("numel", "width", "layers", "repeats"):
         if getattr(given, name) < 1:
             raise BenchmarkError(f"--{name} {getattr(given, name)}: give 1 or more")
@@ -171,10 +185,49 @@ def _check(given: argparse.Namespace) -> None:
         )
 
 
+def check_output(path: Path | None) -> None:
+    """Refuse a file that is there, before anything is measured.
+
+    Raises:
+        BenchmarkError: It is there, or its folder is not.
+    """
+    if path is None:
+        return
+    if path.exists():
+        raise BenchmarkError(f"--json {path}: already there; give a new name")
+    if not path.parent.is_dir():
+        raise BenchmarkError(f"--json {path}: there is no folder {path.parent}")
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a new file.
+
+    Raises:
+        BenchmarkError: It appeared in the meantime.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            json.dump(content, file, indent=2, allow_nan=False)
+            file.write("\n")
+    except FileExistsError:
+        raise BenchmarkError(f"--json {path}: already there; give a new name") from None
+
+
+def machine_facts() -> dict[str, Any]:
+    """Return what decides the figures: processor, memory and versions."""
+    return {
+        "processor": cpu_facts("model name") or platform.machine(),
+        "cores": psutil.cpu_count(logical=False) or psutil.cpu_count(),
+        "usable_cpus": len(psutil.Process().cpu_affinity()),
+        "memory_bytes": psutil.virtual_memory().total,
+        "load": psutil.getloadavg()[0],
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in ("torch", "deepspeed")},
+    }
+
+
 def _work(given: argparse.Namespace) -> int:
-    from benchmarks.host_engines import engines
-    from benchmarks.host_passes import passes
-    from benchmarks.host_tiles import tiles
+    from benchmarks.host_worker import engines, passes, tiles
 
     (num_threads,) = given.threads
     numel = given.width**2 * given.layers

@@ -53,7 +53,6 @@ def run(
 
 
 def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    """End a process, its group, and what it started in groups of their own."""
     # Once a parent is gone nothing tells whose child a process was.
     started = _descendants(process.pid)
     try:
@@ -72,9 +71,9 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
 
 
 def _descendants(pid: int) -> Sequence[Any]:
-    """Processes that ``pid`` started, directly or not, also those in groups of their own.
+    """Return the processes that ``pid`` started, directly or not, in its own group or others.
 
-    What runs before psutil is installed starts nothing in a group of its own.
+    Nothing that runs before psutil is installed starts a group of its own.
     """
     try:
         import psutil
@@ -87,7 +86,7 @@ def _descendants(pid: int) -> Sequence[Any]:
 
 
 def explain_status(status: int | None, limit_s: float, log_path: Path) -> str:
-    """Why a process left no result, in a line."""
+    """Return in a line why a process left no result."""
     if status is None:
         return f"not done after {limit_s:.0f} s"
     if status == -signal.SIGKILL:

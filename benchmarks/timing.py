@@ -9,6 +9,10 @@ from statistics import median, quantiles
 from typing import Any
 
 
+class BenchmarkError(ValueError):
+    """The command cannot do what it was asked."""
+
+
 @dataclass(frozen=True)
 class Times:
     """Seconds of one alternative, in the order they were taken."""
@@ -17,38 +21,38 @@ class Times:
 
     @property
     def median_s(self) -> float:
-        """Middle of the repeats."""
+        """The median of the repeats."""
         return median(self.seconds)
 
     @property
     def quartiles_s(self) -> tuple[float, float]:
-        """First and third quartile; the lowest and highest when there are fewer than four."""
+        """First and third quartile, or the lowest and highest of fewer than four repeats."""
         if len(self.seconds) < 4:
             return min(self.seconds), max(self.seconds)
         low, _, high = quantiles(self.seconds, n=4, method="inclusive")
         return low, high
 
     def ratio_to(self, other: Times) -> float:
-        """How many times longer than ``other``: the median of the ratios taken turn by turn."""
+        """Return the median of :meth:`ratios_to`."""
         return self.ratios_to(other).median_s
 
     def ratios_to(self, other: Times) -> Times:
-        """How many times longer than ``other``, turn by turn."""
+        """Return how many times longer than ``other`` each turn took."""
         turns = zip(self.seconds, other.seconds, strict=True)
         return Times(tuple(a / b for a, b in turns))
 
     def scaled(self, factor: float) -> Times:
-        """Every time, multiplied."""
+        """Return every time multiplied by a factor."""
         return Times(tuple(factor * seconds for seconds in self.seconds))
 
     def as_json(self) -> dict[str, Any]:
-        """Median, quartiles and number of repeats."""
+        """Return median, quartiles and number of repeats."""
         low, high = self.quartiles_s
         return {"median": self.median_s, "low": low, "high": high, "repeats": len(self.seconds)}
 
 
 def total(parts: Sequence[Times]) -> Times:
-    """Times of all parts together, turn by turn."""
+    """Return the times of all parts together, turn by turn."""
     return Times(tuple(map(sum, zip(*(part.seconds for part in parts), strict=True))))
 
 

@@ -27,8 +27,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import BenchmarkError
-from benchmarks.timing import Times
+from benchmarks.timing import BenchmarkError, Times
 from dataset.errors import DatasetError
 from dataset.files import file_digest
 from dataset.indexed import bin_path, idx_path

@@ -42,14 +42,6 @@ def test_gpu_benchmark_in_its_small_form(tmp_path):
     points = json.loads((folder / "sweep.json").read_text())["points"]
     lacking = "needs a GPU, and this run has none"
     assert [point.get("skipped") for point in points] == [None, None, lacking, lacking]
-    rates = "[rates]\nhost_stream_bytes_per_s = [[1, 10e9]]\n"
-    (folder / "machine.toml").write_text(rates)
-    bound = run("benchmarks.bound", str(folder))
-    assert bound.returncode == 0, bound.stderr
-    head, stock, ours = bound.stdout.splitlines()
-    assert "of bound" in head
-    assert stock.count("%") == 2
-    assert ours.count("%") == 1  # its update has no time of its own
 
 
 @pytest.mark.exhaustive
@@ -68,21 +60,3 @@ def test_host_benchmark_on_few_elements(tmp_path):
     assert [line.partition("] ")[0] for line in steps] == [
         f"bench-host: 1 thread(s) [{number}/3" for number in (1, 2, 3)
     ]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_whole_iterations_on_two_small_layers(tmp_path):
-    path = tmp_path / "figures.json"
-    flags = ("--small", "--counted", "2", "--policies", "stride 3", "--json", str(path))
-    done = run("benchmarks.iteration", *flags)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("Same bits everywhere.\n")
-    found = json.loads(path.read_text())
-    assert found["equal"]
-    assert [way["mode"] for way in found["ways"]] == [
-        *("after the norm", "prefetched", "before the norm", "both"),
-    ]
-    assert found["bound_s"] >= found["computing_s"]
-    assert run("benchmarks.iteration", *flags).returncode == 2, "the file is there"

@@ -20,17 +20,13 @@ OWN_WORDS = {
     "launch/run_megatron.py": "belongs to the trainer of the paper's fork",
     "launch/config_n_run.py": "the paper's flags",
     "launch/simulate/workloads.py": "fields of the plugin's performance model",
-    "benchmarks/bound.py": "fields of the plugin's performance model",
     "launch/hog.py": "the paper's co-process, which a study names as its companion",
     "parse/log/name.py": "reads the names of the paper's logs",
     "parse/log/facts.py": "reads the paper's settings where DeepSpeed's log tells them",
-    "benchmarks/gpu_check": "asks the plugin itself for its policies",
-    "benchmarks/iteration.py": "asks the plugin itself for its policies",
+    "benchmarks/gpu_check.py": "runs one study and the plugin's own commands",
     "benchmarks/host.py": "asks the plugin itself for its policies",
-    "benchmarks/host_engines.py": "asks the plugin itself for its policies",
-    "benchmarks/compression.py": "asks the second package itself for its methods",
-    "benchmarks/compression_calls.py": "asks the second package itself for its methods",
-    "benchmarks/fit": "fits the performance model to the paper's figures",
+    "benchmarks/host_worker.py": "asks the plugin itself for its policies",
+    "benchmarks/fit.py": "fits the performance model to the paper's figures",
 }
 """Files and folders that speak a language of their own, and why."""
 NUMPYS = "stride_tricks"

@@ -14,9 +14,7 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from benchmarks.compat.cells import all_cells, stored
-from benchmarks.compat.documents import RELEASES_COLUMN, with_releases
-from deep_optimizer_states.deepspeed_guard import CHECKED_VERSIONS, NEWEST
+from deep_optimizer_states.deepspeed_guard import NEWEST
 
 WORKER = Path(__file__).with_name("equality_worker.py")
 TABLE = Path(__file__).resolve().parents[3] / "docs" / "equality.md"
@@ -24,7 +22,7 @@ FULL = "EQUALITY_FULL" in os.environ
 ON_CUDA = torch.cuda.is_available()
 RANKS = [n for n in (1, 2, 4) if not ON_CUDA or n <= torch.cuda.device_count()]
 WAITS = ["GRADS_FLUSHED", "GRAD_HOME", "PREFETCHED", "STEPPED", "WEIGHTS_READY", "GRAD_READ"]
-COLUMNS = ["stage", "parameters", "states", RELEASES_COLUMN]
+COLUMNS = ["stage", "parameters", "states"]
 """What the table says of a feature beside how it went."""
 EXTENTS = ["all"] if FULL else ["few", pytest.param("many", marks=pytest.mark.exhaustive)]
 """How many of the runs are made. On four ranks, beyond ``few``, nothing but more shares is new."""
@@ -116,15 +114,12 @@ def test_without_a_wait_the_result_differs(reports, wait):
 def test_the_table_in_docs_says_what_the_runs_gave(reports):
     cells = _cells(reports)
     if FULL:
-        found = stored(all_cells(CHECKED_VERSIONS))
-        TABLE.write_text(with_releases(_table(cells), found, CHECKED_VERSIONS))
+        TABLE.write_text(_table(cells))
     documented = _read_table(TABLE.read_text())
     for place, ranks in cells.items():
         assert set(ranks) <= set(documented[place]), place
     if FULL:
-        assert documented.keys() == cells.keys()
-        differ = {place for place, texts in cells.items() if documented[place] != texts}
-        assert {column for _, column in differ} <= {RELEASES_COLUMN}
+        assert documented == cells
 
 
 def _cells(reports):
@@ -137,7 +132,6 @@ def _cells(reports):
             text = f"**{ranks}: differs**" if found else str(ranks)
             cells.setdefault((feature, policy), []).append(text)
         for feature, columns in of_rank[0]["columns"].items():
-            columns = columns | {RELEASES_COLUMN: of_rank[0]["deepspeed"]}
             cells |= {(feature, name): [text] for name, text in columns.items()}
     return cells
 
@@ -157,10 +151,9 @@ def _table(cells):
             "bitwise equal to stock offload; an empty cell was not run. `make test` repeats a part",
             "of it. `safe_set_full_fp32_param` and experts that are no leaf modules fail in stock",
             "itself on more ranks. Models are `transformers`' classes, made small. First columns:",
-            "ZeRO's stage, where 16-bit parameters live, the type of master weights and moments,",
-            "and the releases of DeepSpeed in which the row was run and equal (`make compat` adds",
-            "the others, [with other Pythons too](compatibility.md)). The two last columns work in",
-            "backward; the very last is without clipping on both sides, and not for fp16.",
+            "ZeRO's stage, where 16-bit parameters live, the type of master weights and moments.",
+            "The two last columns work in backward; the very last is without clipping on both",
+            "sides, and not for fp16. [Other DeepSpeed releases](compatibility.md).",
             "",
             *_rows("feature", features, columns, lambda row, column: cells.get((row, column))),
             "",

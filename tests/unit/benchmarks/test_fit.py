@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fit import __main__ as fit_profile
-from benchmarks.fit.rates import STAGES, fit, residuals
-from benchmarks.fit.rows import MODELS, FitError, read_observations
+from benchmarks import fit as fit_profile
+from benchmarks.fit import MODELS, STAGES, FitError, fit, read_observations, residuals
 from deep_optimizer_states.predict.machine import load_machine, machine_from_table
 from deep_optimizer_states.predict.predict import predict
 
@@ -74,12 +73,6 @@ def test_a_csv_of_other_columns_says_which_are_missing(tmp_path, capsys):
     path.write_text(HEAD + "models,h100x4,7B,v,0,1,forward_s,much\n")
     assert fit_profile.main([str(path)]) == 2
     assert "a row cannot be read" in capsys.readouterr().err
-
-
-def test_the_help_names_the_columns(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        fit_profile.main(["--help"])
-    assert "machine,model,stride,offload_ratio,quantity,value" in capsys.readouterr().out
 
 
 def test_rates_behind_made_up_rows_are_found_again(rows):

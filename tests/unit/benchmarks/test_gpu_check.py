@@ -1,309 +1,127 @@
-"""What `make gpu-check` does with its pieces; the pieces here do nothing but end, or fail to."""
+"""`make gpu-check`: parts that fail or take too long, the summary, packages that lack."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import tarfile
-import threading
+import zipfile
 from pathlib import Path
 
 import pytest
-from processes import is_alive, wait_for
 
-from benchmarks.gpu_check import __main__ as command, driver
-from benchmarks.gpu_check.driver import Check, FolderError
-from benchmarks.gpu_check.pieces import (
-    BY_NAME,
-    GROUPS,
-    LEFT_OUT_STATUS,
-    PIECES,
-    Piece,
-    Setting,
-    chosen_pieces,
-)
-from benchmarks.gpu_check.summary import as_text, write_summary
+from benchmarks import gpu_check
+from benchmarks.gpu_check import PARTS, Part
 from configs.study import load_study
-from configs.sweep import sweep_names
+from configs.sweep import load_sweep
+from launch.sweep import build_parser
 
 ROOT = Path(__file__).resolve().parents[3]
-WRITE_FACTS = (
-    "import json, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(json.dumps("
-    "{'cuda': False, 'machine': 'made up', 'key': [sys.argv[2]]}))"
-)
+SAYS_ITS_DEVICES = "import os; print('devices', repr(os.environ.get('CUDA_VISIBLE_DEVICES')))"
 
 
-def facts(machine="one"):
-    return Piece(
-        "facts",
-        "what machine",
-        3600,
-        0,
-        lambda setting: ("-c", WRITE_FACTS, str(setting.results / "facts.json"), machine),
-        needs=(),
-    )
-
-
-def piece(name, code="print('* done')", limit_s=3600.0, least_s=0.0, needs=("facts",)):
-    return Piece(name, "nothing", limit_s, least_s, lambda setting: ("-c", code), needs=needs)
-
-
-def counted(name, path):
-    """A piece that notes each time it runs."""
-    return piece(name, f"open({str(path)!r}, 'a').write('x'); print('* ran')")
-
-
-def run(folder, *pieces, again=(), **options):
-    check = Check(folder / "results", **options)
-    check.run(pieces, again, lambda: None)
-    return check
-
-
-def statuses(check):
-    return {name: record.status for name, record in check.records.items()}
+def part(code, limit_s=3600):
+    return Part(limit_s, ("-c", code), "nothing of a GPU", "^seen|^devices")
 
 
 @pytest.fixture
-def signals():
-    """Puts back the handlers that the command sets."""
-    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+def check(tmp_path, monkeypatch):
+    """Runs ``main`` with parts of the test's own; returns its code and the summary."""
+    monkeypatch.setattr(gpu_check, "NEEDED", ())
+    monkeypatch.setattr(gpu_check, "_GRACE_S", 0.1)
+
+    def run(parts, *words, gpu=False):
+        facts = f"print({json.dumps(json.dumps([gpu, 'a machine']))})"
+        monkeypatch.setattr(gpu_check, "_FACTS", facts)
+        monkeypatch.setattr(gpu_check, "PARTS", parts)
+        code = gpu_check.main([*words, "--folder", str(tmp_path / "found")])
+        return code, (tmp_path / "found" / "summary.txt").read_text()
+
+    return run
 
 
-def test_what_is_done_is_not_run_again(tmp_path):
-    runs = tmp_path / "runs"
-    run(tmp_path, facts(), counted("a", runs))
-    check = run(tmp_path, facts(), counted("a", runs))
-    assert runs.read_text() == "x"
-    assert statuses(check) == {"facts": "ok", "a": "ok"}
-    assert check.records["a"].lines == ("ran",)
-
-
-def test_a_piece_that_is_asked_for_again_runs_and_keeps_its_older_results(tmp_path):
-    runs = tmp_path / "runs"
-    run(tmp_path, facts(), counted("a", runs))
-    run(tmp_path, facts(), counted("a", runs), again=("a",))
-    assert runs.read_text() == "xx"
-    assert (tmp_path / "results" / "a.1" / "log").is_file()
-    assert (tmp_path / "results" / "a" / "log").is_file()
-
-
-def test_another_machine_or_other_code_runs_everything_again(tmp_path, monkeypatch):
-    runs, code = tmp_path / "runs", tmp_path / "code.py"
-    code.write_text("first")
-    monkeypatch.setattr(driver, "SOURCE_FOLDER", tmp_path)
-    monkeypatch.setattr(driver, "_code_files", lambda: [code])
-    run(tmp_path, facts(), counted("a", runs))
-    run(tmp_path, facts("another"), counted("a", runs))
-    assert runs.read_text() == "xx"
-    code.write_text("second")
-    run(tmp_path, facts("another"), counted("a", runs))
-    assert runs.read_text() == "xxx"
-
-
-def test_the_engine_and_the_checks_own_code_are_part_of_what_is_done():
-    names = {str(path.relative_to(ROOT)) for path in driver._code_files()}
-    assert "src/deep_optimizer_states/kernels/host_adam.cpp" in names
-    assert "tests/integration/engine/equality_worker.py" in names
-    assert "benchmarks/gpu_check/driver.py" in names
-    assert "requirements/run.txt" in names
-
-
-def test_a_piece_that_fails_costs_only_those_that_need_it(tmp_path):
-    check = run(
-        tmp_path,
-        facts(),
-        piece("bad", "raise RuntimeError('broken')"),
-        piece("child", needs=("facts", "bad")),
-        piece("other"),
-    )
-    assert statuses(check) == {"facts": "ok", "bad": "failed", "child": "left-out", "other": "ok"}
-    assert "RuntimeError: broken" in check.records["bad"].reason
-    assert check.records["child"].reason == "bad did not succeed"
-    assert check.failed == ["bad"]
-    assert "| RuntimeError: broken" in as_text(check)
-
-
-def test_a_failed_piece_is_tried_again(tmp_path):
-    run(tmp_path, facts(), piece("a", "raise SystemExit(3)"))
-    assert statuses(run(tmp_path, facts(), piece("a")))["a"] == "ok"
-
-
-STARTS_A_CHILD = """
-import pathlib, subprocess, sys, time
-child = subprocess.Popen(
-    [sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True
-)
-pathlib.Path({path!r}).write_text(str(child.pid))
-print("* before the limit", flush=True)
-time.sleep(3600)
-"""
-
-
-def test_a_piece_ends_at_its_limit_with_all_it_started(tmp_path, limits_begin_when):
-    pid, log = tmp_path / "pid", tmp_path / "results" / "slow" / "log"
-    limits_begin_when(lambda: log.exists() and "before the limit" in log.read_text())
-    slow = piece("slow", STARTS_A_CHILD.format(path=str(pid)), limit_s=0.1)
-    check = run(tmp_path, facts(), slow, piece("other"))
-    assert statuses(check) == {"facts": "ok", "slow": "timeout", "other": "ok"}
-    assert check.records["slow"].lines == ("before the limit",)
-    assert check.failed == ["slow"]
-    wait_for(lambda: not is_alive(int(pid.read_text())))
-
-
-def test_without_time_for_it_a_piece_is_left_out(tmp_path):
-    check = run(tmp_path, facts(), piece("long", least_s=5e6), piece("short"), seconds=1e6)
-    assert statuses(check) == {"facts": "ok", "long": "left-out", "short": "ok"}
-    assert "it needs 5000000 s" in check.records["long"].reason
-    assert check.failed == []
-    # A later call does not repeat a reason that may be gone.
-    assert statuses(run(tmp_path, facts(), piece("short"))) == {"facts": "ok", "short": "ok"}
-
-
-def test_a_piece_is_never_given_more_than_what_is_left(tmp_path):
-    limits = []
-
-    def arguments(setting):
-        limits.append(setting.limit_s)
-        return ("-c", "")
-
-    run(tmp_path, facts(), Piece("a", "", 5e6, 0, arguments, needs=()), seconds=1e6)
-    assert 0 < limits[0] < 1e6
-
-
-def test_a_piece_may_say_that_the_machine_cannot_run_it(tmp_path):
-    code = f"print('* no such tool here'); raise SystemExit({LEFT_OUT_STATUS})"
-    check = run(tmp_path, facts(), piece("a", code))
-    assert check.records["a"].status == "left-out"
-    assert check.records["a"].reason == "no such tool here"
-
-
-def test_a_folder_with_other_files_is_refused(tmp_path):
-    (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(FolderError, match="holds other files"):
-        Check(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_the_summary_says_what_became_of_each_piece(tmp_path):
-    check = run(tmp_path, facts(), piece("good"), piece("bad", "raise SystemExit(3)"))
-    out = tmp_path / "carried away"
-    (check.folder / driver.BUILT).mkdir(exist_ok=True)
-    (check.folder / driver.BUILT / "large").write_text("compiled")
-    write_summary(check, out)
-    text = (out / "summary.txt").read_text()
-    assert "small form, on the CPU: made up" in text
-    assert "good       ok" in text
-    assert "    done" in text
-    assert "2 ok, 1 failed" in text
-    content = json.loads((out / "summary.json").read_text())
-    assert [(p["name"], p["status"]) for p in content["pieces"]] == [
-        ("facts", "ok"),
-        ("good", "ok"),
-        ("bad", "failed"),
-    ]
-    assert content["facts"]["machine"] == "made up"
-    with tarfile.open(out / "logs.tar.gz") as archive:
-        names = archive.getnames()
-    assert {"good/log", "bad/log", "facts/facts.json", "summary.txt"} <= set(names)
-    assert not any(name.startswith(driver.BUILT) for name in names)
-    assert sorted(path.name for path in out.iterdir()) == [
-        "logs.tar.gz",
-        "summary.json",
-        "summary.txt",
-    ]
-
-
-@pytest.mark.parametrize(("code", "status"), [("", 0), ("raise SystemExit(3)", 1)])
-def test_the_exit_status_says_whether_a_piece_failed(tmp_path, monkeypatch, signals, code, status):
-    monkeypatch.setattr(command, "chosen_pieces", lambda *_: [facts(), piece("a", code)])
-    assert command.main(["--folder", str(tmp_path / "results")]) == status
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.own_process
-def test_ctrl_c_keeps_what_there_is_and_the_next_call_goes_on(
-    tmp_path, monkeypatch, capsys, number
-):
-    pid, runs, results = tmp_path / "pid", tmp_path / "runs", tmp_path / "results"
-    pieces = [facts(), counted("first", runs), piece("slow", STARTS_A_CHILD.format(path=str(pid)))]
-    monkeypatch.setattr(command, "chosen_pieces", lambda *_: [*pieces, piece("last")])
-
-    def interrupt():
-        wait_for(lambda: pid.is_file() and pid.read_text())
-        os.kill(os.getpid(), number)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    assert command.main(["--folder", str(results)]) == 128 + number
-    thread.join()
-    wait_for(lambda: not is_alive(int(pid.read_text())))
-    assert "slow       interrupted" in capsys.readouterr().out
-    kept = {p["name"]: p for p in json.loads((results / "summary.json").read_text())["pieces"]}
-    assert {name: found["status"] for name, found in kept.items()} == {
-        "facts": "ok",
-        "first": "ok",
-        "slow": "interrupted",
+def test_a_part_that_fails_costs_no_other_and_is_explained(check):
+    parts = {
+        "build": part("print('seen first')"),
+        "tests": part("print('last words'); raise SystemExit(3)"),
+        "peers": part("print('seen third'); print('not shown')"),
     }
-    pieces[2] = piece("slow")
-    assert command.main(["--folder", str(results)]) == 0
-    assert runs.read_text() == "x"
+    code, text = check(parts)
+    assert code == gpu_check.EXIT_FAILED
+    heads = [line.split(",")[0] for line in text.splitlines() if line and line[0] != " "]
+    assert heads[2:] == [
+        *("build: ok", "tests: FAILED: ended with status 3: last words", "peers: ok")
+    ]
+    assert "    seen third\n" in text
+    assert "    | last words\n" in text
+    assert "not shown" not in text
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["nothing"], "unknown piece or group 'nothing'; known: first, "),
-        (["--wheels", "nowhere"], "--wheels nowhere: no such folder"),
-        (["--seconds", "0"], "--seconds 0.0: give a number above 0"),
-        (["--seconds", "nan"], "--seconds nan: give a number above 0"),
-        (["--memory", "-1"], "--memory -1: give a whole number of GiB, 0 for none"),
-    ],
-)
-def test_wrong_values_are_said_in_a_line(tmp_path, monkeypatch, capsys, flags, said):
-    monkeypatch.chdir(tmp_path)
-    assert command.main(flags) == command.EXIT_USAGE
-    told = capsys.readouterr().err
-    assert said in told
-    assert told.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+def test_a_part_that_takes_too_long_is_ended(check):
+    code, text = check({"build": part("import time; time.sleep(3600)", limit_s=0.3)}, gpu=True)
+    assert code == gpu_check.EXIT_FAILED
+    assert "build: FAILED: not done after 0 s" in text
 
 
-def test_a_piece_brings_what_it_needs():
-    assert [p.name for p in chosen_pieces(["smoke"], 0)] == ["facts", "install", "build", "smoke"]
-    assert [p.name for p in chosen_pieces(["mappings"], 0)] == ["facts", "mappings"]
-    everything = [p.name for p in chosen_pieces([], 0)]
-    assert everything == [p.name for p in PIECES if p.name != "memory"]
-    # Memory that shows once it is used is touched before anything asks how much is free.
-    assert [p.name for p in chosen_pieces(["calibrate"], 100)][:2] == ["facts", "memory"]
-    grouped = [p.name for group in GROUPS for p in PIECES if p.group == group]
-    assert {*grouped, "facts", "install", "build", "memory"} == set(BY_NAME)
+def test_parts_of_several_calls_are_summed_up_together(check, tmp_path):
+    parts = dict.fromkeys(("build", "tests", "peers"), part("print('seen')"))
+    assert check(parts, "peers", "--out", str(tmp_path / "out"))[0] == 0
+    assert "not run: tests" in (tmp_path / "out" / "summary.txt").read_text()
+    code, text = check(parts, "tests")
+    assert code == 0
+    named = [line.partition(": ok")[0] for line in text.splitlines() if ": ok" in line]
+    assert named == ["build", "tests", "peers"]
+    assert "not run" not in text
 
 
-@pytest.mark.parametrize("small", [True, False])
-@pytest.mark.parametrize("name", BY_NAME)
-def test_every_piece_has_a_command_that_exists(tmp_path, name, small):
-    setting = Setting(ROOT, tmp_path, tmp_path / "site", tmp_path, small, 300.0, 8)
-    dash_m, module, *arguments = BY_NAME[name].arguments(setting)
-    assert dash_m == "-m"
-    if module.startswith(("benchmarks", "deep_optimizer_states")):
-        path = module.replace(".", "/")
-        folders = (ROOT, ROOT / "src")
-        found = [f / f"{path}{end}" for f in folders for end in (".py", "/__main__.py")]
-        assert any(file.is_file() for file in found)
-    if module.endswith(".rows"):
-        _, study, sweep, seconds = arguments
-        assert sweep in sweep_names(load_study(study))
-        assert 0 < float(seconds) < setting.limit_s
+def test_without_a_gpu_each_part_says_so_and_sees_none(check):
+    parts = {"build": part(SAYS_ITS_DEVICES)}
+    _, text = check(parts)
+    assert "NO GPU HERE" in text
+    assert "(without a GPU: nothing of a GPU)" in text
+    assert "devices ''" in text
+    _, text = check(parts, gpu=True)
+    assert "GPU HERE" not in text
+    assert "without a GPU" not in text
+    assert "devices ''" not in text
 
 
-def test_the_driver_runs_before_any_package_is_installed():
-    # -S leaves out site-packages, and -I the environment's own paths.
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import benchmarks.gpu_check.__main__"
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+def test_an_unknown_part_is_named(capsys, tmp_path):
+    assert gpu_check.main(["smoke", "--folder", str(tmp_path)]) == gpu_check.EXIT_USAGE
+    assert "unknown part 'smoke'; known: build, tests, calibrate" in capsys.readouterr().err
+
+
+def test_what_is_run_is_there():
+    assert [*PARTS] == ["build", "tests", "calibrate", "equality", "peers"]
+    assert sum(part.limit_s <= 600 for part in PARTS.values()) == len(PARTS)
+    paths = [word for part in PARTS.values() for word in part.words if word.startswith("tests/")]
+    assert len(paths) == 2
+    assert all((ROOT / path).exists() for path in paths)
+    words = PARTS["peers"].words
+    given = build_parser().read(words[2:])
+    assert load_sweep(given.sweep, load_study(given.study)).name == "gpu"
+    assert given.minutes * 60 < PARTS["peers"].limit_s - 60
+
+
+def make_wheel(folder, name):
+    info = f"{name}-1.0.dist-info"
+    dashed = name.replace("_", "-")
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", "")
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {dashed}\nVersion: 1.0\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def test_packages_that_lack_come_from_wheels_and_others_stay(tmp_path, monkeypatch, capsys):
+    wheels, site = tmp_path / "wheels", tmp_path / "site"
+    wheels.mkdir()
+    make_wheel(wheels, "not_on_any_machine")
+    make_wheel(wheels, "pydantic")
+    monkeypatch.setattr(gpu_check, "SITE", site)
+    monkeypatch.setattr(gpu_check, "NEEDED", ("pydantic", "not-on-any-machine", "nor-this"))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(site)])
+    assert gpu_check.install_what_lacks(wheels) == "nor-this"
+    assert (site / "not_on_any_machine.py").is_file()
+    assert not (site / "pydantic.py").exists()
+    assert gpu_check.main(["build", "--wheels", str(wheels), "--folder", str(tmp_path / "f")]) == 2
+    assert "not installed: nor-this; run `make setup`" in capsys.readouterr().err

@@ -1,14 +1,13 @@
 """The host benchmark's sums, ratios and command line; nothing is timed here."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks import host
-from benchmarks.host_engines import summary
-from benchmarks.host_passes import compare
-from benchmarks.host_tiles import busy_cores
-from benchmarks.timing import Times
+from benchmarks.host_worker import busy_cores, compare, summary
+from benchmarks.timing import BenchmarkError, Times
 
 PASSES = {
     "fused pass": (0.5, 1.0),
@@ -103,8 +102,20 @@ def test_wrong_values_are_said_in_a_line(flags, said, capsys):
     assert told.count("\n") == 1
 
 
-def test_a_file_of_figures_is_not_overwritten(tmp_path, capsys):
-    path = tmp_path / "x.json"
-    path.touch()
+def test_nothing_is_overwritten_and_a_missing_folder_is_said_beforehand(tmp_path, capsys):
+    path = tmp_path / "a b" / "figures.json"
+    assert host.main(["--json", str(path)]) == host.EXIT_USAGE
+    assert "there is no folder" in capsys.readouterr().err
+    path.parent.mkdir()
+    host.write_json(path, {"x": 1})
+    with pytest.raises(BenchmarkError, match="already there"):
+        host.write_json(path, {"x": 2})
+    assert json.loads(path.read_text()) == {"x": 1}
     assert host.main(["--json", str(path)]) == host.EXIT_USAGE
     assert "already there" in capsys.readouterr().err
+
+
+def test_columns_line_up():
+    rows = [["stock", "1.00"], ["ours", "12.00"]]
+    text = host.as_table(["row", "s"], rows)
+    assert text.splitlines() == ["row        s", "stock   1.00", "ours   12.00"]

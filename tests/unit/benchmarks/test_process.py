@@ -1,12 +1,36 @@
 """Processes end in time, with all they started, and say why."""
 
 import os
+import subprocess
 import sys
 
 import pytest
 from processes import is_alive, wait_for
 
 from benchmarks.process import explain_status, run
+
+
+@pytest.fixture
+def limits_begin_when(monkeypatch):
+    """``limits_begin_when(first, second)`` makes the first wait for a process begin with ``first``.
+
+    Its second one begins with ``second``, and so on. A process that has ended is not waited for.
+    """
+
+    def install(*conditions):
+        class Patient(subprocess.Popen):
+            num_waits = 0
+
+            def wait(self, timeout=None):
+                if self.num_waits < len(conditions):
+                    condition = conditions[self.num_waits]
+                    self.num_waits += 1
+                    wait_for(lambda: self.poll() is not None or condition())
+                return super().wait(timeout)
+
+        monkeypatch.setattr(subprocess, "Popen", Patient)
+
+    return install
 
 
 def run_python(arguments, log, limit_s):

@@ -36,12 +36,3 @@ def test_alternatives_take_turns_after_one_that_does_not_count():
     times = in_turns({"a": lambda: done.append("a"), "b": lambda: done.append("b")}, 3)
     assert done == ["a", "b"] * 4
     assert {name: len(t.seconds) for name, t in times.items()} == {"a": 3, "b": 3}
-
-
-def test_json_says_how_many_repeats():
-    assert Times((1.0, 2.0)).scaled(2).as_json() == {
-        "median": 3.0,
-        "low": 2.0,
-        "high": 4.0,
-        "repeats": 2,
-    }

@@ -2,9 +2,8 @@
 
 import pytest
 
-from benchmarks.gpu_check.pieces import LANES
 from configs.study import load_study, make_point
-from configs.sweep import load_sweep, sweep_names
+from configs.sweep import load_sweep
 from deep_optimizer_states.config import read_settings
 from launch.ds_json import deepspeed_config
 from launch.fit.capacity import shortages
@@ -87,17 +86,6 @@ def test_memory_of_a_row_is_known_or_it_is_let_through(engine, free_gib, place):
 def test_rows_that_are_stale_or_rounded_otherwise_are_not_expected_to_be_equal():
     inexact = {name for name, row in PEERS.engines.items() if not row.exact}
     assert inexact == {"superoffload", "zenflow", "deepcompile"}
-
-
-def test_sweeps_with_timelines_have_one_in_every_row_of_the_plugin():
-    lanes = load_study(LANES)
-    for name in ("lanes", "4b", "7b"):
-        assert name in sweep_names(lanes)
-        sweep = load_sweep(name, lanes)
-        for point in (*sweep.points(None), *sweep.small().points(None)):
-            config = deepspeed_config(point)
-            timeline = config.get("deep_optimizer_states", {"timeline": "timeline"})["timeline"]
-            assert timeline == "timeline", point.name
 
 
 def test_the_model_is_what_stock_has_memory_for_and_larger_rows_are_left_out():

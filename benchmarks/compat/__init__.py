@@ -1,1 +1,0 @@
-"""What runs with which versions: ``make compat`` writes docs/compatibility.md."""

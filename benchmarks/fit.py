@@ -1,0 +1,307 @@
+"""Fit a shipped profile again to published values: ``python -m benchmarks.fit CSV [-o FILE]``.
+
+It prints what the fit leaves over and how well each model is predicted from the others alone, and
+writes the profile. Every fitted rate has a physical meaning. What the rows do not determine stays
+as the starting profile has it, and is marked ``assumed``. The fit is one of least squares on the
+logarithms of predicted over published.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import json
+import math
+import re
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from deep_optimizer_states.errors import DeepOptimizerStatesError
+from deep_optimizer_states.files import write_whole
+from deep_optimizer_states.predict.cli import residual_lines
+from deep_optimizer_states.predict.machine import RATE_NAMES, Curve, Kind, Machine, load_machine
+from deep_optimizer_states.predict.model import load_model
+from deep_optimizer_states.predict.predict import predict
+from deep_optimizer_states.predict.workload import StockOffload, Workload
+from launch.simulate.workloads import paper_software
+
+BASELINE, HYBRID = paper_software()[""], paper_software()["stride"]
+MODELS = ("7B", "8.3B", "10B")
+RANKS = 4
+COLUMNS = ("machine", "model", "stride", "offload_ratio", "quantity", "value")
+"""Others are not read. Without a stride a row is of the baseline, with one of the hybrid update."""
+SUBGROUP_NUMEL = 100_000_000
+"""As the authors' logs of these figures have it."""
+TOLERANCE = 0.05
+"""Errors below it count by their square, larger ones by their size: published forwards differ by a
+factor of two between runs of the same model."""
+
+
+class FitError(DeepOptimizerStatesError, ValueError):
+    """The CSV cannot be read, or holds no row to fit."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One published value, in seconds, of a quantity that is predicted."""
+
+    workload: Workload
+    quantity: str
+    """``forward_s``, ``backward_s``, ``update_s`` or ``iteration_s``."""
+    value: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Parameters of a profile, and the rows that determine them.
+
+    Keys of a profile that share one factor form a parameter.
+    """
+
+    parameters: tuple[tuple[str, ...], ...]
+    quantity: str
+    software: tuple[StockOffload, ...] = (BASELINE, HYBRID)
+
+    def sees(self, item: Observation) -> bool:
+        """Return whether the parameters are fitted to this row."""
+        return item.quantity == self.quantity and item.workload.software in self.software
+
+
+HOST_ADAM = ("rates.host_adam_parameters_per_s",)
+BLOCKING = ("rates.pageable_h2d_bytes_per_s",)
+LINK = ("rates.h2d_bytes_per_s", "rates.d2h_bytes_per_s")
+HOST_STREAM = ("rates.host_stream_bytes_per_s",)
+STAGES = {
+    "h100x4": (
+        Stage((HOST_ADAM, BLOCKING, LINK), "update_s"),
+        # The hybrid update hides its gradients behind backward, the baseline adds them to it.
+        Stage((("rates.device_flops_per_s",), ("costs.launch_s",)), "backward_s", (HYBRID,)),
+        Stage((("rates.pageable_d2h_bytes_per_s",),), "backward_s", (BASELINE,)),
+        Stage((("costs.layer_s",),), "forward_s", (BASELINE,)),
+        Stage((("costs.hybrid_forward_s",),), "forward_s", (HYBRID,)),
+        Stage((("costs.iteration_s", "costs.micro_batch_s"),), "iteration_s", (BASELINE,)),
+        Stage((("costs.hybrid_s",),), "iteration_s", (HYBRID,)),
+    ),
+    "a100x4": (Stage((HOST_ADAM, BLOCKING, HOST_STREAM), "update_s"),),
+}
+"""What the rows of each machine determine, in the order in which it is fitted."""
+
+
+def read_observations(path: Path, machine: str) -> list[Observation]:
+    """Read the published values of one machine, of the models that profiles are fitted to.
+
+    Raises:
+        FitError: the file cannot be read, lacks columns, or holds no such row.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(line for line in file if not line.startswith("#"))
+            rows, columns = list(reader), reader.fieldnames or ()
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FitError(f"{path}: cannot be read: {error}") from None
+    if missing := [name for name in COLUMNS if name not in columns]:
+        raise FitError(
+            f"{path}: columns missing: {', '.join(missing)}; expected {','.join(COLUMNS)}"
+        )
+    try:
+        own = [row for row in rows if row["machine"] == machine and row["model"] in MODELS]
+        found = [item for row in own if (item := _observe(row))]
+    except (ValueError, TypeError, ZeroDivisionError) as error:
+        raise FitError(f"{path}: a row cannot be read: {error}") from None
+    if not found:
+        raise FitError(f"{path}: no row of {', '.join(MODELS)} on {machine}")
+    return found
+
+
+def _observe(row: Mapping[str, str]) -> Observation | None:
+    """Return None for a quantity that is not predicted."""
+    model, quantity, value = row["model"], row["quantity"], float(row["value"])
+    stride, ratio = int(row["stride"]), float(row["offload_ratio"])
+    workload = Workload(
+        load_model(model)[0],
+        HYBRID if stride else BASELINE,
+        dp=RANKS,
+        stride=stride or 2,
+        offload_ratio=ratio,
+        subgroup_numel=SUBGROUP_NUMEL,
+    )
+    label = f"{model} stride {stride} ratio {ratio:g} {quantity}"
+    if quantity == "update_rate":
+        # The authors divide the model's nominal size, not its parameters, by the update's time.
+        return Observation(workload, "update_s", float(model[:-1]) / value, label)
+    if iterations := re.fullmatch(r"iterations_(\d+)_s", quantity):
+        return Observation(workload, "iteration_s", value / int(iterations[1]), label)
+    if quantity in ("forward_s", "backward_s", "update_s"):
+        return Observation(workload, quantity, value, label)
+    return None
+
+
+def fit(machine: Machine, observations: Sequence[Observation], stages: Sequence[Stage]) -> Machine:
+    """Fit rates stage by stage, each to the rows that depend on them.
+
+    Args:
+        machine: where to start, and what is not fitted.
+        observations: published values.
+        stages: one after the other.
+    """
+    for stage in stages:
+        seen = [item for item in observations if stage.sees(item)]
+        if seen:
+            machine = _fit_stage(machine, seen, stage)
+    return machine
+
+
+def _fit_stage(start: Machine, seen: Sequence[Observation], stage: Stage) -> Machine:
+    def errors(logs: NDArray[np.float64]) -> list[float]:
+        return [error for _, error in residuals(_scaled(start, stage, np.exp(logs)), seen)]
+
+    # A prediction has kinks, where another resource begins to bind: steps must be wide enough.
+    begin = np.zeros(len(stage.parameters))
+    found = least_squares(errors, begin, loss="huber", f_scale=TOLERANCE, diff_step=1e-3)
+    return _scaled(start, stage, np.exp(found.x))
+
+
+def residuals(
+    machine: Machine, observations: Iterable[Observation]
+) -> list[tuple[Observation, float]]:
+    """Return each row with the logarithm of predicted over published."""
+    return [
+        (item, math.log(getattr(predict(item.workload, machine), item.quantity) / item.value))
+        for item in observations
+    ]
+
+
+def _scaled(machine: Machine, stage: Stage, factors: NDArray[np.float64]) -> Machine:
+    for keys, factor in zip(stage.parameters, factors, strict=True):
+        for key in keys:
+            table, name = key.split(".")
+            values = getattr(machine, table)
+            new = _times(getattr(values, name), float(factor))
+            inner = dataclasses.replace(values, **{name: new})
+            machine = dataclasses.replace(machine, **{table: inner})
+    return machine
+
+
+def _times(value: float | Curve, factor: float) -> float | Curve:
+    if isinstance(value, tuple):
+        return tuple((threads, rate * factor) for threads, rate in value)
+    return value * factor
+
+
+def refit(start: Machine, observations: Sequence[Observation]) -> Machine:
+    """Return the machine fitted to published values, with its residuals and kinds of rates."""
+    machine = fit(start, observations, STAGES[start.name])
+    fitted = {key for stage in STAGES[start.name] for keys in stage.parameters for key in keys}
+    kinds: dict[str, Kind] = {
+        name: "fitted" if f"rates.{name}" in fitted else "assumed"
+        for name in RATE_NAMES
+        if getattr(machine.rates, name) is not None
+    }
+    errors = residuals(machine, observations)
+    median, worst = summary([error for _, error in errors])
+    found: dict[str, Any] = {"rows": len(errors), "median": median, "worst": worst}
+    for quantity in dict.fromkeys(item.quantity for item in observations):
+        found[quantity] = list(summary([e for item, e in errors if item.quantity == quantity]))
+    left_out = leave_one_out(start, observations)
+    if left_out:
+        found["left_out"] = {model: list(pair) for model, pair in left_out.items()}
+    return dataclasses.replace(machine, kinds=kinds, residuals=found)
+
+
+def leave_one_out(
+    start: Machine, observations: Sequence[Observation]
+) -> dict[str, tuple[float, float]]:
+    """Return median and worst error of each model, predicted from a fit to the others alone."""
+    models = dict.fromkeys(item.workload.model.name for item in observations)
+    found = {}
+    for model in models if len(models) > 1 else ():
+        others = [item for item in observations if item.workload.model.name != model]
+        own = [item for item in observations if item.workload.model.name == model]
+        machine = fit(start, others, STAGES[start.name])
+        found[model] = summary([error for _, error in residuals(machine, own)])
+    return found
+
+
+def summary(errors: Sequence[float]) -> tuple[float, float]:
+    """Return median and worst of ``|predicted / published - 1|``."""
+    sizes = [abs(math.exp(error) - 1) for error in errors]
+    return round(statistics.median(sizes), 4), round(max(sizes), 4)
+
+
+def report(machine: Machine, observations: Sequence[Observation]) -> str:
+    """Return every row and the summaries as text."""
+    lines = [f"{'row':42s} {'published':>10s} {'predicted':>10s}   error"]
+    for item, error in residuals(machine, observations):
+        predicted = item.value * math.exp(error)
+        lines.append(
+            f"{item.label:42s} {item.value:9.3f}s {predicted:9.3f}s {math.exp(error) - 1:+7.1%}"
+        )
+    return "\n".join([*lines, "", *residual_lines(machine.residuals)])
+
+
+def profile_text(machine: Machine) -> str:
+    """Return a profile as TOML."""
+    fields = {item.name: getattr(machine, item.name) for item in dataclasses.fields(machine)}
+    tables = {name: vars(fields.pop(name)) for name in ("rates", "costs")}
+    tables |= {name: fields.pop(name) for name in ("kinds", "residuals")}
+    inner = {key: value for key, value in tables["residuals"].items() if isinstance(value, dict)}
+    tables |= {f"residuals.{key}": value for key, value in inner.items()}
+    lines = _pairs(fields)
+    for name, values in tables.items():
+        lines += ["", f"[{name}]", *_pairs(values)] if _pairs(values) else []
+    return "\n".join(lines) + "\n"
+
+
+def _pairs(values: Mapping[str, Any]) -> list[str]:
+    # What is not known is left out, and so is what has a table of its own.
+    return [
+        f"{json.dumps(key) if '.' in key else key} = {_value(value)}"
+        for key, value in values.items()
+        if value is not None and not isinstance(value, dict)
+    ]
+
+
+def _value(value: Any) -> str:  # noqa: ANN401 - a number, text, or a list of them
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fit, print and write; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fit",
+        description="Fit a shipped profile again to published values, and print what is left over.",
+    )
+    columns = f"published values, with the columns {','.join(COLUMNS)}"
+    machine_help = "the profile to begin with, and whose rows (default: %(default)s)"
+    parser.add_argument("csv", type=Path, help=columns)
+    parser.add_argument("--machine", choices=sorted(STAGES), default="h100x4", help=machine_help)
+    parser.add_argument("-o", "--out", type=Path, help="where to write the profile")
+    given = parser.parse_args(argv)
+    try:
+        observations = read_observations(given.csv, given.machine)
+        machine = refit(load_machine(given.machine), observations)
+        if given.out is not None:
+            if given.out.exists():
+                raise FitError(f"{given.out} is there already; give another name")
+            write_whole(given.out, profile_text(machine))
+    except (DeepOptimizerStatesError, OSError) as error:
+        sys.stderr.write(f"benchmarks.fit: {error}\n")
+        return 2
+    sys.stdout.write(report(machine, observations) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""What to run first on a machine with a GPU: ``make gpu-check ARGS="[PART ...]"``.
+
+Each part is a process group of its own with a time limit, and one that fails costs no other. Their
+logs, and one summary of all calls, lie in a folder. Without a GPU every part runs as far as a CPU
+can take it, and the summary says so. Standard library alone: packages that lack are installed from
+a folder of wheels, without a network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+from benchmarks.process import SOURCE_FOLDER, explain_status, run
+
+BUILT = SOURCE_FOLDER / "build" / "gpu-check"
+"""What is compiled and, in ``SITE``, installed where `make setup` did neither."""
+SITE = BUILT / "site"
+NEEDED = (
+    *("torch", "deepspeed", "megatron-core", "numpy", "psutil", "pydantic", "tokenizers"),
+    *("pytest", "pytest-timeout"),
+)
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+_GRACE_S = 10.0
+_SLOWER_ON_A_CPU = 4
+_MOST_LINES = 40
+_FACTS = """
+import json, os, platform, torch
+gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+words = [f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU", f"{os.cpu_count()} CPUs"]
+words += [f"Python {platform.python_version()}", f"torch {torch.__version__}"]
+print(json.dumps([bool(gpus), ", ".join(words)]))
+"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing to run.
+
+    Attributes:
+        limit_s: seconds after which it is ended, four times as many on a CPU.
+        words: Python's arguments, in which ``{folder}`` is filled in.
+        without_gpu: what a machine without a GPU shows.
+        shows: matches the lines of the log that belong in the summary.
+    """
+
+    limit_s: float
+    words: Sequence[str]
+    without_gpu: str
+    shows: str
+
+
+# Other packages than the pinned ones may warn, which is no fault of what is tested.
+_PYTEST = ("-m", "pytest", "-q", "-o", "filterwarnings=default", "-p", "no:cacheprovider")
+_BUILD = ("-m", "deep_optimizer_states.build")
+_CALIBRATE = ("-m", "deep_optimizer_states", "calibrate", "--force")
+_SWEEP = ("-m", "launch.sweep", "--study", "peers", "--sweep", "gpu", "--minutes", "7.5")
+PARTS = {
+    "build": Part(300, _BUILD, "the CPU's kernels", "equal to DeepSpeedCPUAdam"),
+    "tests": Part(
+        500,
+        (*_PYTEST, "-rs", "--timeout", "400", "tests/gpu"),
+        "every test needs a GPU and was skipped",
+        r"^(FAILED|ERROR)|\d (passed|failed|skipped|error)",
+    ),
+    "calibrate": Part(
+        150,
+        (*_CALIBRATE, "-o", "{folder}/machine.toml"),
+        "rates of the CPU and its memory alone",
+        r"^  \S+_per_s: |^  \d+ thread|rates in|^warning: ",
+    ),
+    "equality": Part(
+        570,
+        (*_PYTEST, "-s", "tests/integration/engine/test_release.py"),
+        "the emulated device in place of a GPU",
+        r"^DeepSpeed |^  refused|^(FAILED|ERROR)|^E  |\d (passed|failed)",
+    ),
+    "peers": Part(
+        580,
+        (*_SWEEP, "--results-dir", "{folder}/results"),
+        "the sweep's small form, without the rows that need a GPU",
+        r"^\[\d+/\d+\]|equal|differ|gate|left out|^report",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Why a part failed, if it did, how long it took, when it ended, and lines of its log."""
+
+    on_gpu: bool
+    reason: str
+    seconds: float
+    ended: str
+    lines: Sequence[str]
+
+
+def run_part(name: str, folder: Path, on_gpu: bool) -> Outcome:
+    """Run a part within its time, into ``folder/NAME.log``."""
+    part, log = PARTS[name], folder / f"{name}.log"
+    words = [word.format(folder=folder) for word in part.words]
+    if name == "peers" and not all(map(importlib.util.find_spec, ("pandas", "matplotlib"))):
+        words.append("--no-report")
+    limit_s = part.limit_s * (1 if on_gpu else _SLOWER_ON_A_CPU)
+    _say(f"{name}: at most {limit_s:.0f} s ...")
+    begin = time.monotonic()
+    command = [sys.executable, "-W", "ignore", *words]
+    variables, within_s = _environment(on_gpu), limit_s - _GRACE_S
+    status = run(command, log, within_s, variables, _GRACE_S, folder=SOURCE_FOLDER)
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    shown = [line.rstrip() for line in lines if re.search(part.shows, line)][-_MOST_LINES:]
+    if reason := "" if status == 0 else explain_status(status, limit_s, log):
+        shown += [f"| {line}" for line in lines[-12:]]
+    ended = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
+    return Outcome(on_gpu, reason, round(time.monotonic() - begin), ended, shown)
+
+
+def _environment(on_gpu: bool) -> dict[str, str]:
+    """Return the environment of a part: this checkout's packages, and no network."""
+    environment = dict(os.environ)
+    folders = (SITE, *(SOURCE_FOLDER / name for name in ("src", ".", "tests/support")))
+    given = environment.get("PYTHONPATH", "")
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (*map(str, folders), given)))
+    programs = (Path(sys.executable).parent, SITE / "bin", "/usr/local/cuda/bin")
+    environment["PATH"] = os.pathsep.join((*map(str, programs), environment.get("PATH", "")))
+    ready = Path(sys.prefix) / "torch_extensions"  # where `make setup` builds the ops
+    extensions = ready if ready.is_dir() else BUILT / "torch_extensions"
+    environment |= {"TORCH_EXTENSIONS_DIR": str(extensions), "HF_HUB_OFFLINE": "1"}
+    environment |= {"TRITON_CACHE_DIR": str(BUILT / "triton"), "PYTHONUNBUFFERED": "1"}
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        environment.setdefault(name, "lo")
+    if not on_gpu:
+        environment |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    return environment
+
+
+def install_what_lacks(wheels: Path) -> str:
+    """Install from a folder of wheels, beside the packages there are; returns what still lacks.
+
+    What the machine has is kept as it is, since whoever put it there matched it to its torch.
+    """
+    if not _lacking(NEEDED):
+        return ""
+    # A wheel's name begins with its package's, in which dashes have become underscores.
+    found = {path: path.name.split("-")[0].replace("_", "-") for path in wheels.glob("*.whl")}
+    missing = [str(path) for path, name in sorted(found.items()) if _lacking([name])]
+    if missing:
+        _say(f"installing {len(missing)} packages from {wheels}")
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+        options = ["--no-index", "--no-deps", "--no-compile", "--upgrade", "--target", str(SITE)]
+        subprocess.run([*pip, *options, *missing], check=True)
+    return ", ".join(_lacking(NEEDED))
+
+
+def _lacking(packages: Sequence[str]) -> list[str]:
+    names = {each.name.lower().replace("_", "-") for each in metadata.distributions()}
+    return [package for package in packages if package.lower() not in names]
+
+
+def write_summary(folder: Path, machine: str, on_gpu: bool, outcomes: dict[str, Outcome]) -> None:
+    """Write all outcomes as ``summary.json``, and as ``summary.txt`` for people."""
+    lines = [f"gpu-check: {machine}"]
+    if not on_gpu:
+        lines.append("NO GPU HERE: what runs on the CPU says nothing of a GPU")
+    for name in [name for name in PARTS if name in outcomes]:
+        found = outcomes[name]
+        note = "" if found.on_gpu else f" (without a GPU: {PARTS[name].without_gpu})"
+        word = f"FAILED: {found.reason}" if found.reason else "ok"
+        lines += ["", f"{name}: {word}, {found.seconds:.0f} s, {found.ended}{note}"]
+        lines += [f"    {line}" for line in found.lines]
+    if not_run := [name for name in PARTS if name not in outcomes]:
+        lines += ["", f"not run: {', '.join(not_run)}"]
+    table = {name: asdict(found) for name, found in outcomes.items()}
+    (folder / "summary.json").write_text(json.dumps(table, indent=1), encoding="utf-8")
+    (folder / "summary.txt").write_text("\n".join((*lines, "")), encoding="utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run parts; returns 0, 1 when one failed, 2 for a wrong call, 130 when interrupted."""
+    given = _parser().parse_args(argv)
+    if unknown := [name for name in given.parts if name not in PARTS]:
+        _say(f"unknown part '{unknown[0]}'; known: {', '.join(PARTS)}")
+        return EXIT_USAGE
+    names = [name for name in PARTS if name in ("build", *given.parts) or not given.parts]
+    folder = given.folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    sys.path.append(str(SITE))
+    if lacking := install_what_lacks(given.wheels):
+        _say(f"not installed: {lacking}; run `make setup`, or fill {given.wheels} elsewhere")
+        return EXIT_USAGE
+    on_gpu, machine = json.loads(subprocess.check_output([sys.executable, "-c", _FACTS]))
+    kept = folder / "summary.json"
+    table = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    outcomes = {name: Outcome(**found) for name, found in table.items()}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for name in names:
+        try:
+            outcomes[name] = run_part(name, folder, on_gpu)
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
+        _say(f"{name}: {outcomes[name].reason or 'ok'}")
+        write_summary(folder, machine, on_gpu, outcomes)
+        if given.out:
+            _copy(folder, given.out)
+    sys.stdout.write("\n" + (folder / "summary.txt").read_text(encoding="utf-8"))
+    return EXIT_FAILED if any(outcomes[name].reason for name in names) else 0
+
+
+def _copy(folder: Path, out: Path) -> None:
+    """Copy what a person reads, eight files at most, into a folder that outlasts the machine."""
+    out.mkdir(parents=True, exist_ok=True)
+    for pattern in ("summary.txt", "machine.toml", "*.log", "results/*/*/report.html"):
+        for path in folder.glob(pattern):
+            shutil.copy(path, out)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"gpu-check: {text}\n")
+    sys.stderr.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_check",
+        description="Run what only a machine with a GPU can show, and sum it up.",
+        allow_abbrev=False,
+    )
+    add, names = parser.add_argument, ", ".join(PARTS)
+    add("parts", nargs="*", metavar="PART", help=f"{names} [all of them]")
+    add("--folder", type=Path, default=Path("gpu-check"), help="logs and results [gpu-check]")
+    add("--wheels", type=Path, default=Path("wheelhouse"), help="what lacks [wheelhouse]")
+    add("--out", type=Path, help="copy summary, logs, rates and report there as well")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""The sessions of `make compat` are those of every version that is supported."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from deep_optimizer_states.deepspeed_guard import CHECKED_VERSIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def sessions():
+    pytest.importorskip("nox")
+    command = [sys.executable, "-m", "nox", "-l", "--json"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [{**session, **session["call_spec"]} for session in json.loads(listed.stdout)]
+
+
+def test_sessions_cover_every_supported_version():
+    found = sessions()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [line.rpartition(" ")[2] for line in project["classifiers"] if "Python ::" in line]
+    compared = [(each["python"], each["deepspeed"]) for each in found if "deepspeed" in each]
+    assert compared == [(python, release) for python in named for release in CHECKED_VERSIONS]
+    trained = [(each["python"], each["megatron"]) for each in found if "megatron" in each]
+    assert [*dict.fromkeys(python for python, _ in trained)] == named
+    # What set-up installs for a Python is among what is run with it.
+    for python in named:
+        pins = [sys.executable, "requirements/pins.py", "--python", python, "requirements/run.txt"]
+        lines = subprocess.run(pins, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        pinned = dict(line.split("==") for line in lines.split())
+        assert (python, pinned["megatron-core"]) in trained
+
+
+def test_every_file_of_tests_that_a_session_names_is_there():
+    paths = re.findall(r'"(tests/[^"]+)"', (ROOT / "noxfile.py").read_text())
+    assert len(paths) == 6
+    assert [path for path in paths if not (ROOT / path).exists()] == []
