@@ -91,6 +91,23 @@ def test_a_piece_that_is_asked_for_again_runs_and_keeps_its_older_results(tmp_pa
     assert (tmp_path / "results" / "a" / "log").is_file()
 
 
+def test_a_piece_finds_what_was_installed_and_the_small_form_no_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/given")
+    for name in ("DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    check = Check(tmp_path / "results")
+    small, whole = (check._environment(small=is_small) for is_small in (True, False))
+    site = tmp_path / "results" / "built" / "site"
+    for environment in (small, whole):
+        first, *others = environment["PYTHONPATH"].split(os.pathsep)
+        assert first == str(site)
+        assert others == [str(ROOT / "src"), str(ROOT), str(ROOT / "tests" / "support"), "/given"]
+        assert str(site / "bin") in environment["PATH"].split(os.pathsep)
+        assert environment["HF_HUB_OFFLINE"] == "1"
+    assert (small["DS_ACCELERATOR"], small["CUDA_VISIBLE_DEVICES"]) == ("cpu", "")
+    assert not {"DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES"} & whole.keys()
+
+
 def test_another_machine_or_other_code_runs_everything_again(tmp_path, monkeypatch):
     runs, code = tmp_path / "runs", tmp_path / "code.py"
     code.write_text("first")
