@@ -5,6 +5,8 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+from deep_optimizer_states.__main__ import REQUIRED
+
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_FILE = 800
 
@@ -51,6 +53,28 @@ def test_only_the_two_packages_are_installed():
     assert {name.split(".")[0] for name in packages} == {"deep_optimizer_states", "optimus_cc"}
     found = {str(p.parent.relative_to(ROOT / "src")) for p in (ROOT / "src").rglob("__init__.py")}
     assert {name.replace("/", ".") for name in found} == set(packages)
+
+
+def test_every_file_of_the_packages_is_packed():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    packed, own = set(), {name.replace(".", "/") for name in settings["packages"]}
+    for package in own:
+        patterns = ["*.py", *settings["package-data"].get(package.replace("/", "."), ())]
+        folder = ROOT / "src" / package
+        packed |= {path for pattern in patterns for path in folder.glob(pattern)}
+    files = {p for p in tracked("*") if p.is_relative_to(ROOT / "src") and p.suffix != ".md"}
+    assert {short(path) for path in files - packed} == set()
+    hook = ROOT / "src" / "deep_optimizer_states" / "site_hook" / "sitecustomize.py"
+    assert hook in files  # in no package: a top-level module of this name is every Python's
+    assert str(hook.parent.relative_to(ROOT / "src")) not in own
+
+
+def test_what_the_index_shows_of_the_wheel_is_true():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert tuple(re.match(r"[\w-]+", text)[0] for text in project["dependencies"]) == REQUIRED
+    links = re.findall(r"\]\(([^)]*)\)", (ROOT / project["readme"]).read_text())
+    assert links
+    assert all(link.startswith("https://") for link in links)  # it comes without the checkout
 
 
 def test_every_makefile_target_has_a_help_line():

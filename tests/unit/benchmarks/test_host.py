@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks import host
+from benchmarks import host, host_worker
 from benchmarks.host_worker import busy_cores, compare, summary
 from benchmarks.timing import BenchmarkError, Times
 
@@ -70,6 +71,12 @@ def test_no_ratio_where_the_bits_differ():
     assert {row[1] for row in rows} == {"withheld: the bits differ"}
     assert "3.00" not in host.as_text(result(equal=False)).partition("goal")[2]
     assert not host.all_equal([result(), result(equal=False)])
+
+
+def test_engines_are_equal_that_have_all_of_stocks_state(monkeypatch):
+    monkeypatch.setattr(host_worker, "_trained", lambda state: list(map(torch.tensor, state)))
+    made = {"stock": [1.0, 2.0], "same": [1.0, 2.0], "other": [1.0, 3.0], "less": [1.0]}
+    assert host_worker._equal(made) == {"same": True, "other": False, "less": False}
 
 
 def test_small_tiles_have_a_row_for_each_state_of_the_cores():

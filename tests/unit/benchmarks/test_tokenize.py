@@ -1,7 +1,9 @@
 """The command line of the tokenizers' benchmark; nothing is measured here."""
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,11 +68,46 @@ def test_what_a_side_says_when_it_fails_is_said_here(given, tmp_path, monkeypatc
         tokenize._side(arguments, "ours", tmp_path / "gone.jsonl")
 
 
+NO_TOKENIZER = [
+    ("import nothing_of_this_name", "No module named"),
+    ("", "no attribute 'GPT2Tokenizer'"),
+]
+
+
+@pytest.mark.parametrize(("code", "message"), NO_TOKENIZER)
+def test_a_file_that_is_no_tokenizer_is_refused_before_a_worker_is_started(
+    given, tmp_path, monkeypatch, code, message
+):
+    def pool(_way):
+        raise AssertionError("workers that fail would be started anew for ever")
+
+    # Of megatron-core nothing is needed before; to import it takes seconds.
+    builders = SimpleNamespace(DType=None, IndexedDatasetBuilder=None)
+    monkeypatch.setitem(sys.modules, "megatron.core.datasets.indexed_dataset", builders)
+    monkeypatch.setattr(tokenize.multiprocessing, "get_context", pool)
+    (tmp_path / "megatron.py").write_text(code)
+    arguments = tokenize._parser().parse_args(given)
+    with pytest.raises(
+        tokenize.BenchmarkError, match=f"--megatron-tokenizer megatron.py: .*{message}"
+    ):
+        tokenize._run_megatron(arguments, tmp_path / "t.jsonl", tmp_path / "out")
+
+
+@pytest.mark.parametrize("are_equal", [False, True])
+def test_figures_are_told_of_equal_files_alone(given, monkeypatch, capsys, are_equal):
+    def side(_arguments, name, _text):
+        return {"seconds": 2.0, "digests": ("" if are_equal else name,), "tokens": 30}
+
+    monkeypatch.setattr(tokenize, "_side", side)
+    status = tokenize.main([*given, "--repeats", "2", "--megabytes", "0.001"])
+    told = capsys.readouterr()
+    assert status == (0 if are_equal else tokenize.EXIT_USAGE)
+    assert ("2 turns, equal .bin and .idx" in told.out) is are_equal
+    assert ("the two sides wrote different files: no figure" in told.err) is not are_equal
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [("import nothing_of_this_name", "No module named"), ("", "no attribute 'GPT2Tokenizer'")],
-)
+@pytest.mark.parametrize(("code", "message"), NO_TOKENIZER)
 def test_a_file_that_is_no_tokenizer_ends_it(given, tmp_path, monkeypatch, code, message):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "megatron.py").write_text(code)

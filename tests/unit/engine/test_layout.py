@@ -1,4 +1,4 @@
-"""Where 16-bit weights live, as read off DeepSpeed's optimizer."""
+"""Where 16-bit weights live, and what a rank has of them, as read off DeepSpeed's optimizer."""
 
 from types import SimpleNamespace
 
@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from deep_optimizer_states.zero3 import stock
+from deep_optimizer_states.zero3.gradients import GradientFlush
 from deep_optimizer_states.zero3.stock import Layout
 
 
-def layout_of(flats, host_memory):
+def layout_of(flats, host_memory, groups=(), rank=0):
     optimizer = SimpleNamespace(
-        fp16_groups=[],
+        fp16_groups=groups,
+        _get_param_partition_rank=lambda _param: rank,
         fp16_partitioned_groups_flat=flats,
         fp16_partitioned_groups_flat_numel=[flat.numel() for flat in flats],
         param_groups_fp16_flat_cpu_memory=host_memory,
@@ -39,3 +41,29 @@ def test_beside_a_gpu_the_tensors_say_where_weights_live(monkeypatch, device, of
 def test_without_a_gpu_the_setting_says_it(offloads):
     flats = [torch.empty(4)]
     assert layout_of(flats, flats if offloads else []).weights_on_host is offloads
+
+
+@pytest.mark.parametrize(("rank", "owned"), [(0, {0, 1, 2, 3}), (2, {1, 2, 3}), (3, {2, 3})])
+def test_a_rank_owns_the_slices_in_which_something_is_not_padding(rank, owned):
+    """Of four ranks."""
+    params = [
+        SimpleNamespace(ds_id=idx, ds_numel=numel, partition_numel=lambda n=numel: -(-n // 4))
+        for idx, numel in enumerate((1, 3, 17, 16))
+    ]
+    found = layout_of([torch.empty(11)], [], [params], rank)
+    assert found.owned == owned
+    assert [(tile.start, tile.numel) for tile in found.slices.values()] == [
+        *((0, 1), (1, 1), (2, 5), (7, 4))
+    ]
+
+
+def test_a_rank_of_padding_alone_looks_at_the_gradients_themselves():
+    """It has no norm that says whether they are finite."""
+    gradients = object.__new__(GradientFlush)
+    gradients._stock = SimpleNamespace(norm_for_param_grads={})
+    gradients._layout = SimpleNamespace(owned=frozenset(), numels=[3])
+    gradients._partial, gradients._is_closed = set(), True
+    gradients._on_device = {0: torch.zeros(3)}
+    assert gradients.are_finite()
+    gradients._on_device[0][1] = torch.inf
+    assert not gradients.are_finite()

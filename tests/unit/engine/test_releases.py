@@ -6,6 +6,7 @@ from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deep_optimizer_states.zero3 import releases
 from deep_optimizer_states.zero3.optimizer import InterleavedZeroOptimizer
 from deep_optimizer_states.zero3.releases import StockZeroOptimizer, ZeroOptimizerBefore019
+from deep_optimizer_states.zero12.optimizer import InterleavedFlatOptimizer
 
 
 @pytest.fixture
@@ -34,6 +35,24 @@ def test_all_parameters_are_spread_over_the_same_ranks(optimizer, monkeypatch):
     assert optimizer._get_param_partition_group("parameter") == "group"
     assert optimizer._get_param_partition_rank("parameter") == 3
     assert optimizer._autoep_expert_parallel_group(["parameter"]) is None
+
+
+def test_sizes_that_a_release_has_as_floats_are_cut_as_whole_numbers(monkeypatch):
+    """Those of stages 1 and 2 up to 0.19.6."""
+
+    class EnoughError(Exception):
+        pass
+
+    def settle(_optimizer, numels):
+        raise EnoughError(numels)
+
+    ours = object.__new__(InterleavedFlatOptimizer)
+    ours.partition_size, ours._subgroup_numel = [5000.0, 1.0], 4096
+    monkeypatch.setattr(InterleavedFlatOptimizer, "_refuse_other_types", lambda _optimizer: None)
+    monkeypatch.setattr(InterleavedFlatOptimizer, "_settle_schedule", settle)
+    with pytest.raises(EnoughError) as cut:
+        ours.initialize_optimizer_states()
+    assert [repr(numel) for numel in cut.value.args[0]] == ["4096", "904", "1"]
 
 
 def test_a_release_that_has_the_methods_is_left_as_it_is():

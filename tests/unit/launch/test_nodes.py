@@ -9,6 +9,7 @@ import sys
 import pytest
 from processes import is_alive, wait_for
 
+from launch import nodes
 from launch.node_agent import node_of, read_order
 from launch.nodes import agent_command, exported
 from launch.records.files import ROOT
@@ -95,8 +96,26 @@ def test_a_host_that_cannot_be_reached_is_named(tmp_path):
 
 
 def test_only_what_ranks_need_leaves_this_machine():
-    given = {"NCCL_DEBUG": "INFO", "HOME": "/me", "AWS_SECRET": "x", "OMP_NUM_THREADS": "4"}
-    assert exported(given) == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4"}
+    needed = {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4", "GLOO_SOCKET_IFNAME": "eth0"}
+    assert exported({**needed, "HOME": "/me", "AWS_SECRET": "x"}) == needed
+
+
+def test_every_node_is_ordered_what_the_file_says(tmp_path, monkeypatch):
+    starts = [{"host": name, "prefix": [], "is_shell": False, "node": None} for name in "ab"]
+    table = {"starts": starts, "nodes": [["first"], ["second"]], "local_ranks": [2, 3]}
+    path = tmp_path / "nodes.json"
+    path.write_text(json.dumps(table))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    monkeypatch.setattr(nodes, "run_nodes", lambda *given: told.extend(given) or 7)
+    told = []
+    assert nodes.main(path) == 7
+    assert told[0] == starts
+    assert told[1]["environment"].pop("GLOO_SOCKET_IFNAME") == "eth0"
+    assert told[1] == {
+        "commands": table["nodes"],
+        "local_ranks": [2, 3],
+        "environment": told[1]["environment"],
+    }
 
 
 def test_the_remote_shell_gets_one_quoted_word():

@@ -1,7 +1,11 @@
 """What launch.zero_shot says and asks before lm-eval is imported."""
 
+import json
+import os
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import pytest
 
@@ -96,6 +100,41 @@ def test_no_figures_are_overwritten(export):
 def test_figures_lose_filters_and_errors():
     result = {"alias": "x", "acc,none": 0.25, "acc_stderr,none": "N/A", "name": "x"}
     assert zero_shot._figures(result) == {"acc": 0.25}
+
+
+@pytest.mark.parametrize("is_online", [True, False])
+def test_the_exported_model_is_judged_without_examples_and_its_figures_are_kept(
+    export, monkeypatch, capsys, is_online
+):
+    """lm-eval itself is another test's."""
+
+    def evaluate(**given):
+        asked.update(given)
+        return {
+            "results": {"one": {"acc,none": 0.5, "acc_stderr,none": "N/A"}},
+            "n-samples": {"one": {"original": 9, "effective": 6}},
+            "versions": {"one": 2},
+            "lm_eval_version": "1.2",
+        }
+
+    asked, offline = {}, ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+    monkeypatch.setitem(sys.modules, "lm_eval", SimpleNamespace(simple_evaluate=evaluate))
+    monkeypatch.setattr(zero_shot.importlib.util, "find_spec", lambda _name: "found")
+    monkeypatch.setattr(zero_shot, "_is_online", lambda: is_online)
+    monkeypatch.setattr(zero_shot, "_load", lambda options: [options.tasks])
+    monkeypatch.setattr(zero_shot.os, "environ", dict(os.environ))
+    (export / "export.json").write_text('{"iteration": 7}')
+    out = export / "found.json"
+    words = [str(export), "--tasks", "one", "--limit", "6", "--device", "cpu", "--out", str(out)]
+    assert zero_shot.main(words) == 0
+    assert [zero_shot.os.environ.get(name) for name in offline] == [None if is_online else "1"] * 2
+    assert asked["model_args"] == {"pretrained": str(export)}
+    assert (asked["tasks"], asked["num_fewshot"], asked["limit"]) == (["one"], 0, 6)
+    found = json.loads(out.read_text())
+    assert found["export"] == {"iteration": 7}
+    assert found["num_samples"] == {"one": 6}
+    assert found["results"] == {"one": {"acc": 0.5}}
+    assert "one   6        acc     0.5" in capsys.readouterr().out
 
 
 def test_a_table_has_a_line_a_figure():

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from deep_optimizer_states import __main__
 from deep_optimizer_states.__main__ import main
 from deep_optimizer_states.predict import cli
 from deep_optimizer_states.predict.machine import MACHINES_DIR, load_machine
@@ -219,6 +220,28 @@ def test_commands_are_named(capsys):
     assert main([]) == 2
     assert main(["plans"]) == 2
     assert "unknown command 'plans'" in capsys.readouterr().err
+
+
+def test_a_package_that_is_missing_is_named_with_what_to_do(monkeypatch, capsys):
+    def import_module(name):
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.setattr(__main__.importlib, "import_module", import_module)
+    missing = "psutil.of_another"
+    assert main(["calibrate"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("calibrate: not installed for ")
+    assert line.endswith(": psutil; give `pip install psutil`")
+    missing = "deep_optimizer_states.calibrate"  # ours: a mistake, not the user's
+    with pytest.raises(ModuleNotFoundError):
+        main(["calibrate"])
+
+
+def test_help_names_all_packages_that_are_missing(monkeypatch, capsys):
+    monkeypatch.setattr(__main__.importlib.util, "find_spec", lambda _name: None)
+    assert main(["--help"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("`pip install torch deepspeed pydantic numpy psutil`")
 
 
 def test_planning_imports_neither_torch_nor_deepspeed():

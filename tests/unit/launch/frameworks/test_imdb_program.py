@@ -25,6 +25,7 @@ from launch.frameworks.imdb.strategies import (
     offloads_optimizer,
     strategy_of,
 )
+from launch.frameworks.imdb.train import make_trainer
 
 PAD, END = 1, 2
 SHAPE = Shape(hidden=16, ffn=32, layers=2, heads=4, max_length=12, dropout=0.0)
@@ -81,6 +82,18 @@ def test_training_reviews_alone_are_shuffled(reviews):
     assert len(orders) > 1
     assert order(data.train_dataloader()) == order(data.train_dataloader())
     assert order(data.test_dataloader()) == [10, 11, 12, 13]
+
+
+def test_ranks_share_the_training_reviews_out(reviews):
+    seen = []
+    for rank in (0, 1):
+        data = ReviewsData(reviews, batch_size=1, max_length=12)
+        data.trainer = SimpleNamespace(world_size=2, global_rank=rank)
+        seen.append([int(batch.tokens[0, 2]) for batch in data.train_dataloader()])
+    assert [len(tokens) for tokens in seen] == [4, 4]
+    # Seven reviews: one of them fills the second share up.
+    assert set(seen[0] + seen[1]) == set(range(10, 17))
+    assert len(set(seen[0]) & set(seen[1])) == 1
 
 
 def test_worker_processes_give_the_same_batches(reviews):
@@ -229,6 +242,24 @@ class TestStrategies:
 
         assert type(strategy_of(None, on_gpu=False, num_ranks=1)) is SingleDeviceStrategy
         assert type(strategy_of(None, on_gpu=False, num_ranks=2)) is DDPStrategy
+
+    def test_deepspeed_without_a_gpu_is_given_a_device_with_an_index(self, monkeypatch):
+        found = strategy_of(self.CONFIG, on_gpu=False, num_ranks=2)
+        monkeypatch.setattr(CpuDeepSpeedStrategy, "local_rank", 1)
+        assert found.root_device == torch.device("cpu", 1)
+
+    def test_every_machine_has_as_many_devices_as_ranks(self, monkeypatch, tmp_path):
+        import lightning.pytorch as pl
+
+        fields = {"model": "tiny", "dp": 4, "device": "cpu", "global_batch_size": 128}
+        point = load_study("imdb").make_point(fields)
+        run = SimpleNamespace(point=point, ds_config=self.CONFIG, run_dir=tmp_path)
+        ranks = SimpleNamespace(num_ranks=4, rank=0, is_first=True)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        monkeypatch.setattr(pl, "Trainer", lambda **given: given)
+        given = make_trainer(run, ranks, False, [], [])
+        assert (given["devices"], given["num_nodes"]) == (2, 2)
+        assert type(given["strategy"]) is CpuDeepSpeedStrategy
 
     @pytest.mark.parametrize(
         ("zero", "offloads"),

@@ -136,6 +136,24 @@ def test_srun_starts_one_torchrun_a_node(monkeypatch):
     assert len(commands.describe().splitlines()) == 2
 
 
+def test_of_nodes_that_are_started_by_hand_each_runs_its_part_and_the_first_is_met():
+    words = ("--nnodes", "2", "--master-addr", "n1", "--master-port", "5000")
+    found = [
+        launcher(*words, "--node-rank", str(node)).commands(PROGRAM, 4, 5000) for node in (0, 1)
+    ]
+    parts = [
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}"),
+            *("--nproc-per-node=2", "--master-addr=n1", "--master-port=5000", *PROGRAM.words),
+        ]
+        for node in (0, 1)
+    ]
+    meeting = ["-m", "launch.hosts.meeting", "5000", "2", "/r/run.json"]
+    assert nodes(found[0]) == [[*meeting, *parts[0]]]
+    assert nodes(found[1]) == [parts[1][1:]]
+    assert all(commands.starts == () for commands in found)
+
+
 def test_the_environment_of_far_ranks_is_made_there(hostfile):
     far = launcher("--hostfile", str(hostfile)).environment({"PATH": "/bin"}, 4, 5000)
     assert "OMP_NUM_THREADS" not in far
