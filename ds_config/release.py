@@ -19,7 +19,7 @@ from typing import Any
 from ds_config.command import CommandError
 from ds_config.installed import Key
 
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 _PROGRAM = Path(__file__).with_name("installed.py")
 
 
@@ -67,7 +67,7 @@ def ask(table: Mapping[str, Any]) -> Answer:
     """Ask the installed DeepSpeed for its keys, and for what it refuses of a configuration.
 
     Raises:
-        NoAnswerError: It is not installed, cannot be imported, or did not answer in two minutes.
+        NoAnswerError: It is not installed, cannot be imported, or did not answer in five minutes.
     """
     version = _installed()
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -90,19 +91,20 @@ def with_user_json(
                 f"{path}: {key} = {json.dumps(after.get(key))}: the run has {field} = "
                 f"{point.value(field)!r}; leave the key out, or give the field or another engine"
             )
-    notes = _new_faults(config, made, point, _asked(table, made))
+    notes = _new_faults(config, made, point, _asked(table, made, path))
     if notes:
         texts = [f"{n.key}: {n.text}" + (f"; {n.remedy}" if n.remedy else "") for n in notes]
         raise ConfigError(f"{path}: {'. '.join(texts)}")
     return made
 
 
-def _asked(table: Mapping[str, Any], made: Mapping[str, Any]) -> Answer | None:
+def _asked(table: Mapping[str, Any], made: Mapping[str, Any], path: Path) -> Answer | None:
     text = json.dumps(table, sort_keys=True)
     if text not in _ANSWERS:
         try:
             _ANSWERS[text] = ask(made)
-        except NoAnswerError:  # the run itself will say what ails DeepSpeed
+        except NoAnswerError as error:  # the run itself will say what ails DeepSpeed
+            sys.stderr.write(f"{path}: its keys are not checked: {error}\n")
             _ANSWERS[text] = None
     return _ANSWERS[text]
 

@@ -190,9 +190,10 @@ def test_what_deepspeed_itself_refuses_is_a_reason_not_to_start(given):
     assert reasons[0].endswith("did you mean WarmupLR?")
 
 
-def test_a_deepspeed_that_does_not_answer_stops_nothing(given, monkeypatch):
+def test_a_deepspeed_that_does_not_answer_stops_nothing(given, monkeypatch, capsys):
     def silent(made):
         raise NoAnswerError("cannot be imported")
 
     monkeypatch.setattr("launch.trainers.user_json.ask", silent)
     assert given({"steps_per_print": 7}).refuse(POINT) == []
+    assert capsys.readouterr().err.endswith("its keys are not checked: cannot be imported\n")
