@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LONGEST_FILE = 500
+LONGEST_FILE = 800
 
 
 def short(path):
