@@ -110,7 +110,7 @@ def _work_once(case: dict[str, Any]) -> None:
         if hasattr(config, name):
             setattr(config, name, 1)
     config.vocab_size = 128
-    model = language_model(config, case["attention"] == "sdpa").to(TYPES[case["dtype"]]).train()
+    model = language_model(config, case["attention"]).to(TYPES[case["dtype"]]).train()
     ids = torch.randint(2, 128, (1, 16))
     model(input_ids=ids, labels=ids).loss.backward()
     weight = torch.nn.Parameter(torch.zeros(64))
@@ -125,13 +125,13 @@ def _load(case: dict[str, Any]) -> Any:  # noqa: ANN401
     zero = config["zero_optimization"]
     if zero["stage"] == 3:
         with deepspeed.zero.Init(config_dict_or_path=config):
-            model = language_model(_config_of(case), case["attention"] == "sdpa")
+            model = language_model(_config_of(case), case["attention"])
         for parameter in model.parameters():
             # What transformers draws after a module is made never reaches weights that are cut.
             parameter.ds_tensor.normal_(std=0.02)
     else:
         torch.set_default_dtype(TYPES[case["dtype"]])
-        model = language_model(_config_of(case), case["attention"] == "sdpa")
+        model = language_model(_config_of(case), case["attention"])
         torch.set_default_dtype(torch.float32)
     if case["checkpointing"]:
         model.gradient_checkpointing_enable({"use_reentrant": False})

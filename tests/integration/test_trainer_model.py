@@ -54,10 +54,9 @@ for attention in ("sdpa", "local"):
         places = torch.arange(64).expand(2, 64).contiguous()
         mask = model.causal_mask(point, torch.device("cpu"))
         saved = saved_bytes(gpt, lambda: gpt(ids, places, mask, labels=ids).sum())
-        [layer] = found.layers
-        kept = 3 * layer.kept_bytes(size, 128, 64, attention == "sdpa")
+        sample = found.kept(size, 64, attention == "sdpa")
         # The loss keeps the exponentials of the logits in fp32.
-        kept += 128 * (size * found.head_kept + 4 * found.vocab_size)
+        kept = 2 * (3 * sample.layer + sample.head + 64 * 4 * found.vocab_size)
         print(kept / saved, file=RESULTS)
 """
 )

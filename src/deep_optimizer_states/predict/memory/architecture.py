@@ -29,6 +29,8 @@ LAYER_COUNTS = ("num_hidden_layers", "num_decoder_layers", "decoder_layers")
 """Fields of Hugging Face configurations that count layers of a kind."""
 DEFAULT_SEQUENCE = 512
 """Tokens of a sample of a model whose configuration names no most, as T5."""
+WITHOUT_MASK = "torch_without_mask"
+"""Name under which torch's attention is registered, where no batch has padding."""
 NO_TRANSFORMERS = "needs transformers, which is not installed: pip install transformers"
 
 
@@ -210,10 +212,12 @@ class Forward:
     numel: int  # parameters of the model
 
 
-def language_model(config: Any, is_flash: bool = True) -> Any:  # noqa: ANN401
+def language_model(config: Any, attention: str | None = None) -> Any:  # noqa: ANN401
     """Build transformers' model of a configuration; an encoder alone predicts masked words.
 
-    Without ``is_flash`` its attention writes its scores, and else where the model has no other.
+    Args:
+        config: Of transformers.
+        attention: Name of its implementation; None for the model's own choice.
     """
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
@@ -223,7 +227,7 @@ def language_model(config: Any, is_flash: bool = True) -> Any:  # noqa: ANN401
         kind = transformers.AutoModelForSeq2SeqLM
     elif type(config) in MODEL_FOR_MASKED_LM_MAPPING:
         kind = transformers.AutoModelForMaskedLM
-    return kind.from_config(config, **({} if is_flash else {"attn_implementation": "eager"}))
+    return kind.from_config(config, **({"attn_implementation": attention} if attention else {}))
 
 
 def _config_of(table: Mapping[str, Any], source: str) -> Any:  # noqa: ANN401
@@ -313,7 +317,11 @@ def _forward(config: Any, size: int, sequence: int, is_flash: bool) -> Forward: 
     """Run a forward of one sample on tensors without memory, dropout off."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    # transformers makes no mask for an implementation of which it knows none, as of no padding.
+    AttentionInterface.register(WITHOUT_MASK, sdpa_attention_forward)
     config.dtype = torch.float32 if size == FP32_BYTES else torch.bfloat16
     saved: dict[int, torch.Tensor] = {}  # one of the tensors of each storage
 
@@ -322,7 +330,7 @@ def _forward(config: Any, size: int, sequence: int, is_flash: bool) -> Forward: 
         return tensor
 
     with FakeTensorMode():
-        model = language_model(config, is_flash).eval()
+        model = language_model(config, WITHOUT_MASK if is_flash else "eager").eval()
         ids = torch.zeros(1, sequence, dtype=torch.int64)
         inputs = {"input_ids": ids, "labels": ids}
         if config.is_encoder_decoder:
