@@ -92,7 +92,7 @@ PARTS = {
         580,
         (*_SWEEP, "--results-dir", "{folder}/results"),
         "the sweep's small form, without the rows that need a GPU",
-        r"^\[\d+/\d+\]|equal|differ|gate|left out|^report",
+        r"^\[\d+/\d+\] (?!.*: start)|equal to|differ|not compared|^report ",
     ),
 }
 
