@@ -71,6 +71,10 @@ def test_no_ratio_where_the_bits_differ():
     assert {row[1] for row in rows} == {"withheld: the bits differ"}
     assert "3.00" not in host.as_text(result(equal=False)).partition("goal")[2]
     assert not host.all_equal([result(), result(equal=False)])
+    engines_alone = result()
+    engines_alone["engines"]["equal"]["stride 2"] = False
+    assert not host.all_equal([engines_alone])
+    assert host.all_equal([result()])
 
 
 def test_engines_are_equal_that_have_all_of_stocks_state(monkeypatch):

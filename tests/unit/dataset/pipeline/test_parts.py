@@ -34,6 +34,18 @@ def arrays(path):
     return [parts.read(path, name, key) for key in range(2) for name in NAMES]
 
 
+def test_a_part_that_is_not_written_to_its_end_never_has_its_name(tmp_path, monkeypatch):
+    def die(file, **_arrays):
+        file.write(b"half of it")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parts.np, "savez", die)
+    with pytest.raises(KeyboardInterrupt):
+        parts.write(tmp_path, FACTS, KEYS)
+    assert not parts.path_of(tmp_path, 3).exists()
+    assert list(tmp_path.glob(f"*{parts.ENDING}")) == []
+
+
 def test_a_part_comes_back_as_it_was_written(path):
     assert parts.finished(path.parent) == {3: FACTS}
     expected = [array for key in KEYS for array in key]
