@@ -143,7 +143,8 @@ def _model(name: str) -> tuple[Architecture, ModelShape | None]:
         return architecture_of_shape(shape), shape
     architecture = read_architecture(path)
     table = json.loads(path.read_text(encoding="utf-8"))
-    if table.get("model_type") not in ("llama", "mistral"):
+    sizes = {"num_attention_heads", "intermediate_size"}
+    if table.get("model_type") not in ("llama", "mistral") or not sizes <= table.keys():
         return architecture, None
     heads = table["num_attention_heads"]
     shape = ModelShape(

@@ -200,6 +200,15 @@ def test_the_winner_is_written_to_a_new_file_alone(tmp_path, capsys):
     assert path.read_text() == "mine"
 
 
+def test_sizes_that_a_config_json_leaves_out_are_those_of_transformers(tmp_path):
+    path = tmp_path / "config.json"
+    left_out = ("num_attention_heads", "intermediate_size")
+    path.write_text(json.dumps({key: LLAMA[key] for key in LLAMA if key not in left_out}))
+    architecture, shape = _model(str(path))
+    assert architecture.numel == architecture_of(LLAMA).numel, "32 heads and 11,008 units"
+    assert shape is None, "its time is not predicted"
+
+
 def test_a_config_json_of_hugging_face_is_a_model(tmp_path, capsys):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA))
