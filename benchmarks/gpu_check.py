@@ -205,7 +205,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     kept = folder / "summary.json"
     table = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     outcomes = {name: Outcome(**found) for name, found in table.items()}
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     for name in names:
         try:
             outcomes[name] = run_part(name, folder, on_gpu)
@@ -247,4 +246,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())
