@@ -164,8 +164,8 @@ def _datasets(here):
     with tempfile.TemporaryDirectory() as made:
         for name, words in _corpora().items():
             place = "--output-prefix" if "--input" in words else "--cache-dir"
-            _say(here / f"{name}.txt", ["python", "-m", "dataset", "prepare", *words,
-                                        place, str(Path(made) / name)])  # fmt: skip
+            command = ["python", "-m", "dataset", "prepare", *words, place, f"{made}/{name}/{name}"]
+            _say(here / f"{name}.txt", command, only_code=True)
         for path in sorted(Path(made).rglob("*")):
             if path.suffix in (".bin", ".idx"):
                 found = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -258,8 +258,9 @@ def _run(words):
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
     except subprocess.TimeoutExpired as error:
         return "none in time", str(error.stdout)
-    text = done.stdout.replace(str(ROOT), "CHECKOUT").replace(str(ROOT.parent), "BESIDE")
-    return done.returncode, re.sub(re.escape(tempfile.gettempdir()) + r"/\w+", "FOLDER", text)
+    text = done.stdout.replace(str(ROOT), "CHECKOUT")
+    text = re.sub(re.escape(tempfile.gettempdir()) + r"/tmp\w+", "FOLDER", text)
+    return done.returncode, text.replace(str(ROOT.parent), "BESIDE")
 
 
 PARTS = {
