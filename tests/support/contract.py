@@ -301,7 +301,7 @@ def _texts(one, other):
     names = {path.relative_to(folder) for folder in (one, other) for path in folder.rglob("*")
              if path.is_file() and path.suffix != ".csv"}  # fmt: skip
     for name in sorted(names):
-        texts = [(folder / name).read_text(encoding="utf-8").splitlines()
+        texts = [(folder / name).read_text(encoding="utf-8", errors="replace").splitlines()
                  if (folder / name).is_file() else [] for folder in (one, other)]  # fmt: skip
         for line in difflib.unified_diff(*texts, "before", "after", lineterm="", n=0):
             if not line.startswith(("---", "+++", "@@")):
