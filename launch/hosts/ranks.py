@@ -19,6 +19,9 @@ from launch.records.files import ROOT
 _KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_PORT = 10_000
 """Lower ones belong to services more often."""
+_MOST_KEPT = 64
+_kept: list[socket.socket] = []
+"""Names that keep the ports of the last calls from other processes of this project."""
 TRAINER_MODULE = "launch.pretrain_gpt"
 
 
@@ -26,7 +29,8 @@ def free_port() -> int:
     """A TCP port that nobody listens on now.
 
     The kernel would give one of its own range, and give it again to any process that asks before
-    the ranks, which start seconds later, listen on it. So it is drawn from below that range.
+    the ranks, which start seconds later, listen on it. So it is drawn from below that range, and
+    no other call gives it as long as this process lives.
     """
     try:
         end = int(_KERNELS_PORTS.read_text(encoding="ascii").split()[0])
@@ -38,8 +42,22 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             found: int = probe.getsockname()[1]
+            _keep(found)
             return found
     raise ConfigError("no TCP port of 127.0.0.1 can be bound, and ranks meet at one")
+
+
+def _keep(port: int) -> None:
+    """Take a name of Linux's for a port; an error if somebody has it."""
+    name = socket.socket(socket.AF_UNIX)
+    try:
+        name.bind(f"\0deep_optimizer_states/port/{port}")
+    except OSError:
+        name.close()
+        raise
+    _kept.append(name)
+    if len(_kept) > _MOST_KEPT:
+        _kept.pop(0).close()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -71,6 +72,23 @@ def test_a_free_port_is_none_that_the_kernel_gives_to_others_meanwhile(monkeypat
         kernels.write_text(text)
         with socket.socket() as server:
             server.bind(("127.0.0.1", free_port()))
+
+
+def test_a_port_is_given_once_though_nobody_listens_on_it_yet(monkeypatch):
+    port = free_port()
+    code = "import sys; from launch.hosts import ranks; ranks._keep(int(sys.argv[1]))"
+
+    def take(number):
+        words = [sys.executable, "-c", code, str(number)]
+        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stderr
+
+    assert "Address already in use" in take(port)
+    monkeypatch.setattr(ranks.SystemRandom, "randrange", lambda *_: port)
+    assert free_port() != port, "the kernel's, since all that were drawn are taken"
+    for name in ranks._kept:
+        name.close()
+    ranks._kept.clear()
+    assert take(port) == ""
 
 
 def test_a_machine_that_only_starts_ranks_elsewhere_sets_no_threads():
