@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import socket
@@ -56,6 +57,7 @@ def _keep(port: int) -> None:
         name.close()
         raise
     _kept.append(name)
+    atexit.register(name.close)
     if len(_kept) > _MOST_KEPT:
         _kept.pop(0).close()
 
