@@ -78,7 +78,7 @@ def interrupt(number=signal.SIGINT, after=None):
 
 
 def _sleeps_of_main_thread():
-    """How often it has gone to sleep, if it is asleep."""
+    """Return how often it has gone to sleep, or None if it is awake."""
     text = Path(f"/proc/self/task/{os.getpid()}/status").read_text()
     fields = dict(line.split(":\t", 1) for line in text.splitlines())
     is_asleep = fields["State"].startswith("S")

@@ -1,6 +1,7 @@
 """`make gpu-check`: parts that fail or take too long, the summary, packages that lack."""
 
 import json
+import signal
 import sys
 import zipfile
 from pathlib import Path
@@ -31,7 +32,9 @@ def check(tmp_path, monkeypatch):
         facts = f"print({json.dumps(json.dumps([gpu, 'a machine']))})"
         monkeypatch.setattr(gpu_check, "_FACTS", facts)
         monkeypatch.setattr(gpu_check, "PARTS", parts)
+        before = signal.getsignal(signal.SIGTERM)
         code = gpu_check.main([*words, "--folder", str(tmp_path / "found")])
+        assert signal.getsignal(signal.SIGTERM) is before, "the caller's own"
         return code, (tmp_path / "found" / "summary.txt").read_text()
 
     return run
