@@ -14,11 +14,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from configs.files import printable
 from parse.arguments import add_warmup, number_from_0
 from parse.compare.present import comparison_json, comparison_notes, reject_lines
 from parse.compare.two_runs import Comparison, Timing, compare
 from parse.compare.verdict import DEFAULT_TOLERANCE
-from parse.errors import LogError, printable
+from parse.errors import LogError
 from parse.log.read import read_usable_log
 from parse.log.records import PHASES, Log
 

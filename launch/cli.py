@@ -16,31 +16,29 @@ from typing import Any, Protocol
 from pydantic.fields import FieldInfo
 
 from configs.errors import ConfigError
+from configs.files import ROOT, printable
 from configs.overrides import MODEL_FIELDS
 from configs.study import Study, default_study, load_study
 from launch.data import LaunchError
 from launch.hosts.options import add_launch_options
-from launch.records.files import ROOT
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 
+_LAYOUT = "\n\t"
+
+
 def say(text: str) -> None:
     """Print a line for the user, at once."""
-    sys.stdout.write(f"{printable(text)}\n")
+    sys.stdout.write(f"{printable(text, _LAYOUT)}\n")
     sys.stdout.flush()
 
 
 def complain(text: str) -> None:
     """Print a line of what went wrong, on standard error."""
-    sys.stderr.write(f"{printable(text)}\n")
-
-
-def printable(text: str) -> str:
-    """A text whose control characters are ``?``, so that no path or name steers the terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+    sys.stderr.write(f"{printable(text, _LAYOUT)}\n")
 
 
 class _HasArguments(Protocol):

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.files import ROOT
 from configs.schema import Model, Point
 from launch.pair import BY_SIZES, largest_token, manifest_of, require_whole, token_type
-from launch.records.files import ROOT
 from launch.records.identity import data_facts
 
 DATASET = [sys.executable, "-m", "dataset"]

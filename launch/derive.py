@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from configs.files import ROOT
 from launch import cli
-from launch.records.files import ROOT
 
 
 def derive(folder: Path, expected_figures: Sequence[str]) -> int:

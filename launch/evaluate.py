@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.files import read_json, write_json
 from launch.cli import Parser, count, run_command, say
 from launch.hosts.ranks import Program, free_port, ranks_command, ranks_environment
-from launch.records.files import read_json, write_json
 from launch.trainer.checkpoint_files import FOLDER, Checkpoint, find_checkpoint
 from launch.trainer.performance import RESULT, WARMUP_BATCHES
 from launch.trainers.limits import PLUGIN_BLOCK

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from configs.files import ROOT, last_lines
 from configs.schema import Point
 from deep_optimizer_states.stale_locks import locks_watched
 from launch import cli
@@ -22,7 +23,6 @@ from launch.process.outcome import judge
 from launch.process.stacks import add_note
 from launch.process.supervise import Beside, supervise
 from launch.records.driver import Driver
-from launch.records.files import ROOT, last_lines
 from launch.records.provenance import provenance
 from launch.records.run_folder import RunFolder, Status, create_run_folder, disk_is_full
 from launch.task import RunOptions, Task

@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from configs.files import write_json
 from deep_optimizer_states.cores import usable_cores
-from launch.records.files import write_json
 
 SLICE_S = 0.010
 """Seconds of work between two looks at the clock."""

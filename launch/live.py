@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launch import cli
+from configs.files import printable
 from launch.process.growing import GrowingFile, meanwhile
 from launch.records.run_folder import RunFolder
 
@@ -100,7 +100,7 @@ class Live:
 
     @staticmethod
     def _write(text: str, on_terminal: bool) -> None:
-        text = cli.printable(text)
+        text = printable(text)
         if on_terminal:
             width = shutil.get_terminal_size().columns
             sys.stdout.write(f"\r\x1b[K{text[: width - 1]}")

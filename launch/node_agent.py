@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from configs.files import ROOT
 from launch.hosts.ranks import node_environment
 from launch.process.job import Job, Limits
 from launch.process.supervise import supervise
-from launch.records.files import ROOT
 
 LONGEST_ORDER_BYTES = 2**22
 

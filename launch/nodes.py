@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from configs.files import ROOT
 from launch.process.members import POLL_S
 from launch.process.supervise import stop_requests
-from launch.records.files import ROOT
 
 EXPORTED = (
     *("CUBLAS_", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "DEEPSPEED_", "DS_"),

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from configs.errors import ConfigError, explain
+from configs.files import ROOT
 from configs.overrides import apply_overrides
 from configs.schema import Point, read_toml
 from configs.study import Study
@@ -26,7 +27,6 @@ from launch.hosts.meeting import join_meeting
 from launch.needs import refuse_if_lacking
 from launch.process.job import Job, Limits
 from launch.process.supervise import supervise
-from launch.records.files import ROOT
 from launch.task import RunOptions, Task
 
 SINGLE_RUNS = "single"

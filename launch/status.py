@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.files import ROOT
 from launch import cli
 from launch.live import Tail, duration_text, progress_text
-from launch.records.files import ROOT
 from launch.records.ledger import Record, read_records
 from launch.sweep_index import INDEX, read_index
 

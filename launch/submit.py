@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.files import ROOT, write_json
 from configs.sweep import load_sweep
 from launch import cli, sweep as sweep_command
 from launch.cluster.jobs import SCHEDULERS, Ask, BatchJob, render
@@ -24,7 +25,6 @@ from launch.fit.dtype import options_for_others
 from launch.fit.machine import probe_machine
 from launch.hosts.hostfile import ranks_a_node
 from launch.hosts.launchers import TORCHRUN
-from launch.records.files import ROOT, write_json
 from launch.records.ledger import Choice
 from launch.records.provenance import redact
 from launch.sweep_runner import Plan

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from configs.files import as_json, printable, read_json, write_text
 from launch import cli
-from launch.records.files import as_json, read_json, write_text
 
 SCHEMA_VERSION = 1
 SUMMARY, JUNIT = "summary.json", "junit.xml"
@@ -74,25 +74,25 @@ def _missing(index: dict[str, Any]) -> list[dict[str, Any]]:
 def _junit(summary: dict[str, Any], folder: Path) -> str:
     """A case a run, failed unless it is ok, and a case a comparison, failed unless it holds."""
     runs, findings = summary["runs"], summary["findings"]
-    suite = ElementTree.Element("testsuite", name=cli.printable(summary["sweep"]))
+    suite = ElementTree.Element("testsuite", name=printable(summary["sweep"]))
     suite.set("timestamp", summary["ended"])
     seconds = [run.get("seconds") or 0.0 for run in runs]
     repeats = any(run.get("repeat") != 1 for run in runs)
     for run, took in zip(runs, seconds, strict=True):
         name = f"{run['name']} #{run['repeat']}" if repeats else str(run["name"])
         case = _case(suite, f"{summary['sweep']}.runs", name, took)
-        words = cli.printable(str(run.get("cause") or ""))
+        words = printable(str(run.get("cause") or ""))
         if run["status"] in (NOT_RUN, LEFT_OUT):
             ElementTree.SubElement(case, "skipped", message=words or NOT_RUN)
         elif run["status"] != "ok":
-            failure = ElementTree.SubElement(case, "failure", type=cli.printable(run["status"]))
-            failure.set("message", words or cli.printable(run["status"]))
+            failure = ElementTree.SubElement(case, "failure", type=printable(run["status"]))
+            failure.set("message", words or printable(run["status"]))
             status = read_json(folder / str(run.get("run_dir")) / "status.json")
-            failure.text = cli.printable("\n".join(map(str, status.get("last_lines") or [])))
+            failure.text = printable("\n".join(map(str, status.get("last_lines") or [])))
     for finding in findings:
         case = _case(suite, f"{summary['sweep']}.comparisons", str(finding.get("label")), 0.0)
         if not finding.get("holds"):
-            verdict = cli.printable(str(finding.get("verdict")))
+            verdict = printable(str(finding.get("verdict")))
             ElementTree.SubElement(case, "failure", type="comparison", message=verdict)
     for key, tag in (("tests", "testcase"), ("failures", "failure"), ("skipped", "skipped")):
         suite.set(key, str(sum(1 for _ in suite.iter(tag))))
@@ -104,8 +104,8 @@ def _junit(summary: dict[str, Any], folder: Path) -> str:
 
 def _case(suite: ElementTree.Element, group: str, name: str, seconds: float) -> ElementTree.Element:
     words = {
-        "classname": cli.printable(group),
-        "name": cli.printable(name),
+        "classname": printable(group),
+        "name": printable(name),
         "time": f"{seconds:.3f}",
     }
     return ElementTree.SubElement(suite, "testcase", words)

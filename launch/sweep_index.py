@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.files import write_json
 from configs.sweep import Sweep
 from launch import cli
-from launch.records.files import write_json
 from launch.records.ledger import Record, older
 from launch.records.run_folder import SCHEMA_VERSION
 from launch.task import Task

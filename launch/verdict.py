@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from launch.records.files import ROOT
+from configs.files import ROOT
 from launch.records.ledger import UNTRAINED
 from launch.records.run_folder import RunFolder, Status
 

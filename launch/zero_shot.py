@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.files import read_given_json, write_json
 from launch.cli import Parser, complain, count, run_command, say
 from launch.export.held_out import task_config
-from launch.records.files import read_given_json, write_json
 
 SCHEMA_VERSION = 1
 """Of the JSON file."""

@@ -5,8 +5,3 @@ from __future__ import annotations
 
 class LogError(ValueError):
     """A log or a sweep folder cannot be used; the message names it and says why."""
-
-
-def printable(text: str) -> str:
-    """Foreign text as one line that no terminal takes for commands."""
-    return "".join(c if c.isprintable() else "?" for c in text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.fields import CORE_FIELDS
+from configs.files import read_json
 from configs.study import Study, default_study
 from parse.compare.verdict import FAILED, LossVerdict, judge_log
 from parse.errors import LogError
@@ -244,15 +244,6 @@ def attach_samples(runs: Sequence[Run], paths: Sequence[Path]) -> list[Path]:
         elif path.resolve() not in {known.resolve() for known in owners[0].monitor_files}:
             owners[0].monitor_files.append(path)
     return left
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read the object of a JSON file; empty when the file is missing or damaged."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def find_logs(path: Path) -> list[Path]:

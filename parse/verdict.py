@@ -12,8 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from configs.files import printable
 from parse.compare.verdict import judge_log
-from parse.errors import LogError, printable
+from parse.errors import LogError
 from parse.log.read import read_log
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from configs.errors import ConfigError
+from configs.files import write_json
 from configs.schema import Model
 from launch.cli import Parser, run_command, say
 from launch.export.tokenizer import Tokenizer, tokenizer_of
-from launch.records.files import write_json
 from launch.trainer.checkpoint_files import Checkpoint, find_checkpoint
 
 SCHEMA_VERSION = 1

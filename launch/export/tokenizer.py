@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.files import read_json
 from launch.pair import manifest_of
-from launch.records.files import read_json
 from launch.trainer.checkpoint_files import FOLDER, Checkpoint
 
 END_OF_DOCUMENT = "<|endoftext|>"

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from configs.files import ROOT
 from launch.hosts.ranks import Program
-from launch.records.files import ROOT
 
 CONFIG_FILE = "ds_config.json"
 """In a run folder: the config that the autotuner varies."""

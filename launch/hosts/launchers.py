@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Self
 
 from configs.errors import ConfigError
+from configs.files import ROOT, write_json
 from configs.schema import Point
 from launch.hosts import namespaces
 from launch.hosts.autotuning import tuned
@@ -40,7 +41,6 @@ from launch.hosts.ranks import (
     ranks_command,
     ranks_environment,
 )
-from launch.records.files import ROOT, write_json
 
 NODES_FILE = "nodes.json"
 """In a run folder: what is started where."""

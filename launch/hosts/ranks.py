@@ -13,9 +13,9 @@ from pathlib import Path
 from random import SystemRandom
 
 from configs.errors import ConfigError
+from configs.files import ROOT
 from deep_optimizer_states.cores import usable_cores
 from launch.process.extensions import EXTENSIONS_VARIABLE, extensions_folder
-from launch.records.files import ROOT
 
 _KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_PORT = 10_000

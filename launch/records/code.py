@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import deep_optimizer_states
-from launch.records.files import ROOT
+from configs.files import ROOT
 
 _SOURCE = ROOT / "src" / deep_optimizer_states.__name__
 PLUGIN = _SOURCE if _SOURCE.is_dir() else Path(deep_optimizer_states.__file__).parent

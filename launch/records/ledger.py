@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from configs.files import read_json
 from launch.records.driver import Driver
-from launch.records.files import read_json
 from launch.records.identity import changes
 
 UNTRAINED = ("nan", "frozen", "diverged", "skipped")

@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
+from configs.files import ROOT
 from deep_optimizer_states.cores import usable_cores
-from launch.records.files import ROOT
 
 PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "pydantic", "triton")
 """Packages whose version can change a result or a time."""

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.files import json_lines, last_lines, write_json
 from configs.schema import Point
 from launch.records.driver import Driver
-from launch.records.files import json_lines, last_lines, write_json
 
 SCHEMA_VERSION = 2
 """Of ``run.json``, ``status.json`` and ``sweep.json``."""

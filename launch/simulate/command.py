@@ -22,6 +22,7 @@ from pydantic import Field
 
 from configs.errors import ConfigError, explain
 from configs.fields import field_row
+from configs.files import read_json
 from configs.schema import Point
 from configs.study import Study
 from configs.sweep import Sweep
@@ -36,7 +37,6 @@ from deep_optimizer_states.predict.machine import (
 from deep_optimizer_states.predict.predict import AllResident, Prediction, all_resident, predict
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch import cli
-from launch.records.files import read_json
 from launch.records.identity import settings_key
 from launch.records.run_folder import SCHEMA_VERSION, study_of, sweep_dir
 from launch.simulate.workloads import AsOf, as_of, workload_of

@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from configs.errors import ConfigError, explain
+from configs.files import read_given_json
 from configs.schema import Point
 from configs.study import default_study, study_from
-from launch.records.files import read_given_json
 from launch.trainer.checkpoint_files import Checkpoint, find_checkpoint
 
 SCHEMA_VERSIONS = (1, 2)

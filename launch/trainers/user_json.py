@@ -12,11 +12,11 @@ from typing import Any
 
 from configs.batch import batch_problem
 from configs.errors import ConfigError
+from configs.files import read_given_json
 from configs.schema import Point
 from configs.templates import laid_over
 from ds_config.explain import explain
 from ds_config.release import Answer, NoAnswerError, Note, ask
-from launch.records.files import read_given_json
 from launch.trainers.limits import PLUGIN_BLOCK
 
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?")

@@ -10,13 +10,14 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.fields import CORE_FIELDS
+from configs.files import read_json
 from configs.study import Study, default_study, study_from
 from parse.compare.comparisons import compare_points, timed_phases
 from parse.compare.pairs import group_points
 from parse.compare.verdict import FAILED
 from parse.errors import LogError
 from parse.labels import free_by_gate, label_runs
-from parse.run_folder import SWEEP_FILE, Run, find_logs, read_json, read_run, read_sweep
+from parse.run_folder import SWEEP_FILE, Run, find_logs, read_run, read_sweep
 from parse.table import STUDY_FILE, run_row
 from parse.unmeasured import MEASURED
 from parse.write import unguard

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from configs.files import printable
 from parse.compare.two_runs import Comparison
 from parse.compare.verdict import LossVerdict
-from parse.errors import printable
 from parse.log.records import Log
 
 _SHOWN_REJECTS = 5

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from configs.files import printable
 from parse.arguments import add_warmup
 from parse.compare.measured import Measured, read_measured
 from parse.compare.verdict import FAILED
-from parse.errors import LogError, printable
+from parse.errors import LogError
 from parse.write import replace_text
 
 _KEY = "reference_values"

@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from configs.files import printable
 from parse.arguments import add_warmup, number_from_0
 from parse.compare.measured import Measured, by_key, matching_fields, read_measured
 from parse.compare.references import is_reference_file, read_references
 from parse.compare.stats import Spread, ratio_of_medians, spread
-from parse.errors import LogError, printable
+from parse.errors import LogError
 
 REGRESSIONS = (
     *("missing", "failed", "loss worse", "equality worse", "fewer iterations", "no times"),

@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from configs.files import printable
 from parse.diagnose.illness import Illness
 from parse.diagnose.log import Diagnosis, diagnose
-from parse.errors import LogError, printable
+from parse.errors import LogError
 from parse.run_folder import find_logs
 
 

@@ -8,7 +8,7 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parse.errors import printable
+from configs.files import printable
 
 _EVIDENCE_CHARACTERS = 240
 

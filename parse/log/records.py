@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parse.errors import printable
+from configs.files import printable
 
 Setting = int | float | str
 

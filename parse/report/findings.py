@@ -10,12 +10,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from configs.files import read_json
 from parse.compare.comparisons import Finding, compare_points, write_comparisons
 from parse.errors import LogError
 from parse.labels import label_runs
 from parse.report.context import report_context
 from parse.report.simulated import simulated_context
-from parse.run_folder import SWEEP_FILE, Run, read_json, read_sweep
+from parse.run_folder import SWEEP_FILE, Run, read_sweep
 from parse.table import write_tables
 from parse.unmeasured import MEASURED
 from parse.write import check_our_json, replace_text

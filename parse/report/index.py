@@ -11,12 +11,13 @@ from typing import Any
 from urllib.parse import quote
 
 from configs.errors import ConfigError
+from configs.files import read_json
 from configs.naming import Namer
 from configs.study import Study, study_from
 from parse.errors import LogError
 from parse.report.findings import FINDINGS_FILE, read_findings
 from parse.report.render import render_html
-from parse.run_folder import SWEEP_FILE, read_json
+from parse.run_folder import SWEEP_FILE
 from parse.unmeasured import MEASURED, PUBLISHED, SIMULATED
 from parse.write import replace_text
 

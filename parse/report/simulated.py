@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from configs.files import read_json
 from configs.naming import Namer
 from parse.compare.comparisons import PointComparison, timed_phases
 from parse.compare.stats import Ratio
 from parse.report.context import study_words
-from parse.run_folder import Run, read_json
+from parse.run_folder import Run
 from parse.unmeasured import PUBLISHED, SIMULATED
 
 _GIB = 1024**3

@@ -9,7 +9,7 @@ import sys
 import pytest
 from processes import python_path
 
-from launch.records.files import ROOT
+from configs.files import ROOT
 
 STUDY = """
 title = "Buckets of gradients"

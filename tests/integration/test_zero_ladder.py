@@ -10,7 +10,7 @@ import pytest
 from deepspeed.accelerator import get_accelerator
 from processes import python_path
 
-from launch.records.files import ROOT
+from configs.files import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SMALL = ("--model.layers", "1", "--model.hidden", "64", "--model.ffn", "128", "--model.heads", "2")

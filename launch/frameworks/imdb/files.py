@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from configs.files import ROOT
 from launch.frameworks.imdb.errors import ImdbError
 from launch.frameworks.imdb.reviews import SPLITS, Reviews, hub_reviews, synthetic_reviews
 from launch.frameworks.imdb.tokenizer import pad_id, roberta_tokenizer, trained_tokenizer
-from launch.records.files import ROOT
 
 SYNTHETIC, IMDB = "synthetic-reviews", "imdb-reviews"
 CACHE = ROOT / "dataset" / "cache"

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from launch.records.files import ROOT
+from configs.files import ROOT
 
 EXAMPLES = ROOT / "examples"
 STEPS = 4

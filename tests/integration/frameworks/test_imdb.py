@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from launch.records.files import ROOT
+from configs.files import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SWEEP = """

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from configs.errors import ConfigError
+from configs.files import ROOT
 from configs.study import make_point
 from dataset import indexed
 from launch import data, sweep
 from launch.cli import Parser, add_run_options
 from launch.config_n_run import main as config_n_run
 from launch.data import LaunchError, data_prefix, look_at, require_vocabulary, with_data
-from launch.records.files import ROOT
 from launch.records.identity import data_facts, point_key
 from launch.run import main as run_main
 from launch.submit import main as submit_main

@@ -7,6 +7,7 @@ import torch
 from kept_memory import saved_bytes
 
 from configs.errors import ConfigError
+from configs.files import write_json
 from configs.schema import Model
 from configs.study import default_study, load_study
 from configs.sweep import load_sweep, sweep_names
@@ -19,7 +20,6 @@ from launch.fit.machine import Machine
 from launch.frameworks.imdb import files
 from launch.frameworks.imdb.encoder import SentimentEncoder, Shape
 from launch.frameworks.imdb.train import loggers_of, require_reviews
-from launch.records.files import write_json
 from launch.records.run_folder import RunFolder
 from launch.sweep import main
 from launch.task import RunOptions, Task

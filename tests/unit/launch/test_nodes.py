@@ -9,10 +9,10 @@ import sys
 import pytest
 from processes import is_alive, wait_for
 
+from configs.files import ROOT
 from launch import nodes
 from launch.node_agent import node_of, read_order
 from launch.nodes import agent_command, exported
-from launch.records.files import ROOT
 
 SHELL = ["sh", "-c", 'exec sh -c "$1"']
 SLEEP = """

@@ -10,8 +10,8 @@ import pytest
 from processes import wait_for
 
 from configs.errors import ConfigError
+from configs.files import ROOT
 from launch.data import LaunchError
-from launch.records.files import ROOT
 from launch.submit import main
 
 FAKES = Path(__file__).resolve().parent / "fakes"

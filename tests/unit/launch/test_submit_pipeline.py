@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.records.files import ROOT
+from configs.files import ROOT
 from launch.submit import main
 
 FAKES = Path(__file__).resolve().parent / "fakes"

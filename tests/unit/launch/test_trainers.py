@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
+from configs.files import ROOT
 from configs.study import make_point
 from launch import cli
 from launch.fit.machine import Machine
-from launch.records.files import ROOT
 from launch.records.run_folder import RunFolder
 from launch.trainers import (
     OWN_TRAINER,

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from configs.files import ROOT
 from launch.frameworks.imdb import files, grammar, reviews as reviews_module
 from launch.frameworks.imdb.errors import ImdbError
 from launch.frameworks.imdb.reviews import (
@@ -26,7 +27,6 @@ from launch.frameworks.imdb.tokenizer import (
     roberta_tokenizer,
     trained_tokenizer,
 )
-from launch.records.files import ROOT
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
+from configs.files import ROOT
 from configs.study import load_study
 from launch import cli
 from launch.hosts.autotuning import tuned_config
 from launch.hosts.launchers import Launcher
 from launch.hosts.ranks import Program
-from launch.records.files import ROOT
 
 PROGRAM = Program("a.b", ("/r/run.json",), Path("/r/run.json"))
 SCRIPT = Program("/s.py", ("/megatron", "--lr", "1"), Path("/r/run.json"), is_module=False)

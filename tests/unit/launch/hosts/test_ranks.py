@@ -3,6 +3,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from configs.files import ROOT
 from deep_optimizer_states.cores import usable_cores
 from launch.hosts import ranks
 from launch.hosts.ranks import (
@@ -12,7 +13,6 @@ from launch.hosts.ranks import (
     ranks_command,
     ranks_environment,
 )
-from launch.records.files import ROOT
 
 
 def program_of(run_json):

@@ -10,9 +10,9 @@ import threading
 import pytest
 from processes import wait_for
 
+from configs.files import ROOT
 from launch.process import turn as module
 from launch.process.turn import LOCK_VARIABLE, lock_path, turn
-from launch.records.files import ROOT
 
 HOLDER = """
 import sys

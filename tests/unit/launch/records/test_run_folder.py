@@ -4,9 +4,9 @@ import multiprocessing
 import pytest
 
 from configs.errors import ConfigError
+from configs.files import json_lines, last_lines, write_json
 from configs.study import make_point
 from launch.ds_json import deepspeed_config
-from launch.records.files import json_lines, last_lines, write_json
 from launch.records.run_folder import Status, create_run_folder, sweep_dir
 
 TINY = make_point({"model": "tiny"})

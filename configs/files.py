@@ -1,4 +1,4 @@
-"""Files that survive a crash at any moment, and where the harness lies."""
+"""Small things that every room needs: files that survive a crash, JSON, text for a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from configs.errors import ConfigError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 """The checkout: ranks and tools run from here."""
 
 
@@ -40,7 +40,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a file; empty where there is none that can be read."""
     try:
         value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -88,3 +88,13 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
         if isinstance(value, dict):
             objects.append(value)
     return objects
+
+
+def printable(text: str, kept: str = "") -> str:
+    """Return foreign text as one line that no terminal takes for commands.
+
+    Args:
+        text: Often a path or a name, which can hold anything.
+        kept: Characters to leave as they are, such as a newline.
+    """
+    return "".join(c if c.isprintable() or c in kept else "?" for c in text)
