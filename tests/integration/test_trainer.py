@@ -206,8 +206,9 @@ def test_the_authors_parser_reads_the_log(train: Train, fields: dict[str, Any]) 
     assert all(re.search(r"\| lm loss: \d\.\d{6}E[+-]\d\d \|", line) for line in iterations)
     seconds = [float(re.search(r"elapsed_time (\S+)", line)[1]) for line in iterations]
     measured = [row["iteration_ms"] / 1000 for row in train(**fields).iterations]
-    # The line is the last rank's, the metrics are rank 0's.
-    assert seconds == pytest.approx(measured, rel=0.2, abs=0.05)
+    assert all(second > 0 for second in seconds)
+    if num_ranks == 1:  # The line is the last rank's and the metrics are rank 0's: two clocks.
+        assert seconds == pytest.approx(measured, abs=1e-6)
 
 
 def test_deepspeeds_own_lines_are_there(train: Train) -> None:
