@@ -13,6 +13,8 @@ import deep_optimizer_states
 
 NUM_EPOCHS = 3
 WIDTH = 37
+NUM_RANKS = int(os.environ["WORLD_SIZE"])
+"""Read here: Lightning takes the variable away when a trainer ends."""
 
 
 class CpuDeepSpeedStrategy(DeepSpeedStrategy):
@@ -83,7 +85,7 @@ def make_trainer(block, folder, callbacks):
     strategy = CpuDeepSpeedStrategy if comparison.ON_CPU else DeepSpeedStrategy
     return pl.Trainer(
         accelerator="cpu" if comparison.ON_CPU else "gpu",
-        devices=int(os.environ["WORLD_SIZE"]),
+        devices=NUM_RANKS,
         strategy=strategy(config=config),
         precision="bf16-mixed",
         max_epochs=NUM_EPOCHS,
