@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.files import ROOT
 from launch import cli
+from parse.records import LogError
 
 
 def derive(folder: Path, expected_figures: Sequence[str]) -> int:
@@ -22,28 +21,36 @@ def derive(folder: Path, expected_figures: Sequence[str]) -> int:
         0, or the exit code of the first step that failed; the report's is not 0 when two engines'
         results are not equal.
     """
-    tables = str(folder / "tables")
-    plots = ["plots", tables, "--out", str(folder / "figures")]
-    # Logs are read once; figures and report are made of what was found in them.
-    steps = (
-        ("tables", ["parse", str(folder), "--out", tables, "--report"]),
-        ("figures", [*plots, "--expect", *expected_figures]),
-        ("report", ["parse.report", str(folder), "--from-tables", "--index"]),
-    )
-    worst, done = 0, set()
-    for what, arguments in steps:
-        command = [sys.executable, "-m", *arguments]
-        # A session of its own: Ctrl-C is ours to answer, and ends it without a traceback.
-        code = subprocess.run(command, cwd=ROOT, check=False, start_new_session=True).returncode
-        worst = worst or code
-        if code:
-            cli.say(f"{what}: exit code {code}")
-        if code in (0, 1):
-            done.add(what)
-        elif what == "tables":  # nothing can be drawn or told without them
-            break
-    if "report" in done:
+    # Imported here: whoever asks for --help need not wait for pandas and matplotlib.
+    from parse.report import parse_sweep, report
+
+    try:
+        parsed = parse_sweep(folder)
+    except LogError as error:  # nothing can be drawn or told without tables
+        cli.say(f"tables: {error}")
+        return 2
+    drawn = _draw(folder, expected_figures)
+    try:
+        told = report(parsed, index=True)
         cli.say(f"report   {folder / 'report.html'}")
-    if "figures" in done and any((folder / "figures").glob("*.*")):
+    except LogError as error:
+        told = 2
+        cli.say(f"report: {error}")
+    if drawn in (0, 1) and any((folder / "figures").glob("*.*")):
         cli.say(f"figures  {folder / 'figures'}")
-    return worst
+    return drawn or told
+
+
+def _draw(folder: Path, expected: Sequence[str]) -> int:
+    """Draw what the tables show; no error in a figure may cost the report."""
+    from plots.__main__ import main
+
+    words = [str(folder / "tables"), "--out", str(folder / "figures"), "--expect", *expected]
+    try:
+        code = main(words)
+    except Exception:  # noqa: BLE001 - whatever it is, the report comes after it
+        traceback.print_exc()
+        code = 2
+    if code:
+        cli.say(f"figures: exit code {code}")
+    return code

@@ -102,19 +102,6 @@ def test_samples_belong_to_the_log_beside_them(write_log, tmp_path, capsys):
     assert [row.split(",")[0] for row in monitor_rows(out)] == [str(tmp_path / "one/b.log")] * 2
 
 
-def test_samples_can_be_given_by_name(write_log, tmp_path, capsys):
-    log, out = write_log("a.log"), tmp_path / "out"
-    samples = tmp_path / "elsewhere" / "gpu.csv"
-    samples.parent.mkdir()
-    samples.write_text(HEADER + ROWS)
-    assert main([str(log), str(samples), "--out", str(out)]) == 0
-    assert len(monitor_rows(out)) == 2
-    second = write_log("b.log")
-    assert main([str(log), str(second), str(samples), "--out", str(out)]) == 0
-    assert monitor_rows(out) == []
-    assert "samples of which of the 2 runs" in capsys.readouterr().err
-
-
 def test_a_run_folder_has_its_samples(sweep_writer, tmp_path):
     folder = sweep_writer.write()
     run_dir = next(folder.glob("*opt_gaps2/run-001"))

@@ -1,4 +1,4 @@
-"""The report as Markdown, and as one page that works offline with style, script and figures in it.
+"""Pages of reports, from the templates.
 
 Everything that comes from a log, a name or a path is escaped by the template engine; links are
 relative and percent-encoded; and a policy in the page itself allows no script or style but ours, by
@@ -19,16 +19,27 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 
 def render_html(context: dict[str, Any], template: str = "report") -> str:
-    """The page of what :mod:`parse.report.findings` collected."""
+    """Return one page that works offline, with style, script and figures in it."""
     environment = _environment(autoescape=True)
     environment.filters["line"] = one_line
-    style, script = (_own_file(name) for name in ("report.css", "report.js"))
+    style, script = (
+        markupsafe.Markup((TEMPLATES / name).read_text(encoding="utf-8"))
+        for name in ("report.css", "report.js")
+    )
+    hashes = [
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+        for text in (style, script)
+    ]
+    policy = (
+        f"default-src 'none'; img-src data:; style-src 'sha256-{hashes[0]}'; "
+        f"script-src 'sha256-{hashes[1]}'; base-uri 'none'; form-action 'none'"
+    )
     page = environment.get_template(f"{template}.html.j2")
-    return page.render(context, style=style, script=script, policy=_policy(style, script))
+    return page.render(context, style=style, script=script, policy=policy)
 
 
 def render_markdown(context: dict[str, Any], template: str = "report") -> str:
-    """The same for a repository; what logs say is escaped by the filter ``text``."""
+    """Return the same for a repository; what logs say is escaped by the filter ``text``."""
     environment = _environment(autoescape=False)
     environment.filters["text"] = _escape
     environment.filters["code"] = lambda text: one_line(f".{text}")[1:]
@@ -55,22 +66,5 @@ def _escape(text: object) -> str:
 
 
 def one_line(text: object) -> str:
-    """Text without line breaks, control characters or marks that turn its direction around."""
+    """Return text without line breaks, control characters or marks that turn its direction."""
     return "".join(c if c.isprintable() else " " for c in str(text)).strip()
-
-
-def _own_file(name: str) -> markupsafe.Markup:
-    """A file of ours that goes into the page as it is."""
-    return markupsafe.Markup((TEMPLATES / name).read_text(encoding="utf-8"))
-
-
-def _policy(style: str, script: str) -> str:
-    return (
-        f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; "
-        f"script-src '{_hash(script)}'; base-uri 'none'; form-action 'none'"
-    )
-
-
-def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode("utf-8")).digest()
-    return f"sha256-{base64.b64encode(digest).decode('ascii')}"

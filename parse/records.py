@@ -1,4 +1,7 @@
-"""What a log holds, as records. A value that the log does not give is ``None``."""
+"""What a log and its ``metrics.jsonl`` say, as records. Standard library alone.
+
+A value that nobody gives is ``None``.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,16 @@ Setting = int | float | str
 
 PHASES = ("forward", "backward", "update")
 """Phases of an iteration, in the order they run."""
-
 _REJECT_CHARACTERS = 200
+
+
+class LogError(ValueError):
+    """A log or a sweep folder cannot be used; the message names it and says why."""
 
 
 @dataclass
 class Iteration:
-    """One iteration of a run, as the log prints it."""
+    """One iteration of a run."""
 
     iteration: int
     """Position in the training run, from 1."""
@@ -57,7 +63,7 @@ class Iteration:
         return self.loss if self.exact_loss is None else self.exact_loss
 
     def phase_ms(self, phase: str) -> float | None:
-        """Duration of ``iteration`` or of a phase of it, in ms."""
+        """Return the duration of ``iteration`` or of a phase of it, in ms."""
         if phase == "iteration":
             return None if self.iteration_s is None else 1000.0 * self.iteration_s
         value: float | None = getattr(self, f"{phase}_ms")
@@ -66,7 +72,7 @@ class Iteration:
 
 @dataclass(slots=True)
 class MemoryLine:
-    """What one call of DeepSpeed's ``see_memory_usage`` printed; None where it cannot be read."""
+    """What one call of DeepSpeed's ``see_memory_usage`` printed."""
 
     line: int
     """Position of its first line of figures in the log, from 1."""
@@ -89,11 +95,9 @@ class ThroughputLine:
     """What DeepSpeed's throughput timer printed every ``steps_per_print`` updates."""
 
     line: int
-    """Position in the log, from 1."""
     step: int
     """Updates since the process was started."""
     micro_step: int
-    """Micro-batches since then."""
     running_samples_per_s: float | None
     """Global batch over the mean time of all updates but the first two."""
     current_samples_per_s: float | None
@@ -101,7 +105,6 @@ class ThroughputLine:
     allocated_gib: float
     """Of the rank's device; on a CPU the process's resident memory."""
     max_allocated_gib: float
-    """The largest so far."""
 
 
 @dataclass(slots=True)
@@ -109,7 +112,6 @@ class ProfileLine:
     """One figure of the summary of DeepSpeed's flops profiler."""
 
     line: int
-    """Position in the log, from 1."""
     step: int | None
     """The update that was profiled."""
     quantity: str
@@ -133,23 +135,19 @@ class Metrics:
     rejected_lines: int = 0
 
     def loss(self, iteration: int) -> float | None:
-        """Exact loss; NaN or infinite when the trainer said so; None when it is not there."""
+        """Return the exact loss; NaN or infinite when the trainer said so."""
         event = self.iterations.get(iteration, {})
         loss = as_number(event.get("loss"))
         return loss if loss is not None else as_number(event.get("loss_text"))
 
-    def grad_norm(self, iteration: int) -> float | None:
-        """Exact gradient norm of an iteration."""
-        return as_number(self.iterations.get(iteration, {}).get("grad_norm"))
-
     def digest(self, name: str) -> str | None:
-        """``weights_sha256`` or ``optimizer_sha256`` of the end; None when not computed."""
+        """Return ``weights_sha256`` or ``optimizer_sha256`` of the end; None when not computed."""
         value = self.end.get(name)
         return value if isinstance(value, str) and value else None
 
 
 def as_number(value: object) -> float | None:
-    """A number of a JSON file, written as a number or as text; None for anything else."""
+    """Return a number of a JSON file, written as a number or as text; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -160,7 +158,7 @@ def as_number(value: object) -> float | None:
 
 @dataclass(frozen=True)
 class Reject:
-    """A line that is left out because it is damaged."""
+    """A line that is left out because it does not fit."""
 
     line_number: int
     reason: str
@@ -168,7 +166,7 @@ class Reject:
 
     @classmethod
     def of(cls, line_number: int, reason: str, text: str) -> Reject:
-        """A reject that keeps the beginning of the line, printable."""
+        """Return a reject that keeps the beginning of the line, printable."""
         return cls(line_number, reason, printable(text[:_REJECT_CHARACTERS]).strip())
 
 
@@ -183,11 +181,8 @@ class Log:
     rejects: list[Reject] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     memory: list[MemoryLine] = field(default_factory=list)
-    """DeepSpeed's memory lines, in the order of the log."""
     throughput: list[ThroughputLine] = field(default_factory=list)
-    """DeepSpeed's throughput lines, in the order of the log."""
     profile: list[ProfileLine] = field(default_factory=list)
-    """Figures of DeepSpeed's flops profiler."""
     world_size: int | None = None
     """Ranks of the run."""
     vocab_size: int | None = None
@@ -201,9 +196,13 @@ class Log:
     recognised: bool = False
     """Whether any line of a training log was found."""
     ends_mid_line: bool = False
-    """Whether the file stops inside a line."""
     metrics: Metrics | None = None
     """Full-precision figures of ``metrics.jsonl``, when it lies beside the log and fits it."""
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the model lived on the CPU, so that times say nothing about a GPU."""
+        return (self.device or "").startswith("cpu")
 
     @property
     def vocab_sizes(self) -> list[int]:
@@ -214,11 +213,10 @@ class Log:
 
 
 def after_warmup(iterations: Sequence[Iteration], warmup: int) -> Sequence[Iteration]:
-    """The iterations that count in statistics: all but the log's first ``warmup``."""
+    """Return the iterations that count in statistics: all but the log's first ``warmup``."""
     return iterations[max(warmup, 0) :]
 
 
-def values_ms(log: Log, phase: str, warmup: int) -> list[float]:
-    """Durations of a phase after the warm-up, in ms, missing ones left out."""
-    times = (record.phase_ms(phase) for record in after_warmup(log.iterations, warmup))
-    return [time for time in times if time is not None and math.isfinite(time)]
+def finite(values: Sequence[float | None]) -> list[float]:
+    """Return the values that are known and finite."""
+    return [value for value in values if value is not None and math.isfinite(value)]
