@@ -32,13 +32,13 @@ from parse.log import (
     Line,
     RunFacts,
     encoding_problem,
-    iteration_line,
     open_log,
     read_lines,
     timer_line,
 )
 from parse.records import Log, LogError
 from parse.run import find_logs
+from parse.steps import Step, read_step
 from parse.verdict import DEFAULT_VOCABULARY, LossVerdict, judge_loss
 
 GOES_ON_STEPS = 3
@@ -86,6 +86,10 @@ class Kind:
     """Lines that it takes."""
     ends_run: bool = False
     """Whether a run does not go on after it; of a run that did, it is not told."""
+    frames: str = ""
+    """Functions of a traceback of the device's allocator that tell what was allocated."""
+    any_frame: bool = False
+    """Whether any frame tells, not the innermost of those that are known."""
 
     @functools.cached_property
     def any_sign(self) -> re.Pattern[str]:
@@ -106,91 +110,6 @@ def _quoted(text: str, sign: re.Match[str] | None = None) -> str:
     before, after = "..." * (end > _EVIDENCE_CHARACTERS), "..." * (end < len(text))
     part = " ".join(printable(text[end - _EVIDENCE_CHARACTERS : end]).split())
     return f"{before}{part}{after}"
-
-
-# The figures of a step, whatever framework printed them
-
-_NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*(?:[eE][-+]?\d+)?|nan(?:\.0)?|inf(?:\.0)?|NaN|Infinity)"
-_HUGGING_FACE = re.compile(rf"'(loss|grad_norm|learning_rate|epoch)': '?({_NUMBER})'?(?=[,}}\s]|$)")
-_BAR = re.compile(
-    r"(?:Epoch (\d+)[:/].*?)?(?<!\d)(\d+)/(\d+) (?:\[[\d:]+<|[\d-]+:[\d-]+:[\d-]+ \S )"
-)
-"""Drawn by tqdm or by rich."""
-_LIGHTNING = re.compile(rf"[ ,\[](?:train[_/])?loss(?:_step)?[=:] ?({_NUMBER})(?=[,\]\s]|$)")
-_PIPELINE = re.compile(rf"\bsteps: (\d+) loss: ({_NUMBER}) iter time")
-_PLAIN = re.compile(
-    r"\b(?:global_step|step|iter|iteration|batch)\b[\s:=#\[]{0,4}(\d{1,12})\b.{0,80}?"
-    rf"\b(?:train[_ ]|lm |total_)?loss\b\s*[:=]?\s*({_NUMBER})",
-    re.IGNORECASE,
-)
-_NORM = re.compile(rf"\bgrad[_ ]?norm\s*[:=]?\s*({_NUMBER})", re.IGNORECASE)
-_NOT_TRAINING = re.compile(r"\b(?:val|eval|valid|validation|test)[\w ]*loss", re.IGNORECASE)
-_MEGATRON = ("consumed samples:", "elapsed time per iteration", "lm loss:")
-
-
-class Step(NamedTuple):
-    """What a line says of one step; None where it says nothing."""
-
-    line: int
-    framework: str
-    position: str
-    """What tells the step from others: its number, or its place in a progress bar."""
-    loss: float | None = None
-    digits: int = 0
-    """Significant digits that the loss is printed with."""
-    grad_norm: float | None = None
-    learning_rate: float | None = None
-    skipped: bool = False
-    """Whether the loss scaler left the update out."""
-
-
-def read_step(line: Line) -> Step | None:
-    """Read the figures of a training step; None where the line is of none or is damaged."""
-    text = line.text
-    if line.overlong or ("loss" not in text and "consumed samples" not in text):
-        return None
-    if any(mark in text for mark in _MEGATRON):
-        return _megatron_step(line)
-    if "{'loss'" in text or "'loss': " in text:
-        found = {name: _number(value) for name, value in _HUGGING_FACE.findall(text)}
-        if "loss" in found:
-            digits = _digits(dict(_HUGGING_FACE.findall(text))["loss"])
-            norm, rate = found.get("grad_norm"), found.get("learning_rate")
-            return Step(line.number, "Hugging Face Trainer", "", found["loss"], digits, norm, rate)
-    bar = _BAR.search(text)
-    if bar and bar[2] != "0" and (loss := _LIGHTNING.search(text, bar.end())):
-        framework = "Lightning" if bar[1] is not None else "a progress bar"
-        return _step(line, framework, f"{bar[1]}:{bar[2]}", loss[1])
-    if found_step := _PIPELINE.search(text):
-        return _step(line, "DeepSpeed's pipeline", found_step[1], found_step[2])
-    if not _NOT_TRAINING.search(text) and (found_step := _PLAIN.search(text)):
-        return _step(line, "a training loop", found_step[1], found_step[2])
-    return None
-
-
-def _megatron_step(line: Line) -> Step | None:
-    found = iteration_line(line)
-    if found is None or found.problem:
-        return None
-    position = found.values.get("iteration") or found.values.get("samples", "")
-    norm, rate = found.real("grad_norm"), found.real("learning_rate")
-    digits, skipped = _digits(found.values.get("loss", "")), bool(found.integer("skipped"))
-    return Step(line.number, "Megatron", position, found.loss, digits, norm, rate, skipped)
-
-
-def _step(line: Line, framework: str, position: str, loss: str) -> Step:
-    norm = _NORM.search(line.text)
-    grad_norm = _number(norm[1]) if norm else None
-    return Step(line.number, framework, position, _number(loss), _digits(loss), grad_norm)
-
-
-def _number(text: str) -> float:
-    return float(text.removesuffix(".0") if text.startswith(("nan", "inf")) else text)
-
-
-def _digits(text: str) -> int:
-    mantissa = re.split("[eE]", text)[0]
-    return len(re.sub(r"\D", "", mantissa).lstrip("0"))
 
 
 # What a log states of the set-up: one pattern a wording, by the name of the setting
@@ -253,27 +172,6 @@ _DEVICE_MEMORY = re.compile(
     r"(?:torch\.)?(?:cuda\.)?OutOfMemoryError: |"
     r"CUDA error: out of memory|Cuda failure (?:\d+ )?'out of memory'"
 )
-_BY_ANY_FRAME = {
-    "page-locked-memory": r"pin_memory|_pin_tensor|cudaHost|pinned",
-    "device-memory-save": r"_?save_(?:\w*)?checkpoint|save_model|save_pretrained|save_16bit_model|"
-    r"_consolidated_16bit_state_dict|_save_optimizer_and_scheduler|save_state",
-    "device-memory-load": r"from_pretrained|load_\w*checkpoint|_load_from_checkpoint|"
-    r"load_state_dict|_load_state_dict_into_\w+|_configure_distributed_model|load_model|"
-    r"_move_model_to_device",
-}
-_BY_INNERMOST_FRAME = {
-    "device-memory-gathers": r"all_gather\w*|fetch_sub_module|_all_gather_params|"
-    r"partition_all_parameters|allgather_\w+|__all_gather\w*|all_gather_coalesced",
-    "device-memory-buckets": r"\w*ipg_\w+|\w*reduce_\w*(?:grads?|bucket|partition)\w*|"
-    r"_setup_for_real_optimizer|\w*allreduce\w*|all_reduce|flatten\w*|reduce_scatter\w*|"
-    r"_create_\w*buffers?\w*|setup_buckets",
-    "device-memory-states": r"initialize_optimizer_states|_initialize_\w*optimizer\w*|"
-    r"_configure_\w*optimizer|_create_\w*partitions?|_init_group|_optimizer_step|optimizer_step|"
-    r"_multi_tensor_\w+|_single_tensor_\w+|_fused_\w*adam\w*|\w*adamw?|take_model_step|unscale_\w+|"
-    r"__setup_\w+|_unflatten_partition\w*",
-    "device-memory-activations": r"forward|\w+_forward|backward|training_step|compute_loss|"
-    r"\w*cross_entropy\w*|\w*attention\w*|softmax|checkpoint\w*|run_backward|apply",
-}
 _NOT_INNER = {"initialize", "wrapped_fn", "wrapper", "decorate_context", "_call_impl"}
 _PHASES = (
     ("saving", re.compile(r"(?i)saving (?:model )?checkpoint|save_checkpoint|Saving model")),
@@ -529,13 +427,15 @@ class _Run:
 
 def _allocated(frames: Iterable[str]) -> str:
     """What was allocated: saving and loading by any frame, the rest by the innermost one."""
-    frames = list(frames)
-    for name, pattern in _BY_ANY_FRAME.items():
-        if any(re.fullmatch(pattern, frame) for frame in frames):
+    sorts = {name: kind for name, kind in known().items() if kind.frames}
+    inwards = list(frames)
+    for name, kind in sorts.items():
+        if kind.any_frame and any(re.fullmatch(kind.frames, frame) for frame in inwards):
             return name
-    for frame in reversed(frames):
-        for name, pattern in _BY_INNERMOST_FRAME.items():
-            if frame not in _NOT_INNER and re.fullmatch(pattern, frame.lower()):
+    for frame in reversed(inwards):
+        for name, kind in sorts.items():
+            innermost = not kind.any_frame and frame not in _NOT_INNER
+            if innermost and re.fullmatch(kind.frames, frame.lower()):
                 return name
     return "device-memory"
 

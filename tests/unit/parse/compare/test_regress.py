@@ -100,7 +100,7 @@ def test_lost_iterations_are_a_regression_whatever_the_times(sides, capsys):
     log.write_text(text)
     code, out, _ = compare(capsys, *folders)
     assert code == 1
-    assert "fewer iterations: 9 before, 6 now; " in out, out
+    assert "fewer iterations: 10 before, 7 now; 3 lines rejected" in out
     assert compare(capsys, *reversed(folders))[0] == 0
 
 
