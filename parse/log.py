@@ -354,6 +354,7 @@ def read_log(path: Path) -> Log:
     except OSError as error:
         raise LogError(f"{path}: cannot be read: {error}") from None
     attach_metrics(log)
+    _note_missing(log)
     return log
 
 
@@ -535,7 +536,11 @@ class _Reader:
             phases = window.phases if window.lost_inside >= lost else {}
             log.iterations.append(_record(window, phases, window.memory if is_whole else [], log))
             previous, left_out = window.iteration, 0
-        _note_missing(log, windows)
+        timed = [len(w.interval_timers) for w in windows if w.iteration is not None]
+        if sum(timed) and log.world_size and sum(timed) != log.world_size * len(timed):
+            log.notes.append(
+                f"{sum(timed)} interval timers for {log.world_size} ranks x {len(timed)} iterations"
+            )
 
 
 def _title(before: str, text: str) -> str | None:
@@ -674,7 +679,7 @@ def _iteration_seconds(line: Fields, timers: Sequence[float]) -> float | None:
     return min(close, key=lambda t: abs(t - seconds))
 
 
-def _note_missing(log: Log, windows: Sequence[Window]) -> None:
+def _note_missing(log: Log) -> None:
     """Say which iterations between the first and the last are left out, and which times."""
     numbers = [record.iteration for record in log.iterations]
     step = min((b - a for a, b in pairwise(numbers)), default=1)
@@ -684,12 +689,6 @@ def _note_missing(log: Log, windows: Sequence[Window]) -> None:
         without = [f"{r.iteration}" for r in log.iterations if r.phase_ms(phase) is None]
         if len(without) < len(numbers):
             _note(log, f"{phase} time missing in iterations", without)
-    expected = (log.world_size or 0) * len(numbers)
-    found = sum(len(window.interval_timers) for window in windows if window.iteration is not None)
-    if found and expected and found != expected:
-        log.notes.append(
-            f"{found} interval timers for {log.world_size} ranks x {len(numbers)} iterations"
-        )
 
 
 def _note(log: Log, what: str, iterations: Sequence[str]) -> None:
@@ -731,8 +730,9 @@ def read_metrics(path: Path) -> Metrics:
 def attach_metrics(log: Log) -> None:
     """Take over the exact figures of the ``metrics.jsonl`` in the log's folder, if it fits the log.
 
-    It fits only where its losses round to the digits that the log prints, so that a stray file
-    never lends one run the exactness of another.
+    Iterations whose lines the log lacks are those of the file. It fits only where its losses round
+    to the digits that the log prints, so that a stray file never lends one run the exactness of
+    another.
     """
     path = log.path.parent / "metrics.jsonl"
     try:
@@ -745,12 +745,19 @@ def attach_metrics(log: Log) -> None:
     if metrics.rejected_lines:
         log.notes.append(f"{path.name}: {metrics.rejected_lines} unreadable lines left out")
     log.metrics = metrics
-    for record in log.iterations:
-        record.exact_loss = metrics.loss(record.iteration)
-        event = metrics.iterations.get(record.iteration, {})
+    records = {record.iteration: record for record in log.iterations}
+    for number, event in metrics.iterations.items():
+        exact = metrics.loss(number)
+        if number not in records:  # its line in the log is damaged or lost
+            records[number] = Iteration(number, loss=exact)
+        record, seconds = records[number], as_number(event.get("iteration_ms"))
+        record.exact_loss = exact
+        if record.iteration_s is None and seconds is not None:
+            record.iteration_s = seconds / 1000
         for name in (*(f"{phase}_ms" for phase in PHASES), "grad_norm", "learning_rate"):
             if getattr(record, name) is None:
                 setattr(record, name, as_number(event.get(name)))
+    log.iterations = [records[number] for number in sorted(records)]
     parameters, padded, ranks = (
         value if isinstance(value := metrics.start.get(key), int) else None
         for key in ("parameters", "padded_vocab_size", "num_ranks")
