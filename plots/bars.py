@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from typing import Any, NamedTuple, Self
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.transforms import ScaledTranslation
 
 from configs.naming import Namer
 from configs.study import Figure as FigureRow, Phase, Study, Style
@@ -36,16 +35,14 @@ from plots.style import REST, SOURCE_STYLES, Look, ink, phase_styles
 from plots.tables import MEASURED, SOURCES, PlotError, Tables
 from plots.units import ITERATION, TOTAL, UPDATE_RATE, Quantity, Scale, quantity, short
 
-Draw = Callable[[Axes, float, "Bar", float], float]
-"""Draws a bar at a place, told where the axis ends; returns where on the axis its number goes."""
+Draw = Callable[[Axes, float, "Bar"], float]
+"""Draws a bar at a place; returns where on the axis its number goes."""
 
 _BAR_INCHES = 0.33
 _CHARACTERS = {1: 72, 2: 45}
 """Room of a panel's title and the names beside it, by the number of columns."""
-CUT_NOTE = "bars with a gap are cut: their numbers hold, their lengths do not"
 _SLIVER = 6.0
-"""A bar so many times as long as the next is cut, and panels that differ so much have a scale each:
-beside it the others could not be read."""
+"""Panels whose longest bars differ so much have a scale each."""
 
 
 @dataclass(frozen=True)
@@ -118,29 +115,6 @@ def phase_handles(bars: Sequence[Bar], study: Study) -> dict[str, Any]:
     }
 
 
-def axis_end(lengths: Sequence[float]) -> float:
-    """Where an axis ends that shows some bars; a few that are far longer than the rest are cut."""
-    ordered = sorted(lengths)
-    for shorter, longer in pairwise(ordered[(len(ordered) - 1) // 2 :]):
-        if longer > _SLIVER * shorter > 0:
-            return 1.25 * shorter
-    return ordered[-1]
-
-
-def mark_cut(ax: Axes, at: float, end: float, *, upright: bool = False) -> None:
-    """Draw the break in a bar that goes on beyond the end of its axis."""
-    place = (at, 0.9 * end) if upright else (0.9 * end, at)
-    slash = ((-1, -0.4), (1, 0.4)) if upright else ((-0.4, -1), (0.4, 1))
-    for shift, colour in ((0, "white"), (-2, "black"), (2, "black")):
-        aside = (0.0, shift / 72) if upright else (shift / 72, 0.0)
-        offset = ScaledTranslation(*aside, ax.figure.dpi_scale_trans)
-        ax.plot(
-            [place[0]], [place[1]], marker=slash, markersize=13, markeredgecolor=colour,
-            markeredgewidth=0.8 if shift else 3.4, transform=ax.transData + offset, gid="cut",
-            scalex=False, scaley=False,
-        )  # fmt: skip
-
-
 def draw_panels(
     panels: Sequence[tuple[str, Sequence[Bar]]],
     draw: Draw,
@@ -164,12 +138,10 @@ def draw_panels(
     longest = max(len(bar.name) for _, bars in panels for bar in bars)
     width = max(16, _CHARACTERS[columns] - longest)
     titles = {title: fold(title, width) for title, _ in panels}
-    ends = {title: axis_end([length(bar) for bar in bars]) for title, bars in panels}
+    ends = {title: max(length(bar) for bar in bars) for title, bars in panels}
     one_scale = max(ends.values()) <= _SLIVER * min(ends.values())
     note = "" if one_scale else "panels have scales of their own"
     ends = dict.fromkeys(ends, max(ends.values())) if one_scale else ends
-    if any(length(bar) > ends[title] for title, bars in panels for bar in bars):
-        note = " · ".join(filter(None, [note, CUT_NOTE]))
     rows = [panels[at : at + columns] for at in range(0, len(panels), columns)]
 
     def inches(row: Sequence[tuple[str, Sequence[Bar]]]) -> float:
@@ -190,7 +162,7 @@ def draw_panels(
                     ax.remove()
                     continue
                 title, bars = panel
-                _draw_bars(ax, bars, draw, length, ends[title])
+                _draw_bars(ax, bars, draw, length)
                 ax.set_xlim(0, ends[title] * (1.06 + 0.06 * columns))
                 ax.set_ylim(_slots(page[place // columns]) - 0.5, -0.5)  # bars equally thick
                 ax.set_title(titles[title], loc="left", fontsize=10.5 - 1.5 * columns)
@@ -207,15 +179,10 @@ def _slots(row: Sequence[tuple[str, Sequence[Bar]]]) -> int:
     return max(len(bars) for _, bars in row)
 
 
-def _draw_bars(
-    ax: Axes, bars: Sequence[Bar], draw: Draw, length: Callable[[Bar], float], end: float
-) -> None:
+def _draw_bars(ax: Axes, bars: Sequence[Bar], draw: Draw, length: Callable[[Bar], float]) -> None:
     """Draw the bars of a panel from above, and write behind each how long it is."""
     for place, bar in enumerate(bars):
-        drawn_to = draw(ax, place, bar, end)
-        if length(bar) > end:
-            drawn_to = end
-            mark_cut(ax, place, end)
+        drawn_to = draw(ax, place, bar)
         ax.annotate(
             short(length(bar)), (drawn_to, place), xytext=(4, 0), va="center",
             textcoords="offset points", fontsize=8, fontweight="bold",
@@ -261,18 +228,17 @@ def draw_breakdown(tables: Tables, _figure: FigureRow, *, asked: bool = True) ->
     )
 
 
-def _stack(ax: Axes, at: float, bar: Bar, end: float, study: Study, divisor: float) -> float:
+def _stack(ax: Axes, at: float, bar: Bar, study: Study, divisor: float) -> float:
     """Draw the phases of a bar, with numbers in segments that are not narrow."""
     styles, start = phase_styles(study), 0.0
     lengths = {phase: ms / divisor for phase, ms in phases(bar.rows, study).items()}
-    squeeze = min(1.0, end / sum(lengths.values()))
-    for phase, value in lengths.items():
-        style, length = styles[phase], value * squeeze
+    for phase, length in lengths.items():
+        style = styles[phase]
         ax.barh(at, length, left=start, height=0.68, **phase_face(style, bar.source))
         if phase != REST:
             box = {"boxstyle": "round,pad=0.15", "facecolor": style.colour, "linewidth": 0}
             ax.text(
-                start + length / 2, at, short(value), ha="center", va="center", fontsize=7,
+                start + length / 2, at, short(length), ha="center", va="center", fontsize=7,
                 color=ink(style.colour), bbox=box, gid=INSIDE,
             )  # fmt: skip
         start += length
@@ -300,15 +266,14 @@ def draw_rates(tables: Tables, figure: FigureRow, *, asked: bool = True) -> list
     values = {id(bar): summarise(bar.rows, shown.column)[0] for _, own in panels for bar in own}
     scale = shown.scale(v.high for v in values.values())
 
-    def bar(ax: Axes, at: float, bar: Bar, end: float) -> float:
+    def bar(ax: Axes, at: float, bar: Bar) -> float:
         value = values[id(bar)]
         low, median, high = (v / scale.divisor for v in (value.low, value.median, value.high))
-        ax.barh(at, min(median, end), 0.7, **face(bar.look.alone, bar.source))
-        if median <= end:
-            ax.errorbar(
-                median, at, xerr=([median - low], [high - median]), color="black", capsize=2,
-                elinewidth=0.9,
-            )  # fmt: skip
+        ax.barh(at, median, 0.7, **face(bar.look.alone, bar.source))
+        ax.errorbar(
+            median, at, xerr=([median - low], [high - median]), color="black", capsize=2,
+            elinewidth=0.9,
+        )  # fmt: skip
         return max(median, high)
 
     notes = [describe(list(values.values())), *remarks(data.runs, data.failed)]
@@ -375,8 +340,6 @@ def draw_models(tables: Tables, _figure: FigureRow, *, asked: bool = True) -> li
     ]  # fmt: skip
     panels = [_Quantity.of(q, every, study) for q in (ITERATION, UPDATE_RATE, TOTAL)]
     panels = [panel for panel in panels if panel.heights]
-    if any(max(panel.heights.values()) > panel.end for panel in panels):
-        notes.insert(3, CUT_NOTE)
     inches = 0.45 + len(panels) * _MODEL_INCHES
     figures = []
     for page in pages(_in_rows(groups), lambda _: inches):
@@ -450,11 +413,6 @@ class _Quantity:
     heights: dict[int, float]
     """Of the bars that have one, by their ``id``."""
 
-    @property
-    def end(self) -> float:
-        """Height of what the axis shows whole."""
-        return axis_end(list(self.heights.values()))
-
     @classmethod
     def of(cls, quantity: Quantity, bars: Sequence[Bar], study: Study) -> Self:
         """The quantity of all bars of a figure."""
@@ -472,7 +430,6 @@ class _Quantity:
 
     def draw(self, ax: Axes, row: Sequence[_Group], study: Study) -> None:
         """Draw a row of groups: medians with quartiles, or for iterations a stack of phases."""
-        end = self.end
         narrow = sum(group.slots for group in row) > 12
         bars = [pair for at, group in _placed(row) for pair in zip(at, group.bars, strict=True)]
         for at, bar in (pair for pair in bars if id(pair[1]) in self.heights):
@@ -481,31 +438,27 @@ class _Quantity:
                 top = self._stack(ax, at, bar, study)
             else:
                 top = self._bar(ax, at, bar, height)
-            if height > end:
-                top = end
-                mark_cut(ax, at, end, upright=True)
             ax.annotate(
                 short(height), (at, top), xytext=(0, 3), textcoords="offset points",
                 ha="center", va="bottom", fontsize=6.5, rotation=90 if narrow else 0,
                 annotation_clip=False,
             )  # fmt: skip
-        ax.set_ylim(0, 1.25 * end)
+        ax.set_ylim(0, 1.25 * max(self.heights.values()))
 
     def _stack(self, ax: Axes, at: float, bar: Bar, study: Study) -> float:
         styles, top = phase_styles(study), 0.0
         lengths = {p: ms / self.scale.divisor for p, ms in phases(bar.rows, study).items()}
-        squeeze = min(1.0, self.end / sum(lengths.values()))
         for phase, length in lengths.items():
             own = phase_face(styles[phase], bar.source)
-            ax.bar(at, length * squeeze, _WIDTH, bottom=top, **own)
-            top += length * squeeze
+            ax.bar(at, length, _WIDTH, bottom=top, **own)
+            top += length
         return top
 
     def _bar(self, ax: Axes, at: float, bar: Bar, height: float) -> float:
-        ax.bar(at, min(height, self.end), _WIDTH, **face(bar.look.alone, bar.source))
+        ax.bar(at, height, _WIDTH, **face(bar.look.alone, bar.source))
         (value,) = summarise(bar.rows, self.quantity.column)
         low, high = value.low / self.scale.divisor, value.high / self.scale.divisor
-        if high > low and self.quantity is not TOTAL and height <= self.end:
+        if high > low and self.quantity is not TOTAL:
             ax.errorbar(
                 at, height, yerr=([height - low], [high - height]), color="black", capsize=1.5,
                 elinewidth=0.8, capthick=0.8,

@@ -247,7 +247,7 @@ def draw_tradeoff(tables: Tables, figure: FigureRow, *, asked: bool = True) -> l
 def mark_panels(
     tables: Tables, figure: FigureRow
 ) -> tuple[list[tuple[str, list[Mark]]], list[str]]:
-    """Return the costs that a measured run has, each with the marks of its points and of what was published.
+    """Return the costs that a measured run has, each with the marks of its points and of others'.
 
     A mark is named by its engine's tag, and by the settings in which its point differs from the
     first one's; those are given beside the panels.
