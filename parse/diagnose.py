@@ -23,14 +23,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from configs.files import printable
+from parse.facts import RunFacts
 from parse.log import (
     PATTERNS,
     TIMERS_MARK,
     Line,
-    RunFacts,
     encoding_problem,
     open_log,
     read_lines,
@@ -353,7 +353,7 @@ class _Run:
         if timers.problem or not timers.values:
             return
         self.software.add("DeepSpeed")
-        self._phases |= {name: float(value) for name, value in timers.values.items()}
+        self._phases |= timers.values
         if "update_ms" in timers.values:
             parts = [self._phases.get(f"{name}_ms") for name in ("forward", "backward", "update")]
             update_ms, self._phases = self._phases["update_ms"], {}
@@ -751,7 +751,7 @@ def _known(found: Diagnosis) -> Diagnosis:
 def _as_json(found: list[Diagnosis]) -> str:
     logs = []
     for one in found:
-        row = {"log": str(one.path), "lines": one.num_lines, "steps": one.num_steps}
+        row: dict[str, Any] = {"log": str(one.path), "lines": one.num_lines, "steps": one.num_steps}
         rows = [{**illness._asdict(), "remedy": illness.remedy} for illness in one.illnesses]
         row |= {"software": one.software, "illnesses": rows, "not_judged": one.not_judged}
         logs.append(row)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from parse.facts import Row, RunFacts, settings_from_name
 from parse.records import (
@@ -185,18 +185,12 @@ class Fields:
     text: str
     problem: str = ""
     """Why the line is left out; empty for one that fits."""
-    values: dict[str, str] = field(default_factory=dict)
-    """The printed text of each value, by its name in the table."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """By their names in the table, of its types."""
+    texts: dict[str, str] = field(default_factory=dict)
+    """The same as printed."""
     unknown: list[str] = field(default_factory=list)
     """Labels that are not in the table."""
-
-    def real(self, name: str) -> float | None:
-        """Return a value as a number; None when it is not there."""
-        return float(self.values[name]) if name in self.values else None
-
-    def integer(self, name: str) -> int | None:
-        """Return a value as a whole number; None when it is not there."""
-        return int(self.values[name]) if name in self.values else None
 
     def take(self, part: str, table: Mapping[str, Row], what: str) -> None:
         """Take what stands between two bars."""
@@ -215,7 +209,8 @@ class Fields:
         elif row.name in self.values:
             self.problem = RUN_TOGETHER
         else:
-            self.values[row.name] = value.partition(" ")[0]
+            self.texts[row.name] = text = value.partition(" ")[0]
+            self.values[row.name] = row.kind(text)
 
 
 class IterationLine(Fields):
@@ -226,10 +221,11 @@ class IterationLine(Fields):
     @property
     def loss(self) -> float | None:
         """The loss, NaN where the line has none; None where it says nothing of it."""
-        loss, skipped = self.real("loss"), self.integer("skipped")
+        loss: float | None = self.values.get("loss")
+        skipped = self.values.get("skipped")
         if loss is None and skipped is not None:
             # Megatron prints no loss that is NaN, nor that of a step which the loss scaler skipped.
-            return None if skipped and not self.integer("nan") else math.nan
+            return None if skipped and not self.values.get("nan") else math.nan
         return loss
 
 
@@ -238,7 +234,8 @@ def iteration_line(line: Line) -> IterationLine | None:
     found, head = IterationLine(line.number, line.text), _HEAD.search(line.text)
     first, *parts = line.text[head.start() if head else 0 :].split("|")
     if start := _START.fullmatch(first):
-        found.values |= {name: value for name, value in start.groupdict().items() if value}
+        found.texts |= {name: text for name, text in start.groupdict().items() if text}
+        found.values |= {name: float(text) for name, text in found.texts.items()}
     else:
         parts.insert(0, first)
     last = PATTERNS["interval_timer"].sub("", parts.pop()) if parts else ""
@@ -292,7 +289,7 @@ class Window:
             return
         if not self.phases.keys().isdisjoint(line.values):
             self.phases, self.lost_inside = {}, self.lost_inside + 1
-        self.phases |= {name: float(value) for name, value in line.values.items()}
+        self.phases |= line.values
 
 
 Entry = IterationLine | Fields | MemoryLine | int | float | str
@@ -432,9 +429,9 @@ class _Reader:
         if "RunningAvgSamplesPerSec=" in text:
             if found := PATTERNS["throughput"].search(text):
                 micro_step, step, *figures = found.groups()
-                running, current, allocated, peak = map(float, figures)
                 # DeepSpeed prints an infinite rate before it has timed an update.
-                rates = [rate if math.isfinite(rate) else None for rate in (running, current)]
+                rates: Any = [float(rate) if rate != "inf" else None for rate in figures[:2]]
+                allocated, peak = map(float, figures[2:])
                 self.log.throughput.append(
                     ThroughputLine(number, int(step), int(micro_step), *rates, allocated, peak)
                 )
@@ -455,7 +452,7 @@ class _Reader:
             self.reject(number, "a damaged memory line", text)
             return
         names = _HOST_MEMORY if is_host else _DEVICE_MEMORY
-        figures = dict(zip(names, map(float, found.groups()), strict=True))
+        figures: dict[str, Any] = dict(zip(names, map(float, found.groups()), strict=True))
         # Lines of other ranks may stand between the line of the device and that of the host.
         if is_host and device and number - device.line <= 4:
             device.host_used_gib, device.host_percent = figures.values()
@@ -570,16 +567,15 @@ def _reject_odd_lines(lines: Sequence[IterationLine]) -> None:
 def _number_by_lines(windows: Sequence[Window], log: Log) -> None:
     """Set ``iteration`` by what the line counts: iterations, or else samples or tokens."""
     sound = [(window, line) for window in windows if (line := window.line) and not line.problem]
-    printed = {batch for _, line in sound if (batch := line.integer("global_batch_size"))}
+    printed = {batch for _, line in sound if (batch := line.values.get("global_batch_size"))}
     if len(printed) == 1 and log.settings.setdefault("global_batch_size", *printed) not in printed:
         log.notes.append("two global batch sizes in one log: the name's or the arguments' is kept")
     for window, line in sound:
-        batch = line.integer("global_batch_size") or log.settings.get("global_batch_size")
-        samples = batch if isinstance(batch, int) else 0
-        sizes = {"iteration": 1, "samples": samples}
-        sizes["tokens"] = samples * (line.integer("seq_length") or 0)
-        counts = [(line.integer(name) or 0, size) for name, size in sizes.items() if size]
-        said = [count // size for count, size in counts if count and count % size == 0]
+        batch: Any = line.values.get("global_batch_size") or log.settings.get("global_batch_size")
+        sizes = {"iteration": 1, "samples": batch or 0}
+        sizes["tokens"] = sizes["samples"] * line.values.get("seq_length", 0)
+        counts = [(line.values.get(name, 0), size) for name, size in sizes.items() if size]
+        said = [int(count // size) for count, size in counts if count and count % size == 0]
         window.iteration = next(iter([*said, *window.steps]), None)
         if window.iteration is None:
             line.problem = "an iteration whose number is lost"
@@ -631,7 +627,7 @@ def _drop_falling(windows: Sequence[Window]) -> None:
 
 
 def _record(
-    window: Window, phases: Mapping[str, float], memory: Sequence[MemoryLine], log: Log
+    window: Window, phases: Mapping[str, Any], memory: Sequence[MemoryLine], log: Log
 ) -> Iteration:
     assert window.iteration is not None
     record, line = Iteration(window.iteration, **phases), window.line
@@ -643,8 +639,8 @@ def _record(
     record.iteration_s = _iteration_seconds(line, window.interval_timers)
     record.loss = line.loss
     for name in ("grad_norm", "learning_rate", "tflops"):
-        setattr(record, name, line.real(name))
-    record.tokens, record.skipped = line.integer("tokens"), line.integer("skipped")
+        setattr(record, name, line.values.get(name))
+    record.tokens, record.skipped = line.values.get("tokens"), line.values.get("skipped")
     device, host = ([getattr(m, name) for m in memory] for name in _LARGEST)
     record.device_memory_gib = None if None in device else max(device, default=None)
     record.host_memory_gib = None if None in host else max(host, default=None)
@@ -663,7 +659,7 @@ def _iteration_seconds(line: Fields, timers: Sequence[float]) -> float | None:
     """
     printed = []  # times, and how far the rounding of each can be off
     for name, unit_s in (("elapsed_s", 1.0), ("interval_s", 1.0), ("elapsed_ms", 1e-3)):
-        text = line.values.get(name, "0")
+        text = line.texts.get(name, "0")
         if float(text) > 0:
             decimals = len(text.partition(".")[2])
             printed.append((float(text) * unit_s, 0.51 * unit_s * 10.0**-decimals + 1e-12))

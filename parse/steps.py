@@ -69,9 +69,9 @@ def _megatron_step(line: Line) -> Step | None:
     found = iteration_line(line)
     if found is None or found.problem:
         return None
-    position = found.values.get("iteration") or found.values.get("samples", "")
-    norm, rate = found.real("grad_norm"), found.real("learning_rate")
-    digits, skipped = _digits(found.values.get("loss", "")), bool(found.integer("skipped"))
+    position = found.texts.get("iteration") or found.texts.get("samples", "")
+    norm, rate = found.values.get("grad_norm"), found.values.get("learning_rate")
+    digits, skipped = _digits(found.texts.get("loss", "")), bool(found.values.get("skipped"))
     return Step(line.number, "Megatron", position, found.loss, digits, norm, rate, skipped)
 
 
