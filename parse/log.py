@@ -430,10 +430,10 @@ class _Reader:
             if found := PATTERNS["throughput"].search(text):
                 micro_step, step, *figures = found.groups()
                 # DeepSpeed prints an infinite rate before it has timed an update.
-                rates: Any = [float(rate) if rate != "inf" else None for rate in figures[:2]]
-                allocated, peak = map(float, figures[2:])
+                *rates, allocated, peak = map(float, figures)
+                known: Any = [rate if math.isfinite(rate) else None for rate in rates]
                 self.log.throughput.append(
-                    ThroughputLine(number, int(step), int(micro_step), *rates, allocated, peak)
+                    ThroughputLine(number, int(step), int(micro_step), *known, allocated, peak)
                 )
             else:
                 self.reject(number, "a throughput line that cannot be read", text)
