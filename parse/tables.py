@@ -259,8 +259,7 @@ def _usage(run: Run) -> dict[str, float | None]:
     once where that was looked at; ``gpu_peak_gib`` of the fullest GPU; ``gpu_util_percent`` the
     mean while the run held memory there.
     """
-    names = list(SAMPLE_COLUMNS)
-    samples = [dict(zip(names, s, strict=True)) for _, found, _ in run.monitored for s in found]
+    samples = [sample for _, found, _ in run.monitored for sample in found]
 
     def peak_gib(*columns: str) -> float | None:
         for column in columns:
@@ -316,7 +315,7 @@ def _sample_rows(run: Run) -> Iterator[dict[str, Any]]:
     for path, samples, damaged in run.monitored:
         if damaged:
             run.log.notes.append(f"{path.name}: {damaged} unreadable lines left out")
-        yield from (dict(zip(SAMPLE_COLUMNS, sample, strict=True)) for sample in samples)
+        yield from samples
 
 
 # Files
