@@ -104,6 +104,14 @@ def known() -> dict[str, Kind]:
     return {name: Kind(**row) for name, row in tomllib.loads(text).items()}
 
 
+@functools.cache
+def _wordings() -> tuple[dict[str, list[re.Pattern[str]]], dict[str, re.Pattern[str]]]:
+    """Patterns of settings and of software, by name."""
+    table = tomllib.loads(Path(__file__).with_name("wordings.toml").read_text(encoding="utf-8"))
+    settings = {name: list(map(re.compile, rows)) for name, rows in table["settings"].items()}
+    return settings, {name: re.compile(row) for name, row in table["software"].items()}
+
+
 def _quoted(text: str, sign: re.Match[str] | None = None) -> str:
     """A line of a log as evidence; of a long line the part around its sign."""
     end = max(sign.end(), _EVIDENCE_CHARACTERS) if sign else _EVIDENCE_CHARACTERS
@@ -112,52 +120,8 @@ def _quoted(text: str, sign: re.Match[str] | None = None) -> str:
     return f"{before}{part}{after}"
 
 
-# What a log states of the set-up: one pattern a wording, by the name of the setting
-
-_REAL = r"\d[\d_.]*(?:[eE][-+]?\d+)?"
-_OFFLOADED = r"(?:<OffloadDeviceEnum\.\w+: ')?'?(cpu|nvme)"
-_SETTINGS = tuple((name, re.compile(pattern)) for name, pattern in (
-    ("version", r"DeepSpeed info: version=(\d+\.\d+\.\d+)"),
-    ("version", r"(?i)deepspeed version: ?(\d+\.\d+\.\d+)"),
-    ("version", r"deepspeed info \.+ (\d+\.\d+\.\d+)"),
-    ("stage", r"zero_optimization_stage \.+ (\d)"),
-    ("stage", r"Creating \S+ ZeRO stage (\d) optimizer"),
-    ("stage", r"zero_config \.+ .*\bstage=(?:<\S+ )?(\d)"),
-    ("stage", r"--zero-stage[= ](\d)"),
-    ("stage", r'"stage": (\d)'),
-    ("offload", rf"offload_optimizer=\w+\(device={_OFFLOADED}"),
-    ("offload", r"CPU Offload: (True)"),
-    ("accumulation", r"gradient_accumulation_steps \.+ (\d+)"),
-    ("accumulation", r'"gradient_accumulation_steps": (\d+)'),
-    ("accumulation", r"Gradient Accumulation steps = (\d+)"),
-    ("clip", rf"gradient_clipping \.+ ({_REAL})"),
-    ("clip", rf'"gradient_clipping": ({_REAL})'),
-    ("clip", rf"\bclip_grad \.+ ({_REAL})"),
-    ("clip", rf"--clip-grad[= ]({_REAL})"),
-    ("clip", rf"\b(?:max_grad_norm|gradient_clip_val)['\"]?[ :=.]+({_REAL})"),
-    ("reduce_bucket", rf"Reduce bucket size ({_REAL})"),
-    ("reduce_bucket", rf'"reduce_bucket_size": ({_REAL})'),
-    ("reduce_bucket", rf"\breduce_bucket_size=({_REAL})"),
-    # DeepSpeed lists the classes that it makes leaves by default, whatever the model is.
-    ("experts", r"^(?!.*leaf).*\b(\w+MoeFor\w+|\w+SparseMoeBlock|(?:Mixtral|DeepseekV[23])For\w+)"),
-    ("experts_counted", r'"(?:num_local_experts|num_experts|n_routed_experts)": ([2-9]|\d\d+)\b'),
-    ("leaf", r"(set_z3_leaf_modules|z3_leaf_module|Setting zero3 leaf)"),
-    ("leaf", r'("leaf_module"): \{'),
-    ("world", r"\bworld size: (\d+), device"),
-    ("gpus", r"\bn_gpu: ?(\d+)"),
-    ("one_thread", r"OMP_NUM_THREADS environment variable for each process to be (1) in default"),
-))  # fmt: skip
 _BLOCK = re.compile(r'^\s*"(\w+)": \{\s*$')
 _DEVICE = re.compile(r'^\s*"device": "(\w+)"')
-_SOFTWARE = tuple((name, re.compile(pattern)) for name, pattern in (
-    ("DeepSpeed", r"\[deepspeed\]|DeepSpeed info|deepspeed\.launcher|ds_accelerator"),
-    ("axolotl", r"\[axolotl\.|\baxolotl\.(?:cli|train|utils)"),
-    ("LLaMA-Factory", r"llamafactory|LLaMA-Factory|llamafactory-cli"),
-    ("Lightning", r"GPU available: (?:True|False).*used:|`Trainer\.fit` stopped"),
-    ("Hugging Face Trainer", r"\*{5} Running training \*{5}|'train_runtime': "),
-    ("torchrun", r"torch(?:/|\.)distributed(?:/|\.)(?:run|elastic|launcher)"),
-))  # fmt: skip
-
 _OVERFLOW = re.compile(
     r"OVERFLOW! (?:Rank \d+ )?Skipping step\."
     r"(?: Attempted loss scale: ([\d.]+)(?:, reducing to ([\d.]+))?| Gradients are non-finite)?"
@@ -301,10 +265,11 @@ class _Run:
 
     def _take_facts(self, line: Line) -> None:
         text = line.text
-        self.software |= {name for name, pattern in _SOFTWARE if pattern.search(text)}
+        settings, software = _wordings()
+        self.software |= {name for name, pattern in software.items() if pattern.search(text)}
         self._of_log.feed(text)
-        for name, pattern in _SETTINGS:
-            if found := pattern.search(text):
+        for name, patterns in settings.items():
+            for found in filter(None, (pattern.search(text) for pattern in patterns)):
                 self.facts[name] = _Fact(found[1], line.number, _quoted(text))
         # DeepSpeed prints its JSON over several lines; a device is of the block around it.
         if block := _BLOCK.match(text):
