@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from launch import cli
@@ -23,34 +24,35 @@ def derive(folder: Path, expected_figures: Sequence[str]) -> int:
     """
     # Imported here: whoever asks for --help need not wait for pandas and matplotlib.
     from parse.report import parse_sweep, report
+    from plots.__main__ import main as draw
 
-    try:
+    parsed, drawn, told = None, 2, 2
+    with _said("tables"):
         parsed = parse_sweep(folder)
-    except LogError as error:  # nothing can be drawn or told without tables
-        cli.say(f"tables: {error}")
+    if parsed is None:  # nothing can be drawn or told without tables
         return 2
-    drawn = _draw(folder, expected_figures)
-    try:
+    tables, figures = folder / "tables", folder / "figures"
+    with _said("figures"):
+        drawn = draw([str(tables), "--out", str(figures), "--expect", *expected_figures])
+    if drawn:
+        cli.say(f"figures: exit code {drawn}")
+    with _said("report"):
         told = report(parsed, index=True)
         cli.say(f"report   {folder / 'report.html'}")
-    except LogError as error:
-        told = 2
-        cli.say(f"report: {error}")
-    if drawn in (0, 1) and any((folder / "figures").glob("*.*")):
-        cli.say(f"figures  {folder / 'figures'}")
+    if drawn in (0, 1) and any(figures.glob("*.*")):
+        cli.say(f"figures  {figures}")
     return drawn or told
 
 
-def _draw(folder: Path, expected: Sequence[str]) -> int:
-    """Draw what the tables show; no error in a figure may cost the report."""
-    from plots.__main__ import main
-
-    words = [str(folder / "tables"), "--out", str(folder / "figures"), "--expect", *expected]
+@contextmanager
+def _said(step: str) -> Iterator[None]:
+    """Say why a step failed; whatever it is, the next one is tried."""
     try:
-        code = main(words)
-    except Exception:  # noqa: BLE001 - whatever it is, the report comes after it
+        yield
+    except BrokenPipeError:
+        raise
+    except LogError as error:
+        cli.say(f"{step}: {error}")
+    except Exception as error:  # noqa: BLE001
         traceback.print_exc()
-        code = 2
-    if code:
-        cli.say(f"figures: exit code {code}")
-    return code
+        cli.say(f"{step}: {error}")

@@ -263,7 +263,7 @@ def failed(*_arguments):
         ({"parse.report.parse_sweep": refused}, 2, "tables: no room\n"),
         ({"parse.report.write_report": refused}, 2, "report: no room\nfigures  {}/figures\n"),
         ({"plots.__main__.main": failed}, 2,
-         "figures: exit code 2\nreport   {}/report.html\n"),
+         "figures: a figure nobody thought of\nfigures: exit code 2\nreport   {}/report.html\n"),
         ({"plots.__main__.main": lambda _words: 1}, 1,
          "figures: exit code 1\nreport   {0}/report.html\nfigures  {0}/figures\n"),
     ],
