@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,54 +23,45 @@ from plots.style import SOURCE_STYLES, Look
 from plots.tables import PlotError, Tables
 from plots.units import GIB
 
-Row = TypeVar("Row")
 
+def draw_blocks(
+    panel: Callable[[Axes, pd.DataFrame, Any, bool], dict[str, Any]],
+    lines: pd.DataFrame,
+    rows: Sequence[Any],
+    notes: Sequence[str],
+    entries: Mapping[str, Any],
+    sizes: tuple[float, float],
+) -> list[Figure]:
+    """Draw pages of blocks, a block a case.
 
-@dataclass(frozen=True)
-class Blocks(Generic[Row]):
-    """What a figure of blocks consists of."""
-
-    panel: Callable[[Axes, pd.DataFrame, Row, bool], dict[str, Any]]
-    """Draws one row of a case, told whether it is the last; returns handles for the legend."""
-    row_inches: float
-    below_inches: float
-    """Of what is below a block."""
-    entries: Mapping[str, Any] = field(default_factory=dict)
-    """Of the legend, after the engines."""
-
-    def draw(
-        self, tables: Tables, lines: pd.DataFrame, rows: Sequence[Row], notes: Sequence[str]
-    ) -> list[Figure]:
-        """Draw pages of the blocks of some lines.
-
-        Args:
-            tables: Where the lines are from.
-            lines: With ``case``, ``look``, ``source`` and ``path``.
-            rows: What each block shows, from above.
-            notes: For the footnote.
-        """
-        names = [*(look.name for look in sorted(lines["look"].unique())), *self.entries]
-        inches = self.below_inches + len(rows) * self.row_inches
-        footnotes = [*notes, tables.provenance(set(lines["path"]))]
-        figures = []
-        for page in pages(lines.groupby("case", sort=False), lambda _: inches):
-            shape = len(page) * len(rows), 1
-            with sheet(names, 0.6 + len(page) * inches, shape, footnotes) as made:
-                figure, grid, entries = made
-                for place, ax in enumerate(grid[:, 0]):
-                    (case, block), row = page[place // len(rows)], rows[place % len(rows)]
-                    entries |= self.panel(ax, block, row, row is rows[-1])
-                    watermark(ax, set(block["source"]), size=22 if self.row_inches > 1.5 else 14)
-                    if row is rows[0] and case:
-                        ax.set_title(fold(case, 62), loc="left")
-                entries |= self.entries
-                figure.align_ylabels(grid)
-            figures.append(figure)
-        return figures
+    Args:
+        panel: Draws one row of a case, told whether it is the last; returns handles for the legend.
+        lines: With ``case``, ``look`` and ``source``.
+        rows: What each block shows, from above.
+        notes: For the footnote.
+        entries: Of the legend, after the engines.
+        sizes: Of a row, and of what is below a block, in inches.
+    """
+    names = [*(look.name for look in sorted(lines["look"].unique())), *entries]
+    inches = sizes[1] + len(rows) * sizes[0]
+    figures = []
+    for page in pages(lines.groupby("case", sort=False), lambda _: inches):
+        shape = len(page) * len(rows), 1
+        with sheet(names, 0.6 + len(page) * inches, shape, notes) as (figure, grid, handles):
+            for place, ax in enumerate(grid[:, 0]):
+                (case, block), row = page[place // len(rows)], rows[place % len(rows)]
+                handles |= panel(ax, block, row, row is rows[-1])
+                watermark(ax, set(block["source"]), size=22 if sizes[0] > 1.5 else 14)
+                if row is rows[0] and case:
+                    ax.set_title(fold(case, 62), loc="left")
+            handles |= entries
+            figure.align_ylabels(grid)
+        figures.append(figure)
+    return figures
 
 
 def by_look(lines: pd.DataFrame) -> Iterator[tuple[Look, pd.DataFrame]]:
-    """Lines of each engine, in the order of the figures."""
+    """Yield the lines of each engine, in the order of the figures."""
     yield from sorted(lines.groupby("look", sort=False), key=lambda item: item[0])
 
 
@@ -131,8 +122,9 @@ def draw_memory(tables: Tables, _figure: FigureRow, *, asked: bool = True) -> li
         for curve in _PANELS[kind]
         if curve.title and _is_known(lines, curve.column)
     }
-    blocks = Blocks(_memory_panel, row_inches=1.75, below_inches=0.95, entries=entries)
-    return blocks.draw(tables, lines, kinds, [_counts(lines), *(_NOTES[kind] for kind in kinds)])
+    notes = [_counts(lines), *(_NOTES[kind] for kind in kinds)]
+    notes.append(tables.provenance(set(lines["path"])))
+    return draw_blocks(_memory_panel, lines, kinds, notes, entries, (1.75, 0.95))
 
 
 def _lines(tables: Tables) -> pd.DataFrame:
@@ -285,8 +277,8 @@ def draw_utilisation(tables: Tables, _figure: FigureRow, *, asked: bool = True) 
     rows = _known(samples)
     behind = any(row.whole in samples for row in rows if row.whole)
     entries = {_WHOLE: Line2D([], [], color=_WHOLE_GREY)} if behind else {}
-    blocks = Blocks(_resource_panel, row_inches=1.1, below_inches=0.5, entries=entries)
-    return blocks.draw(tables, samples, rows, notes)
+    notes.append(tables.provenance(set(samples["path"])))
+    return draw_blocks(_resource_panel, samples, rows, notes, entries, (1.1, 0.5))
 
 
 def _samples(tables: Tables) -> pd.DataFrame:
