@@ -429,12 +429,14 @@ class _Reader:
         if "RunningAvgSamplesPerSec=" in text:
             if found := PATTERNS["throughput"].search(text):
                 micro_step, step, *figures = found.groups()
-                # DeepSpeed prints an infinite rate before it has timed an update.
-                *rates, allocated, peak = map(float, figures)
-                known: Any = [rate if math.isfinite(rate) else None for rate in rates]
-                self.log.throughput.append(
-                    ThroughputLine(number, int(step), int(micro_step), *known, allocated, peak)
+                running, current, allocated, peak = map(float, figures)
+                line = ThroughputLine(
+                    number, int(step), int(micro_step), None, None, allocated, peak
                 )
+                # DeepSpeed prints an infinite rate before it has timed an update.
+                line.running_samples_per_s = running if math.isfinite(running) else None
+                line.current_samples_per_s = current if math.isfinite(current) else None
+                self.log.throughput.append(line)
             else:
                 self.reject(number, "a throughput line that cannot be read", text)
         found = PATTERNS["progress"].search(text) or PATTERNS["global_step"].search(text)
@@ -567,7 +569,8 @@ def _reject_odd_lines(lines: Sequence[IterationLine]) -> None:
 def _number_by_lines(windows: Sequence[Window], log: Log) -> None:
     """Set ``iteration`` by what the line counts: iterations, or else samples or tokens."""
     sound = [(window, line) for window in windows if (line := window.line) and not line.problem]
-    printed = {batch for _, line in sound if (batch := line.values.get("global_batch_size"))}
+    batches = (line.values.get("global_batch_size") for _, line in sound)
+    printed = {batch for batch in batches if batch}
     if len(printed) == 1 and log.settings.setdefault("global_batch_size", *printed) not in printed:
         log.notes.append("two global batch sizes in one log: the name's or the arguments' is kept")
     for window, line in sound:
