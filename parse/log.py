@@ -428,15 +428,11 @@ class _Reader:
     def _add_progress(self, number: int, text: str) -> None:
         if "RunningAvgSamplesPerSec=" in text:
             if found := PATTERNS["throughput"].search(text):
-                micro_step, step, *figures = found.groups()
-                running, current, allocated, peak = map(float, figures)
-                line = ThroughputLine(
-                    number, int(step), int(micro_step), None, None, allocated, peak
+                micro_step, step, running, current, allocated, peak = found.groups()
+                counts, rates = (int(step), int(micro_step)), (_finite(running), _finite(current))
+                self.log.throughput.append(
+                    ThroughputLine(number, *counts, *rates, float(allocated), float(peak))
                 )
-                # DeepSpeed prints an infinite rate before it has timed an update.
-                line.running_samples_per_s = running if math.isfinite(running) else None
-                line.current_samples_per_s = current if math.isfinite(current) else None
-                self.log.throughput.append(line)
             else:
                 self.reject(number, "a throughput line that cannot be read", text)
         found = PATTERNS["progress"].search(text) or PATTERNS["global_step"].search(text)
@@ -540,6 +536,11 @@ class _Reader:
             log.notes.append(
                 f"{sum(timed)} interval timers for {log.world_size} ranks x {len(timed)} iterations"
             )
+
+
+def _finite(text: str) -> float | None:
+    """DeepSpeed prints an infinite rate before it has timed an update."""
+    return float(text) if math.isfinite(float(text)) else None
 
 
 def _title(before: str, text: str) -> str | None:
