@@ -429,9 +429,16 @@ class _Reader:
         if "RunningAvgSamplesPerSec=" in text:
             if found := PATTERNS["throughput"].search(text):
                 micro_step, step, running, current, allocated, peak = found.groups()
-                counts, rates = (int(step), int(micro_step)), (_finite(running), _finite(current))
                 self.log.throughput.append(
-                    ThroughputLine(number, *counts, *rates, float(allocated), float(peak))
+                    ThroughputLine(
+                        number,
+                        int(step),
+                        int(micro_step),
+                        _finite(running),
+                        _finite(current),
+                        float(allocated),
+                        float(peak),
+                    )
                 )
             else:
                 self.reject(number, "a throughput line that cannot be read", text)
