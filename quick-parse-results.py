@@ -16,12 +16,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from configs.files import printable
 from parse.arguments import add_warmup, number_from_0
-from parse.compare.present import comparison_json, comparison_notes, reject_lines
-from parse.compare.two_runs import Comparison, Timing, compare
-from parse.compare.verdict import DEFAULT_TOLERANCE
-from parse.errors import LogError
-from parse.log.read import read_usable_log
-from parse.log.records import PHASES, Log
+from parse.log import read_usable_log
+from parse.records import PHASES, Log, LogError
+from parse.two_runs import (
+    Comparison,
+    Timing,
+    compare,
+    comparison_json,
+    comparison_notes,
+    reject_lines,
+)
+from parse.verdict import DEFAULT_TOLERANCE
 
 KEYS = ("vanilla", "deep_optimizer_states")
 """Of the two sides in the JSON."""

@@ -20,7 +20,7 @@ from ds_config.rules import ZERO, buckets, value_of_auto
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "docs" / "guide.md"
 _TEMPLATE = Path(__file__).with_name("guide.md.jinja")
-_ILLNESSES = ROOT / "parse" / "diagnose" / "illnesses.toml"
+_ILLNESSES = ROOT / "parse" / "illnesses.toml"
 _AUTO = (
     "reduce_bucket_size",
     "stage3_prefetch_bucket_size",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from configs.files import ROOT
 from launch import cli
+from parse.records import LogError
 
 
 def derive(folder: Path, expected_figures: Sequence[str]) -> int:
@@ -22,28 +22,37 @@ def derive(folder: Path, expected_figures: Sequence[str]) -> int:
         0, or the exit code of the first step that failed; the report's is not 0 when two engines'
         results are not equal.
     """
-    tables = str(folder / "tables")
-    plots = ["plots", tables, "--out", str(folder / "figures")]
-    # Logs are read once; figures and report are made of what was found in them.
-    steps = (
-        ("tables", ["parse", str(folder), "--out", tables, "--report"]),
-        ("figures", [*plots, "--expect", *expected_figures]),
-        ("report", ["parse.report", str(folder), "--from-tables", "--index"]),
-    )
-    worst, done = 0, set()
-    for what, arguments in steps:
-        command = [sys.executable, "-m", *arguments]
-        # A session of its own: Ctrl-C is ours to answer, and ends it without a traceback.
-        code = subprocess.run(command, cwd=ROOT, check=False, start_new_session=True).returncode
-        worst = worst or code
-        if code:
-            cli.say(f"{what}: exit code {code}")
-        if code in (0, 1):
-            done.add(what)
-        elif what == "tables":  # nothing can be drawn or told without them
-            break
-    if "report" in done:
+    # Imported here: whoever asks for --help need not wait for pandas and matplotlib.
+    from parse.report import parse_sweep, report
+    from plots.__main__ import main as draw
+
+    parsed, drawn, told = None, 2, 2
+    with _said("tables"):
+        parsed = parse_sweep(folder)
+    if parsed is None:  # nothing can be drawn or told without tables
+        return 2
+    tables, figures = folder / "tables", folder / "figures"
+    with _said("figures"):
+        drawn = draw([str(tables), "--out", str(figures), "--expect", *expected_figures])
+    if drawn:
+        cli.say(f"figures: exit code {drawn}")
+    with _said("report"):
+        told = report(parsed, index=True)
         cli.say(f"report   {folder / 'report.html'}")
-    if "figures" in done and any((folder / "figures").glob("*.*")):
-        cli.say(f"figures  {folder / 'figures'}")
-    return worst
+    if drawn in (0, 1) and any(figures.glob("*.*")):
+        cli.say(f"figures  {figures}")
+    return drawn or told
+
+
+@contextmanager
+def _said(step: str) -> Iterator[None]:
+    """Say why a step failed; whatever it is, the next one is tried."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except LogError as error:
+        cli.say(f"{step}: {error}")
+    except Exception as error:  # noqa: BLE001
+        traceback.print_exc()
+        cli.say(f"{step}: {error}")

@@ -1,4 +1,4 @@
-"""Reads samples that were taken beside a run: our ``monitor.jsonl`` or the paper's CSV.
+"""Reads samples that were taken while a run lasted: our ``monitor.jsonl`` or the paper's CSV.
 
 Standard library alone. The paper's CSV names the unit of its time only; the other units are NVML's:
 ``txpci`` and ``rxpci`` in KB/s (1 KB = 1000 bytes), ``gpu_util`` and ``mem_util`` in percent,
@@ -9,21 +9,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 MONITOR_FILE = "monitor.jsonl"
-_CSV_COLUMNS = [
-    *("device_id", "timestamp(ns)", "txpci", "rxpci"),
-    *("gpu_util", "mem_util", "mem_used", "mem_free"),
-]
-_CSV_FIGURES = (
-    *(("pcie_tx_bytes_per_s", 1000), ("pcie_rx_bytes_per_s", 1000)),
-    *(("gpu_util_percent", 1), ("gpu_memory_util_percent", 1)),
-    *(("gpu_memory_used_bytes", 1), ("gpu_memory_free_bytes", 1)),
-)
-"""Our names of the CSV's figures behind its time, and what they are multiplied by."""
-
 SAMPLE_COLUMNS = {
     "time_s": "Float64",
     "host_used_bytes": "Int64",
@@ -45,21 +35,20 @@ our file, and from the first sample in the paper's CSV. Memory of the run's own 
 ``host_used_bytes`` (resident), ``host_pss_bytes`` (pages that they share counted once; not in every
 sample) and ``gpu_memory_run_bytes``; that of the whole machine ``machine_used_bytes`` and
 ``gpu_memory_used_bytes``."""
+_CSV_COLUMNS = {
+    "device_id": ("device_id", 1),
+    "timestamp(ns)": ("", 1),
+    "txpci": ("pcie_tx_bytes_per_s", 1000),
+    "rxpci": ("pcie_rx_bytes_per_s", 1000),
+    "gpu_util": ("gpu_util_percent", 1),
+    "mem_util": ("gpu_memory_util_percent", 1),
+    "mem_used": ("gpu_memory_used_bytes", 1),
+    "mem_free": ("gpu_memory_free_bytes", 1),
+}
+"""Of the paper's CSV, in its order: our name, and what the figure is multiplied by."""
 
-Sample = tuple[float | int | None, ...]
-"""One sample of a device, in the order of ``SAMPLE_COLUMNS``."""
-
-
-def is_monitor_csv(path: Path) -> bool:
-    """Whether the first line of a file is that of the paper's monitor."""
-    if path.suffix != ".csv":
-        return False
-    try:
-        with path.open("rb") as file:
-            first = file.readline(200)
-    except OSError:
-        return False
-    return first.strip().replace(b" ", b"") == ",".join(_CSV_COLUMNS).encode()
+Sample = dict[str, float | int | None]
+"""One sample of a device, with all of :data:`SAMPLE_COLUMNS`."""
 
 
 def read_samples(path: Path) -> tuple[list[Sample], int]:
@@ -69,13 +58,15 @@ def read_samples(path: Path) -> tuple[list[Sample], int]:
         The samples in the file's order, and how many lines cannot be read. A figure that a sample
         lacks is None; a missing file has no samples.
     """
-    parse = _csv_rows if path.suffix == ".csv" else _json_rows
     try:
-        rows = list(parse(path))
+        with path.open(encoding="utf-8", errors="replace") as file:
+            lines = [line for line in file if line.strip()]
     except OSError:
         return [], 0
-    samples = [row for row in rows if row is not None]
-    return samples, len(rows) - len(samples)
+    rows = _csv_rows(lines) if path.suffix == ".csv" else map(_json_row, lines)
+    found = [_sample(row) for row in rows]
+    samples = [sample for sample in found if sample["time_s"] is not None]
+    return samples, len(found) - len(samples)
 
 
 def monitor_files(log_path: Path, own_folder: bool) -> list[Path]:
@@ -88,55 +79,49 @@ def monitor_files(log_path: Path, own_folder: bool) -> list[Path]:
         log_path: The log.
         own_folder: Whether the folder holds this run alone.
     """
-    found = []
     ours = log_path.parent / MONITOR_FILE
-    if own_folder and ours.is_file():
-        found.append(ours)
-    beside = sorted(log_path.parent.glob("*.csv"))
-    if beside:
-        alone = sum(1 for _ in log_path.parent.glob("*.log")) == 1
-        found += [
-            path
-            for path in beside
-            if (alone or path.stem == log_path.stem) and is_monitor_csv(path)
-        ]
-    return found
+    found = [ours] if own_folder and ours.is_file() else []
+    tables = sorted(path for path in log_path.parent.glob("*.csv") if is_monitor_csv(path))
+    alone = not tables or sum(1 for _ in log_path.parent.glob("*.log")) == 1
+    return found + [path for path in tables if alone or path.stem == log_path.stem]
 
 
-def _json_rows(path: Path) -> Iterator[Sample | None]:
-    with path.open("rb") as file:
-        for line in filter(bytes.strip, file):
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                row = None
-            timed = isinstance(row, dict) and _number(row.get("time_s")) is not None
-            yield _sample(row) if timed else None
+def is_monitor_csv(path: Path) -> bool:
+    """Return whether the first line of a file is that of the paper's monitor."""
+    try:
+        with path.open("rb") as file:
+            first = file.readline(200)
+    except OSError:
+        return False
+    return path.suffix == ".csv" and first.replace(b" ", b"").strip() == _CSV_HEAD.encode()
 
 
-def _csv_rows(path: Path) -> Iterator[Sample | None]:
-    start_ns: int | None = None
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            cells = [cell.strip() for cell in line.split(",")]
-            if cells[:2] == _CSV_COLUMNS[:2] or not any(cells):
-                continue
-            device, time_ns, *figures = map(_text_number, [*cells, "", ""])
-            sound = len(cells) == len(_CSV_COLUMNS) and isinstance(device, int)
-            if not sound or not isinstance(time_ns, int):
-                yield None
-                continue
-            start_ns = time_ns if start_ns is None else start_ns
-            row = {"time_s": (time_ns - start_ns) / 1e9, "device_id": device}
-            for (name, factor), value in zip(_CSV_FIGURES, figures, strict=False):
-                row[name] = None if value is None else value * factor
-            yield _sample(row)
+_CSV_HEAD = ",".join(_CSV_COLUMNS)
 
 
-def _sample(row: Mapping[str, object]) -> Sample:
-    return tuple(
-        _number(row.get(name), whole=kind == "Int64") for name, kind in SAMPLE_COLUMNS.items()
-    )
+def _json_row(line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return row if isinstance(row, dict) else {}
+
+
+def _csv_rows(lines: list[str]) -> Iterator[dict[str, Any]]:
+    start_ns: float | None = None
+    for line in lines:
+        if line.replace(" ", "").strip() == _CSV_HEAD:
+            continue
+        numbers = [_text_number(cell.strip()) for cell in line.split(",")]
+        device, time_ns = [*numbers, None, None][:2]
+        if len(numbers) != len(_CSV_COLUMNS) or device is None or time_ns is None:
+            yield {}
+            continue
+        start_ns = time_ns if start_ns is None else start_ns
+        row: dict[str, Any] = {"time_s": (time_ns - start_ns) / 1e9}
+        for (name, factor), value in zip(_CSV_COLUMNS.values(), numbers, strict=True):
+            row[name] = None if value is None else value * factor
+        yield row
 
 
 def _text_number(text: str) -> float | None:
@@ -145,10 +130,13 @@ def _text_number(text: str) -> float | None:
     return float(text) if "." in text else int(text)
 
 
-def _number(value: object, *, whole: bool = False) -> float | int | None:
-    """A JSON number; None for anything else."""
+def _sample(row: dict[str, Any]) -> Sample:
+    return {name: _number(row.get(name), kind) for name, kind in SAMPLE_COLUMNS.items()}
+
+
+def _number(value: object, kind: str) -> float | int | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
-    if whole:
-        return int(value) if value == int(value) and abs(value) < 2**63 else None
-    return float(value)
+    if kind == "Float64":
+        return float(value)
+    return int(value) if value == int(value) and abs(value) < 2**63 else None

@@ -1,37 +1,296 @@
-"""What the loss of one run says: ``python -m parse.verdict LOG``, for whoever runs it.
+"""Whether a loss means training, and whether two runs train alike. Standard library alone.
 
-Prints one line of JSON, ``{"word": ..., "failed": ..., "text": ...}`` (see
-:class:`parse.compare.verdict.LossVerdict`). Exit code 0, 1 where the loss failed, 2 where there is
-no log. Standard library alone, so it starts at once.
+No speed-up is worth printing before these words allow it.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 
-from configs.files import printable
-from parse.compare.verdict import judge_log
-from parse.errors import LogError
-from parse.log.read import read_log
+from parse.records import Iteration, Log, as_number
+
+FROZEN_ITERATIONS = 3
+"""A loss that stands still over at least so many last iterations is frozen."""
+LN_VOCABULARY_TOLERANCE = 5e-5
+"""How near a frozen loss must be to ln(V) to be a uniform softmax."""
+DEFAULT_VOCABULARY = 50304
+"""GPT-2's 50257 tokens as Megatron pads them: the paper's, tried when the log names no other."""
+DEFAULT_TOLERANCE = 1e-3
+"""Largest difference of two losses that still counts as ``close``."""
+DIVERGED_RISE = 1.0
+"""A loss that ends this far above its start, in nats, has diverged."""
+FAILED = ("nan", "frozen", "diverged", "skipped")
+"""Words of a loss that make its run a failure, however it ended."""
+_NOISES_FALLEN = 1.5
+_NOISE_OF_SECOND_DIFFERENCE = 0.6745 * math.sqrt(6)
+"""Median size of a second difference of normal noise, over its standard deviation."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Judge one log; returns the exit code."""
-    if len(argv) != 1:
-        sys.stderr.write("usage: python -m parse.verdict LOG\n")
-        return 2
-    try:
-        found = judge_log(read_log(Path(argv[0])))
-    except LogError as error:
-        sys.stderr.write(f"parse.verdict: error: {printable(str(error))}\n")
-        return 2
-    said = {"word": found.word, "failed": found.failed, "text": found.text}
-    sys.stdout.write(json.dumps(said) + "\n")
-    return int(found.failed)
+@dataclass(frozen=True)
+class LossVerdict:
+    """What a loss says of its training; an empty word when the log holds no loss.
+
+    ``trains``: it fell by more than its noise. ``nan``, ``frozen`` and ``diverged`` (it ends more
+    than :data:`DIVERGED_RISE` above its start) are failures, and so is ``skipped``: the loss scaler
+    left out every update. ``undecided`` is all that lies between: too few iterations, or too much
+    noise, to know.
+    """
+
+    word: str
+    from_iteration: int | None = None
+    """First iteration of the NaN or of the standstill."""
+    start: float | None = None
+    """Median of the first third of the losses."""
+    end: float | None = None
+    """Median of the last third."""
+    noise: float | None = None
+    """Standard deviation of a loss around its trend."""
+    at: float | None = None
+    """The frozen loss."""
+    at_name: str | None = None
+    """``ln(50304)`` when the frozen loss is that of a uniform softmax."""
+    skipped: int | None = None
+    """Updates that were left out, where all were."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run counts as failed."""
+        return self.word in FAILED
+
+    @property
+    def text(self) -> str:
+        """The verdict as a person reads it."""
+        if self.word == "nan":
+            return f"nan from iteration {self.from_iteration}"
+        if self.word == "frozen":
+            return f"frozen at {self.at_name or self.at} from iteration {self.from_iteration}"
+        if self.word == "skipped":
+            return f"that of unchanged weights: all {self.skipped} updates were skipped"
+        if self.word in ("diverged", "undecided"):
+            figures = f"from {self.start:.4g} to {self.end:.4g}, noise {self.noise:.2g}"
+            return f"{self.word} ({figures})"
+        return self.word or "no loss in the log"
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def judge_loss(
+    losses: Iterable[tuple[int, float | None]], vocab_sizes: Sequence[int] = ()
+) -> LossVerdict:
+    """Judge one run's printed losses.
+
+    Args:
+        losses: Iteration and its loss; None, a loss that cannot be read, says nothing.
+        vocab_sizes: Vocabulary sizes the log names; the paper's is tried too.
+    """
+    known = [(iteration, loss) for iteration, loss in losses if loss is not None]
+    if not known:
+        return LossVerdict("")
+    for iteration, loss in known:
+        if not math.isfinite(loss):
+            return LossVerdict("nan", iteration)
+    last = known[-1][1]
+    still = 0
+    while still < len(known) and known[-1 - still][1] == last:
+        still += 1
+    if still >= FROZEN_ITERATIONS:
+        name = _ln_name(last, vocab_sizes)
+        return LossVerdict("frozen", known[-still][0], at=last, at_name=name)
+    values = [loss for _, loss in known]
+    third = max(1, len(values) // 3)
+    start, end, noise = median(values[:third]), median(values[-third:]), _noise(values)
+    falls = start - end > _NOISES_FALLEN * noise
+    word = "diverged" if end - start > DIVERGED_RISE else "trains" if falls else "undecided"
+    return LossVerdict(word, start=start, end=end, noise=noise)
+
+
+def _noise(losses: Sequence[float]) -> float:
+    """Standard deviation of the losses around their trend, which second differences do not see."""
+    seconds = [abs(a - 2 * b + c) for a, b, c in zip(losses, losses[1:], losses[2:], strict=False)]
+    return median(seconds) / _NOISE_OF_SECOND_DIFFERENCE if seconds else 0.0
+
+
+def _ln_name(loss: float, vocab_sizes: Sequence[int]) -> str | None:
+    for size in (*vocab_sizes, DEFAULT_VOCABULARY):
+        if size > 1 and abs(loss - math.log(size)) <= LN_VOCABULARY_TOLERANCE:
+            return f"ln({size})"
+    return None
+
+
+def judge_log(log: Log) -> LossVerdict:
+    """Judge a log by the digits it prints, and by the updates that it says were skipped."""
+    records = log.iterations
+    steps = [after.iteration - before.iteration for before, after in pairwise(records)]
+    covered = sum(steps) + min(steps, default=1)
+    skipped = sum(record.skipped or 0 for record in records)
+    if records and skipped >= covered:
+        return LossVerdict("skipped", records[0].iteration, skipped=skipped)
+    return judge_loss(((r.iteration, r.loss) for r in log.iterations), log.vocab_sizes)
+
+
+@dataclass(frozen=True)
+class PairVerdict:
+    """``equal``, ``close`` or ``differs``; an empty word when there is nothing to compare."""
+
+    word: str
+    num_losses: int = 0
+    """Iterations whose losses were compared."""
+    exact: bool = False
+    """Whether full-precision figures were compared, rather than printed digits."""
+    num_grad_norms: int = 0
+    digests: tuple[str, ...] = ()
+    """Digests of the final state that were compared: ``weights``, ``optimizer state``."""
+    first_difference: int | None = None
+    """First iteration whose losses differ at all."""
+    from_iteration: int | None = None
+    """First iteration beyond the tolerance."""
+    largest_difference: float | None = None
+    """Largest absolute difference of two losses; infinite when one of them is NaN."""
+    largest_at: int | None = None
+    largest_norm_difference: float | None = None
+    """Largest relative difference of two gradient norms."""
+    state_differs: tuple[str, ...] = ()
+    """Digests that differ."""
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def judged_on(self) -> str:
+        """What was compared, as a person reads it."""
+        losses = f"{self.num_losses} losses"
+        if not self.exact:
+            return f"{losses} as printed"
+        parts = [losses] + (
+            [f"{self.num_grad_norms} gradient norms"] if self.num_grad_norms else []
+        )
+        return ", ".join([*parts, " and ".join(self.digests)] if self.digests else parts)
+
+    @property
+    def text(self) -> str:
+        """The verdict as a person reads it."""
+        if self.word == "equal":
+            return f"equal ({self.judged_on})"
+        if self.word == "":
+            return "not compared"
+        if self.word == "differs" and self.from_iteration is None:
+            return f"differs: the losses agree, the final {' and '.join(self.state_differs)} do not"
+        detail = (
+            f"largest difference {_short(self.largest_difference)} at iteration {self.largest_at}"
+        )
+        if self.word == "close":
+            if not self.largest_difference:
+                norm = _short(self.largest_norm_difference)
+                detail = f"losses equal, gradient norms differ by up to {norm} of their size"
+            return f"close ({self.num_losses} losses, {detail})"
+        return f"differs from iteration {self.from_iteration} ({self.num_losses} losses, {detail})"
+
+
+def judge_pair(first: Log, second: Log, tolerance: float = DEFAULT_TOLERANCE) -> PairVerdict:
+    """Compare two runs on the iterations both have.
+
+    With ``metrics.jsonl`` beside both logs the comparison is bitwise, on losses, gradient norms and
+    the final digests; without it, on the printed losses.
+
+    Args:
+        first: The reference.
+        second: The run to judge.
+        tolerance: Largest absolute difference of two losses for ``close``.
+    """
+    exact = both_exact(first, second)
+    pairs = common_losses(first, second, exact)
+    if not pairs:
+        return PairVerdict("")
+    differences = [(i, difference(a, b)) for i, a, b in pairs]
+    norms = _norm_differences(first, second) if exact else []
+    digests, unequal = _digests(first, second) if exact else ((), ())
+    largest_at, largest = max(differences, key=lambda item: item[1])
+    worst_norm = max(norms, default=0.0)
+    unequal_from = next((i for i, d in differences if d > 0), None)
+    beyond = next((i for i, d in differences if d > tolerance), None)
+    same_figures = largest == 0 and worst_norm == 0
+    if same_figures and not unequal:
+        word = "equal"
+    elif same_figures or beyond is not None:
+        # Equal losses over unequal weights: the damage is in what no loss has shown yet.
+        word = "differs"
+    else:
+        word = "close"
+    lengths = len(first.iterations), len(second.iterations)
+    note = (
+        f"{lengths[0]} and {lengths[1]} iterations; the {len(pairs)} that both have were compared"
+    )
+    return PairVerdict(
+        word,
+        len(pairs),
+        exact,
+        len(norms),
+        digests,
+        unequal_from,
+        beyond,
+        largest,
+        largest_at,
+        worst_norm if norms else None,
+        unequal,
+        () if lengths == (len(pairs),) * 2 else (note,),
+    )
+
+
+def both_exact(first: Log, second: Log) -> bool:
+    """Whether both runs have a full-precision loss of every iteration."""
+    files = {log.metrics.path.resolve() for log in (first, second) if log.metrics}
+    if len(files) == 1 and first.path != second.path:
+        # Two logs moved into one folder share its file, which says nothing of one of them.
+        return False
+    return all(
+        log.metrics is not None
+        and all(r.exact_loss is not None for r in log.iterations if r.loss is not None)
+        for log in (first, second)
+    )
+
+
+def in_common(
+    first: Log, second: Log, value: Callable[[Iteration], float | None]
+) -> list[tuple[int, float, float]]:
+    """Return iteration and both values, where both runs have one."""
+    others = {record.iteration: value(record) for record in second.iterations}
+    pairs = ((r.iteration, value(r), others.get(r.iteration)) for r in first.iterations)
+    return [(i, a, b) for i, a, b in pairs if a is not None and b is not None]
+
+
+def common_losses(first: Log, second: Log, exact: bool) -> list[tuple[int, float, float]]:
+    """Iteration and both losses, where both runs have one; printed digits unless ``exact``."""
+    return in_common(first, second, lambda r: r.exact_loss if exact else r.loss)
+
+
+def difference(a: float, b: float) -> float:
+    """Absolute difference; infinite where just one of them is finite, 0 where both are NaN."""
+    if math.isfinite(a) and math.isfinite(b):
+        return abs(a - b)
+    return 0.0 if a == b or (math.isnan(a) and math.isnan(b)) else math.inf
+
+
+def _norm_differences(first: Log, second: Log) -> list[float]:
+    found = []
+    sides = [log.metrics.iterations if log.metrics else {} for log in (first, second)]
+    for iteration in (number for number in sides[0] if number in sides[1]):
+        a, b = (as_number(side[iteration].get("grad_norm")) for side in sides)
+        if a is not None and b is not None:
+            scale = max(abs(a), abs(b))
+            found.append(difference(a, b) / scale if 0 < scale < math.inf else difference(a, b))
+    return found
+
+
+def _digests(first: Log, second: Log) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Digests that both runs have after as many iterations, and those of them that differ."""
+    sides = [log.metrics for log in (first, second) if log.metrics]
+    if len({repr(side.end.get("iterations")) for side in sides}) != 1:
+        return (), ()
+    keys = {"weights": "weights_sha256", "optimizer state": "optimizer_sha256"}
+    found = {name: [side.digest(key) for side in sides] for name, key in keys.items()}
+    compared = tuple(name for name, pair in found.items() if all(pair))
+    return compared, tuple(name for name in compared if len(set(found[name])) > 1)
+
+
+def _short(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3g}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,9 +20,6 @@ from configs.study import load_study
 from plots.canvas import FORMATS, save
 from plots.registry import Drawing, figures
 from plots.tables import PlotError, Tables, read_tables, study_of
-
-_PROGRESS_S = 10.0
-"""Between two words on how far the figures are."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -49,36 +45,10 @@ def main(argv: list[str] | None = None) -> int:
         return _error(_line(str(error)))
 
 
-class _Progress:
-    """Says now and then how far the figures are, so that many of them are not drawn in silence."""
-
-    def __init__(self, count: int) -> None:
-        self._count, self._place, self._name = count, 0, ""
-        self._told = time.monotonic()
-
-    def begin(self, name: str) -> None:
-        """The next figure is drawn."""
-        self._place, self._name = self._place + 1, name
-        self.tell("")
-
-    def page(self, number: int, pages: int) -> None:
-        """A page of it is written."""
-        self.tell(f", page {number} of {pages}")
-
-    def tell(self, more: str) -> None:
-        """Say it unless something was said shortly before."""
-        if time.monotonic() - self._told >= _PROGRESS_S:
-            _say(f"figure {self._place} of {self._count}: {self._name}{more}")
-            self._told = time.monotonic()
-
-
 def _draw(tables: Tables, known: Mapping[str, Drawing], args: argparse.Namespace) -> int:
     """Draw the figures asked for, or else all that are worth it."""
     code, drawn = 0, 0
-    names = list(dict.fromkeys(args.figure or known))
-    progress = _Progress(len(names))
-    for name in names:
-        progress.begin(name)
+    for name in dict.fromkeys(args.figure or known):
         try:
             made = known[name].draw(tables, asked=bool(args.figure))
         except PlotError as error:
@@ -88,7 +58,7 @@ def _draw(tables: Tables, known: Mapping[str, Drawing], args: argparse.Namespace
                 _say(f"{name}: not drawn: {_line(str(error))}")
             continue
         try:
-            files = save(made, args.out, name, known[name].row.title, progress.page)
+            files = save(made, args.out, name, known[name].row.title)
         except PlotError as error:
             _error(_line(str(error)))
             code = code or 1

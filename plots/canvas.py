@@ -140,7 +140,6 @@ def save(
     out: Path,
     stem: str,
     text: str = "",
-    tell: Callable[[int, int], None] = lambda _number, _pages: None,
 ) -> list[Path]:
     """Write the pages of a figure as PNG, PDF and SVG, without a date.
 
@@ -151,7 +150,6 @@ def save(
         out: Folder.
         stem: File name without its ending.
         text: What the figure shows, in a sentence; an SVG carries it for readers who cannot see.
-        tell: Told before each page its number and how many there are.
 
     Returns:
         The files, the first page first.
@@ -162,7 +160,6 @@ def save(
     written = []
     for number, figure in enumerate(figures, 1):
         name = stem if number == 1 else f"{stem}-page-{number}"
-        tell(number, len(figures))
         settle(figure)
         for kind in FORMATS:
             path, beside = out / f"{name}.{kind}", out / f".{name}.{kind}"

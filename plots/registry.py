@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
 from configs.errors import explain
 from configs.study import Figure as FigureRow, Study
-from plots import (
-    breakdown,
-    loss,
-    memory,
-    models,
-    rates,
-    results,
-    swept,
-    tradeoff,
-    utilisation,
-)
+from plots.bars import draw_breakdown, draw_models, draw_rates
+from plots.lines import draw_swept
+from plots.results import draw_results, draw_tradeoff
 from plots.tables import PlotError, Tables
+from plots.timelines import draw_loss, draw_memory, draw_utilisation
 
 _PARAMETERS = ("x", "y", "complement", "label")
-
-
-class Draw(Protocol):
-    """How a figure is drawn."""
-
-    def __call__(self, tables: Tables, figure: FigureRow, /, *, asked: bool) -> list[Figure]:
-        """Draw the pages of a figure.
-
-        Raises:
-            PlotError: the tables hold nothing of it or, unless it was asked for, nothing worth it.
-        """
 
 
 class Kind(NamedTuple):
@@ -41,7 +24,9 @@ class Kind(NamedTuple):
 
     needs: str
     """Tables and columns without which it cannot be drawn; ``{x}`` and ``{y}`` are the figure's."""
-    draw: Draw
+    draw: Callable[..., list[Figure]]
+    """Takes tables, the study's row of the figure, and ``asked``; returns pages. A PlotError says
+    that the tables hold nothing of it or, unless it was asked for, nothing worth it."""
     required: tuple[str, ...] = ()
     """Parameters that the study has to give."""
     optional: tuple[str, ...] = ()
@@ -59,33 +44,33 @@ class Drawing(NamedTuple):
         return self.kind.needs.format(x=self.row.x, y=" or ".join(self.row.y))
 
     def draw(self, tables: Tables, *, asked: bool = True) -> list[Figure]:
-        """Draw its pages; see :class:`Draw`."""
+        """Draw its pages; see :class:`Kind`."""
         return self.kind.draw(tables, self.row, asked=asked)
 
 
 KINDS = {
-    "breakdown": Kind("runs: iteration_ms and the phases", breakdown.draw),
-    "loss": Kind("iterations: iteration, loss", loss.draw),
-    "swept": Kind("runs: {x}; {y}", swept.draw, ("x", "y"), ("complement", "label")),
+    "breakdown": Kind("runs: iteration_ms and the phases", draw_breakdown),
+    "loss": Kind("iterations: iteration, loss", draw_loss),
+    "swept": Kind("runs: {x}; {y}", draw_swept, ("x", "y"), ("complement", "label")),
     "ratios": Kind(
         "runs: {x}; {y}. comparisons: case, engine, phase, ratio, speedup, withheld",
-        partial(swept.draw, with_ratios=True), ("x", "y"), ("complement", "label"),
+        partial(draw_swept, with_ratios=True), ("x", "y"), ("complement", "label"),
     ),
-    "models": Kind("runs: model; iteration_ms; update_rate for the throughput", models.draw),
-    "rates": Kind("runs: {x}; {y}", rates.draw, ("x", "y")),
+    "models": Kind("runs: model; iteration_ms; update_rate for the throughput", draw_models),
+    "rates": Kind("runs: {x}; {y}", draw_rates, ("x", "y")),
     "memory": Kind(
-        "memory: iteration, title; allocated_gib, cached_gib or host_used_gib", memory.draw
+        "memory: iteration, title; allocated_gib, cached_gib or host_used_gib", draw_memory
     ),
-    "results": Kind("runs: {y}", results.draw, ("y",)),
-    "tradeoff": Kind("runs: {y}", tradeoff.draw, ("y",)),
+    "results": Kind("runs: {y}", draw_results, ("y",)),
+    "tradeoff": Kind("runs: {y}", draw_tradeoff, ("y",)),
     "utilisation": Kind(
-        "monitor: time_s; cpu_percent, host_used_bytes, gpu_* or pcie_*", utilisation.draw
+        "monitor: time_s; cpu_percent, host_used_bytes, gpu_* or pcie_*", draw_utilisation
     ),
 }  # fmt: skip
 
 
 def figures(study: Study) -> dict[str, Drawing]:
-    """The figures of a study by their names, in its order.
+    """Return the figures of a study by their names, in its order.
 
     Raises:
         PlotError: the study declares a figure that no kind can draw.
@@ -96,16 +81,14 @@ def figures(study: Study) -> dict[str, Drawing]:
         if row.kind not in KINDS:
             raise PlotError(f"{where}: {explain.unknown('kind', row.kind, KINDS)}")
         kind = KINDS[row.kind]
-        given = [parameter for parameter in _PARAMETERS if getattr(row, parameter)]
+        given = {parameter for parameter in _PARAMETERS if getattr(row, parameter)}
         taken = (*kind.required, *kind.optional)
-        for parameter in kind.required:
-            if parameter not in given:
-                raise PlotError(f"{where}: kind '{row.kind}' needs {' and '.join(kind.required)}")
-        for parameter in given:
-            if parameter not in taken:
-                known = ", ".join(taken) or "no parameter"
-                raise PlotError(
-                    f"{where}: {parameter} means nothing to kind '{row.kind}', which takes {known}"
-                )
+        if not given.issuperset(kind.required):
+            raise PlotError(f"{where}: kind '{row.kind}' needs {' and '.join(kind.required)}")
+        for parameter in sorted(given.difference(taken)):
+            known = ", ".join(taken) or "no parameter"
+            raise PlotError(
+                f"{where}: {parameter} means nothing to kind '{row.kind}', which takes {known}"
+            )
         found[name] = Drawing(row, kind)
     return found

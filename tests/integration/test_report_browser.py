@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 from processes import wait_for
 
-from parse.report.__main__ import main
+from parse.report import main
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from parse.compare.stats import ratio_of_medians
+from parse.stats import ratio_of_medians
 
 TIMES = st.lists(st.floats(0.01, 1e6), min_size=1, max_size=12)
 REPEATS = st.lists(TIMES, min_size=1, max_size=4)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from parse.log.read import read_log
+from parse.log import read_log
 
 HERE = Path(__file__).resolve().parent
 LOGS = sorted(HERE.rglob("*.log"))

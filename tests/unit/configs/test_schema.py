@@ -5,7 +5,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.schema import Model, read_toml
 from configs.study import STUDIES_DIR, default_study, make_point, study_names
-from parse.log.name import settings_from_name
+from parse.log import settings_from_name
 
 STUDY = default_study()
 PUBLISHED = {

@@ -1,5 +1,7 @@
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +18,7 @@ from launch.records.identity import data_facts
 from launch.simulate import workloads
 from launch.sweep import build_parser, choose_points, main, make_plan
 from launch.task import RunOptions
+from parse.records import LogError
 
 BASIC = load_sweep("basic")
 CPU = Machine(20 * GIB)
@@ -246,32 +249,45 @@ def test_a_report_of_nothing_makes_nothing(tmp_path, capsys, monkeypatch):
     assert not folder.exists()
 
 
+def refused(*_arguments):
+    raise LogError("no room")
+
+
+def failed(*_arguments):
+    raise RuntimeError("a figure nobody thought of")
+
+
 @pytest.mark.parametrize(
-    ("codes", "said"),
+    ("broken", "code", "said"),
     [
-        ({"parse": 2}, "tables: exit code 2\n"),
-        ({"parse.report": 2}, "report: exit code 2\nfigures  {}/figures\n"),
-        ({"plots": 2}, "figures: exit code 2\nreport   {}/report.html\n"),
-        ({"plots": 1, "parse.report": 1}, "figures: exit code 1\nreport: exit code 1\n"
-         "report   {0}/report.html\nfigures  {0}/figures\n"),
+        ({"parse.report.parse_sweep": refused}, 2, "tables: no room\n"),
+        ({"parse.report.write_report": refused}, 2, "report: no room\nfigures  {}/figures\n"),
+        ({"plots.__main__.main": failed}, 2,
+         "figures: a figure nobody thought of\nfigures: exit code 2\nreport   {}/report.html\n"),
+        ({"plots.__main__.main": lambda _words: 1}, 1,
+         "figures: exit code 1\nreport   {0}/report.html\nfigures  {0}/figures\n"),
     ],
 )  # fmt: skip
-def test_only_what_was_made_is_shown(codes, said, tmp_path, capsys, monkeypatch):
+def test_an_error_in_one_step_costs_no_other(broken, code, said, tmp_path, capsys, monkeypatch):
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "loss.png").touch()
-
-    started = []
-
-    def run(command, **_options):
-        started.append(command[2:])
-        return subprocess.CompletedProcess(command, codes.get(command[2], 0))
-
-    monkeypatch.setattr(subprocess, "run", run)
-    assert derive(tmp_path, ["loss"]) == next(iter(codes.values()))
-    # One step alone reads logs.
-    assert started[0] == ["parse", str(tmp_path), "--out", str(tmp_path / "tables"), "--report"]
-    assert all("--from-tables" in command for command in started if "report" in command[0])
+    parsed = SimpleNamespace(folder=tmp_path, findings=[], all_hold=True)
+    steps = {"parse.report.parse_sweep": lambda _folder: parsed,
+             "parse.report.write_report": lambda _parsed: None,
+             "parse.report.write_index": lambda _folder: None,
+             "plots.__main__.main": lambda _words: 0}  # fmt: skip
+    for name, step in (steps | broken).items():
+        monkeypatch.setattr(name, step)
+    assert derive(tmp_path, ["loss"]) == code
     assert capsys.readouterr().out == said.format(tmp_path)
+
+
+def test_who_asks_for_help_does_not_wait_for_pandas():
+    script = "import sys, launch.sweep; print({'pandas', 'matplotlib', 'scipy'} & {*sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
 
 
 def test_every_sweep_and_one_of_them_cannot_both_be_meant():

@@ -17,6 +17,7 @@ from launch.records.ledger import Choice
 from launch.records.run_folder import Status
 from launch.sweep import dry_run, main
 from launch.sweep_runner import Progress, Request, run_all, summary
+from parse.records import LogError
 
 NAMES = ["tiny vanilla", "tiny async-gradients", "tiny hybrid stride 2"]
 TWO = {"name": "two", "model": "tiny", "engines": [{"engine": ["vanilla", "gpu-only"]}]}
@@ -137,7 +138,10 @@ def test_a_run_that_ends_without_having_trained_has_failed(plan, fake_trainer, c
 
 
 def test_a_log_that_cannot_be_judged_says_nothing_against_a_run(plan, fake_trainer, monkeypatch):
-    monkeypatch.setattr("launch.verdict.JUDGE_S", 0.0)  # no judge answers in no time
+    def unreadable(path):
+        raise LogError(f"{path}: cannot be read")
+
+    monkeypatch.setattr("launch.verdict.read_log", unreadable)
     assert run_all(plan(fake_trainer("vanilla=nan")), Request()).ok == 3
 
 

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from parse.__main__ import main
-from parse.diagnose.illness import known
-from parse.diagnose.log import diagnose
-from parse.diagnose.series import Series
-from parse.errors import LogError
+from parse.diagnose import diagnose, known
+from parse.records import LogError
 
 ROOT = Path(__file__).resolve().parents[3]
 LOGS = ROOT / "tests" / "golden" / "diagnose"
@@ -265,15 +263,6 @@ def test_an_error_that_training_survived_is_not_told(tmp_path):
     assert not names(path)
     path.write_text(plain(FALLING) + error)
     assert names(path) == {"device-memory"}
-
-
-def test_a_long_run_is_kept_in_little_memory():
-    series = Series()
-    for at in range(200_000):
-        series.add(float(at))
-    assert series.count == 200_000
-    assert len(series.kept) < 40_000
-    assert abs(series.median - 100_000) < 100
 
 
 @pytest.mark.parametrize("seed", range(3))

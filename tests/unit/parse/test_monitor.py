@@ -3,15 +3,14 @@ import json
 import pytest
 
 from parse.__main__ import main
-from parse.monitor import SAMPLE_COLUMNS, is_monitor_csv, read_samples
+from parse.monitor import is_monitor_csv, read_samples
 
 HEADER = "device_id,timestamp(ns),txpci,rxpci,gpu_util,mem_util,mem_used,mem_free\n"
 ROWS = "0,5000000000,12,7,55,20,1048576,2097152\n1,5500000000,0,3,100,40,4096,8192\n"
 
 
 def named(sample):
-    found = dict(zip(SAMPLE_COLUMNS, sample, strict=True))
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in sample.items() if value is not None}
 
 
 def test_the_papers_csv_is_read_in_our_units(tmp_path):
@@ -100,19 +99,6 @@ def test_samples_belong_to_the_log_beside_them(write_log, tmp_path, capsys):
     (tmp_path / "one" / "gpu.csv").rename(tmp_path / "one" / "b.csv")
     assert main([str(tmp_path / "one"), "--out", str(out)]) == 0
     assert [row.split(",")[0] for row in monitor_rows(out)] == [str(tmp_path / "one/b.log")] * 2
-
-
-def test_samples_can_be_given_by_name(write_log, tmp_path, capsys):
-    log, out = write_log("a.log"), tmp_path / "out"
-    samples = tmp_path / "elsewhere" / "gpu.csv"
-    samples.parent.mkdir()
-    samples.write_text(HEADER + ROWS)
-    assert main([str(log), str(samples), "--out", str(out)]) == 0
-    assert len(monitor_rows(out)) == 2
-    second = write_log("b.log")
-    assert main([str(log), str(second), str(samples), "--out", str(out)]) == 0
-    assert monitor_rows(out) == []
-    assert "samples of which of the 2 runs" in capsys.readouterr().err
 
 
 def test_a_run_folder_has_its_samples(sweep_writer, tmp_path):

@@ -4,9 +4,8 @@ import json
 import pytest
 
 from parse.__main__ import main
-from parse.labels import label_runs
-from parse.report.__main__ import main as report_main
-from parse.run_folder import read_run, read_sweep_run, sweep_entries
+from parse.report import main as report_main
+from parse.run import find_logs, label_runs, read_run, read_sweep
 
 
 def edit(path, **fields):
@@ -18,19 +17,6 @@ def set_run(folder, engine_part, **fields):
     edit(next(folder.glob(f"*{engine_part}*/run-001/run.json")), **fields)
 
 
-def test_a_sweep_of_either_schema_is_read(sweep_writer):
-    folder = sweep_writer.write()
-    old = sweep_entries(folder)
-    assert (old[0].engine, old[0].repeat, old[0].status) == ("vanilla", None, "")
-    index = json.loads((folder / "sweep.json").read_text())
-    runs = [{**run, "repeat": n, "status": "ok"} for n, run in enumerate(index["runs"], 1)]
-    runs += [{**runs[0], "repeat": True, "status": 3}]
-    edit(folder / "sweep.json", schema_version=2, runs=runs)
-    entries = sweep_entries(folder)
-    assert [(e.repeat, e.status) for e in entries] == [(1, "ok"), (2, "ok"), (3, "ok"), (None, "")]
-    assert [e.log_path for e in entries][:3] == [e.log_path for e in old]
-
-
 def test_a_run_without_a_log_has_the_sweeps_word(sweep_writer):
     folder = sweep_writer.write(vanilla={"log": False})
     index = json.loads((folder / "sweep.json").read_text())
@@ -38,11 +24,11 @@ def test_a_run_without_a_log_has_the_sweeps_word(sweep_writer):
     edit(folder / "sweep.json", **index)
     run_dir = folder / index["runs"][0]["run_dir"]
     (run_dir / "status.json").unlink()
-    run = read_sweep_run(sweep_entries(folder)[0])
+    run = read_sweep(folder)[0]
     assert (run.repeat, run.status) == (3, "hang")
     (run_dir / "status.json").write_text('{"status": "failed"}')
     set_run(folder, "flush_async0", repeat=2)
-    run = read_sweep_run(sweep_entries(folder)[0])
+    run = read_sweep(folder)[0]
     assert (run.repeat, run.status) == (2, "failed")
 
 
@@ -50,7 +36,7 @@ def test_a_run_without_a_log_has_the_sweeps_word(sweep_writer):
 def test_a_repeat_is_a_whole_number_from_one(sweep_writer, damaged):
     folder = sweep_writer.write()
     set_run(folder, "flush_async0", repeat=damaged, run_id=7, point_key=[], started={})
-    run = read_run(sweep_entries(folder)[0].log_path)
+    run = read_run(find_logs(folder)[0])
     assert [run.repeat, *map(run.recorded, ("run_id", "point_key", "started"))] == [
         None,
         "",
@@ -62,7 +48,7 @@ def test_a_repeat_is_a_whole_number_from_one(sweep_writer, damaged):
 def test_repeats_number_labels_only_where_run_json_counts_them(sweep_writer, write_log):
     folder = sweep_writer.write()
     set_run(folder, "flush_async0", repeat=2)
-    runs = [read_sweep_run(entry) for entry in sweep_entries(folder)]
+    runs = read_sweep(folder)
     label_runs(runs)
     assert [run.label for run in runs] == [
         "tiny vanilla #2",
@@ -104,7 +90,7 @@ def test_columns_of_the_run_come_from_run_json(sweep_writer, tmp_path):
 def test_a_run_says_that_the_machine_was_busy(sweep_writer, tmp_path, before, busy):
     folder = sweep_writer.write()
     edit(next(folder.glob("*flush_async0*/run-001/run.json")), provenance={"before": before})
-    notes = read_run(sweep_entries(folder)[0].log_path).log.notes
+    notes = read_run(find_logs(folder)[0]).log.notes
     assert [note for note in notes if "busy" in note] == (
         [f"the machine was busy when the run began: {busy}"] if busy else []
     )
@@ -118,7 +104,7 @@ def test_points_keep_their_names_unless_two_points_share_one(sweep_writer):
     for engine_part, name in (("flush_async0", "mine"), ("prefetch1", "yours")):
         path = next(folder.glob(f"*{engine_part}*/run-001/run.json"))
         edit(path, point=json.loads(path.read_text())["point"] | {"name": name})
-    runs = [read_sweep_run(entry) for entry in sweep_entries(folder)]
+    runs = read_sweep(folder)
     label_runs(runs)
     assert [run.label for run in runs] == ["mine", "tiny async-gradients", "yours"]
     for run in runs:
@@ -134,11 +120,10 @@ def test_a_result_of_older_code_is_marked_in_table_and_report(sweep_writer, tmp_
     index = json.loads((folder / "sweep.json").read_text())
     index["runs"][1]["older"] = "code changed: launch/trainer/loop.py"
     edit(folder / "sweep.json", **index)
-    assert main([str(folder), "--out", str(folder / "tables"), "--report"]) == 0
+    assert report_main([str(folder)]) == 0
     with (folder / "tables" / "runs.csv").open() as file:
         marks = [row["older"] for row in csv.DictReader(file)]
     assert marks == ["", "code changed: launch/trainer/loop.py", ""]
-    assert report_main([str(folder), "--from-tables"]) == 0
     for name in ("report.md", "report.html"):
         text = (folder / name).read_text().replace("\\", "")
         assert text.count("result of older code: code changed: launch/trainer/loop.py") == 1, name

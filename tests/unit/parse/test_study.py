@@ -8,7 +8,7 @@ import pytest
 
 from configs.study import study_from
 from parse.__main__ import main
-from parse.report.__main__ import main as report
+from parse.report import main as report
 
 STUDY = {
     "name": "paint",
@@ -56,9 +56,10 @@ def painted(sweep_writer):
     return write
 
 
-def test_columns_names_phases_and_pairs_are_the_studys(painted, tmp_path):
-    out = tmp_path / "t"
-    assert main([str(painted()), "--out", str(out), "--report"]) == 0
+def test_columns_names_phases_and_pairs_are_the_studys(painted):
+    folder = painted()
+    assert report([str(folder)]) == 0
+    out = folder / "tables"
     oil, acrylic = rows(out / "runs.csv")
     assert (oil["coats"], oil["wet"], acrylic["thinner"]) == ("2", "0", "0.5")
     assert (acrylic["dry_ms"], acrylic["dry_median_ms"], acrylic["forward_ms"]) == (
@@ -105,30 +106,6 @@ def test_phases_of_an_update_that_does_not_end_are_nobodys(painted, tmp_path):
     assert acrylic["iteration_ms"] == oil["iteration_ms"] != ""
 
 
-def test_the_report_is_made_of_the_tables_without_a_second_look_at_the_logs(painted, capsys):
-    folder = painted()
-    assert report([str(folder)]) == 0
-    whole = {name: (folder / name).read_bytes() for name in ("report.md", "report.html")}
-    said = capsys.readouterr().out
-    tables = folder / "tables"
-    kept = {path.name: path.read_bytes() for path in tables.iterdir()}
-    shutil.rmtree(tables)
-    assert main([str(folder), "--out", str(tables), "--report"]) == 0
-    assert {path.name: path.read_bytes() for path in tables.iterdir()} == kept
-    for log in folder.rglob("run-001"):
-        shutil.rmtree(log)
-    (folder / "figures").mkdir()
-    (folder / "figures" / "drying.png").write_bytes(b"not a real image")
-    capsys.readouterr()
-    assert report([str(folder), "--from-tables"]) == 0
-    assert capsys.readouterr().out == said
-    text = (folder / "report.md").read_text()
-    assert "![How long it takes, measured](./figures/drying.png)" in text
-    (folder / "figures" / "drying.png").unlink()
-    assert report([str(folder), "--from-tables"]) == 0
-    assert {name: (folder / name).read_bytes() for name in whole} == whole
-
-
 def test_the_report_names_study_source_reference_and_gate(painted):
     folder = painted()
     assert report([str(folder)]) == 0
@@ -142,26 +119,17 @@ def test_the_report_names_study_source_reference_and_gate(painted):
         assert word not in text
 
 
-def test_a_report_of_no_tables_says_what_to_do(painted, capsys):
-    folder = painted()
-    assert report([str(folder), "--from-tables"]) == 2
-    assert "findings.json: is missing or damaged; make it with python -m parse" in (
-        capsys.readouterr().err
-    )
-    assert main([str(folder), str(folder), "--out", str(folder / "t"), "--report"]) == 2
-    assert "give its folder alone" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["study.json", "findings.json"])
 def test_a_users_json_file_stays(painted, tmp_path, capsys, name):
-    (tmp_path / "t").mkdir()
     for text in ('{"mine": 1}', "[]", "not JSON"):
-        (tmp_path / "t" / name).write_text(text)
         shutil.rmtree(tmp_path / "a sweep", ignore_errors=True)
-        assert main([str(painted()), "--out", str(tmp_path / "t"), "--report"]) == 2
+        tables = painted() / "tables"
+        tables.mkdir()
+        (tables / name).write_text(text)
+        assert report([str(tables.parent)]) == 2
         assert f"{name}: not a file of this parser" in capsys.readouterr().err
-        assert [path.name for path in (tmp_path / "t").iterdir()] == [name]
-        assert (tmp_path / "t" / name).read_text() == text
+        assert [path.name for path in tables.iterdir()] == [name]
+        assert (tables / name).read_text() == text
 
 
 def test_runs_of_two_studies_and_of_a_damaged_one_are_one_line(

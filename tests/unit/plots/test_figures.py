@@ -5,10 +5,11 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from configs.study import default_study
-from plots import breakdown, loss
 from plots.__main__ import main
+from plots.bars import draw_breakdown
 from plots.style import phase_styles
 from plots.tables import read_tables
+from plots.timelines import draw_loss
 
 ENGINES = {name: row.style for name, row in default_study().engines.items()}
 PHASES = {name or "other": row for name, row in phase_styles(default_study()).items()}
@@ -57,9 +58,9 @@ def tables(tmp_path):
     return write(tmp_path / "tables", [RUN, *({**RUN, **other} for other in OTHERS)])
 
 
-def page(module, tables):
+def page(draw, tables):
     """The only page of a figure."""
-    (figure,) = module.draw(tables, None)
+    (figure,) = draw(tables, None)
     return figure
 
 
@@ -78,7 +79,7 @@ def bars(figure):
 
 
 def test_segments_are_as_long_as_the_table_says(tables):
-    drawn = bars(page(breakdown, read_tables(tables)))
+    drawn = bars(page(draw_breakdown, read_tables(tables)))
     assert drawn == {
         "forward": [20, 20, 20], "backward": [30, 30, 30], "update": [40, 40], "other": [10],
     }  # fmt: skip
@@ -86,22 +87,22 @@ def test_segments_are_as_long_as_the_table_says(tables):
 
 def test_a_missing_phase_is_not_drawn_as_if_it_were_zero(tmp_path):
     folder = write(tmp_path, [{**RUN, "update_ms": ""}])
-    assert bars(page(breakdown, read_tables(folder))) == {
+    assert bars(page(draw_breakdown, read_tables(folder))) == {
         "forward": [20], "backward": [30], "other": [50],
     }  # fmt: skip
 
 
 def test_every_figure_says_measured_and_on_what(tables):
     read = read_tables(tables)
-    for figure in (page(breakdown, read), page(loss, read)):
+    for figure in (page(draw_breakdown, read), page(draw_loss, read)):
         text = " ".join(figure.get_supxlabel().split())
         assert "measured" in text
         assert "cpu A CPU" in text
-    assert "n=4" in page(breakdown, read).get_supxlabel()
+    assert "n=4" in page(draw_breakdown, read).get_supxlabel()
 
 
 def test_equal_losses_are_drawn_so_that_each_can_be_seen(tables):
-    (ax,) = page(loss, read_tables(tables)).axes
+    (ax,) = page(draw_loss, read_tables(tables)).axes
     widths = [line.get_linewidth() for line in ax.lines]
     assert widths == sorted(widths, reverse=True)
     assert len(set(widths)) == len({line.get_marker() for line in ax.lines}) == 3
@@ -117,7 +118,7 @@ def test_strides_of_one_panel_are_told_apart(tmp_path):
         {**RUN, "path": f"{k}.log", "engine": "hybrid", "stride": k, "label": f"hybrid stride {k}"}
         for k in (2, 3, 4)
     ]
-    (ax,) = page(loss, read_tables(write(tmp_path, hybrids))).axes
+    (ax,) = page(draw_loss, read_tables(write(tmp_path, hybrids))).axes
     assert len({line.get_marker() for line in ax.lines}) == 3
 
 
@@ -128,7 +129,7 @@ def test_a_stride_looks_the_same_in_every_panel_and_figure(tmp_path):
         for k in strides
     ]
     runs[-1]["path"] = "other.log"
-    two = page(loss, read_tables(write(tmp_path, runs))).axes
+    two = page(draw_loss, read_tables(write(tmp_path, runs))).axes
     assert two[0].lines[1].get_marker() == two[1].lines[0].get_marker()
     assert two[0].lines[0].get_marker() != two[1].lines[0].get_marker()
 
@@ -138,7 +139,7 @@ def test_a_nan_is_marked_and_an_unknown_loss_is_not(tmp_path):
     rows = [
         {**same, "iteration": str(i), "loss": x} for i, x in enumerate(("9", "nan", "", "8"), 1)
     ]
-    (ax,) = page(loss, read_tables(write(tmp_path, [RUN], rows))).axes
+    (ax,) = page(draw_loss, read_tables(write(tmp_path, [RUN], rows))).axes
     curve, marks = ax.lines
     np.testing.assert_array_equal(curve.get_ydata(), [9, np.nan, 8])
     assert list(marks.get_xdata()) == [2]
@@ -153,7 +154,7 @@ def test_every_case_has_its_panel(tmp_path):
         for i in range(3)
     ]
     read = read_tables(write(tmp_path, runs))
-    for figure in (page(breakdown, read), page(loss, read)):
+    for figure in (page(draw_breakdown, read), page(draw_loss, read)):
         titles = [ax.get_title(loc="left") for ax in figure.axes]
         assert titles == ["case 0", "case 1", "case 2"]
 
@@ -177,7 +178,7 @@ def test_repeats_of_a_point_are_one_bar_and_other_points_stay_apart(tmp_path):
         for point in ("a", "b")
         for i, ms in ((1, "100"), (2, "120"), (3, "170" if point == "b" else "110"))
     ]
-    figure = page(breakdown, read_tables(write(tmp_path, repeats)))
+    figure = page(draw_breakdown, read_tables(write(tmp_path, repeats)))
     assert bars(figure)["other"] == [20, 30]
     assert [name.get_text() for name in figure.axes[0].get_yticklabels()] == ["a 1", "b 1"]
 
@@ -187,7 +188,7 @@ def test_many_cases_are_a_grid_on_one_scale(tmp_path):
         {**RUN, "path": f"{i}", "case": f"case {i}", "label": f"case {i}, vanilla"}
         for i in range(5)
     ]
-    axes = page(breakdown, read_tables(write(tmp_path, runs))).axes
+    axes = page(draw_breakdown, read_tables(write(tmp_path, runs))).axes
     assert len(axes) == 5
     assert len({ax.get_position().x0 > 0.4 for ax in axes}) == 2
     assert len({ax.get_xlim() for ax in axes}) == 1

@@ -3,7 +3,8 @@
 import pytest
 
 from configs.study import Figure, default_study
-from plots import rates, swept
+from plots.bars import draw_rates
+from plots.lines import draw_swept
 from plots.tables import read_tables
 
 ROW = Figure(kind="swept", title="links", x="link_mbit", y=["iteration_ms"])
@@ -25,23 +26,23 @@ def words(figure):
 
 
 def test_links_as_they_are_have_no_place_on_the_axis(tables):
-    (figure,) = swept.draw(tables, ROW)
+    (figure,) = draw_swept(tables, ROW)
     assert list(figure.axes[0].get_xticks()) == [20, 100]
 
 
 def test_links_as_they_are_have_a_bar_of_their_own(tables):
-    (figure,) = rates.draw(tables, ROW.model_copy(update={"kind": "rates"}))
+    (figure,) = draw_rates(tables, ROW.model_copy(update={"kind": "rates"}))
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert sum("links as they are" in name for name in names) == 2
     assert sum("link 20 Mbit/s" in name for name in names) == 2
 
 
 def test_a_figure_says_that_links_were_shaped(tables):
-    (figure,) = swept.draw(tables, ROW)
+    (figure,) = draw_swept(tables, ROW)
     said = words(figure)
     assert "cpu NVIDIA H100, 20, 100 Mbit/s links, shaped" in said
     assert "links as they are" not in said
-    (bars,) = rates.draw(tables, ROW.model_copy(update={"kind": "rates"}))
+    (bars,) = draw_rates(tables, ROW.model_copy(update={"kind": "rates"}))
     assert "20, 100 Mbit/s links, shaped, and links as they are" in words(bars)
 
 

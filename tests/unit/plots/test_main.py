@@ -77,19 +77,6 @@ def test_a_full_disk_is_one_line_that_names_the_file(sweep, tmp_path, capsys):
     assert (out / "loss.png").read_bytes() == b"an older figure"
 
 
-def test_many_figures_say_how_far_they_are(sweep, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("plots.canvas.FORMATS", ("svg",))
-    tables = sweep.grid(model=["7B"]).write(tmp_path / "tables")
-    for seconds, told in ((1e9, 0), (0.0, 4)):
-        monkeypatch.setattr("plots.__main__._PROGRESS_S", seconds)
-        names = ["loss", "iteration-breakdown"]
-        assert main([str(tables), "--out", str(tmp_path / "f"), "--figure", *names]) == 0
-        said = [line for line in capsys.readouterr().out.splitlines() if "figure " in line]
-        assert len(said) == told
-    assert said[0] == "figure 1 of 2: loss"
-    assert said[3] == "figure 2 of 2: iteration-breakdown, page 1 of 1"
-
-
 @pytest.mark.parametrize(
     ("name", "fields"),
     [

@@ -1,8 +1,7 @@
 import pytest
 
 from configs.study import Figure, default_study
-from plots.observations import observe
-from plots.series import describe, remarks, series, split as split_of, summarise
+from plots.data import describe, observe, remarks, series, split as split_of, summarise
 from plots.tables import read_tables
 
 

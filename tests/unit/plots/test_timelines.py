@@ -2,17 +2,17 @@ import numpy as np
 import pytest
 
 from configs.study import default_study
-from plots import memory, utilisation
 from plots.tables import PlotError, read_tables
+from plots.timelines import draw_memory, draw_utilisation
 
 ENGINES = {name: row.style for name, row in default_study().engines.items()}
 
 TITLES = ("before forward", "after forward", "before forward", "after forward", "after step")
 
 
-def page(module, tables):
+def page(draw, tables):
     """The only page of a figure."""
-    (figure,) = module.draw(tables, None)
+    (figure,) = draw(tables, None)
     return figure
 
 
@@ -35,7 +35,7 @@ def phases(sweep):
 
 
 def test_memory_is_the_median_over_iterations_at_each_title_in_order(phases, tmp_path):
-    device, machine = page(memory, read_tables(phases.write(tmp_path))).axes
+    device, machine = page(draw_memory, read_tables(phases.write(tmp_path))).axes
     allocated = {line.get_color(): line for line in device.lines if line.get_linestyle() == "-"}
     assert list(allocated) == [ENGINES["vanilla"].colour, ENGINES["hybrid"].colour]
     for line in allocated.values():
@@ -49,7 +49,7 @@ def test_memory_is_the_median_over_iterations_at_each_title_in_order(phases, tmp
 def test_without_a_device_its_memory_is_that_of_the_process(phases, tmp_path):
     for run in phases.runs:
         run["device"] = "cpu"
-    figure = page(memory, read_tables(phases.write(tmp_path)))
+    figure = page(draw_memory, read_tables(phases.write(tmp_path)))
     process, machine = figure.axes
     labels = process.get_ylabel(), machine.get_ylabel()
     assert labels == ("process memory (GiB)", "machine memory (GiB)")
@@ -60,11 +60,11 @@ def test_without_a_device_its_memory_is_that_of_the_process(phases, tmp_path):
 def test_memory_that_is_nowhere_more_than_zero_takes_no_panel(phases, tmp_path):
     for row in phases.memory:
         row["allocated_gib"] = row["cached_gib"] = 0
-    (ax,) = page(memory, read_tables(phases.write(tmp_path))).axes
+    (ax,) = page(draw_memory, read_tables(phases.write(tmp_path))).axes
     assert ax.get_ylabel().startswith("machine")
 
 
-@pytest.mark.parametrize("figure", [memory, utilisation])
+@pytest.mark.parametrize("figure", [draw_memory, draw_utilisation])
 def test_what_was_simulated_is_watermarked(phases, samples, tmp_path, figure):
     for run in phases.runs:
         run["source"] = "simulated"
@@ -77,7 +77,7 @@ def test_a_title_that_one_engine_lacks_is_a_gap(phases, tmp_path):
         row for row in phases.memory
         if not (row["engine"] == "vanilla" and row["title"] == "after step")
     ]  # fmt: skip
-    device, _ = page(memory, read_tables(phases.write(tmp_path))).axes
+    device, _ = page(draw_memory, read_tables(phases.write(tmp_path))).axes
     assert np.isnan(device.lines[0].get_ydata()[-1])
 
 
@@ -87,7 +87,7 @@ def test_memory_of_no_iteration_is_refused(phases, tmp_path, change):
         row.update(change)
     tables = read_tables(phases.write(tmp_path))
     with pytest.raises(PlotError, match=r"memory\.csv holds no"):
-        page(memory, tables)
+        page(draw_memory, tables)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def samples(sweep):
 
 
 def test_a_row_a_resource_that_is_known(samples, tmp_path):
-    axes = page(utilisation, read_tables(samples.write(tmp_path))).axes
+    axes = page(draw_utilisation, read_tables(samples.write(tmp_path))).axes
     assert [ax.get_ylabel().replace("\n", " ") for ax in axes] == [
         "CPU (%)", "host memory (GiB)", "GPU (%)", "whole GPU's memory (GiB)",
         "PCIe from GPU (GB/s)",
@@ -115,7 +115,7 @@ def test_a_row_a_resource_that_is_known(samples, tmp_path):
 
 
 def test_devices_are_summed_or_averaged_and_the_host_counts_once(samples, tmp_path):
-    axes = page(utilisation, read_tables(samples.write(tmp_path))).axes
+    axes = page(draw_utilisation, read_tables(samples.write(tmp_path))).axes
     values = [list(ax.lines[0].get_ydata()) for ax in axes]
     assert values == [[0, 10, 20], [1, 1, 1], [40, 40, 40], [4, 4, 4], [1, 1, 1]]
     found = [[line for line in ax.lines if line.get_gid() != "end"] for ax in axes]
@@ -126,7 +126,7 @@ def test_devices_are_summed_or_averaged_and_the_host_counts_once(samples, tmp_pa
 def test_the_runs_own_memory_is_in_front_of_the_machines(samples, tmp_path):
     for row in samples.monitor:
         row |= {"machine_used_bytes": 5 * 2**30, "gpu_memory_run_bytes": 2**30}
-    figure = page(utilisation, read_tables(samples.write(tmp_path)))
+    figure = page(draw_utilisation, read_tables(samples.write(tmp_path)))
     rows = {ax.get_ylabel().replace("\n", " "): ax for ax in figure.axes}
     for label, own, whole in (("host memory (GiB)", 1, 5), ("GPU memory (GiB)", 2, 4)):
         lines = [line for line in rows[label].lines if line.get_gid() != "end"]
@@ -147,7 +147,7 @@ def test_memory_of_the_runs_processes_is_drawn_where_it_was_sampled(phases, tmp_
                 "host_pss_bytes": used * 2**30 if used != 1 else "",
                 "gpu_memory_run_bytes": 20 * 2**30, "gpu_memory_used_bytes": 60 * 2**30,
             })  # fmt: skip
-    figure = page(memory, read_tables(phases.write(tmp_path)))
+    figure = page(draw_memory, read_tables(phases.write(tmp_path)))
     device, host = figure.axes
     assert host.get_ylabel() == "host memory (GiB)"
     found = {(line.get_color(), line.get_ydata()[0]) for line in host.lines}
@@ -162,7 +162,7 @@ def test_each_line_ends_where_its_run_does(sweep, tmp_path):
     for engine, stride, end in (("vanilla", 0, 5000), ("hybrid", 2, 3001)):
         run = sweep.add(engine, stride)
         sweep.monitor += [{**keys(run), "time_s": t, "cpu_percent": 50} for t in range(end + 1)]
-    (ax,) = page(utilisation, read_tables(sweep.write(tmp_path))).axes
+    (ax,) = page(draw_utilisation, read_tables(sweep.write(tmp_path))).axes
     ends = {line.get_color(): line.get_xdata()[-1] for line in ax.lines}
     assert ends == {ENGINES["vanilla"].colour: 5000, ENGINES["hybrid"].colour: 3001}
     lines = [line.get_xdata()[-1] for line in ax.lines if line.get_gid() != "end"]
@@ -173,7 +173,7 @@ def test_each_line_ends_where_its_run_does(sweep, tmp_path):
 def test_long_runs_are_thinned_to_means(sweep, tmp_path):
     run = sweep.add("vanilla")
     sweep.monitor = [{**keys(run), "time_s": t, "cpu_percent": t % 2} for t in range(12_000)]
-    (ax,) = page(utilisation, read_tables(sweep.write(tmp_path))).axes
+    (ax,) = page(draw_utilisation, read_tables(sweep.write(tmp_path))).axes
     assert len(ax.lines[0].get_xdata()) == 600
     assert set(ax.lines[0].get_ydata()) == {0.5}
 
@@ -182,4 +182,4 @@ def test_samples_of_nothing_are_refused(samples, tmp_path):
     for row in samples.monitor:
         row.update(dict.fromkeys([k for k in row if k not in (*keys(row), "time_s")], ""))
     with pytest.raises(PlotError, match="no sample of a processor"):
-        page(utilisation, read_tables(samples.write(tmp_path)))
+        page(draw_utilisation, read_tables(samples.write(tmp_path)))

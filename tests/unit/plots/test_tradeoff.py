@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from configs.study import load_study
-from plots import tradeoff
+from plots import results
 from plots.canvas import BESIDE, settle
 from plots.registry import figures
 from plots.tables import PlotError, read_tables
@@ -43,7 +43,7 @@ def run(engine, rate, memory, **more):
 
 
 def marks(made, column="max_allocated_gib"):
-    shown, _ = tradeoff.panels(made, FIGURE.row)
+    shown, _ = results.mark_panels(made, FIGURE.row)
     return dict(shown)[column]
 
 
@@ -69,7 +69,7 @@ def test_what_differs_from_the_first_point_is_named_and_what_an_engine_fixes_is_
         run("stage-2", 8.0, 0.5, zero_stage=2, dtype="bf16", dp=2),
     )
     assert [name for name, *_ in own(marks(made))] == ["1", "2 DP 2 bf16"]
-    assert tradeoff.panels(made, FIGURE.row)[1] == ["DP 1", "fp32"]
+    assert results.mark_panels(made, FIGURE.row)[1] == ["DP 1", "fp32"]
 
 
 def test_published_rungs_are_pairs_of_both_quantities(tables):
@@ -85,7 +85,7 @@ def test_published_rungs_are_pairs_of_both_quantities(tables):
 
 
 def test_a_cost_that_no_run_has_has_no_panel(tables):
-    shown, _ = tradeoff.panels(tables(run("stage-1", 9.0, 0.5, host_peak_gib=2.0)), FIGURE.row)
+    shown, _ = results.mark_panels(tables(run("stage-1", 9.0, 0.5, host_peak_gib=2.0)), FIGURE.row)
     assert [name for name, _ in shown] == ["max_allocated_gib", "host_peak_gib"]
     assert all(mark.look for mark in shown[1][1]), "nothing was published of host memory"
 
@@ -103,7 +103,7 @@ def test_runs_that_were_not_measured_or_lack_a_figure_are_no_marks(tables):
 def test_the_figure_says_what_was_published_and_draws_it_hollow(tables):
     [drawn] = FIGURE.draw(tables(run("stage-2", 9.0, 0.5)))
     [ax] = drawn.axes
-    hollow = [dots for dots in ax.collections if dots.get_label() == tradeoff._PUBLISHED]
+    hollow = [dots for dots in ax.collections if dots.get_label() == results._PUBLISHED]
     assert len(hollow) == 6
     assert all(tuple(dots.get_facecolor()[0][:3]) == (1.0, 1.0, 1.0) for dots in hollow)
     legend = [text.get_text() for text in drawn.legends[0].get_texts()]
@@ -120,8 +120,8 @@ def test_rates_and_peaks_are_explained_and_numbers_of_whole_runs_are_not(tables,
     made = tables(run("no-zero", 9.0, 0.5))
     study = made.study.model_copy(update={"results": {"validation_loss": "a loss"}})
     made = dataclasses.replace(made, study=study)
-    mark = tradeoff.Mark("0", 1.0, 9.0, None)
-    notes = tradeoff._notes(made, [(cost, [mark])], [])
+    mark = results.Mark("0", 1.0, 9.0, None)
+    notes = results._marks_notes(made, [(cost, [mark])], [])
     assert any("cost at its peak" in note for note in notes) == said
 
 

@@ -5,10 +5,8 @@ import pytest
 
 from configs.study import default_study
 from parse.__main__ import main as parse
-from parse.compare.comparisons import compare_points, comparison_columns
-from parse.compare.provenance import differences
-from parse.labels import label_runs
-from parse.run_folder import read_run, read_sweep_run, sweep_entries
+from parse.compare import compare_points, comparison_columns, differences
+from parse.run import label_runs, read_run, read_sweep
 
 SLOW, FAST = (9.0, 0.4, 0.41, 0.42, 0.43), (9.0, 0.2, 0.205, 0.21, 0.215)
 GPUS = {"gpus": [{"name": "Test GPU", "driver": "1", "memory": "80 GB"}]}
@@ -32,7 +30,7 @@ def gpu_sweep(sweep_writer):
 
 
 def compared(folder, **options):
-    runs = [read_sweep_run(entry) for entry in sweep_entries(folder)]
+    runs = read_sweep(folder)
     label_runs(runs)
     return compare_points(runs, 1, **options)
 
@@ -200,9 +198,9 @@ def test_repeats_of_two_campaigns_are_paired_each_in_its_own(gpu_sweep, sweep_wr
     for name, losses in (("b", lower), ("a", SHORT)):
         sweep_writer.folder = tmp_path / name
         folders.append(gpu_sweep((1, 2), vanilla={"losses": losses}, hybrid={"losses": losses}))
-    entries = [entry for folder in folders for entry in sweep_entries(folder)]
-    engines = [[e for e in entries if e.engine == name] for name in ("vanilla", "hybrid")]
-    runs = [read_sweep_run(entry) for entry in (*engines[0], *reversed(engines[1]))]
+    every = [run for folder in folders for run in read_sweep(folder)]
+    engines = [[run for run in every if run.engine == name] for name in ("vanilla", "hybrid")]
+    runs = [*engines[0], *reversed(engines[1])]
     label_runs(runs)
     (item,) = compare_points(runs, 1)
     assert (item.equality, item.withheld) == ("equal", "")

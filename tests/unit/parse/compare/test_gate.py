@@ -6,11 +6,9 @@ import math
 import pytest
 
 from configs.study import Gate, default_study
-from parse.compare.comparisons import compare_points
-from parse.compare.gate import judge_seeds
-from parse.labels import label_runs
-from parse.report.__main__ import main as report
-from parse.run_folder import read_sweep
+from parse.compare import compare_points, judge_seeds
+from parse.report import main as report
+from parse.run import label_runs, read_sweep
 
 SLOW, FAST = (9.0, 0.4, 0.41, 0.42, 0.43), (9.0, 0.2, 0.205, 0.21, 0.215)
 GPUS = {"provenance": {"gpus": [{"name": "Test GPU", "driver": "1"}]}}

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from parse.compare.provenance import differences
+from parse.compare import differences
 
 
 def run(commit, code=None):

@@ -91,22 +91,22 @@ def test_the_tolerance_and_the_phase_decide(sides, capsys):
     assert compare(capsys, *reversed(folders))[0] == 0
 
 
-@pytest.mark.parametrize("as_tables", [False, True])
-def test_lost_iterations_are_a_regression_whatever_the_times(sides, tmp_path, capsys, as_tables):
+def test_lost_iterations_are_a_regression_whatever_the_times(sides, capsys):
     folders = sides()
     (log,) = Path(folders[1]).rglob("*gaps2.log")
     text = log.read_text()
     for number in (4, 6, 8):
         text = text.replace(f"lm loss: {LOSSES[number]:.6E}", "lm loss: x")
     log.write_text(text)
-    if as_tables:
-        for number, folder in enumerate(folders):
-            assert main([folder, "--out", str(tmp_path / f"t{number}")]) == 0
-            folders[number] = str(tmp_path / f"t{number}")
-        capsys.readouterr()
+    metrics = log.with_name("metrics.jsonl")
+    events = [json.loads(line) for line in metrics.read_text().splitlines()]
+    # While the exact figures are there, damage in the log costs nothing.
+    assert compare(capsys, *folders)[0] == 0
+    kept = [e for e in events if e["event"] != "iteration" or e["iteration"] not in (5, 7, 9)]
+    metrics.write_text("".join(json.dumps(event) + "\n" for event in kept))
     code, out, _ = compare(capsys, *folders)
     assert code == 1
-    assert "fewer iterations: 9 before, 6 now; 4 lines rejected" in out
+    assert "fewer iterations: 10 before, 7 now; 3 lines rejected" in out
     assert compare(capsys, *reversed(folders))[0] == 0
 
 
@@ -128,22 +128,6 @@ def test_strict_fails_what_has_no_interval(sides, capsys):
     assert compare(capsys, *folders)[0] == 2
     code, out, _ = compare(capsys, *folders, "--strict")
     assert (code, out.count("too wide: no interval")) == (1, 2)
-
-
-def test_tables_say_the_same_as_the_runs_they_are_of(sides, tmp_path, capsys):
-    folders = sides(hybrid={"seconds": slower(1.2), "digest": "bb"})
-    tables = []
-    for number, folder in enumerate(folders):
-        tables.append(str(tmp_path / f"tables{number}"))
-        assert main([folder, "--out", tables[-1]]) == 0
-    capsys.readouterr()
-    results = [
-        compare(capsys, *pair, "--json")[:2]
-        for pair in (folders, tables, (folders[0], tables[1]), (tables[0], folders[1]))
-    ]
-    assert [code for code, _ in results] == [1] * 4
-    assert len({out for _, out in results}) == 1
-    assert words(results[0][1])["tiny hybrid stride 2"] == "equality worse"
 
 
 def test_run_folders_and_logs_can_be_compared(sides, capsys):
@@ -210,18 +194,6 @@ def test_nothing_in_common_is_exit_code_2(sides, sweep_writer, tmp_path, capsys)
     code, _, err = compare(capsys, old, str(other))
     assert code == 2
     assert "no point is on both sides (2 and 1 points)" in err
-
-
-def test_a_damaged_table_is_one_line(sides, tmp_path, capsys):
-    folder = tmp_path / "tables"
-    assert main([sides()[0], "--out", str(folder)]) == 0
-    text = (folder / "iterations.csv").read_text()
-    (folder / "iterations.csv").write_text(text.replace("402.", "4x2."))
-    capsys.readouterr()
-    code, _, err = compare(capsys, str(folder), str(folder))
-    assert code == 2
-    assert err.count("\n") == 1
-    assert "is not a time" in err
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import statistics
 import numpy as np
 import pytest
 
-from parse.compare.stats import (
+from parse.stats import (
     INSIDE_A_RUN,
     OVER_REPEATS,
     bootstrap_ratios,

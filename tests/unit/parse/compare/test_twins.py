@@ -7,7 +7,7 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.study import study_from
-from parse.__main__ import main
+from parse.report import main
 
 STUDY = {
     "name": "twins",
@@ -26,8 +26,10 @@ LOSSES = (9.0, 8.5, 8.25)
 
 
 @pytest.fixture
-def twins(sweep_writer, tmp_path):
+def twins(sweep_writer, capsys):
     """``twins(other={...})`` -> the findings of a sweep whose engines differ as is said."""
+
+    found = {}
 
     def write(**changed):
         runs = []
@@ -45,8 +47,10 @@ def twins(sweep_writer, tmp_path):
             *lines, end = path.read_text().splitlines()
             end = {**json.loads(end), "error": 0.25, "epoch_s": 3.5}
             path.write_text("\n".join([*lines, json.dumps(end)]) + "\n")
-        main([str(folder), "--out", str(tmp_path / "t"), "--report"])
-        return json.loads((tmp_path / "t" / "findings.json").read_text())
+        found["all hold"] = main([str(folder)]) == 0
+        found["lines"] = capsys.readouterr().out.splitlines()
+        found["tables"] = folder / "tables"
+        return found
 
     return write
 
@@ -55,13 +59,13 @@ def of_twins(findings):
     return [line for line in findings["lines"] if "one" in line.partition(":")[2]]
 
 
-def test_equal_twins_hold_beside_a_gate_of_another_kind(twins, tmp_path):
+def test_equal_twins_hold_beside_a_gate_of_another_kind(twins):
     found = twins()
-    assert found["all_hold"], found["lines"]
+    assert found["all hold"], found["lines"]
     assert len(of_twins(found)) == 2
     for line in of_twins(found):
         assert "equal to one (3 losses, 3 gradient norms, weights and optimizer state)" in line
-    with (tmp_path / "t" / "comparisons.csv").open() as file:
+    with (found["tables"] / "comparisons.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["engine"] == "other"]
     assert {row["gate"] for row in rows} == {"quality"}
 
@@ -75,13 +79,11 @@ def test_equal_twins_hold_beside_a_gate_of_another_kind(twins, tmp_path):
         ({"digest": "cc"}, "differs from one: the losses agree, the final weights"),
     ],
 )
-def test_a_twin_that_differs_in_one_seed_fails_and_allows_no_speed_up(
-    twins, tmp_path, changed, words
-):
+def test_a_twin_that_differs_in_one_seed_fails_and_allows_no_speed_up(twins, changed, words):
     found = twins(other=changed)
-    assert not found["all_hold"]
+    assert not found["all hold"]
     assert [words in line for line in of_twins(found)] == [False, True]
-    with (tmp_path / "t" / "comparisons.csv").open() as file:
+    with (found["tables"] / "comparisons.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["engine"] == "other"]
     assert all(words in row["withheld"] and not row["speedup"] for row in rows)
 
@@ -89,19 +91,18 @@ def test_a_twin_that_differs_in_one_seed_fails_and_allows_no_speed_up(
 def test_a_run_that_failed_or_has_no_twin_was_not_compared(twins):
     found = twins(other={"status": "oom-host"})
     assert "not compared with one: run oom-host" in of_twins(found)[1]
-    assert not found["all_hold"]
+    assert not found["all hold"]
 
 
 def test_a_twin_that_did_not_finish_is_none(twins):
     found = twins(one={"status": "failed"})
     assert any("not compared with one: no finished run of it with seed 2" in line
                for line in of_twins(found))  # fmt: skip
-    assert not found["all_hold"]
+    assert not found["all hold"]
 
 
-def test_the_studys_results_are_columns_of_its_runs(twins, tmp_path):
-    twins()
-    with (tmp_path / "t" / "runs.csv").open() as file:
+def test_the_studys_results_are_columns_of_its_runs(twins):
+    with (twins()["tables"] / "runs.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {(row["error"], row["epoch_s"]) for row in rows} == {("0.25", "3.5")}
 

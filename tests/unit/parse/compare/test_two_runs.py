@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from parse.compare.two_runs import compare
-from parse.log.read import read_log
+from parse.log import read_log
+from parse.two_runs import compare
 
 ARTIFACT = Path(__file__).resolve().parents[4] / ".." / "shared" / "data" / "logs" / "artifact"
 FAST, SLOW = (9.9, 0.1, 0.2, 0.3, 0.4), (9.9, 0.2, 0.4, 0.6, 0.8)

@@ -1,18 +1,13 @@
-import json
 import math
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from parse.compare.comparisons import compare_points
-from parse.compare.verdict import judge_log, judge_loss, judge_pair
-from parse.labels import label_runs
-from parse.log.read import read_log
-from parse.run_folder import read_sweep
-from parse.verdict import main as verdict_of
+from parse.compare import compare_points
+from parse.log import read_log
+from parse.run import label_runs, read_sweep
+from parse.verdict import judge_log, judge_loss, judge_pair
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -68,33 +63,6 @@ def test_pure_noise_seldom_passes_for_training_and_never_for_divergence():
     assert falling.count("trains") > 95
 
 
-@pytest.mark.parametrize(
-    ("losses", "word", "code"),
-    [((9.0, 8.5, 8.0), "trains", 0), ((9.0,), "undecided", 0), ((9.0, 9.5, 11.0), "diverged", 1),
-     ((9.0, math.nan), "nan", 1), ((9.0, 8.0, 8.0, 8.0), "frozen", 1)],
-)  # fmt: skip
-def test_the_command_says_whether_a_loss_failed(write_log, capsys, losses, word, code):
-    assert verdict_of([str(write_log(losses=losses))]) == code
-    said = json.loads(capsys.readouterr().out)
-    assert (said["word"], said["failed"]) == (word, bool(code))
-    assert said["text"].startswith(word)
-
-
-def test_the_command_needs_no_package_at_all(write_log):
-    command = [sys.executable, "-S", "-E", "-W", "error", "-m", "parse.verdict"]
-    log = write_log(losses=(9.0, math.nan))
-    done = subprocess.run(
-        [*command, str(log)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (1, "")
-    assert json.loads(done.stdout)["word"] == "nan"
-
-
-def test_a_log_that_is_not_there_has_no_verdict(tmp_path, capsys):
-    assert verdict_of([str(tmp_path / "no.log")]) == verdict_of([]) == 2
-    assert "no.log: no such file" in capsys.readouterr().err
-
-
 def test_a_uniform_softmax_is_named():
     frozen = numbered(11.6, 10.82584, 10.82584, 10.82584)
     assert judge_loss(frozen).text == "frozen at ln(50304) from iteration 2"
@@ -132,10 +100,10 @@ def test_only_common_iterations_are_compared_and_that_is_said(write_log):
 
 
 def exact_pair(sweep_writer, **hybrid):
-    from parse.run_folder import read_sweep_run, sweep_entries
+    from parse.run import read_sweep
 
     folder = sweep_writer.write((("vanilla", 0), ("hybrid", 2)), hybrid=hybrid)
-    logs = [read_sweep_run(entry).log for entry in sweep_entries(folder)]
+    logs = [run.log for run in read_sweep(folder)]
     return judge_pair(*logs)
 
 

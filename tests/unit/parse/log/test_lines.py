@@ -1,7 +1,7 @@
 import pytest
 
-from parse.log import lines
-from parse.log.lines import encoding_problem, open_log, read_lines
+from parse import log
+from parse.log import encoding_problem, open_log, read_lines
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_every_kind_of_line_end_ends_a_line(read, end):
 
 @pytest.mark.parametrize("length", [50, 51, 99, 100, 400])
 def test_an_overlong_line_is_said_and_the_next_one_read(monkeypatch, read, length):
-    monkeypatch.setattr(lines, "MAX_LINE_CHARACTERS", 50)
+    monkeypatch.setattr(log, "MAX_LINE_CHARACTERS", 50)
     found = read(b"1 alpha\n" + b"z" * length + b"\n3 beta\n")
     assert [(line.number, line.overlong) for line in found] == [(1, False), (2, True), (3, False)]
     assert [line.text for line in found] == ["1 alpha", "z" * 50, "3 beta"]

@@ -1,6 +1,6 @@
 import pytest
 
-from parse.log.read import read_log
+from parse.log import read_log
 
 
 def breakdown(title, peak, used, percent):
@@ -70,11 +70,8 @@ def test_what_stands_before_is_not_always_a_title(write_log, recipe, stranger):
     [
         ("Max_MA 4.0 GB", "Max_MA 4.x GB", None, 42.0),
         ("Max_MA 4.0 GB", "MaxXMA 4.0 GB", None, 42.0),
-        ("Max_MA 4.0 GB", "Max_MA 0.5 GB", None, 42.0),
-        ("Max_MA 4.0 GB", "Max_MA 94.0 GB", None, 42.0),
         ("used = 42.0 GB", "used = 42.0 XB", 4.0, None),
         ("CPU Virtual Memory:  used = 42.0", "CPU VirtuAl Memory:  used = 42.0", 4.0, None),
-        ("used = 42.0 GB", "used = 142.0 GB", 4.0, None),
     ],
 )
 def test_figures_that_cannot_be_are_missing(write_log, recipe, old, new, device, host):

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from parse.log.read import read_log
+from parse.log import read_log
 
 
 def write_metrics(folder, losses, **end):

@@ -1,6 +1,6 @@
 import pytest
 
-from parse.log.name import settings_from_name
+from parse.log import settings_from_name
 
 NAME = (
     "log-8.3B-tp2-dp4-l72-h3072-a32-sl2048-gbs8-mbs1-ratio{ratio}-subg100000000"

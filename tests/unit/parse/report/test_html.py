@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from parse.report.__main__ import main
+from parse.report import main
 
 EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>'\n\u202e\x00&lt;"
 PNG = base64.b64decode(

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from parse.report.__main__ import main
-from parse.report.index import results_folder
+from parse.index import results_folder
+from parse.report import main
 
 TIMES = {"forward_ms": 10.0, "backward_ms": 20.0, "update_ms": 30.0}
 
@@ -90,7 +90,7 @@ def test_measured_stands_beside_simulated_and_published_of_the_same_point(result
 
 
 def test_a_report_may_bring_the_index_up_to_date(results, capsys):
-    assert main([str(results / "again"), "--from-tables", "--index"]) == 0
+    assert main([str(results / "again"), "--index"]) == 0
     assert (results / "index.html").is_file()
     folder = results / "simulated-a" / "basic"
     assert results_folder(folder) == results_folder(results / "basic") == results.resolve()
@@ -100,7 +100,7 @@ def test_a_report_may_bring_the_index_up_to_date(results, capsys):
     capsys.readouterr()
     assert main([str(results), "--index"]) == 2
     assert "is not an index of ours; move it away" in capsys.readouterr().err
-    assert main([str(results / "again"), "--from-tables", "--index"]) == 0, "the report is there"
+    assert main([str(results / "again"), "--index"]) == 0, "the report is there"
     assert "no index: " in capsys.readouterr().err
     assert (results / "index.html").read_text() == "mine"
 

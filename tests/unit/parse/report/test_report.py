@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from configs.study import default_study
-from parse.report.__main__ import main
+from parse.report import main
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "report" / "report.md"
 GPU = {"provenance": {"gpus": [{"name": "Test GPU", "driver": "1", "memory": "80 GB"}]}}

@@ -1,1 +1,0 @@
-"""A log and what lies beside it, read into records."""

@@ -1,0 +1,222 @@
+"""What a log and its ``metrics.jsonl`` say, as records. Standard library alone.
+
+A value that nobody gives is ``None``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from configs.files import printable
+
+Setting = int | float | str
+
+PHASES = ("forward", "backward", "update")
+"""Phases of an iteration, in the order they run."""
+_REJECT_CHARACTERS = 200
+
+
+class LogError(ValueError):
+    """A log or a sweep folder cannot be used; the message names it and says why."""
+
+
+@dataclass
+class Iteration:
+    """One iteration of a run."""
+
+    iteration: int
+    """Position in the training run, from 1."""
+    iteration_s: float | None = None
+    """Duration on the rank that prints the losses, in seconds."""
+    forward_ms: float | None = None
+    backward_ms: float | None = None
+    backward_inner_ms: float | None = None
+    backward_allreduce_ms: float | None = None
+    update_ms: float | None = None
+    """DeepSpeed's ``step`` timer: the whole update phase."""
+    optimizer_step_ms: float | None = None
+    """DeepSpeed's ``optimizer_step`` timer, a part of the update."""
+    loss: float | None = None
+    """Printed digits; NaN when the line leaves the loss out, None when it cannot be read."""
+    exact_loss: float | None = None
+    """Full precision, from ``metrics.jsonl``."""
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    tflops: float | None = None
+    """TFLOP/s of one GPU, as Megatron counts them."""
+    tokens: int | None = None
+    """Tokens consumed so far."""
+    skipped: int | None = None
+    """Iterations skipped by the loss scaler."""
+    host_memory_gib: float | None = None
+    """Most host memory in use on the machine that the iteration's memory lines show."""
+    device_memory_gib: float | None = None
+    """Peak of the device's allocator that the iteration's memory lines show."""
+
+    @property
+    def best_loss(self) -> float | None:
+        """The exact loss where it is known, else the printed one."""
+        return self.loss if self.exact_loss is None else self.exact_loss
+
+    def phase_ms(self, phase: str) -> float | None:
+        """Return the duration of ``iteration`` or of a phase of it, in ms."""
+        if phase == "iteration":
+            return None if self.iteration_s is None else 1000.0 * self.iteration_s
+        value: float | None = getattr(self, f"{phase}_ms")
+        return value
+
+
+@dataclass(slots=True)
+class MemoryLine:
+    """What one call of DeepSpeed's ``see_memory_usage`` printed."""
+
+    line: int
+    """Position of its first line of figures in the log, from 1."""
+    title: str | None = None
+    """Where in the program, as printed: ``Engine before forward``."""
+    allocated_gib: float | None = None
+    max_allocated_gib: float | None = None
+    cached_gib: float | None = None
+    max_cached_gib: float | None = None
+    host_used_gib: float | None = None
+    """Memory in use on the machine, by all of its processes."""
+    host_percent: float | None = None
+    """The same as a share of the machine's memory, from 0 to 100."""
+    iteration: int | None = None
+    """The iteration it was printed in; None before the first forward and where it is unknown."""
+
+
+@dataclass(slots=True)
+class ThroughputLine:
+    """What DeepSpeed's throughput timer printed every ``steps_per_print`` updates."""
+
+    line: int
+    step: int
+    """Updates since the process was started."""
+    micro_step: int
+    running_samples_per_s: float | None
+    """Global batch over the mean time of all updates but the first two."""
+    current_samples_per_s: float | None
+    """The same of the last update."""
+    allocated_gib: float
+    """Of the rank's device; on a CPU the process's resident memory."""
+    max_allocated_gib: float
+
+
+@dataclass(slots=True)
+class ProfileLine:
+    """One figure of the summary of DeepSpeed's flops profiler."""
+
+    line: int
+    step: int | None
+    """The update that was profiled."""
+    quantity: str
+    """As printed, without how it was computed: ``fwd FLOPS per GPU``."""
+    value: float
+    unit: str
+    """``s``, ``FLOP/s``, ``MAC``; empty for a count."""
+
+
+@dataclass
+class Metrics:
+    """Events of one ``metrics.jsonl``."""
+
+    path: Path
+    start: dict[str, Any] = field(default_factory=dict)
+    iterations: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Event by iteration."""
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    """Events of the validation split, in the order of the file."""
+    end: dict[str, Any] = field(default_factory=dict)
+    rejected_lines: int = 0
+
+    def loss(self, iteration: int) -> float | None:
+        """Return the exact loss; NaN or infinite when the trainer said so."""
+        event = self.iterations.get(iteration, {})
+        loss = as_number(event.get("loss"))
+        return loss if loss is not None else as_number(event.get("loss_text"))
+
+    def digest(self, name: str) -> str | None:
+        """Return ``weights_sha256`` or ``optimizer_sha256`` of the end; None when not computed."""
+        value = self.end.get(name)
+        return value if isinstance(value, str) and value else None
+
+
+def as_number(value: object) -> float | None:
+    """Return a number of a JSON file, written as a number or as text; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
+
+
+@dataclass(frozen=True)
+class Reject:
+    """A line that is left out because it does not fit."""
+
+    line_number: int
+    reason: str
+    text: str
+
+    @classmethod
+    def of(cls, line_number: int, reason: str, text: str) -> Reject:
+        """Return a reject that keeps the beginning of the line, printable."""
+        return cls(line_number, reason, printable(text[:_REJECT_CHARACTERS]).strip())
+
+
+@dataclass
+class Log:
+    """Records and rejects of one log."""
+
+    path: Path
+    settings: dict[str, Setting] = field(default_factory=dict)
+    """What the file's name, or else the log's list of arguments, says of the run."""
+    iterations: list[Iteration] = field(default_factory=list)
+    rejects: list[Reject] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    memory: list[MemoryLine] = field(default_factory=list)
+    throughput: list[ThroughputLine] = field(default_factory=list)
+    profile: list[ProfileLine] = field(default_factory=list)
+    world_size: int | None = None
+    """Ranks of the run."""
+    vocab_size: int | None = None
+    """Rows of the embedding, padding included."""
+    parameters: int | None = None
+    """Trainable parameters, summed over the model-parallel ranks."""
+    device: str | None = None
+    """``cpu``, ``cuda``, or what the log calls the accelerator."""
+    device_name: str | None = None
+    """Name of the GPU that held the model."""
+    recognised: bool = False
+    """Whether any line of a training log was found."""
+    ends_mid_line: bool = False
+    metrics: Metrics | None = None
+    """Full-precision figures of ``metrics.jsonl``, when it lies beside the log and fits it."""
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the model lived on the CPU, so that times say nothing about a GPU."""
+        return (self.device or "").startswith("cpu")
+
+    @property
+    def vocab_sizes(self) -> list[int]:
+        """Every vocabulary size the log names, padded first."""
+        start = self.metrics.start if self.metrics else {}
+        known = [self.vocab_size, start.get("padded_vocab_size"), start.get("vocab_size")]
+        return [size for size in known if isinstance(size, int) and size > 1]
+
+
+def after_warmup(iterations: Sequence[Iteration], warmup: int) -> Sequence[Iteration]:
+    """Return the iterations that count in statistics: all but the log's first ``warmup``."""
+    return iterations[max(warmup, 0) :]
+
+
+def finite(values: Sequence[float | None]) -> list[float]:
+    """Return the values that are known and finite."""
+    return [value for value in values if value is not None and math.isfinite(value)]

@@ -1,1 +1,0 @@
-"""The report of a sweep, as Markdown and as one page that works offline."""

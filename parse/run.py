@@ -1,0 +1,495 @@
+"""Runs: a log with what lies beside it, the names they get when read together, and their points.
+
+A run folder holds ``run.json``, ``status.json``, the log and ``metrics.jsonl``; where nothing was
+run (simulated, published), ``values.json`` in place of a log.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+from configs.files import read_json
+from configs.naming import Namer
+from configs.study import Study, default_study, study_from
+from parse.log import read_log
+from parse.monitor import Sample, monitor_files, read_samples
+from parse.records import PHASES, Iteration, Log, LogError, after_warmup, finite
+from parse.verdict import FAILED, LossVerdict, judge_log
+
+MEASURED, SIMULATED, PUBLISHED = SOURCES = ("measured", "simulated", "published")
+"""Where figures come from: column ``source`` of tables, and what reports say of them."""
+SWEEP_FILE = "sweep.json"
+GIB = 2**30
+_OF_MODEL = {
+    "num_layers": "model.layers",
+    **{name: f"model.{name}" for name in ("hidden", "heads", "seq_length")},
+}
+"""Names that logs give to fields of the model."""
+
+
+@dataclass
+class Run:
+    """One run, from a run folder or from a lone log."""
+
+    log: Log
+    point: dict[str, Any] = field(default_factory=dict)
+    """``point`` of ``run.json``; empty for a lone log."""
+    run_json: dict[str, Any] = field(default_factory=dict)
+    status_json: dict[str, Any] = field(default_factory=dict)
+    study: Study = field(default_factory=default_study)
+    """The study that all runs read together are of; :func:`label_runs` sets it."""
+    name: str = ""
+    """Name of the point; its repeats share it."""
+    label: str = ""
+    """Name in tables and figures, unique among the runs read together."""
+    case: str = ""
+    """The settings that vary among the runs read together, without the engine."""
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What the run was asked for: the point's fields, or else what the log says of them.
+
+        Fields of the model are called ``model.NAME``, as :mod:`configs.naming` has them.
+        """
+        said = {_OF_MODEL.get(key, key): value for key, value in self.log.settings.items()}
+        found: dict[str, Any] = said | _flat(self.point)
+        if not self.point and self.log.iterations:
+            found["iterations"] = self.log.iterations[-1].iteration
+        return found | {"accumulation": _accumulation(found)}
+
+    @cached_property
+    def monitored(self) -> list[tuple[Path, list[Sample], int]]:
+        """Each file of samples, what it holds, and how many of its lines cannot be read."""
+        files = monitor_files(self.log.path, own_folder=bool(self.run_json))
+        return [(path, *read_samples(path)) for path in files]
+
+    @property
+    def campaign(self) -> Path:
+        """Folder of what was measured together: of the sweep, or the one that a lone log lies in.
+
+        A run lies in ``SWEEP/POINT/RUN``.
+        """
+        folder = self.log.path.parent
+        return folder.parent.parent if self.run_json else folder
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields of the point as names and pairs are made from them.
+
+        A field that a lone log says nothing of is unknown.
+        """
+        if self.point:
+            defaults = {name: row.default for name, row in self.study.fields.items()}
+            return {**defaults, "accumulation": self.settings["accumulation"], **_flat(self.point)}
+        # How far a log goes is no setting: it is named where it tells points apart, in labels.
+        known, said = {*self.study.all_fields, "engine"} - {"iterations"}, self.settings.items()
+        return {key: value for key, value in said if key in known or key.startswith("model.")}
+
+    @property
+    def engine(self) -> str | None:
+        """Name of the engine; None when not recorded."""
+        engine = self.settings.get("engine")
+        return None if engine is None else str(engine)
+
+    def phase_ms(self, record: Iteration, phase: str) -> float | None:
+        """Return the duration of ``iteration`` or of a phase, in ms.
+
+        Phases that no log prints are those of ``metrics.jsonl``.
+        """
+        if phase == "iteration" or hasattr(record, f"{phase}_ms"):
+            return record.phase_ms(phase)
+        events = self.log.metrics.iterations if self.log.metrics else {}
+        value = events.get(record.iteration, {}).get(f"{phase}_ms")
+        return float(value) if isinstance(value, int | float) else None
+
+    def times_ms(self, phase: str, warmup: int) -> list[float]:
+        """Return the durations of a phase after the warm-up; none where they are not its own.
+
+        An update that goes on while the next forward runs takes from the forward's time.
+        """
+        if phase in self.study.phases and (row := self.study.engines.get(self.engine or "")):
+            ends = row.ends_update
+            if bool(self.settings.get(ends)) if isinstance(ends, str) else not ends:
+                return []
+        records = after_warmup(self.log.iterations, self.warmup(warmup))
+        return finite([self.phase_ms(record, phase) for record in records])
+
+    @property
+    def status(self) -> str:
+        """``ok``, ``failed``, ...; empty when not recorded.
+
+        A run that ended well but whose loss failed has the word of its loss, such as ``nan``.
+        """
+        recorded = str(self.status_json.get("status") or "")
+        return self.loss.word if recorded == "ok" and self.loss.failed else recorded
+
+    @cached_property
+    def loss(self) -> LossVerdict:
+        """What the run's loss says of its training."""
+        return judge_log(self.log)
+
+    @property
+    def source(self) -> str:
+        """``measured``, ``simulated`` or ``published``."""
+        source = self.run_json.get("source")
+        return source if source in SOURCES else MEASURED
+
+    def warmup(self, warmup: int) -> int:
+        """Return how many first iterations statistics leave out: 0 for what was not measured."""
+        return warmup if self.source == MEASURED else 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run reached its end, as far as is recorded."""
+        return self.status in ("", "ok", *FAILED)
+
+    @property
+    def cause(self) -> str:
+        """Why the run is not ``ok``, in one line."""
+        of_loss = f"the loss is {self.loss.text}" if self.loss.failed else ""
+        return str(self.status_json.get("cause") or of_loss)
+
+    @property
+    def repeat(self) -> int | None:
+        """Which repeat of its point the run is, from 1; None when not recorded."""
+        value = self.run_json.get("repeat")
+        return value if isinstance(value, int) and value is not True and value > 0 else None
+
+    def recorded(self, name: str) -> str:
+        """Return a text of ``run.json``, such as ``run_id``; empty when it is not there."""
+        return _text(self.run_json.get(name))
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Versions, hardware and environment of the run; empty when not recorded."""
+        found = self.run_json.get("provenance")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def hardware(self) -> str:
+        """Name of the GPU or CPU that held the model; empty when not recorded."""
+        device, name = self.log.device or "", self.log.device_name
+        if name:
+            return name
+        gpus, cpu = self.provenance.get("gpus"), self.provenance.get("cpu")
+        if device.startswith("cuda") and isinstance(gpus, list):
+            return next((str(gpu.get("name")) for gpu in gpus if isinstance(gpu, dict)), "")
+        return str(cpu.get("model") or "") if self.log.on_cpu and isinstance(cpu, dict) else ""
+
+    @property
+    def busy(self) -> str:
+        """What else used the machine just before the run was started; empty when nothing did."""
+        before = self.provenance.get("before")
+        return _text(before.get("busy")) if isinstance(before, dict) else ""
+
+
+def read_run(log_path: Path) -> Run:
+    """Read a log, with its ``run.json`` and ``status.json`` when it lies in its own run folder.
+
+    Raises:
+        LogError: there is no readable log.
+    """
+    run_json = read_json(log_path.parent / "run.json")
+    if run_json.get("log") != log_path.name:
+        return Run(read_log(log_path))
+    unmeasured = run_json.get("source") in (SIMULATED, PUBLISHED)
+    return _run_of_folder(read_values(log_path) if unmeasured else read_log(log_path), run_json)
+
+
+def _run_of_folder(log: Log, run_json: dict[str, Any]) -> Run:
+    point = run_json.get("point")
+    status = read_json(log.path.parent / "status.json")
+    run = Run(log, point if isinstance(point, dict) else {}, run_json, status)
+    if run.busy:
+        log.notes.append(f"the machine was busy when the run began: {run.busy}")
+    return run
+
+
+def read_values(path: Path) -> Log:
+    """Return what ``values.json`` says, as a log of one iteration.
+
+    Raises:
+        LogError: the file is missing, or is not one of ours.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LogError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise LogError(f"{path}: is not a JSON object")
+    numbers = {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+    record = Iteration(1, tflops=numbers.get("tflops"))
+    if "iteration_ms" in numbers:
+        record.iteration_s = numbers["iteration_ms"] / 1000
+    for phase in PHASES:
+        setattr(record, f"{phase}_ms", numbers.get(f"{phase}_ms"))
+    for side in ("host", "device"):
+        if f"{side}_memory_bytes" in numbers:
+            setattr(record, f"{side}_memory_gib", numbers[f"{side}_memory_bytes"] / GIB)
+    parameters, ranks = (numbers.get(name) for name in ("parameters", "num_ranks"))
+    timed = any(record.phase_ms(name) is not None for name in ("iteration", *PHASES))
+    return Log(
+        path=path,
+        iterations=[record] if timed else [],
+        parameters=parameters if isinstance(parameters, int) else None,
+        world_size=ranks if isinstance(ranks, int) else None,
+        device_name=_text(values.get("about")) or None,
+        recognised=True,
+    )
+
+
+def find_logs(path: Path) -> list[Path]:
+    """Find the logs that a path names: itself, or those below a folder.
+
+    Under a folder with a ``sweep.json`` the logs are the runs it lists, in its order; elsewhere all
+    ``*.log``, by name. Links to folders are not followed.
+
+    Raises:
+        LogError: there is no such path.
+    """
+    if path.is_dir():
+        return list(_logs_below(path))
+    if not path.exists():
+        raise LogError(f"{path}: no such file or folder")
+    return [path]
+
+
+def _logs_below(folder: Path) -> Iterator[Path]:
+    if (folder / SWEEP_FILE).is_file():
+        yield from (path for _, path in _sweep_entries(folder) if path.is_file())
+        return
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            yield from _logs_below(path)
+        elif path.suffix == ".log" and path.is_file():
+            yield path
+
+
+def _sweep_entries(folder: Path) -> list[tuple[dict[str, Any], Path]]:
+    """The runs that ``sweep.json`` lists, each with the path of its log."""
+    runs = read_json(folder / SWEEP_FILE).get("runs")
+    return [
+        (item, folder / item["run_dir"] / Path(_text(item.get("log")) or "missing").name)
+        for item in (runs if isinstance(runs, list) else [])
+        if isinstance(item, dict) and isinstance(item.get("run_dir"), str)
+    ]
+
+
+def read_sweep(folder: Path) -> list[Run]:
+    """Return every run that a sweep folder lists, in the order they ran, with or without a log."""
+    runs, study = [], read_json(folder / SWEEP_FILE).get("study")
+    for entry, log_path in _sweep_entries(folder):
+        try:
+            run = read_run(log_path)
+        except LogError:
+            log = Log(path=log_path, notes=["no log"])
+            kept = read_json(log_path.parent / "run.json")
+            run = _run_of_folder(log, {"repeat": entry.get("repeat"), **kept})
+            if entry.get("engine") and not run.point:
+                log.settings["engine"] = str(entry["engine"])
+        if study is not None:
+            run.run_json.setdefault("study", study)
+        if older := _text(entry.get("older")):
+            run.run_json["older"] = older
+        # Of a run whose launcher is gone only the index knows that it is not running any more.
+        if run.status in ("", "running") and _text(entry.get("status")):
+            run.status_json["status"] = entry["status"]
+        runs.append(run)
+    return runs
+
+
+def _flat(point: Mapping[str, Any]) -> dict[str, Any]:
+    """A point of ``run.json`` as plain fields, those of its model as ``model.NAME``."""
+    model = point.get("model")
+    of_model = model if isinstance(model, dict) else {"name": model}
+    found = {key: value for key, value in point.items() if key != "model"}
+    found |= {f"model.{key}": value for key, value in of_model.items() if key != "name"}
+    found["model"] = of_model.get("name")
+    return {key: value for key, value in found.items() if isinstance(value, int | float | str)}
+
+
+def _accumulation(settings: Mapping[str, Any]) -> int | None:
+    """Micro-batches an update; None unless the batch is a whole number of them."""
+    names = ("global_batch_size", "micro_batch_size", "dp")
+    batch, micro, dp = (settings.get(name) for name in names)
+    if not (isinstance(batch, int) and isinstance(micro, int) and isinstance(dp, int)):
+        return None
+    return batch // (micro * dp) if micro * dp > 0 and batch % (micro * dp) == 0 else None
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+# Names of runs that are read together
+
+
+def label_runs(runs: Sequence[Run]) -> Study:
+    """Set ``study``, ``case``, ``name`` and ``label`` of every run.
+
+    Points keep the names that they were run under, unless two of different settings share one. The
+    label adds the repeat, or a number where the repeats are not counted, where that is not unique.
+
+    Returns:
+        The study that the runs are of.
+
+    Raises:
+        LogError: the runs are of several studies, or theirs is damaged.
+    """
+    study = _study_of(runs)
+    namer = Namer(study)
+    for run in runs:
+        run.study = study
+    points = [run.fields for run in runs]
+    varying = namer.varying(points)
+    # Runs that differ in their seed alone are judged together, so no case is named by a seed.
+    of_case = [name for name in varying if name not in free_by_gate(study)]
+    own = _own_names(points)
+    seen: set[tuple[str, str, int]] = set()
+    lengths: dict[str, set[int]] = {}
+    for run, point in zip(runs, points, strict=True):
+        run.case = namer.case(point, of_case)
+        if not run.point and "iterations" in run.settings:
+            lengths.setdefault(run.case, set()).add(run.settings["iterations"])
+    for run, point, given in zip(runs, points, own, strict=True):
+        run.name = given or namer.name(point, varying)
+        if not run.point and len(lengths.get(run.case, ())) > 1:
+            length = f"{run.settings.get('iterations', 'no')} iterations"
+            run.case, run.name = f"{run.case}, {length}", f"{run.name} {length}"
+        number = run.repeat or 1
+        while (run.name, run.source, number) in seen:
+            number += 1
+        seen.add((run.name, run.source, number))
+        run.label = run.name if number == 1 else f"{run.name} #{number}"
+    return study
+
+
+def free_by_gate(study: Study) -> tuple[str, ...]:
+    """Return the fields in which the repeats of a point may differ, as the gate allows for it."""
+    return () if study.gate.kind == "bitwise" else ("seed",)
+
+
+def _study_of(runs: Sequence[Run]) -> Study:
+    """The study that travelled with the runs; the default one where none did."""
+    tables: list[Any] = []
+    for run in runs:
+        table = run.run_json.get("study")
+        if table is not None and table not in tables:
+            tables.append(table)
+    try:
+        studies = [study_from(table, "the study of the runs") for table in tables]
+    except ConfigError as error:
+        raise LogError(f"{error}; parse it with the version that ran it") from None
+    names = sorted({study.name for study in studies})
+    if len(names) > 1:
+        raise LogError(
+            f"runs of the studies {', '.join(names)}: parse each study into a folder of its own"
+        )
+    return studies[-1] if studies else default_study()
+
+
+def _own_names(points: Sequence[dict[str, Any]]) -> list[str]:
+    """The points' own names; all empty where one name stands for two points."""
+    settings: dict[str, set[str]] = {}
+    names = [str(point.get("name") or "") for point in points]
+    for name, point in zip(names, points, strict=True):
+        rest = {key: value for key, value in point.items() if key != "name"}
+        settings.setdefault(name, set()).add(json.dumps(rest, sort_keys=True, default=str))
+    unique = all(len(found) == 1 for name, found in settings.items() if name)
+    return names if unique else [""] * len(names)
+
+
+# Points: the repeats of one engine with one set of settings
+
+
+@dataclass
+class PointRuns:
+    """All repeats of one point."""
+
+    runs: list[Run]
+    label: str
+    """Name of the point, unique among those grouped together."""
+
+    @property
+    def engine(self) -> str | None:
+        """Name of the engine; None when not recorded."""
+        return self.runs[0].engine
+
+    @property
+    def study(self) -> Study:
+        """The study that the point is of."""
+        return self.runs[0].study
+
+    @cached_property
+    def key(self) -> str:
+        """What must agree for two points to compute the same."""
+        return _point_key(self.runs[0])
+
+    @cached_property
+    def preferred(self) -> list[object]:
+        """What two points should agree in for their times to be comparable."""
+        names = [name for name, row in self.study.all_fields.items() if row.in_pairs == "prefer"]
+        return [self.runs[0].settings.get(name) for name in names]
+
+    @property
+    def finished(self) -> list[Run]:
+        """Runs whose times count, by campaign, seed and repeat."""
+        return sorted((r for r in self.runs if r.finished and r.log.iterations), key=_place)
+
+    @property
+    def repeats(self) -> list[tuple[object, ...] | None]:
+        """Campaign, seed and repeat of each finished run, as its sweep counted them."""
+        return [_place(run) if run.repeat else None for run in self.finished]
+
+    def times_ms(self, phase: str, warmup: int) -> list[list[float]]:
+        """Return the durations of a phase after the warm-up, one list a finished run, in ms."""
+        return [run.times_ms(phase, warmup) for run in self.finished]
+
+
+def group_points(runs: Sequence[Run]) -> list[PointRuns]:
+    """Gather the repeats of each point, in the order of their first runs."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        values = [run.settings.get(name, row.default) for name, row in run.study.fields.items()]
+        identity = [_point_key(run), run.engine, values, run.settings.get("iterations")]
+        groups.setdefault(json.dumps(identity), []).append(run)
+    names = [_point_name(members) for members in groups.values()]
+    return [
+        PointRuns(members, name if names.count(name) == 1 else members[0].label)
+        for members, name in zip(groups.values(), names, strict=True)
+    ]
+
+
+def _place(run: Run) -> tuple[str, str, int]:
+    return str(run.campaign), str(run.settings.get("seed")), run.repeat or 0
+
+
+def _point_key(run: Run) -> str:
+    study = run.study
+    taken = study.engines[study.reference].fields
+    free = {name for name, row in study.all_fields.items() if row.in_pairs != "same"}
+    free |= {n for n, row in study.fields.items() if row.only_some_engines and n not in taken}
+    free |= {"name", "engine", *free_by_gate(study), *study.set_by_engines}
+    fixed = {key: value for key, value in run.fields.items() if key not in free}
+    return json.dumps({**fixed, "source": run.source}, sort_keys=True, default=str)
+
+
+def _point_name(members: Sequence[Run]) -> str:
+    """The name that all runs share; without what differs between seeds where they do not."""
+    first = members[0]
+    if len({run.name for run in members}) == 1:
+        return first.name
+    return " ".join([first.case, Namer(first.study).engine(first.fields)])
