@@ -15,6 +15,7 @@ import prepared
 import pytest
 import torch
 import trainer_runs
+from launch.pair import documents
 from processes import python_path
 from ranks import free_port, run_ranks
 from trainer_runs import ROOT
@@ -22,9 +23,8 @@ from trainer_runs import ROOT
 from configs.errors import ConfigError
 from configs.study import load_study
 from dataset import indexed
-from dataset.tokenizer.bpe import ByteLevelBpe
+from dataset.tokenizer import ByteLevelBpe
 from launch.export import __main__ as export, gpt2
-from launch.pair import documents
 from launch.trainer.checkpoint_files import find_checkpoint
 from launch.trainer.model import DTYPES
 from launch.trainer.pipeline.shards import read_shard
