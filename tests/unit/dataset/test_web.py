@@ -88,11 +88,11 @@ def test_a_blacklist_that_cannot_be_used_is_named(tmp_path, text):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (ENGLISH * 9, ""),
+        (ENGLISH * 8, ""),  # 128 words
         (GERMAN * 9, "language"),
         ("1 2 3 4 " * 200, "language"),
-        (ENGLISH * 8, "too short"),  # 120 words
-        ("the a in of " * 33, "too short"),  # 132 words of 396 characters
+        (ENGLISH * 7, "too short"),  # 112 words
+        ("It was as he is. " * 30, "too short"),  # 150 words of 510 characters
     ],
 )
 def test_a_text_stays_by_the_thresholds_of_the_recipe(text, expected):
