@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from dataset.files import DatasetError, Progress, locked, require_writable, writing
 from dataset.readers import InputFile, opened, records
@@ -57,10 +58,11 @@ def shuffle(files: Sequence[InputFile], output: Path, seed: int, memory_bytes: i
         try:
             num_lines = _pile_up(files, folder, num_piles, random.Random(seed))
             draft = folder / "sorted.pile"
-            with writing(output), draft.open("wb") as raw, ExitStack() as stack:
-                # Neither a time nor the draft's name: equal contents are to give equal files.
-                packed = gzip.GzipFile("", "wb", fileobj=raw, mtime=0)
-                file = stack.enter_context(packed) if output.suffix == ".gz" else raw
+            with writing(output), ExitStack() as stack:
+                file: Any = stack.enter_context(draft.open("wb"))
+                if output.suffix == ".gz":
+                    # Neither a time nor the draft's name: equal contents are to give equal files.
+                    file = stack.enter_context(gzip.GzipFile("", "wb", fileobj=file, mtime=0))
                 for pile in range(num_piles):
                     for _, line in sorted(_read(folder / f"{pile}.pile"), key=lambda one: one[0]):
                         file.write(line + b"\n")

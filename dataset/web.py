@@ -43,6 +43,7 @@ from datatrove.utils.text import TextNormConfig
 from datatrove.utils.word_tokenizers import WordTokenizer
 from loguru import logger
 
+from configs.files import read_json, write_json
 from dataset.contamination import COMMON_MATCHES, FEWEST_WORDS, Contamination
 from dataset.download import Fetcher
 from dataset.files import LOCK_NAME, DatasetError, content_key, locked, writing
@@ -59,7 +60,7 @@ LANGUAGE_CHARACTERS = 4000
 LEAST_CONFIDENCE = 0.5
 SHINGLE_WORDS = 5
 BUCKETS = 14
-PLAN = "plan.json"
+PLAN, COUNTS = "plan.json", "counts.json"
 _NO_ADDRESS = re.compile(r"[\s\x00-\x20\x7f]")
 
 # What is told, by the name that steps count it under.
@@ -335,6 +336,8 @@ class Recipe:
         inputs = [[str(one.path), one.size_bytes, one.modified_ns] for one in files]
         plan = json.dumps({**settings, "input": inputs}, default=str) + "\n"
         path = output / PLAN
+        self.done = read_json(output / COUNTS)
+        """What a finished run counted; empty before."""
         if path.exists() and path.read_text(encoding="utf-8") == plan:
             return
         if any(one.name != LOCK_NAME for one in output.iterdir()):
@@ -374,12 +377,14 @@ class Recipe:
         return JsonlReader(str(folder), recursive=False, add_file_path=False)
 
     def close(self) -> dict[str, int]:
-        """Drop what rows left for each other; return what was counted.
+        """Keep what was counted and return it; drop what rows left for each other.
 
         Raises:
             DatasetError: Nothing is left.
         """
         self.reader(self.output)
+        with writing(self.output / COUNTS):
+            write_json(self.output / COUNTS, self.counts)
         shutil.rmtree(self.work, ignore_errors=True)
         return dict(self.counts)
 
@@ -396,6 +401,8 @@ def sift(files: Sequence[InputFile], key: str, output: Path, blacklist: Path) ->
     steps = [Files(files, key), UrlFilter(blacklist), _writer(output, "url")]
     with locked(output):
         recipe = Recipe(output, {"command": "urls", "key": key, "blacklist": blacklist}, files)
+        if recipe.done:
+            return recipe.done
         recipe.row("urls", steps, 1, COUNTED | WRITTEN)
         return recipe.close()
 
@@ -413,6 +420,8 @@ def download(
     """
     with locked(output):
         recipe = Recipe(output, {"command": "download", "key": key}, files, workers)
+        if recipe.done:
+            return recipe.done
         pages = recipe.work / "pages"
         steps = [Files(files, key, by_host=True), asking, _writer(pages)]
         recipe.row("pages", steps, DOWNLOAD_TASKS)
@@ -448,6 +457,8 @@ def clean(
     with locked(output):
         settings = {"command": "clean", "key": key, **asdict(cleaning)}
         recipe = Recipe(output, settings, files, workers)
+        if recipe.done:
+            return recipe.done
         kept, *folders = (
             recipe.work / name for name in ("kept", "signatures", "buckets", "remove")
         )
@@ -491,6 +502,8 @@ def decontaminate(
     with locked(output):
         settings = {"command": "decontaminate", "key": key, "texts": content_key({"texts": texts})}
         recipe = Recipe(output, settings, files, workers)
+        if recipe.done:
+            return recipe.done
         phrases = recipe.work / "phrases"
         recipe.row("phrases", [Files(files, key), PhraseCounter(texts, phrases)], tasks, {})
         cutting = Decontaminate(texts, phrases)

@@ -52,7 +52,7 @@ def run(*arguments):
         command(*arguments), cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    counted = [re.fullmatch(r"(\S.*?) +([\d,]+)", line) for line in done.stderr.splitlines()]
+    counted = [re.fullmatch(r"([a-z].*?) +([\d,]+)", line) for line in done.stderr.splitlines()]
     counts = {found[1]: int(found[2].replace(",", "")) for found in counted if found}
     place = Path(done.stdout.rstrip("\n"))
     texts = [gzip.decompress(path.read_bytes()) for path in sorted(place.parent.glob(place.name))]
