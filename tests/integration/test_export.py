@@ -15,7 +15,6 @@ import prepared
 import pytest
 import torch
 import trainer_runs
-from launch.pair import documents
 from processes import python_path
 from ranks import free_port, run_ranks
 from trainer_runs import ROOT
@@ -385,7 +384,8 @@ def test_a_model_is_judged_by_held_out_texts_without_a_network(whole, folders, t
 
 
 def test_held_out_tasks_are_of_documents_that_no_training_saw(folders, whole):
-    found = list(documents(str(folders / "data" / "corpus"), range(30)))
+    index = indexed.read(folders / "data" / "corpus")
+    found = [index.document(number).tolist() for number in range(30)]
     decode = ByteLevelBpe.load(whole / "tokenizer.json").decode
     seen, held_out = (decode(list(chain(*part))) for part in (found[:24], found[24:]))
     for line in (whole / "tasks" / "held_out_endings.jsonl").read_text().splitlines():
