@@ -18,7 +18,8 @@ def sentences(seed):
 
 
 def test_what_is_shared_goes_with_its_surroundings_up_to_the_ends_of_sentences():
-    text = f"{sentences(1)} {QUESTION.upper()} {filler(3, 60)}! So {filler(4)}"
+    # The ends of sentences next to it lie within the margin.
+    text = f"{sentences(1)}. So. {QUESTION.upper()}. So! {filler(3, 60)}! So {filler(4)}"
     known = Contamination([QUESTION])
     assert known.clean(text) == [f"{filler(1)}.", f" So {filler(4)}"]
     # Without an end of a sentence all of that side goes.
