@@ -419,12 +419,14 @@ def download(
         DatasetError: A file cannot be used, or no page has a text.
     """
     with locked(output):
-        recipe = Recipe(output, {"command": "download", "key": key}, files, workers)
+        # One task at a time asks, many hosts at once.
+        recipe = Recipe(output, {"command": "download", "key": key}, files, workers=1)
         if recipe.done:
             return recipe.done
         pages = recipe.work / "pages"
         steps = [Files(files, key, by_host=True), asking, _writer(pages)]
         recipe.row("pages", steps, DOWNLOAD_TASKS)
+        recipe.workers = workers
         article = Trafilatura(
             favour_precision=False, deduplicate=False, timeout=EXTRACTION_TIMEOUT_S
         )
