@@ -28,15 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.timing import BenchmarkError, Times
-from dataset.errors import DatasetError
-from dataset.files import file_digest
+from dataset.files import DatasetError, file_digest
 from dataset.indexed import bin_path, idx_path
-from dataset.pipeline.job import Job
-from dataset.pipeline.run import run
-from dataset.readers import inputs
-from dataset.readers.blocks import Reading
-from dataset.tokenizer.bpe import ByteLevelBpe
-from dataset.tokenizer.choose import Choice
+from dataset.prepare import Job, run
+from dataset.readers import Reading, find
+from dataset.tokenizer import ByteLevelBpe, Choice
 
 MEGATRON_TOKENIZER = Path(
     "third_party/src/megatron-deepspeed/megatron/tokenizer/gpt2_tokenization.py"
@@ -94,7 +90,7 @@ def _run_ours(arguments: argparse.Namespace, text: Path, prefix: Path) -> float:
     """Do as ``python -m dataset prepare`` does; returns seconds."""
     begun_s = time.perf_counter()
     job = Job(
-        Reading(inputs.find([str(text)])),
+        Reading(find([str(text)])),
         prefix.with_name("out"),
         Choice("gpt2-bpe", arguments.vocab_file, arguments.merge_file),
         append_eod=True,

@@ -4,7 +4,7 @@ import io
 import os
 import sys
 
-from dataset.cli.main import INTERRUPTED, main
+from dataset.cli import INTERRUPTED, main
 
 if __name__ == "__main__":
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from dataset.errors import DatasetError
-from dataset.files import NO_ROOM, file_digest
+from dataset.files import NO_ROOM, DatasetError, file_digest
 
 HUB = "https://huggingface.co"
 ENDPOINT_VARIABLE = "HF_ENDPOINT"

@@ -1,29 +1,43 @@
-"""Digests of settings and files, files that cannot be written, and names that are not plain."""
+"""What every part of the room needs of files: errors, digests, room on disk, locks, progress."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from dataset.errors import DatasetError
+from configs.errors import ConfigError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LOCK_NAME = ".lock"
+# What file systems without locks answer.
+UNSUPPORTED = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})
+# Enough to see that the lock file was deleted by its last holder, and to make it anew.
+ACQUIRE_S = 0.2
+TERMINAL_INTERVAL_S = 0.5
+LOG_INTERVAL_S = 10.0
+MEGABYTE = 1e6
+
+
+class DatasetError(ConfigError):
+    """Text or prepared files cannot be used; the message says which, why and what to do."""
 
 
 def content_key(contents: Mapping[str, Any]) -> str:
-    """Digest of all that decides what is built; ``contents`` must be plain JSON."""
+    """Return the digest of all that decides what is built; ``contents`` must be plain JSON."""
     text = json.dumps(contents, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -33,7 +47,7 @@ def require_writable(path: Path, flag: str) -> None:
 
     Args:
         path: The file, or a prefix of files.
-        flag: Which option gave it.
+        flag: The option that gave it.
 
     Raises:
         DatasetError: They cannot.
@@ -64,13 +78,76 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def visible(text: str, kept: str = "") -> str:
-    """A text without characters that could steer a terminal or break a line: they are spelt out.
+@contextmanager
+def locked(folder: Path, drop_empty: bool = False) -> Iterator[None]:
+    """Hold ``folder/.lock``; the kernel lets go of it when the process dies, however it dies.
+
+    On a file system without locks it holds nothing.
 
     Args:
-        text: Often a path: it can hold anything, also bytes that are no UTF-8.
-        kept: Characters to leave as they are, such as a newline.
+        folder: Made when missing.
+        drop_empty: Remove it in the end when nothing is in it.
+
+    Raises:
+        DatasetError: Another process holds it.
     """
-    return "".join(
-        c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text
-    )
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / LOCK_NAME, fallback_to_soft=False)
+    if (folder.is_symlink() or folder.exists()) and not folder.is_dir():
+        raise DatasetError(f"{folder}: the folder for unfinished work goes there; move it away")
+    while not lock.is_locked:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(ACQUIRE_S, poll_interval=ACQUIRE_S / 10)
+        except Timeout as error:
+            raise DatasetError(
+                f"{folder} is in use by another process: wait for it, or stop it"
+            ) from error
+        except FileNotFoundError:
+            continue  # another process has just removed the folder
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
+            break
+    try:
+        yield
+    finally:
+        # Still locked: whoever has opened this file meanwhile finds it gone and starts again.
+        (folder / LOCK_NAME).unlink(missing_ok=True)
+        if drop_empty and not folder.is_symlink() and not any(folder.iterdir()):
+            folder.rmdir()
+        lock.release()
+
+
+class Progress:
+    """A bar over bytes on a terminal; in a log, where nothing can be painted over, lines.
+
+    Args:
+        label: What is being done.
+        total_bytes: Where it ends.
+        stream: Where it goes; by default stderr.
+    """
+
+    def __init__(self, label: str, total_bytes: int, stream: TextIO | None = None) -> None:
+        from tqdm import tqdm  # type: ignore[import-untyped]
+
+        self._stream = stream or sys.stderr
+        self._is_terminal = self._stream.isatty()
+        interval_s = TERMINAL_INTERVAL_S if self._is_terminal else LOG_INTERVAL_S
+        self._shown = self._stream if self._is_terminal else io.StringIO()
+        tqdm.monitor_interval = 0  # no thread of its own
+        self._bar = tqdm(
+            desc=label, total=total_bytes, file=self._shown, leave=False, unit="B",
+            unit_scale=True, mininterval=interval_s, delay=interval_s,
+        )  # fmt: skip
+
+    def reach(self, done_bytes: int, note: str) -> None:
+        """Say how far it is, unless that was said a moment ago."""
+        self._bar.set_postfix_str(note, refresh=False)
+        if self._bar.update(done_bytes - self._bar.n) and not self._is_terminal:
+            self._stream.write(f"{self._bar}\n")
+
+    def close(self) -> None:
+        """Clear the line of a terminal."""
+        self._bar.close()

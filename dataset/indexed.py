@@ -17,30 +17,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dataset.errors import DatasetError
-from dataset.files import writing
+from dataset.files import DatasetError, writing
 
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequences, document boundaries
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
-# The two types that hold token ids, by the code in the header.
-DTYPES: dict[int, np.dtype[Any]] = {4: np.dtype(np.int32), 8: np.dtype(np.uint16)}
+# Types of a token id, by the code in the header; `prepare` writes the last two.
+DTYPES: dict[int, np.dtype[Any]] = {
+    1: np.dtype(np.uint8), 2: np.dtype(np.int8), 3: np.dtype(np.int16), 5: np.dtype(np.int64),
+    4: np.dtype(np.int32), 8: np.dtype(np.uint16),
+}  # fmt: skip
 # Megatron leaves the last ids of 16 bits unused.
 FIRST_WIDE_VOCABULARY = 65_500
 
 
 def bin_path(prefix: Path) -> Path:
-    """``PREFIX.bin``; a dot inside the prefix stays."""
+    """Return ``PREFIX.bin``; a dot inside the prefix stays."""
     return prefix.with_name(f"{prefix.name}.bin")
 
 
 def idx_path(prefix: Path) -> Path:
-    """``PREFIX.idx``; a dot inside the prefix stays."""
+    """Return ``PREFIX.idx``; a dot inside the prefix stays."""
     return prefix.with_name(f"{prefix.name}.idx")
 
 
 def id_type(vocab_size: int) -> np.dtype[Any]:
-    """Type of an id in the file: 2 bytes below a vocabulary of 65,500, else 4."""
+    """Return the type of an id in the file: 2 bytes below a vocabulary of 65,500, else 4."""
     return DTYPES[8] if vocab_size < FIRST_WIDE_VOCABULARY else DTYPES[4]
 
 
@@ -119,21 +121,32 @@ class Index:
 
     @property
     def num_documents(self) -> int:
-        """Documents the index knows."""
+        """Return how many documents the index knows."""
         return len(self.boundaries) - 1
 
     @property
     def num_indexed(self) -> int:
-        """Tokens the index knows; those in ``.bin`` when all is well."""
+        """Return the tokens the index knows; those in ``.bin`` when all is well."""
         return int(self.lengths.sum(dtype=np.int64))
 
     def document(self, position: int) -> NDArray[Any]:
-        """Token ids of one document as Megatron reads it, from offset and length."""
+        """Return the token ids of one document as Megatron reads it, by offset and length."""
         first, end = self.boundaries[position], self.boundaries[position + 1]
         if first == end:
             return self.ids[:0]
         start = int(self.offsets[first]) // self.ids.itemsize
         return self.ids[start : start + int(self.lengths[first:end].sum())]
+
+
+def token_header(prefix: Path) -> tuple[int, int, int] | None:
+    """Return code of the type, sequences and boundaries; None when it is no index of Megatron's."""
+    with idx_path(prefix).open("rb") as file:
+        raw = file.read(HEADER.size)
+    if len(raw) < HEADER.size:
+        return None
+    magic, version, code, num_sequences, num_boundaries = HEADER.unpack(raw)
+    is_known = magic == MAGIC and version == VERSION and code in DTYPES
+    return (code, num_sequences, num_boundaries) if is_known else None
 
 
 def read(prefix: Path) -> Index:
@@ -149,19 +162,16 @@ def read(prefix: Path) -> Index:
                 f"no {path}: give the prefix that `python -m dataset prepare` printed, "
                 "without .bin or .idx"
             )
-    with index.open("rb") as file:
-        header = file.read(HEADER.size)
-    if len(header) < HEADER.size or not header.startswith(MAGIC):
+    header = token_header(prefix)
+    if header is None:
         raise DatasetError(f"{index} is not a Megatron index")
-    _, version, code, num_sequences, num_boundaries = HEADER.unpack(header)
-    if version != VERSION or code not in DTYPES:
+    code, num_sequences, num_boundaries = header
+    size, found = HEADER.size + 12 * num_sequences + 8 * num_boundaries, index.stat().st_size
+    # An index of several kinds of contents has another byte for each sequence.
+    if found not in (size, size + num_sequences) or not num_boundaries:
         raise DatasetError(
-            f"{index}: version {version} with id type {code} is not one this reads "
-            f"(version {VERSION}; types {sorted(DTYPES)})"
+            f"{index} is damaged: it has {found:,} bytes, its header says {size:,}; get it again"
         )
-    size = HEADER.size + 12 * num_sequences + 8 * num_boundaries
-    if index.stat().st_size != size or not num_boundaries:
-        raise DatasetError(f"{index} is cut off or damaged: its size is not its header's")
     dtype = DTYPES[code]
     if ids.stat().st_size % dtype.itemsize:
         raise DatasetError(f"{ids} is cut off: its size is no multiple of {dtype.itemsize} bytes")

@@ -1,4 +1,4 @@
-"""What a prepared folder says of itself, so that others can use it and damage can be seen."""
+"""What stands beside a pair: counts, vocabulary, settings and checksums, so that damage is seen."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dataset.errors import DatasetError
-from dataset.files import file_digest, writing
+from configs.files import write_json
+from dataset.files import DatasetError, file_digest, writing
 
 NAME = "manifest.json"
 SCHEMA_VERSION = 1
@@ -23,7 +23,7 @@ class Manifest:
     """
 
     schema_version: int
-    key: str  # digest of the text, the settings and the versions that made this folder
+    key: str  # digest of the text, the settings and the versions that made this pair
     prefix: str  # name of the pair in this folder, without .bin and .idx
     documents: int
     tokens: int  # end-of-document tokens included
@@ -35,12 +35,15 @@ class Manifest:
     versions: dict[str, str]
     files: dict[str, dict[str, Any]]  # by name: sha256, bytes
 
+    @property
+    def is_shifted(self) -> bool:
+        """Whether lengths without end-of-document were asked for."""
+        return bool(self.settings.get("megatron_deepspeed_compat"))
+
     def write(self, path: Path) -> None:
-        """Write it to ``path`` in one step; the same contents give the same bytes."""
-        draft = path.with_name(f"{path.name}.unfinished")
+        """Write it in one step; the same contents give the same bytes."""
         with writing(path):
-            draft.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        draft.replace(path)
+            write_json(path, asdict(self))
 
     def publish(self, prefix: Path) -> None:
         """Write it for a pair of the user's own text, and for the trainer if it is the first."""
@@ -50,7 +53,7 @@ class Manifest:
         self.write(path_of(prefix))
 
     def damage(self, folder: Path) -> str | None:
-        """The first file of ``folder`` that is not what it was, in words; None when all are."""
+        """Return the first file that is not what it was, in words; None when all are."""
         for name, facts in self.files.items():
             path = folder / name
             if not path.is_file():
@@ -61,21 +64,32 @@ class Manifest:
 
 
 def path_of(prefix: Path) -> Path:
-    """Where the manifest of a pair of the user's own text lies."""
+    """Return where the manifest of a pair of the user's own text lies."""
     return prefix.with_name(f"{prefix.name}.{NAME}")
 
 
+def raw(prefix: Path) -> dict[str, Any]:
+    """Return what a manifest says of a pair, in whatever fields; {} when none is about it.
+
+    Raises:
+        DatasetError: There is a manifest that cannot be read.
+    """
+    for path in (path_of(prefix), prefix.parent / NAME):
+        if path.exists():
+            found = _json_of(path)
+            if isinstance(found, dict) and found.get("prefix") == prefix.name:
+                return found
+    return {}
+
+
 def find(prefix: Path) -> Manifest | None:
-    """The manifest of a pair: its own, or its folder's when that is about it.
+    """Return the manifest of a pair: its own, or its folder's when that is about it.
 
     Raises:
         DatasetError: There is one, and it cannot be read.
     """
-    if path_of(prefix).exists():
-        return read(path_of(prefix))
-    path = prefix.parent / NAME
-    found = read(path) if path.exists() else None
-    return found if found and found.prefix == prefix.name else None
+    found = raw(prefix)
+    return _manifest(found, path_of(prefix)) if found else None
 
 
 def read(path: Path) -> Manifest:
@@ -84,22 +98,29 @@ def read(path: Path) -> Manifest:
     Raises:
         DatasetError: It is missing, is no JSON, or lacks a field.
     """
+    return _manifest(_json_of(path), path)
+
+
+def _json_of(path: Path) -> Any:  # noqa: ANN401
     try:
-        found = Manifest(**json.loads(path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise DatasetError(f"no {path}") from error
-    except ValueError as error:  # of JSON or of UTF-8
-        raise DatasetError(f"{path} is not JSON: {error}") from error
-    except TypeError as error:
-        names = ", ".join(field.name for field in fields(Manifest))
-        raise DatasetError(f"{path} does not have the fields {names}") from error
-    if found.schema_version != SCHEMA_VERSION:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise DatasetError(
-            f"{path}: schema_version = {found.schema_version!r}, this reads {SCHEMA_VERSION}"
+            f"{path} cannot be read ({error}): get it again, or move it away if it is of other data"
+        ) from error
+
+
+def _manifest(found: Any, path: Path) -> Manifest:  # noqa: ANN401
+    names = [field.name for field in fields(Manifest)]
+    if not isinstance(found, dict) or set(found) != set(names):
+        raise DatasetError(f"{path} does not have the fields {', '.join(names)}")
+    if found["schema_version"] != SCHEMA_VERSION:
+        raise DatasetError(
+            f"{path}: schema_version = {found['schema_version']!r}, this reads {SCHEMA_VERSION}"
         )
-    if not isinstance(found.files, dict):
+    if not isinstance(found["files"], dict):
         raise DatasetError(f"{path}: field 'files' is not a table of file names")
-    return found
+    return Manifest(**found)
 
 
 def require_one_vocabulary(folder: Path, vocab_size: int, eod: int) -> None:
@@ -123,5 +144,5 @@ def require_one_vocabulary(folder: Path, vocab_size: int, eod: int) -> None:
 
 
 def file_facts(path: Path) -> dict[str, Any]:
-    """Checksum and size of a file, as ``Manifest.files`` holds them."""
+    """Return checksum and size of a file, as ``Manifest.files`` holds them."""
     return {"sha256": file_digest(path), "bytes": path.stat().st_size}

@@ -13,18 +13,13 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from typing import TypeVar
 
-from dataset.errors import DatasetError
+from dataset.files import DatasetError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 # Items under way for each worker: one being worked on, one waiting, so that nobody idles.
 ITEMS_PER_WORKER = 2
-
-
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0))
 
 
 def ordered(

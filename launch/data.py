@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from configs.errors import ConfigError
-from configs.files import ROOT
 from configs.schema import Model, Point
-from launch.pair import BY_SIZES, largest_token, manifest_of, require_whole, token_type
+from dataset import embedded, indexed, manifest
+from dataset.embedded import EMBEDDED, OSCAR, Corpus, cache_folder
 from launch.records.identity import data_facts
 
-DATASET = [sys.executable, "-m", "dataset"]
-"""``find NAME`` prints the prefix of prepared data; ``prepare`` also makes the embedded corpus."""
-EMBEDDED, OSCAR = "embedded", "oscar-1gb"
+BY_MANIFEST, BY_SIZES = "manifest", "sizes"
+TOKENS_AT_ONCE = 1 << 24
 SOURCES = {
     EMBEDDED: "documentation that Python ships",
     OSCAR: "the paper's corpus",
@@ -54,7 +53,7 @@ class Data:
     vocab_size: int | None
     """Of the manifest; without one, the largest token and one more."""
     checked: str
-    """What the files were held against, as :func:`launch.pair.require_whole` says."""
+    """What the files were held against, as :func:`require_whole` says."""
 
     @property
     def words(self) -> str:
@@ -124,14 +123,14 @@ def _located(name: str) -> str:
         return prefix
     name = name.removesuffix(".bin").removesuffix(".idx")
     prefix = _existing(name, f"--data {name!r}: neither {EMBEDDED} nor {OSCAR}, and ")
-    if token_type(prefix) is None:
+    if indexed.token_header(Path(prefix)) is None:
         raise ConfigError(f"--data {name!r}: {prefix}.idx is not an index of Megatron's")
     return prefix
 
 
 def _vocab_size(data: Data, given: Namespace) -> int:
     """Entries of the vocabulary: the manifest's, else those that the user gave."""
-    told, known = given.vocab_size, manifest_of(data.prefix).get("vocab_size")
+    told, known = given.vocab_size, manifest.raw(Path(data.prefix)).get("vocab_size")
     size = known or told
     if size is None:
         raise ConfigError(
@@ -167,16 +166,17 @@ def data_prefix(given: str) -> str:
     """Absolute prefix of Megatron's files: ``given``, or the embedded corpus when it is empty.
 
     Raises:
-        ConfigError: The given files are not there.
-        LaunchError: The embedded corpus could not be made.
+        ConfigError: The given files are not there, or the embedded corpus cannot be made.
     """
     if given:
         return _existing(given, f"data_prefix = {given!r}: ")
-    code, prefix = _ask_dataset("prepare")
-    if code or not prefix:
-        reason = f"failed with exit code {code}" if code else "named no data that has an .idx"
-        raise LaunchError(f"`python -m dataset prepare` {reason}")
-    return prefix
+    corpus = Corpus(cache_folder())
+    corpus.prepare(_tell)
+    return str(corpus.prefix)
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def _existing(name: str, field: str) -> str:
@@ -190,20 +190,8 @@ def _existing(name: str, field: str) -> str:
 @functools.cache
 def prepared(name: str) -> str | None:
     """Absolute prefix of named data; None when it has not been prepared."""
-    code, prefix = _ask_dataset("find", name)
-    return None if code else prefix
-
-
-def _ask_dataset(*words: str) -> tuple[int, str | None]:
-    """Exit code of ``python -m dataset``, and the prefix that its output ends with."""
-    done = subprocess.run([*DATASET, *words], cwd=ROOT, stdout=subprocess.PIPE, check=False)
-    lines = os.fsdecode(done.stdout).rstrip("\n").split("\n")
-    # The prefix is the last line, or lines when a folder's name has a newline.
-    for first in range(len(lines) - 1, -1, -1):
-        prefix = "\n".join(lines[first:])
-        if prefix and Path(prefix + ".idx").is_file():
-            return done.returncode, str(Path(prefix).absolute())
-    return done.returncode, None
+    prefix = embedded.prepared(name)
+    return None if prefix is None else str(prefix)
 
 
 def embedded_words() -> str:
@@ -221,15 +209,15 @@ def look_at(prefix: str) -> Data:
         ConfigError: It is damaged.
         OSError: A file cannot be read.
     """
-    manifest = manifest_of(prefix)
-    is_embedded = manifest.get("settings", {}).get("source") == "python-docs"
+    told = manifest.raw(Path(prefix))
+    is_embedded = told.get("settings", {}).get("source") == embedded.SOURCE
     name = EMBEDDED if is_embedded else Path(prefix).name
     if Path(prefix).name == f"{OSCAR}_text_document":
         name = OSCAR
-    facts, kind = data_facts(prefix), token_type(prefix)
-    checked = require_whole(prefix, facts, manifest)
+    facts, header = data_facts(prefix), indexed.token_header(Path(prefix))
+    checked = require_whole(prefix, facts, told)
     sha256, size = facts[".bin"]["sha256"], facts[".bin"]["bytes"]
-    vocab_size = manifest.get("vocab_size")
+    vocab_size, kind = told.get("vocab_size"), indexed.DTYPES[header[0]] if header else None
     if vocab_size is None and kind is not None:
         vocab_size = largest_token(prefix, kind, sha256) + 1
     return Data(
@@ -241,3 +229,58 @@ def look_at(prefix: str) -> Data:
         vocab_size=vocab_size,
         checked=checked,
     )
+
+
+@functools.cache
+def largest_token(prefix: str, kind: np.dtype[Any], _sha256: str) -> int:
+    """Return the largest token, -1 when there is none; read once while the contents stay."""
+    largest, at = -1, 0
+    while len(tokens := np.fromfile(f"{prefix}.bin", kind, TOKENS_AT_ONCE, offset=at)):
+        largest, at = max(largest, int(tokens.max())), at + tokens.nbytes
+    return largest
+
+
+def require_whole(
+    prefix: str, facts: Mapping[str, Mapping[str, Any]], told: Mapping[str, Any]
+) -> str:
+    """Refuse damaged data: it would train without a word, on other tokens or in other documents.
+
+    Args:
+        prefix: Of the pair.
+        facts: As :func:`launch.records.identity.data_facts` gives them.
+        told: As :func:`dataset.manifest.raw` gives it.
+
+    Returns:
+        What the files were held against: `BY_MANIFEST` (size and SHA-256), `BY_SIZES` (where there
+        is none: tokens against index), or nothing when the index is not Megatron's.
+
+    Raises:
+        ConfigError: A file is not what it should be.
+    """
+    known = told.get("files") or {}
+    name = Path(prefix).name
+    if all(f"{name}{end}" in known for end in facts):
+        for end, found in facts.items():
+            if found != known[f"{name}{end}"]:
+                raise ConfigError(
+                    f"{prefix}{end} is damaged: {_difference(found, known[f'{name}{end}'])}; get "
+                    "it again, or move the pair away and prepare it again"
+                )
+        return BY_MANIFEST
+    if indexed.token_header(Path(prefix)) is None:
+        return ""
+    index = indexed.read(Path(prefix))
+    num_indexed, num_there = index.num_indexed, len(index.ids)
+    # Megatron-DeepSpeed's script does not count the token that ends each document.
+    if not num_indexed <= num_there <= num_indexed + index.num_documents:
+        raise ConfigError(
+            f"{prefix}.bin holds {num_there:,} tokens, {prefix}.idx counts {num_indexed:,}: one of "
+            "them is cut off, or they are of different pairs; get both again"
+        )
+    return BY_SIZES
+
+
+def _difference(found: Mapping[str, Any], told: Mapping[str, Any]) -> str:
+    if found["bytes"] != told["bytes"]:
+        return f"it has {found['bytes']:,} bytes, its manifest says {told['bytes']:,}"
+    return f"its SHA-256 is {found['sha256']}, its manifest says {told['sha256']}"

@@ -11,7 +11,8 @@ from typing import Any, Self
 
 from configs.schema import Point
 from configs.study import Study, default_study
-from launch.data import EMBEDDED, data_prefix, look_at, prepared, require_vocabulary
+from dataset.embedded import EMBEDDED
+from launch.data import data_prefix, look_at, prepared, require_vocabulary
 from launch.hosts import namespaces, ranks
 from launch.hosts.launchers import THIS_MACHINE, Launcher
 from launch.process.beside import scalar_environment

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launch.pair import documents, num_documents
+from dataset import indexed
 from launch.trainer.checkpoint_files import Checkpoint
 
 PERPLEXITY, ENDINGS = "held_out_perplexity", "held_out_endings"
@@ -58,7 +58,9 @@ def _texts(point: dict[str, Any], prefix: str, tokenizer: Path) -> list[tuple[st
     length = point["model"]["seq_length"] - 1
     cut = length - length // 8
     found: list[tuple[str, str]] = []
-    for tokens in documents(prefix, _held_out(point["split"], num_documents(prefix))):
+    index = indexed.read(Path(prefix))
+    for number in _held_out(point["split"], index.num_documents):
+        tokens = index.document(number).tolist()
         for first in range(0, len(tokens) - length, length):
             piece = tokens[first : first + length]
             found.append((decode(piece[:cut]), decode(piece[cut:])))

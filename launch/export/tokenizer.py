@@ -8,7 +8,7 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.files import read_json
-from launch.pair import manifest_of
+from dataset import manifest
 from launch.trainer.checkpoint_files import FOLDER, Checkpoint
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -56,20 +56,20 @@ def tokenizer_of(checkpoint: Checkpoint, data_prefix: str | None) -> Tokenizer:
     prefix = data_prefix or _prefix_in_run(checkpoint)
     if not prefix:
         return Tokenizer(lacking="the checkpoint lies in no run's folder; give --data-prefix")
-    manifest = manifest_of(prefix)
-    if not manifest:
+    told = manifest.raw(Path(prefix))
+    if not told:
         return Tokenizer(lacking=f"the data {prefix} have no manifest that names one")
-    known, facts = manifest.get("files") or {}, checkpoint.data or {}
+    known, facts = told.get("files") or {}, checkpoint.data or {}
     for end, trained_on in facts.items():
         if known.get(f"{Path(prefix).name}{end}", trained_on) != trained_on:
             raise ConfigError(
                 f"{prefix}{end}: other data than the checkpoint {checkpoint.path} was trained on; "
                 "give --data-prefix of its data"
             )
-    path = Path(prefix).parent / str(manifest.get("tokenizer"))
+    path = Path(prefix).parent / str(told.get("tokenizer"))
     if path.suffix != ".json" or not path.is_file():
         return Tokenizer(lacking=f"{path} is no tokenizer.json")
-    return Tokenizer(path, manifest["eod"] if manifest["eod"] >= 0 else None, prefix)
+    return Tokenizer(path, told["eod"] if told["eod"] >= 0 else None, prefix)
 
 
 def _prefix_in_run(checkpoint: Checkpoint) -> str:

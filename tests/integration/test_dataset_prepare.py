@@ -17,7 +17,7 @@ import pytest
 from processes import is_alive, wait_for
 
 from dataset import indexed
-from dataset.tokenizer.bpe import ByteLevelBpe
+from dataset.tokenizer import ByteLevelBpe
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT / ".." / "shared" / "data"

@@ -22,9 +22,8 @@ from trainer_runs import ROOT
 from configs.errors import ConfigError
 from configs.study import load_study
 from dataset import indexed
-from dataset.tokenizer.bpe import ByteLevelBpe
+from dataset.tokenizer import ByteLevelBpe
 from launch.export import __main__ as export, gpt2
-from launch.pair import documents
 from launch.trainer.checkpoint_files import find_checkpoint
 from launch.trainer.model import DTYPES
 from launch.trainer.pipeline.shards import read_shard
@@ -385,7 +384,8 @@ def test_a_model_is_judged_by_held_out_texts_without_a_network(whole, folders, t
 
 
 def test_held_out_tasks_are_of_documents_that_no_training_saw(folders, whole):
-    found = list(documents(str(folders / "data" / "corpus"), range(30)))
+    index = indexed.read(folders / "data" / "corpus")
+    found = [index.document(number).tolist() for number in range(30)]
     decode = ByteLevelBpe.load(whole / "tokenizer.json").decode
     seen, held_out = (decode(list(chain(*part))) for part in (found[:24], found[24:]))
     for line in (whole / "tasks" / "held_out_endings.jsonl").read_text().splitlines():

@@ -4,10 +4,9 @@ from pathlib import Path
 
 from hypothesis import given, settings, strategies as st
 
-from dataset import indexed
-from dataset.readers import inputs
-from dataset.readers.blocks import Reading, blocks
-from dataset.tokenizer.bpe import END_OF_DOCUMENT, ByteLevelBpe
+from dataset import indexed, readers
+from dataset.readers import Reading, blocks
+from dataset.tokenizer import END_OF_DOCUMENT, ByteLevelBpe
 
 TOKENIZER = ByteLevelBpe.learn(["the cat sat on the mat, said the cat", "aaa aab abab"] * 3, 290)
 
@@ -57,7 +56,7 @@ def test_blocks_hold_all_texts_in_order_and_are_the_same_each_time(files, form, 
             ]
             content = "\n".join(records) if form == "lines" else f"[{', '.join(records)}]"
             (Path(folder) / f"{number}.json").write_text(content)
-        found = inputs.find([f"{folder}/*.json"])
+        found = readers.find([f"{folder}/*.json"])
         reading = Reading(found, block_bytes=block_bytes)
         whole = list(blocks(reading))
         again = list(blocks(reading))

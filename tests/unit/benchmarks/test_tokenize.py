@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import tokenize
-from dataset.errors import DatasetError
-from dataset.tokenizer.bpe import ByteLevelBpe
+from dataset.files import DatasetError
+from dataset.tokenizer import ByteLevelBpe
 
 ROOT = Path(__file__).resolve().parents[3]
 

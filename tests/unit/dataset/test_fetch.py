@@ -14,8 +14,8 @@ import pytest
 from full_disk import files_of_at_most
 from processes import wait_for
 
-from dataset.errors import DatasetError
 from dataset.fetch import HubFile, fetch, hub_endpoint
+from dataset.files import DatasetError
 
 ROOT = Path(__file__).resolve().parents[3]
 CONTENT = random.Random(0).randbytes(300_000)

@@ -1,8 +1,21 @@
+import fcntl
+import io
+import json
+
 import pytest
 from full_disk import files_of_at_most
 
-from dataset.errors import DatasetError
-from dataset.files import content_key, file_digest, visible, writing
+from dataset import manifest
+from dataset.files import (
+    LOCK_NAME,
+    DatasetError,
+    Progress,
+    content_key,
+    file_digest,
+    locked,
+    writing,
+)
+from dataset.manifest import Manifest
 
 
 def test_the_key_follows_values_and_not_their_order():
@@ -31,7 +44,193 @@ def test_other_errors_keep_their_own_words(tmp_path):
         (tmp_path / "none" / "y").write_bytes(b"")
 
 
-def test_what_could_steer_a_terminal_is_spelt_out():
-    assert visible("plain é 東 name") == "plain é 東 name"
-    assert visible("a\x1b[31m\nb\udcff\x9bc") == r"a\x1b[31m\nb\udcff\x9bc"
-    assert visible("a\nb\tc\rd", kept="\n\t") == "a\nb\tc\\rd"
+def test_a_second_holder_is_refused_until_the_first_lets_go(tmp_path):
+    with locked(tmp_path / "x"):
+        with (
+            pytest.raises(DatasetError, match="x is in use by another process"),
+            locked(tmp_path / "x"),
+        ):
+            pass
+        assert (tmp_path / "x" / LOCK_NAME).exists()
+    with locked(tmp_path / "x"):
+        pass
+
+
+def test_a_lock_deleted_by_its_last_holder_meanwhile_is_not_held(tmp_path, monkeypatch):
+    real, deleted = fcntl.flock, []
+
+    def flock(handle, how):
+        if not deleted:
+            deleted.append(handle)
+            (tmp_path / LOCK_NAME).unlink()
+        real(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with locked(tmp_path):
+        assert (tmp_path / LOCK_NAME).exists()
+
+
+def test_it_leaves_no_file_and_if_asked_no_empty_folder(tmp_path):
+    with locked(tmp_path / "x"):
+        pass
+    assert list((tmp_path / "x").iterdir()) == []
+    with locked(tmp_path / "x", drop_empty=True):
+        pass
+    assert not (tmp_path / "x").exists()
+    with locked(tmp_path / "x", drop_empty=True):
+        (tmp_path / "x" / "mine").touch()
+    assert (tmp_path / "x" / "mine").exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_is_no_folder_is_named_and_left(tmp_path, kind):
+    path = tmp_path / "x"
+    path.touch() if kind == "file" else path.symlink_to("gone")
+    with (
+        pytest.raises(DatasetError, match="x: the folder for unfinished work goes there; move it"),
+        locked(path),
+    ):
+        pass
+    assert path.is_file() or path.is_symlink()
+
+
+def test_a_folder_on_another_disk_may_be_linked(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "x").symlink_to("disk")
+    with locked(tmp_path / "x", drop_empty=True):
+        assert (tmp_path / "disk" / LOCK_NAME).exists()
+    assert list((tmp_path / "disk").iterdir()) == []
+    assert (tmp_path / "x").is_symlink()
+
+
+def test_a_lock_that_a_dead_process_left_is_free(tmp_path):
+    (tmp_path / LOCK_NAME).touch()
+    with locked(tmp_path):
+        pass
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def bar():
+    """A bar whose clock the test sets; it begins at 100 s."""
+    bars = []
+
+    def make(stream, total_bytes=1000):
+        bar = Progress("x", total_bytes, stream)
+        bar.now_s = bar._bar.start_t = bar._bar.last_print_t = 100.0
+        bar._bar._time = lambda: bar.now_s
+        bars.append(bar)
+        return bar
+
+    yield make
+    for one in bars:
+        one.close()
+
+
+def test_a_log_gets_plain_lines_and_not_too_many(bar):
+    stream = io.StringIO()
+    one = bar(stream)
+    for done, one.now_s in ((10, 101.0), (20, 105.0), (30, 111.0), (40, 112.0), (500, 122.0)):
+        one.reach(done, "a note")
+    one.close()
+    lines = stream.getvalue().splitlines()
+    assert [line.partition("%")[0] for line in lines] == ["x:   3", "x:  50"]
+    assert all(line.endswith(", a note]") for line in lines)
+    assert "\r" not in stream.getvalue()
+
+
+def test_a_short_step_says_nothing(bar):
+    stream = io.StringIO()
+    one = bar(stream)
+    one.reach(1000, "done")
+    one.close()
+    assert stream.getvalue() == ""
+
+
+def test_a_terminal_gets_one_line_that_is_cleared(bar):
+    stream = Terminal()
+    one = bar(stream)
+    for done, one.now_s in ((10, 101.0), (20, 102.0)):
+        one.reach(done, "a note")
+    one.close()
+    shown = stream.getvalue()
+    assert "\n" not in shown
+    assert [text.strip()[:6] for text in shown.split("\r")[1:3]] == ["x:   1", "x:   2"]
+    assert shown.split("\r")[-2].strip() == ""
+
+
+@pytest.fixture
+def written(tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"abc")
+    made = Manifest(
+        schema_version=manifest.SCHEMA_VERSION,
+        key="k",
+        prefix="a",
+        documents=1,
+        tokens=2,
+        text_bytes=3,
+        vocab_size=300,
+        eod=0,
+        tokenizer="tokenizer.json",
+        settings={"vocab_size": 300},
+        versions={"format": "1"},
+        files={"a.bin": manifest.file_facts(tmp_path / "a.bin")},
+    )
+    made.write(tmp_path / manifest.NAME)
+    return tmp_path, made
+
+
+def edit(folder, **changes):
+    path = folder / manifest.NAME
+    values = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
+
+
+def test_it_comes_back_as_it_was_written(written):
+    folder, made = written
+    assert manifest.read(folder / manifest.NAME) == made
+
+
+def test_the_keys_the_trainer_reads_are_plain_numbers(written):
+    values = json.loads((written[0] / "manifest.json").read_text())
+    assert [values[key] for key in ("documents", "tokens", "vocab_size", "eod")] == [1, 2, 300, 0]
+
+
+def test_facts_are_the_sha256_and_the_size(written):
+    known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # of "abc"
+    assert written[1].files["a.bin"] == {"sha256": known, "bytes": 3}
+
+
+def test_damage_names_the_file(written):
+    folder, made = written
+    assert made.damage(folder) is None
+    (folder / "a.bin").write_bytes(b"abd")
+    assert made.damage(folder) == "the checksum of a.bin does not match its manifest"
+    (folder / "a.bin").unlink()
+    assert made.damage(folder) == "a.bin is missing"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"eod": None}, "does not have the fields"),
+        ({"surplus": 1}, "does not have the fields"),
+        ({"schema_version": 2}, "schema_version = 2, this reads 1"),
+        ({"files": []}, "field 'files'"),
+    ],
+)
+def test_a_manifest_of_another_shape_is_refused(written, changes, message):
+    edit(written[0], **changes)
+    with pytest.raises(DatasetError, match=message):
+        manifest.read(written[0] / manifest.NAME)
+
+
+@pytest.mark.parametrize("content", [b"", b"1", b"[1]", b"\xff\xfe"])
+def test_a_manifest_that_is_no_object_is_refused(tmp_path, content):
+    (tmp_path / manifest.NAME).write_bytes(content)
+    with pytest.raises(DatasetError, match=r"cannot be read|does not have the fields"):
+        manifest.read(tmp_path / manifest.NAME)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dataset import indexed
-from dataset.errors import DatasetError
+from dataset.files import DatasetError
 
 EOD = 0
 DOCUMENTS = [np.array(ids, np.uint32) for ids in ([5, 6, 7], [], [8], [9, 10])]
@@ -107,9 +107,9 @@ def overwrite(path, at, content):
     [
         (lambda p: indexed.idx_path(p).write_text("text"), "not a Megatron index"),
         (lambda p: overwrite(indexed.idx_path(p), 0, b"XX"), "not a Megatron index"),
-        (lambda p: overwrite(indexed.idx_path(p), 9, b"\x02"), "version 2"),
-        (lambda p: overwrite(indexed.idx_path(p), 17, b"\x07"), "id type 7"),
-        (lambda p: overwrite(indexed.idx_path(p), 18, b"\x09"), "its size is not its header's"),
+        (lambda p: overwrite(indexed.idx_path(p), 9, b"\x02"), "not a Megatron index"),
+        (lambda p: overwrite(indexed.idx_path(p), 17, b"\x07"), "not a Megatron index"),
+        (lambda p: overwrite(indexed.idx_path(p), 18, b"\x09"), "bytes, its header says"),
         (lambda p: indexed.bin_path(p).write_bytes(b"123"), "no multiple of 2"),
     ],
 )

@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from dataset.errors import DatasetError
+from dataset.files import DatasetError
 from dataset.pool import ITEMS_PER_WORKER, ordered
 
 

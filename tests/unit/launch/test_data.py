@@ -1,19 +1,16 @@
 import hashlib
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from configs.errors import ConfigError
-from configs.files import ROOT
 from configs.study import make_point
 from dataset import indexed
 from launch import data, sweep
 from launch.cli import Parser, add_run_options
 from launch.config_n_run import main as config_n_run
-from launch.data import LaunchError, data_prefix, look_at, require_vocabulary, with_data
+from launch.data import data_prefix, look_at, require_vocabulary, with_data
 from launch.records.identity import data_facts, point_key
 from launch.run import main as run_main
 from launch.submit import main as submit_main
@@ -73,23 +70,6 @@ def test_missing_files_are_named(tmp_path):
     (tmp_path / "x.idx").unlink()
     with pytest.raises(ConfigError, match=r"x\.idx"):
         data_prefix(str(tmp_path / "x"))
-
-
-def test_the_default_corpus_is_the_last_line_of_the_preparation(odd_dir, monkeypatch):
-    prefix = make(odd_dir)
-    program = f"print('progress'); print({str(prefix)!r})"
-    monkeypatch.setattr(data, "DATASET", [sys.executable, "-c", program])
-    assert data_prefix("") == str(prefix)
-
-
-@pytest.mark.parametrize(
-    ("program", "message"),
-    [("import sys; sys.exit(3)", "exit code 3"), ("print('nothing')", "named no data")],
-)
-def test_a_failed_preparation_is_an_error(program, message, monkeypatch):
-    monkeypatch.setattr(data, "DATASET", [sys.executable, "-c", program])
-    with pytest.raises(LaunchError, match=message):
-        data_prefix("")
 
 
 @pytest.mark.parametrize("vocab_size", [1000, 70_000])
@@ -162,7 +142,7 @@ def test_a_pair_that_is_not_its_manifests_is_refused_before_it_is_trained_on(
     ("end", "change", "message"),
     [
         (".bin", lambda p: cut(p, 100), r"own.bin holds 2,950 tokens, .*own.idx counts 3,000: one"),
-        (".bin", lambda p: cut(p, 1), "2,999 tokens and 1 bytes"),
+        (".bin", lambda p: cut(p, 1), "own.bin is cut off: its size is no multiple of 2 bytes"),
         (".bin", lambda p: p.write_bytes(2 * p.read_bytes()), "6,000 tokens, .* different pairs"),
         (".idx", lambda p: cut(p, 8), "own.idx is damaged: it has 634 bytes, its header says 642"),
     ],
@@ -353,11 +333,3 @@ def test_jobs_of_a_batch_system_get_the_option(tmp_path, capsys):
     assert f"--data {own}" in dry_run_of(submit_main, *words, str(own), capsys=capsys)
     with pytest.raises(ConfigError, match="there is no file"):
         submit_main([*words, "/none/such"])
-
-
-def test_launch_reads_of_the_dataset_what_its_commands_print(oscar):
-    done = subprocess.run(
-        [sys.executable, "-m", "dataset", "find", "oscar-1gb"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout == f"{oscar}\n"

@@ -1,1 +1,0 @@
-"""A crawl made fit for training: every step by choice, streaming, counted."""

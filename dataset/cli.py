@@ -1,0 +1,552 @@
+"""Arguments to commands, results to stdout and all else to stderr, errors to exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs.files import printable
+from dataset.embedded import CACHE_VARIABLE, EMBEDDED, OSCAR, Corpus, cache_folder, prepared
+from dataset.files import DatasetError
+
+if TYPE_CHECKING:
+    from dataset.prepare import Finished, Job
+    from dataset.readers import InputFile
+    from dataset.tokenizer import Tokenizer
+
+FOUND_DAMAGE = NOT_PREPARED = 1
+WRONG_USE = 2
+INTERRUPTED = 130
+SHOWN_BAD_LINES = 5
+MOST_MEGABYTES = 1 << 20
+DAY_S = 86_400
+WEB_PACKAGES = "datatrove==0.10.1 trafilatura==2.3.1 ftfy==6.3.1 py3langid==0.4.0 orjson==3.13.0"
+
+PREPARE = f"""\
+Without --input: makes tokens of the text every Python ships (the default corpus), or, with
+'{OSCAR}', of the corpus the paper trains on, which it fetches. With --input: of your own files.
+The last lines of stdout are the prefixes of the .bin/.idx pairs, one for each of --json-keys; all
+else goes to stderr. A run that was stopped goes on with the same command; a finished one is found.
+"""
+INSPECT = """\
+Shows documents, tokens and the beginning of a document, and checks the files. Exit code 1 means
+damage was found. A pair that `prepare` did not make brings no tokenizer; give one to see its text.
+"""
+MERGE = """\
+Writes one pair with the documents of all, in the order given, and prints its prefix. The pairs
+stay.
+"""
+FIND = """\
+Prints the prefix of the data, or nothing and exit code 1 when `prepare` has not made it; nothing
+is fetched or built.
+"""
+URLS = """\
+Writes the addresses that may lead to text, each once, in the order in which they come.
+"""
+DOWNLOAD = """\
+Asks for pages, heeding robots.txt, one request a second to a host, and writes their texts with
+'id' and 'url'.
+"""
+CLEAN = """\
+Mends wrongly decoded text (ftfy), keeps a language (py3langid) and texts that are long enough, and
+keeps one of texts that are alike (MinHash, five-word stretches).
+"""
+DECONTAMINATE = """\
+Cuts out what shares 13 words in a row with evaluation texts, 200 characters on either side too, up
+to the ends of sentences; drops stretches under 200 characters, and documents that leave more than
+10 pieces. What the input holds 10 times or more is a common phrase and stays.
+"""
+SHUFFLE = """\
+Writes the lines of files in an order that the seed decides. They need not fit into memory.
+"""
+
+
+class FlagParser(argparse.ArgumentParser):
+    """Refuses unknown flags first: argparse would complain of the value behind one instead."""
+
+    def parse_known_args(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        namespace: Any = None,  # noqa: ANN401
+    ) -> tuple[Any, list[str]]:
+        """Parse, as argparse does."""
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        for word in args or ():
+            flag = word.partition("=")[0]
+            if word == "--":
+                break
+            if flag.startswith("--") and flag not in known:
+                begun = [name for name in known if name.startswith(flag)]
+                near = begun or get_close_matches(flag, known, 1)
+                meant = f"; did you mean {near[0]}?" if near else ""
+                self.error(f"unrecognized arguments: {word}{meant}")
+        return super().parse_known_args(args, namespace)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Returns:
+        0; 1 when `inspect` found damage or `find` nothing; 2 when something the user can mend is
+        wrong; 130 after Ctrl-C.
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read the output has gone
+        return WRONG_USE
+    except (DatasetError, OSError) as error:
+        _tell(f"dataset {arguments.command}: {error}")
+        return WRONG_USE
+    except KeyboardInterrupt:
+        _tell(f"dataset {arguments.command}: interrupted; {arguments.after_interrupt}")
+        return INTERRUPTED
+    return code
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(printable(line, kept="\n") + "\n")
+    sys.stderr.flush()
+
+
+def _number(text: str, least: float, most: float, kind: type = int) -> Any:  # noqa: ANN401
+    number = kind(text)
+    if not least <= number <= most:
+        raise argparse.ArgumentTypeError(f"{text}: must be at least {least} and at most {most}")
+    return number
+
+
+# Not so large that memory could not hold what is counted.
+_positive = partial(_number, least=1, most=1 << 22)
+_count = partial(_number, least=0, most=1 << 22)
+_seconds = partial(_number, least=0, most=DAY_S, kind=float)
+_share = partial(_number, least=0.01, most=0.99, kind=float)
+# Each process holds two blocks of text in memory.
+_processes = partial(_number, least=1, most=1024)
+for _kind in (_positive, _count, _seconds, _share, _processes):
+    _kind.__name__ = "number"  # type: ignore[attr-defined]  # argparse names it
+
+
+def _megabytes(text: str) -> int:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < MOST_MEGABYTES:  # not a number is neither
+        raise argparse.ArgumentTypeError(
+            f"{text}: give a number of MiB from above 0 to below {MOST_MEGABYTES}"
+        )
+    return max(1, int(number * (1 << 20)))
+
+
+def _prefix(text: str) -> Path:
+    if not Path(text).name:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a pair's path without .bin and .idx")
+    return Path(text.removesuffix(".bin").removesuffix(".idx")).absolute()
+
+
+def _output_prefix(text: str) -> Path:
+    # `Path` would take the folder's own name for one.
+    if not text.strip("./") or text.endswith(("/", "/.", "/..")):
+        folder = text.rstrip("/") or "."
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: end it with a name for the files, such as {folder}/mine"
+        )
+    return Path(text).absolute()
+
+
+def _merged_prefix(text: str) -> Path:
+    return _prefix(str(_output_prefix(text)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dataset", description="Text to tokens.", allow_abbrev=False
+    )
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=FlagParser)
+
+    def add(name: str, run: Any, text: str, description: str, interrupted: str) -> Any:  # noqa: ANN401
+        one = commands.add_parser(name, help=text, description=description, allow_abbrev=False)
+        one.set_defaults(run=run, after_interrupt=interrupted)
+        return one
+
+    kept = "finished parts are kept: the same command goes on"
+    _add_prepare(add("prepare", _prepare, "text to a .bin/.idx pair", PREPARE, kept))
+    one = add("inspect", _inspect, "show and check a .bin/.idx pair", INSPECT,
+              "nothing was changed").add_argument  # fmt: skip
+    one("prefix", type=_prefix, metavar="PREFIX", help="path without .bin and .idx")
+    one("--document", type=int, default=0, metavar="N", help="which one to show, from 0")
+    one("--vocab-file", type=Path, metavar="FILE", help="vocab.json of GPT-2's BPE")
+    one("--merge-file", type=Path, metavar="FILE", help="merges.txt beside it")
+    one("--tokenizer-model", type=Path, metavar="FILE", help="SentencePiece or tokenizer.json")
+    one = add("merge", _merge, "join .bin/.idx pairs", MERGE, "nothing was written").add_argument
+    one("prefixes", nargs="+", type=_prefix, metavar="PREFIX", help="two or more")
+    one("--output-prefix", type=_merged_prefix, required=True, metavar="P")
+    one = add("find", _find, "print the prefix of prepared data", FIND,
+              "nothing was changed").add_argument  # fmt: skip
+    one("name", choices=[EMBEDDED, OSCAR])
+    one("--cache-dir", type=Path, metavar="DIR", help="as for prepare")
+    one = add("shuffle", _shuffle, "put lines in a random order", SHUFFLE,
+              "nothing was written").add_argument  # fmt: skip
+    one("--input", nargs="+", required=True, metavar="FILE", help=".jsonl, or .txt by lines")
+    one("--output", type=Path, required=True, metavar="F[.gz]")
+    one("--seed", type=_count, required=True, metavar="N", help="decides the order")
+    one("--memory-mb", type=_megabytes, default=1 << 30, metavar="MIB",
+        help="about what may be held at once; does not change the order (1024)")  # fmt: skip
+    _add_web(add)
+    return parser
+
+
+def _add_web(add: Any) -> None:  # noqa: ANN401
+    kept = "finished tasks are kept: the same command goes on"
+    one = add("urls", _urls, "sift lists of addresses", URLS, kept).add_argument
+    _add_web_files(one, "url")
+    one("--blacklist", type=Path, metavar="F.toml",
+        help="lists 'domains' and 'extensions' in place of dataset/blacklist.toml")  # fmt: skip
+    one = add("download", _download, "texts of the pages of a list", DOWNLOAD, kept).add_argument
+    _add_web_files(one, "url")
+    one("--user-agent", required=True, metavar="NAME",
+        help="who asks, such as 'name/1.0 (+mailto:you@example.org)'")  # fmt: skip
+    one("--host-delay", type=_seconds, default=1.0, metavar="S",
+        help="between two requests to a host; its robots.txt may ask for more (1)")  # fmt: skip
+    one("--at-once", type=_positive, default=32, metavar="N", help="hosts asked at a time (32)")
+    one = add("clean", _clean, "filter a crawl", CLEAN, kept).add_argument
+    _add_web_files(one, "text")
+    one("--language", default="en", metavar="CODE", help="the language to keep (en)")
+    one("--min-words", type=_count, default=128, metavar="N", help="drop shorter texts (128)")
+    one("--min-chars", type=_count, default=512, metavar="N", help="drop shorter texts (512)")
+    one("--near-duplicates", type=_share, default=0.9, metavar="SHARE",
+        help="of equal five-word stretches at which half of the pairs are found (0.9)")  # fmt: skip
+    one = add("decontaminate", _decontaminate, "cut evaluation texts out", DECONTAMINATE,
+              kept).add_argument  # fmt: skip
+    _add_web_files(one, "text")
+    one("--evaluation", nargs="+", required=True, metavar="FILE",
+        help="evaluation texts, as for prepare; of a .txt each line is one")  # fmt: skip
+    one("--evaluation-keys", nargs="+", default=["text"], metavar="KEY",
+        help="fields of its files, each a text by itself (text)")  # fmt: skip
+
+
+def _add_prepare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("corpus", nargs="?", choices=[OSCAR], help="a corpus to fetch")
+    add = parser.add_argument_group("input").add_argument
+    add("--input", nargs="+", metavar="FILE",
+        help="files or globs: .jsonl, .json, .txt (also .xz, .gz or .zst), .parquet")  # fmt: skip
+    add("--json-keys", nargs="+", metavar="KEY", help="keys or columns (text)")
+    add("--input-format", choices=["jsonl", "text", "parquet"], help="whatever the names end in")
+    add("--sample-by", choices=["document", "paragraph", "line"], default="document",
+        help="what of a .txt file is one document (document: the whole file)")  # fmt: skip
+    add("--bad-lines", choices=["skip", "fail"], default="skip",
+        help="leave out lines that cannot be used and list them, or stop (skip)")  # fmt: skip
+    add("--part-mb", type=_megabytes, default=4 << 20, metavar="MIB",
+        help="text that a worker takes at once, never to be redone (4)")  # fmt: skip
+    add("--workers", type=_processes, help="processes (one a core)")
+    add = parser.add_argument_group("tokenizer").add_argument
+    add("--tokenizer", "--tokenizer-type", dest="tokenizer", metavar="NAME",
+        help="gpt2-bpe (also GPT2BPETokenizer), sentencepiece (also GPTSentencePieceTokenizer), or "
+        "train-bpe: learn the vocabulary from the input")  # fmt: skip
+    add("--vocab-file", type=Path, metavar="FILE", help="vocab.json of gpt2-bpe")
+    add("--merge-file", type=Path, metavar="FILE", help="merges.txt of gpt2-bpe")
+    add("--tokenizer-model", type=Path, metavar="FILE", help="of sentencepiece")
+    add("--vocab-size", type=_positive, help="entries to learn (32000)")
+    add("--train-mb", type=_megabytes, metavar="MIB", help="text to learn from (256)")
+    add("--append-eod", action="store_true", help="close every document")
+    add = parser.add_argument_group("output").add_argument
+    add("--output-prefix", type=_output_prefix, metavar="P",
+        help="writes P_KEY_document.bin and .idx")  # fmt: skip
+    add("--megatron-deepspeed-compat", action="store_true",
+        help="leave end-of-document out of the lengths, as Megatron-DeepSpeed's script does: "
+        "every document is then read a little too early; only to repeat old runs")  # fmt: skip
+    add("--restart", action="store_true", help="drop unfinished work")
+    add("--dataset-impl", choices=["mmap"], help="as in Megatron; there is no other")
+    add = parser.add_argument_group("default corpus, and corpora to fetch").add_argument
+    add("--cache-dir", type=Path, metavar="DIR",
+        help=f"where prepared folders lie (default: ${CACHE_VARIABLE}, else "
+        "dataset/cache in the checkout)")  # fmt: skip
+    add("--data-dir", type=Path, metavar="DIR",
+        help="where files were put by hand, and fetched ones go (default: the cache folder, and "
+        "the hub's own cache, $HF_HOME)")  # fmt: skip
+    add("--base-url", metavar="URL", help="fetch from a mirror (default: $HF_ENDPOINT, or the hub)")
+
+
+def _add_web_files(add: Any, key: str) -> None:  # noqa: ANN401
+    add("--input", nargs="+", required=True, metavar="FILE",
+        help="as for prepare; of a .txt each line is one")  # fmt: skip
+    add("--output", type=Path, required=True, metavar="FOLDER",
+        help="gets NNNNN.jsonl.gz, and in logs/ what is done")  # fmt: skip
+    add("--json-key", default=key, metavar="KEY", help=f"the field to read ({key})")
+    add("--workers", type=_processes, help="processes (one a core)")
+
+
+def _prepare(arguments: argparse.Namespace) -> int:
+    if arguments.corpus and arguments.input:
+        raise DatasetError(f"give '{arguments.corpus}' or --input, not both")
+    if arguments.input:
+        return _run_job(_own_job(arguments), arguments.restart)
+    if arguments.corpus:
+        return _run_job(_oscar_job(arguments), arguments.restart)
+    for flag in ("output_prefix", "tokenizer", "json_keys", "vocab_file", "tokenizer_model"):
+        if getattr(arguments, flag) is not None:
+            raise DatasetError(f"--{flag.replace('_', '-')}: only with --input or '{OSCAR}'")
+    started_s = time.monotonic()
+    corpus = Corpus(cache_folder(arguments.cache_dir))
+    facts, is_new = corpus.prepare(_tell)
+    origin = "built" if is_new else "from the cache"
+    _tell(
+        f"{facts.documents:,} documents, {facts.tokens:,} tokens, {facts.text_bytes:,} bytes of "
+        f"text, vocabulary {facts.vocab_size:,}: {origin} in {time.monotonic() - started_s:.1f} s"
+    )
+    _say(str(corpus.prefix))
+    return 0
+
+
+def _own_job(arguments: argparse.Namespace) -> Job:
+    from dataset import readers, tokenizer as tokenizers
+    from dataset.prepare import Job
+
+    if arguments.output_prefix is None:
+        raise DatasetError("--output-prefix P: give it; P_text_document.bin and .idx come out")
+    tokenizer = tokenizers.Choice(
+        tokenizers.MEGATRON_NAMES.get(arguments.tokenizer, arguments.tokenizer or ""),
+        arguments.vocab_file,
+        arguments.merge_file,
+        arguments.tokenizer_model,
+        arguments.vocab_size,
+        arguments.train_mb or tokenizers.DEFAULT_TRAIN_BYTES,
+    )
+    tokenizer.require_files()
+    keys = tuple(arguments.json_keys or ["text"])
+    for key in keys:
+        if keys.count(key) > 1:
+            raise DatasetError(f"--json-keys {' '.join(keys)}: '{key}' is there twice")
+        if not key or "/" in key or "\0" in key:
+            raise DatasetError(f"--json-keys {key!r}: not fit to be part of a file's name")
+    if arguments.megatron_deepspeed_compat and not arguments.append_eod:
+        raise DatasetError("--megatron-deepspeed-compat: means nothing without --append-eod")
+    files = readers.find(arguments.input, arguments.input_format)
+    return Job(
+        readers.Reading(files, keys, arguments.sample_by, arguments.part_mb),
+        arguments.output_prefix,
+        tokenizer,
+        arguments.append_eod,
+        arguments.megatron_deepspeed_compat,
+        arguments.bad_lines,
+        _workers(arguments),
+    )
+
+
+def _workers(arguments: argparse.Namespace) -> int:
+    import os
+
+    given: int | None = arguments.workers
+    return given or len(os.sched_getaffinity(0))
+
+
+def _oscar_job(arguments: argparse.Namespace) -> Job:
+    from dataset import fetch
+
+    folder = cache_folder(arguments.cache_dir) / OSCAR
+    data = (arguments.data_dir or folder).absolute()
+    there = fetch.oscar_text(data)
+    has_own = arguments.tokenizer is not None
+    wanted = [] if has_own else [fetch.GPT2_VOCABULARY, fetch.GPT2_MERGES]
+    if there is None:
+        wanted.append(fetch.OSCAR)
+    endpoint = fetch.hub_endpoint(arguments.base_url)
+    paths = fetch.fetch(wanted, data, endpoint, arguments.data_dir, _tell)
+    arguments.input = [str(there or paths[-1])]
+    if not has_own:
+        arguments.tokenizer = "gpt2-bpe"
+        arguments.vocab_file, arguments.merge_file = paths[:2]
+    arguments.append_eod = True
+    arguments.output_prefix = arguments.output_prefix or folder / OSCAR
+    return _own_job(arguments)
+
+
+def _run_job(job: Job, restart: bool) -> int:
+    from dataset.prepare import run
+
+    if not job.append_eod:
+        _tell("documents will not be closed: --append-eod was not given")
+    done = run(job, _tell, restart)
+    for facts in done.manifests:
+        _tell(
+            f"{facts.prefix}: {facts.documents:,} documents, {facts.tokens:,} tokens of "
+            f"{facts.text_bytes / 1e6:,.1f} MB of text"
+            + ("" if done.is_new else ", finished before")
+        )
+    if empty := sum(one.empty for one in done.facts):
+        _tell(f"{empty:,} records without text were left out")
+    if num_bad := sum(one.num_bad for one in done.facts):
+        _tell(f"{num_bad:,} bad lines were left out; they are listed in {job.bad_lines_path}")
+        for bad in [bad for facts in done.facts for bad in facts.bad][:SHOWN_BAD_LINES]:
+            _tell(f"  {job.reading.words(bad)}")
+    if done.new_facts:
+        _tell(_time_line(job, done))
+    for key in job.reading.keys:
+        _say(str(job.prefix(key)))
+    return 0
+
+
+def _time_line(job: Job, done: Finished) -> str:
+    """Return rates, and where the workers' time went; the rest of it they waited."""
+    text_mb = sum(sum(one.text_bytes) for one in done.new_facts) / 1e6
+    worked_s = job.workers * done.seconds
+    shares = ", ".join(
+        f"{name} {100 * sum(one.seconds[name] for one in done.new_facts) / worked_s:.0f}%"
+        for name in ("parse", "encode", "write")
+    )
+    return (
+        f"{text_mb:,.1f} MB in {done.seconds:.1f} s, {text_mb / done.seconds:.1f} MB/s with "
+        f"{job.workers} workers; their time: {shares}, waiting the rest"
+    )
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from dataset.pairs import inspect_pair
+
+    found = inspect_pair(arguments.prefix, arguments.document, _tokenizer(arguments))
+    index, known = found.index, found.manifest
+    _say(f"prefix      {arguments.prefix}")
+    _say(f"documents   {index.num_documents:,}")
+    _say(
+        f"tokens      {len(index.ids):,} of {index.ids.itemsize} bytes, "
+        f"longest sequence {int(index.lengths.max(initial=0)):,}"
+    )
+    if known:
+        _say(f"vocabulary  {known.vocab_size:,}, end of document {known.eod}")
+        if known.is_shifted:
+            _say("lengths     without end-of-document, as --megatron-deepspeed-compat asked for")
+    else:
+        _say("manifest    none for this prefix: checksums, ids and text were not checked")
+    if found.sample is not None:
+        sample = printable(found.sample, kept="\n\t")
+        _say(f"document {arguments.document} begins:\n{sample}")
+    for problem in found.problems:
+        _say(f"DAMAGED     {problem}")
+    if found.problems:
+        return FOUND_DAMAGE
+    _say("checks      all passed")
+    return 0
+
+
+def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | None:
+    from dataset.tokenizer import ByteLevelBpe, load
+
+    if arguments.tokenizer_model:
+        return load(arguments.tokenizer_model)
+    if not arguments.vocab_file and not arguments.merge_file:
+        return None
+    if not (arguments.vocab_file and arguments.merge_file):
+        raise DatasetError("--vocab-file and --merge-file: give both")
+    return ByteLevelBpe.from_gpt2_files(arguments.vocab_file, arguments.merge_file)
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    from dataset.pairs import merge
+
+    if len(arguments.prefixes) < 2:
+        raise DatasetError("give two prefixes or more")
+    counts = merge(arguments.prefixes, arguments.output_prefix)
+    _tell(f"{counts.documents:,} documents, {counts.tokens:,} tokens")
+    _say(str(arguments.output_prefix))
+    return 0
+
+
+def _find(arguments: argparse.Namespace) -> int:
+    found = prepared(arguments.name, arguments.cache_dir)
+    if found is None:
+        return NOT_PREPARED
+    _say(str(found))
+    return 0
+
+
+def _shuffle(arguments: argparse.Namespace) -> int:
+    from dataset.shuffling import shuffle
+
+    output = arguments.output.absolute()
+    _tell(f"{shuffle(_files(arguments), output, arguments.seed, arguments.memory_mb):,} lines")
+    _say(str(output))
+    return 0
+
+
+def _files(arguments: argparse.Namespace) -> tuple[InputFile, ...]:
+    from dataset.readers import find
+
+    return find(arguments.input)
+
+
+def _web() -> Any:  # noqa: ANN401
+    try:
+        from dataset import web
+    except ImportError as error:
+        raise DatasetError(
+            f"needs packages that are not here ({error}): pip install {WEB_PACKAGES}"
+        ) from error
+    return web
+
+
+def _urls(arguments: argparse.Namespace) -> int:
+    web = _web()
+    return _told(
+        arguments,
+        web.sift(
+            _files(arguments),
+            arguments.json_key,
+            arguments.output.absolute(),
+            arguments.blacklist or web.BLACKLIST,
+        ),
+    )
+
+
+def _download(arguments: argparse.Namespace) -> int:
+    agent = arguments.user_agent.strip()
+    if not agent.isascii() or not agent.isprintable() or not agent.partition("/")[0]:
+        raise DatasetError(
+            f"--user-agent {arguments.user_agent!r}: give a name such as "
+            "'name/1.0 (+mailto:you@example.org)'"
+        )
+    web = _web()
+    asking = web.Download(agent, arguments.host_delay, arguments.at_once)
+    output, workers = arguments.output.absolute(), _workers(arguments)
+    counts = web.download(_files(arguments), arguments.json_key, output, workers, asking)
+    return _told(arguments, counts)
+
+
+def _clean(arguments: argparse.Namespace) -> int:
+    web = _web()
+    cleaning = web.Cleaning(
+        arguments.language, arguments.min_words, arguments.min_chars, arguments.near_duplicates
+    )
+    output, workers = arguments.output.absolute(), _workers(arguments)
+    counts = web.clean(_files(arguments), arguments.json_key, output, workers, cleaning)
+    return _told(arguments, counts)
+
+
+def _decontaminate(arguments: argparse.Namespace) -> int:
+    from dataset.readers import Reading, find
+
+    files = find(arguments.evaluation, flag="--evaluation")
+    evaluation = Reading(files, tuple(arguments.evaluation_keys), "line")
+    output, workers = arguments.output.absolute(), _workers(arguments)
+    counts = _web().decontaminate(
+        _files(arguments), arguments.json_key, output, workers, evaluation
+    )
+    return _told(arguments, counts)
+
+
+def _told(arguments: argparse.Namespace, counts: Mapping[str, int]) -> int:
+    for name, number in sorted(counts.items()):
+        _tell(f"{name:28} {number:>12,}")
+    _say(f"{arguments.output.absolute()}/*.jsonl.gz")
+    return 0

@@ -1,1 +1,0 @@
-"""The commands behind ``python -m dataset``."""

@@ -1,1 +1,0 @@
-"""Web pages to texts: addresses sifted, pages fetched with manners."""

@@ -1,1 +1,0 @@
-"""The corpus that needs no download, and the cache its token files lie in."""

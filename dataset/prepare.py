@@ -1,0 +1,526 @@
+"""`prepare --input`: many files to one pair, however often it is stopped.
+
+Worker processes turn blocks of text into parts, files that are whole or not there; the parts are
+joined at the end. A run that was stopped goes on with the parts that are missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zipfile
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from functools import cache, partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataset import indexed, manifest
+from dataset.files import (
+    LOCK_NAME,
+    MEGABYTE,
+    DatasetError,
+    Progress,
+    content_key,
+    locked,
+    require_writable,
+    writing,
+)
+from dataset.indexed import bin_path, idx_path
+from dataset.manifest import Manifest
+from dataset.pool import ordered
+from dataset.readers import Bad, Block, Reading, blocks
+from dataset.tokenizer import DEFAULT_VOCAB_SIZE, Choice, Tokenizer, load, required_eod
+
+# Raise it when the same text must give other parts or other files.
+FORMAT_VERSION = 2
+PLAN_NAME = "plan.json"
+PART, UNFINISHED = ".part", ".unfinished"
+ARRAYS = ("lengths", "counts", "ids")
+"""Of a part, for each key: (sequences,) tokens, (documents,) sequences, (tokens,) ids."""
+MOST_BAD_LISTED = 1000
+# What the readers of zip files, arrays and JSON raise on damage: a flag may be flipped as well.
+DAMAGE = (zipfile.BadZipFile, RuntimeError, ValueError, KeyError, TypeError, OSError, EOFError)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Files in, pairs out."""
+
+    reading: Reading
+    output_prefix: Path  # absolute
+    tokenizer: Choice
+    append_eod: bool
+    shifted_lengths: bool = False
+    """Leave end-of-document out of the lengths, as Megatron-DeepSpeed's script does."""
+    bad_lines: Literal["skip", "fail"] = "skip"
+    workers: int = 1
+
+    @property
+    def work_folder(self) -> Path:
+        """Return the folder in which parts wait to be joined."""
+        return self.output_prefix.with_name(f"{self.output_prefix.name}.parts")
+
+    @property
+    def bad_lines_path(self) -> Path:
+        """Return the file that lists records that cannot be used."""
+        return self.output_prefix.with_name(f"{self.output_prefix.name}.bad-lines.txt")
+
+    def prefix(self, key: str) -> Path:
+        """Return where the pair of a key goes, named as by Megatron."""
+        return self.output_prefix.with_name(f"{self.output_prefix.name}_{key}_document")
+
+    def settings(self) -> dict[str, Any]:
+        """Return all that decides the bytes but the text, as plain JSON."""
+        return {
+            "json_keys": list(self.reading.keys),
+            "sample_by": self.reading.sample_by,
+            "tokenizer": self.tokenizer.identity(),
+            "append_eod": self.append_eod,
+            "megatron_deepspeed_compat": self.shifted_lengths,
+        }
+
+    def plan(self) -> dict[str, Any]:
+        """Return what parts made by an earlier run must agree on to be of use to this one."""
+        files = self.reading.files
+        return {
+            "format": FORMAT_VERSION,
+            "input": [[str(f.path), f.kind, f.size_bytes, f.modified_ns] for f in files],
+            "part_bytes": self.reading.block_bytes,
+            **self.settings(),
+        }
+
+    def key(self) -> str:
+        """Return the digest of the plan, part sizes left out: they do not show in the files."""
+        return content_key({**self.plan(), "part_bytes": None})
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a part."""
+
+    number: int
+    consumed_bytes: int
+    """Of the input files on disk, up to the end of this part."""
+    text_bytes: list[int]
+    """Of the documents in UTF-8, by key."""
+    tokens: int
+    """Of all keys."""
+    empty: int
+    """Records without text, left out."""
+    num_bad: int
+    """Records that cannot be used."""
+    bad: list[Bad]
+    """The first of them."""
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a job came to."""
+
+    manifests: list[Manifest]
+    """One for each key."""
+    facts: list[Facts]
+    """Of all parts; none when an earlier call had finished."""
+    new_facts: list[Facts]
+    """Of the parts that this call made."""
+    seconds: float
+    """Spent on those."""
+    is_new: bool
+
+
+def run(job: Job, say: Say, restart: bool = False) -> Finished:
+    """Do a job, or what is left of it.
+
+    Args:
+        job: What is asked for.
+        say: Gets one line for each thing worth telling.
+        restart: Drop unfinished work of an earlier run.
+
+    Raises:
+        DatasetError: An input, an option or an output is in the way; parts stay where they are.
+    """
+    require_writable(job.output_prefix, "--output-prefix")
+    with locked(job.work_folder, drop_empty=True):
+        if before := _finished_before(job):
+            _clear(job.work_folder)
+            return Finished(before, [], [], 0.0, is_new=False)
+        done = _claim(job, restart, say)
+        path = job.tokenizer.make(job.work_folder, lambda: _texts_to_learn_from(job, say))
+        tokenizer = load(path)
+        asked = job.tokenizer.vocab_size or DEFAULT_VOCAB_SIZE
+        if job.tokenizer.learns and tokenizer.vocab_size < asked:
+            say(f"the text gave {tokenizer.vocab_size:,} entries, of {asked:,} asked for")
+        eod = -1 if tokenizer.eod is None else tokenizer.eod
+        manifest.require_one_vocabulary(job.output_prefix.parent, tokenizer.vocab_size, eod)
+        if job.append_eod:
+            required_eod(tokenizer)
+        task = Task(job.work_folder, path, job.reading.keys, job.append_eod, job.shifted_lengths)
+        begun_s = time.perf_counter()
+        made = _make_parts(job, task, done)
+        seconds = time.perf_counter() - begun_s
+        facts = [one for _, one in sorted((done | made).items())]
+        _require_text(job, facts)
+        _require_unchanged(job)
+        say(f"joining {len(facts):,} parts")
+        manifests = _join(job, facts, tokenizer)
+        _list_bad_lines(job, facts)
+        _clear(job.work_folder)
+    return Finished(manifests, facts, list(made.values()), seconds, is_new=True)
+
+
+def _finished_before(job: Job) -> list[Manifest]:
+    found = []
+    for prefix in map(job.prefix, job.reading.keys):
+        paths = manifest.path_of(prefix), bin_path(prefix), idx_path(prefix)
+        if not all(path.exists() for path in paths):
+            return []
+        found.append(manifest.read(paths[0]))
+    if any(one.key != job.key() for one in found):
+        return []
+    for one in found:
+        if damage := one.damage(job.output_prefix.parent):
+            raise DatasetError(
+                f"{job.output_prefix.with_name(one.prefix)} was finished before, but is damaged: "
+                f"{damage}; move the files of the pair away and run the same command again"
+            )
+    return found
+
+
+def _claim(job: Job, restart: bool, say: Say) -> dict[int, Facts]:
+    """Return the parts that an earlier run of the same job finished; else begin anew.
+
+    Work of other options is dropped when no part of it was finished: nothing is lost.
+
+    Raises:
+        DatasetError: The folder holds the work of a job with other settings or something that no
+            job put there, or files that are none of its work have the names of the output.
+    """
+    folder, plan_path = job.work_folder, job.work_folder / PLAN_NAME
+    is_ours = plan_path.exists()
+    if is_ours and not restart:
+        changes = _changes(job, plan_path.read_text(encoding="utf-8", errors="replace"))
+        if not changes:
+            if done := finished_parts(folder):
+                say(f"going on: {len(done):,} parts in {folder} are done")
+            return done
+        if any(folder.glob(f"*{PART}")):
+            raise DatasetError(
+                f"{folder} holds unfinished work begun with other options "
+                f"({changes[0]}): give those again to go on, or --restart to drop it"
+            )
+        is_ours = False
+    if not is_ours:  # a run that was stopped while it joined leaves its plan
+        _require_free(job)
+    _clear(folder)
+    unfinished = plan_path.with_suffix(UNFINISHED)
+    with writing(plan_path):
+        unfinished.write_text(json.dumps(job.plan(), indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(plan_path)
+    return {}
+
+
+def _changes(job: Job, earlier: str) -> list[str]:
+    try:
+        before = json.loads(earlier)
+        pairs = [(name, before.get(name), value) for name, value in job.plan().items()]
+    except (ValueError, AttributeError):
+        return ["its plan cannot be read"]
+    names = {"input": "the input files then"}
+    return [names.get(name, f"{name} = {old!r} then") for name, old, new in pairs if old != new]
+
+
+def _require_free(job: Job) -> None:
+    for key in job.reading.keys:
+        for path_of in (bin_path, idx_path, manifest.path_of):
+            if (path := path_of(job.prefix(key))).exists():
+                raise DatasetError(
+                    f"{path} is there already, of other text or options: "
+                    "give another --output-prefix, or move it away"
+                )
+
+
+def _clear(folder: Path) -> None:
+    """Empty a work folder of all but the lock; the plan last, so that it stays ours till then."""
+    ours = (PLAN_NAME, LOCK_NAME, "tokenizer.json", "tokenizer.model")
+    endings = (PART, UNFINISHED, ".bin", ".idx")
+    for path in folder.iterdir():
+        if not (path.name in ours or path.suffix in endings or path.name.startswith("unfinished-")):
+            raise DatasetError(f"{folder} is for unfinished work; what is {path.name} in it?")
+    for path in folder.iterdir():
+        if path.name not in (LOCK_NAME, PLAN_NAME):
+            path.unlink()
+    (folder / PLAN_NAME).unlink(missing_ok=True)
+
+
+def _texts_to_learn_from(job: Job, say: Say) -> Iterator[str]:
+    say(f"learning the vocabulary from at most {job.tokenizer.train_bytes / MEGABYTE:,.0f} MB")
+    left = job.tokenizer.train_bytes
+    with closing(blocks(job.reading)) as all_blocks:
+        for block in all_blocks:
+            for record in block.records(job.reading.keys, []):
+                for text in (text for texts in record.texts.values() for text in texts):
+                    yield text
+                    left -= len(text)
+            if left <= 0:
+                return
+
+
+def _make_parts(job: Job, task: Task, done: dict[int, Facts]) -> dict[int, Facts]:
+    progress = Progress("encoding", job.reading.total_bytes)
+    made: dict[int, Facts] = {}
+    num_tokens, begun_s = 0, time.monotonic()
+
+    def missing() -> Generator[Block, None, None]:
+        for block in blocks(job.reading):
+            if block.number not in done:
+                yield block
+            else:
+                progress.reach(block.consumed_bytes, "done before")
+
+    _require_no_bad(job, done.values())
+    with closing(ordered(task.encode, missing(), job.workers)) as results:
+        for facts in results:
+            made[facts.number] = facts
+            _require_no_bad(job, [facts])
+            num_tokens += facts.tokens
+            rate = num_tokens / (time.monotonic() - begun_s)
+            progress.reach(facts.consumed_bytes, f"{rate / 1e6:.2f} M tokens/s")
+    progress.close()
+    return made
+
+
+def _require_no_bad(job: Job, some: Iterable[Facts]) -> None:
+    if job.bad_lines == "fail":
+        for bad in (bad for facts in some for bad in facts.bad):
+            raise DatasetError(f"{job.reading.words(bad)}; --bad-lines skip leaves such lines out")
+
+
+def _require_text(job: Job, facts: list[Facts]) -> None:
+    """Check that every key has text; parts without any are of no use and cleared."""
+    for number, key in enumerate(job.reading.keys):
+        if not any(one.text_bytes[number] for one in facts):
+            bad = next((bad for one in facts for bad in one.bad), None)
+            _clear(job.work_folder)
+            first = f" ({job.reading.words(bad)})" if bad else ""
+            raise DatasetError(f"the input holds no text under '{key}'{first}")
+
+
+def _require_unchanged(job: Job) -> None:
+    """Check that the input is still what the plan says: parts of two versions belong to none."""
+    for file in job.reading.files:
+        try:
+            now = file.path.stat()
+        except OSError:
+            now = None
+        if now is None or (now.st_size, now.st_mtime_ns) != (file.size_bytes, file.modified_ns):
+            raise DatasetError(
+                f"{file.path} changed while it was read: run the same command with --restart when "
+                "nothing writes it any more"
+            )
+
+
+def _list_bad_lines(job: Job, facts: list[Facts]) -> None:
+    if not any(one.num_bad for one in facts):
+        return
+    path = job.bad_lines_path
+    with writing(path), path.open("w", encoding="utf-8") as file:
+        for one in facts:
+            file.writelines(f"{job.reading.words(bad)}\n" for bad in one.bad)
+            if one.num_bad > len(one.bad):
+                file.write(f"and {one.num_bad - len(one.bad)} more before the next line\n")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all blocks of a job have in common; worker processes get it."""
+
+    folder: Path
+    tokenizer: Path
+    keys: tuple[str, ...]
+    append_eod: bool
+    shifted_lengths: bool
+
+    def encode(self, block: Block) -> Facts:
+        """Write the part of a block."""
+        tokenizer = _opened(self.tokenizer)
+        eod = np.array([required_eod(tokenizer)] if self.append_eod else [], np.uint32)
+        collected = [_Documents() for _ in self.keys]
+        begun_s = time.perf_counter()
+        encode_s, empty = 0.0, 0
+        bad: list[Bad] = []
+        for record in block.records(self.keys, bad):
+            start_s = time.perf_counter()
+            has_text = False
+            for key, documents in zip(self.keys, collected, strict=True):
+                texts = record.texts.get(key, [])
+                has_text |= documents.add(texts, tokenizer, eod, self.shifted_lengths)
+            empty += not has_text
+            encode_s += time.perf_counter() - start_s
+        write_s = time.perf_counter()
+        keys = [one.arrays(indexed.id_type(tokenizer.vocab_size)) for one in collected]
+        facts = Facts(
+            number=block.number,
+            consumed_bytes=block.consumed_bytes,
+            text_bytes=[one.text_bytes for one in collected],
+            tokens=sum(len(ids) for _, _, ids in keys),
+            empty=empty,
+            num_bad=len(bad),
+            bad=bad[:MOST_BAD_LISTED],
+            seconds={"parse": write_s - begun_s - encode_s, "encode": encode_s},
+        )
+        write_part(self.folder, facts, keys)
+        facts.seconds["write"] = time.perf_counter() - write_s
+        return facts
+
+
+@cache
+def _opened(path: Path) -> Tokenizer:
+    return load(path)
+
+
+@dataclass
+class _Documents:
+    """Documents of one key while a block is worked on."""
+
+    lengths: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    ids: list[NDArray[Any]] = field(default_factory=list)
+    text_bytes: int = 0
+
+    def add(
+        self, texts: list[str], tokenizer: Tokenizer, eod: NDArray[Any], shifted_lengths: bool
+    ) -> bool:
+        """Add the document that some texts are; return whether it has a token."""
+        count = 0
+        for text in texts:
+            ids = tokenizer.encode(text)
+            if len(ids):
+                self.ids.append(ids)
+                self.lengths.append(len(ids))
+                count += 1
+                self.text_bytes += len(text) if text.isascii() else len(text.encode())
+        if count:
+            self.ids.append(eod)
+            if not shifted_lengths:
+                # End-of-document belongs to the last sequence, else document k would be read from
+                # k tokens too early.
+                self.lengths[-1] += len(eod)
+        if count or shifted_lengths:
+            self.counts.append(count)
+        return count > 0
+
+    def arrays(self, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        ids = np.concatenate(self.ids) if self.ids else np.empty(0)
+        return np.array(self.lengths, np.int32), np.array(self.counts, np.int32), ids.astype(dtype)
+
+
+def write_part(folder: Path, facts: Facts, keys: Sequence[Sequence[NDArray[Any]]]) -> None:
+    """Write a part, a file of NumPy's with checksums; killed, it leaves a whole one or none.
+
+    Args:
+        folder: The work folder.
+        facts: What is known of it.
+        keys: For each key its `ARRAYS`.
+    """
+    record = np.frombuffer(json.dumps(asdict(facts)).encode(), np.uint8)
+    arrays: dict[str, Any] = {
+        f"{name}-{key}": array
+        for key, some in enumerate(keys)
+        for name, array in zip(ARRAYS, some, strict=True)
+    }
+    path = part_path(folder, facts.number)
+    unfinished = path.with_suffix(UNFINISHED)
+    with writing(path), unfinished.open("wb") as file:
+        np.savez(file, record=record, **arrays)
+    unfinished.replace(path)
+
+
+def part_path(folder: Path, number: int) -> Path:
+    """Return where a part lies."""
+    return folder / f"{number:08}{PART}"
+
+
+def finished_parts(folder: Path) -> dict[int, Facts]:
+    """Return the whole parts of a work folder; what is damaged is as good as not there."""
+    found = {}
+    for path in sorted(folder.glob(f"*{PART}")):
+        try:
+            with zipfile.ZipFile(path) as file:
+                is_whole = file.testzip() is None
+                num_arrays = len(file.namelist())
+            with np.load(path) as arrays:
+                values = json.loads(arrays["record"].tobytes())
+            facts = Facts(**values | {"bad": [tuple(one) for one in values["bad"]]})
+        except DAMAGE:
+            continue
+        # Damage to the directory can hide an array, which no checksum tells.
+        is_whole = is_whole and num_arrays == 1 + len(ARRAYS) * len(facts.text_bytes)
+        if is_whole and path == part_path(folder, facts.number):
+            found[facts.number] = facts
+    return found
+
+
+def _read_part(path: Path, name: str, key: int) -> NDArray[Any]:
+    with np.load(path) as arrays:
+        found: NDArray[Any] = arrays[f"{name}-{key}"]
+    return found
+
+
+def _join(job: Job, facts: Sequence[Facts], tokenizer: Tokenizer) -> list[Manifest]:
+    """Make the pair of every key; killed at any moment, the same call makes the same files.
+
+    The manifest comes last: a pair with a manifest is finished.
+    """
+    made = [_pair(job, number, facts, tokenizer) for number in range(len(job.reading.keys))]
+    for one in made:
+        one.publish(job.output_prefix.with_name(one.prefix))
+    return made
+
+
+def _pair(job: Job, number: int, facts: Sequence[Facts], tokenizer: Tokenizer) -> Manifest:
+    paths = [part_path(job.work_folder, one.number) for one in facts]
+    dtype = indexed.id_type(tokenizer.vocab_size)
+    draft = job.work_folder / f"unfinished-{number}"
+    lengths, per_document = (
+        partial(map, partial(_read_part, name=name, key=number), paths)
+        for name in ("lengths", "counts")
+    )
+    counts = indexed.write_index(idx_path(draft), dtype, lengths, per_document)
+    with writing(bin_path(draft)), bin_path(draft).open("wb") as file:
+        num_bytes = sum(file.write(_read_part(path, "ids", number).data) for path in paths)
+    prefix, name = job.prefix(job.reading.keys[number]), job.tokenizer.file_name
+    files = [bin_path(prefix), idx_path(prefix), prefix.with_name(f"{prefix.name}.{name}")]
+    copy = job.work_folder / f"unfinished-{name}"
+    with writing(copy):
+        copy.write_bytes((job.work_folder / name).read_bytes())
+    for made, path in zip((bin_path(draft), idx_path(draft), copy), files, strict=True):
+        with made.open("rb") as file:
+            os.fsync(file.fileno())
+        made.replace(path)
+    return Manifest(
+        schema_version=manifest.SCHEMA_VERSION,
+        key=job.key(),
+        prefix=prefix.name,
+        documents=counts.documents,
+        tokens=num_bytes // dtype.itemsize,
+        text_bytes=sum(one.text_bytes[number] for one in facts),
+        vocab_size=tokenizer.vocab_size,
+        eod=-1 if tokenizer.eod is None else tokenizer.eod,
+        tokenizer=files[-1].name,
+        settings={"source": "input", **job.settings()},
+        versions={
+            "format": str(FORMAT_VERSION),
+            **{name: version(name) for name in ("tokenizers", "sentencepiece")},
+        },
+        files={path.name: manifest.file_facts(path) for path in files},
+    )

@@ -1,1 +1,0 @@
-"""Files of the user's own text, cut into blocks that worker processes can take."""

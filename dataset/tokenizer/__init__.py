@@ -1,1 +1,0 @@
-"""Text to ids: byte-level BPE and SentencePiece, from local files alone."""

@@ -1,0 +1,215 @@
+import json
+import lzma
+import os
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from configs.files import ROOT
+from dataset import fetch
+from dataset.cli import WEB_PACKAGES, main
+from dataset.files import file_digest
+from dataset.indexed import bin_path
+from dataset.tokenizer import ByteLevelBpe
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "some text.jsonl"
+    path.write_text("".join(json.dumps({"text": f"the cat number {n}"}) + "\n" for n in range(9)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["prepare", "oscar-1gb", "--input", "x"], "give 'oscar-1gb' or --input, not both"),
+        (["prepare", "--tokenizer", "train-bpe"], "--tokenizer: only with --input"),
+        (["prepare", "--input", "{text}"], "--output-prefix P: give it"),
+        (["prepare", "--input", "{text}", "--output-prefix", "p"], "--tokenizer NAME: give one"),
+        (["PREP", "--tokenizer", "bert"], "--tokenizer bert: not one of gpt2-bpe"),
+        (["PREP", "--tokenizer", "GPT2BPETokenizer"], "gpt2-bpe: give --vocab-file FILE"),
+        (["PREP", "--tokenizer", "sentencepiece"], "give --tokenizer-model FILE"),
+        (["PREP", "--tokenizer", "sentencepiece", "--tokenizer-model", "no"], "no: no such file"),
+        (["PREP", "--tokenizer", "train-bpe", "--vocab-size", "9"], "vocab_size = 9: at least 257"),
+        (["PREP", "--tokenizer", "train-bpe", "--json-keys", "a", "a"], "'a' is there twice"),
+        (["PREP", "--tokenizer", "train-bpe", "--json-keys", "../x"], "not fit to be part"),
+        (["PREP", "--tokenizer", "train-bpe", "--megatron-deepspeed-compat"], "means nothing"),
+        (["merge", "a", "--output-prefix", "b"], "give two prefixes or more"),
+        (["inspect", "no/such"], "give the prefix that"),
+        (["inspect", "x", "--vocab-file", "v"], "--vocab-file and --merge-file: give both"),
+        (["prepare", "oscar-1gb", "--base-url", "notaurl"], "--base-url notaurl: give a URL such"),
+        (
+            ["PREP", "--tokenizer", "sentencepiece", "--tokenizer-model", "{text}"],
+            "some text.jsonl is not a SentencePiece model",
+        ),
+        (
+            [
+                "prepare",
+                "--input",
+                "{text}",
+                "--tokenizer",
+                "train-bpe",
+                "--output-prefix",
+                "/proc/a",
+            ],
+            "--output-prefix /proc/a: cannot be written: ",
+        ),
+        (
+            ["shuffle", "--input", "{text}", "--output", "{text}", "--seed", "1"],
+            "is there already",
+        ),
+        (
+            ["download", "--input", "{text}", "--output", "o", "--user-agent", "/"],
+            "--user-agent '/': give a name such as",
+        ),
+        (
+            ["decontaminate", "--input", "{text}", "--output", "o", "--evaluation", "no.jsonl"],
+            "--evaluation no.jsonl: no such file",
+        ),
+    ],
+)
+def test_wrong_use_gets_a_line_and_exit_code_2(
+    text, tmp_path, monkeypatch, capsys, arguments, message
+):
+    monkeypatch.chdir(tmp_path)
+    if arguments[0] == "PREP":
+        arguments = ["prepare", "--input", "{text}", "--output-prefix", "p", *arguments[1:]]
+    assert main([argument.format(text=text) for argument in arguments]) == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert out == ""
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "p.parts") == [
+        "some text.jsonl"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required: command"),
+        (["inspect"], "required: PREFIX"),
+        (["prepare", "--workers", "0"], "must be at least 1"),
+        (["prepare", "--workers", "99999"], "must be at least 1 and at most 1024"),
+        (["prepare", "--vocab-size", "9999999999"], "must be at least 1 and at most 4194304"),
+        (["prepare", "--part-mb", "-1"], "from above 0 to below 1048576"),
+        (["prepare", "--part-mb", "nan"], "nan: give a number of MiB"),
+        (["prepare", "--train-mb", "much"], "much: give a number of MiB"),
+        (["prepare", "--inpt", "x.jsonl"], "--inpt; did you mean --input?"),
+        (["merge", "--outptu", "x"], "--outptu; did you mean --output-prefix?"),
+        (["prepare", "--output-prefix", ""], "'': end it with a name for the files"),
+        (["prepare", "--output-prefix", "/"], "'/': end it with a name for the files"),
+        (["prepare", "--output-prefix", "out/"], "'out/': end it with .* such as out/mine"),
+        (["inspect", "/"], "'/': give a pair's path without .bin and .idx"),
+        (["inspect", ""], "'': give a pair's path without .bin and .idx"),
+        (["merge", "a", "b", "--output-prefix", "out/.."], "'out/..': end it with a name"),
+        (["prepare", "imagenet"], "invalid choice: 'imagenet'"),
+        (["prepare", "--out=x"], "--out=x; did you mean --output-prefix?"),
+        (["prepare", "--zzz"], "unrecognized arguments: --zzz\n"),
+        (["clean", "--near-duplicates", "1"], "1: must be at least 0.01 and at most 0.99"),
+        (["shuffle", "--seed", "-1"], "-1: must be at least 0"),
+        (["shuffle", "--input", "x", "--output", "y"], "required: --seed"),
+        (["download", "--input", "x", "--output", "y"], "required: --user-agent"),
+        (["download", "--host-delay", "-1"], "-1: must be at least 0 and at most 86400"),
+    ],
+)
+def test_wrong_flags_are_argparses_to_name(capsys, arguments, message):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    err = capsys.readouterr().err
+    assert message in err or re.search(message, err)
+
+
+def test_prepare_inspect_and_merge_by_hand(text, tmp_path, capsys):
+    """As a user does it, with a folder that has a blank in its name."""
+    folder = tmp_path / "my data"
+    given = ["prepare", "--input", str(text), "--tokenizer", "train-bpe", "--vocab-size", "280",
+             "--append-eod", "--workers", "1"]  # fmt: skip
+    assert main([*given, "--output-prefix", str(folder / "a")]) == 0
+    out, err = capsys.readouterr()
+    prefix = folder / "a_text_document"
+    assert out == f"{prefix}\n"
+    assert "a_text_document: 9 documents, " in err
+    assert "their time: parse " in err
+    assert main(["inspect", f"{prefix}.bin", "--document", "3"]) == 0
+    out, _ = capsys.readouterr()
+    assert "document 3 begins:\nthe cat number 3<|endoftext|>\n" in out
+    assert out.endswith("checks      all passed\n")
+    assert main(["merge", str(prefix), str(prefix), "--output-prefix", f"{folder}/b.bin"]) == 0
+    assert capsys.readouterr().out == f"{folder / 'b'}\n"
+    assert main(["inspect", str(folder / "b")]) == 0
+    raw = (folder / "b.bin").read_bytes()
+    (folder / "b.bin").write_bytes(raw[:-2])
+    assert main(["inspect", str(folder / "b")]) == 1
+    assert "DAMAGED" in capsys.readouterr().out
+
+
+def test_names_of_any_bytes_are_read_and_told_without_steering_the_terminal(tmp_path, capsys):
+    path = tmp_path / os.fsdecode(b"a\n\x1b[31m\xff.jsonl")
+    text = {"text": "the cat \x1b[2J sat"}
+    path.write_text(f"broken\n{json.dumps(text)}\n")
+    given = ["prepare", "--tokenizer", "train-bpe", "--vocab-size", "270", "--workers", "1"]
+    prefix = tmp_path / "o" / "x_text_document"
+    assert main([*given, "--output-prefix", str(tmp_path / "o/x"), "--input", str(path)]) == 0
+    assert capsys.readouterr().out == f"{prefix}\n"
+    (line,) = (tmp_path / "o" / "x.bad-lines.txt").read_text().splitlines()
+    assert line.startswith(f"{tmp_path}/a??[31m?.jsonl:1: not JSON: ")
+    assert main([*given, "--output-prefix", "y", "--input", f"{path}.none"]) == 2
+    assert "\x1b" not in capsys.readouterr().err
+    assert main(["inspect", str(prefix)]) == 0
+    assert "the cat ?[2J sat" in capsys.readouterr().out
+
+
+def test_oscar_is_made_of_files_put_there_by_hand_or_fetched(tmp_path, monkeypatch, capsys, hub):
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    learnt = ByteLevelBpe.learn(["the cat sat"] * 3, 270)
+    model = json.loads(learnt._json)["model"]
+    data = tmp_path / "by hand"
+    data.mkdir()
+    (data / "gpt2-vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = "".join(f"{a} {b}\n" for a, b in model["merges"])
+    (data / "gpt2-merges.txt").write_text("#version: 0.2\n" + merges)
+    given = ["prepare", "oscar-1gb", "--data-dir", str(data), "--cache-dir", str(tmp_path / "c"),
+             "--base-url", "http://127.0.0.1:1", "--workers", "1"]  # fmt: skip
+    assert main(given) == 2
+    assert "wrong SHA-256" in capsys.readouterr().err  # it is not GPT-2's
+    for name in ("GPT2_VOCABULARY", "GPT2_MERGES"):
+        entry = replace(getattr(fetch, name), sha256=None)
+        monkeypatch.setattr(fetch, name, entry)
+    assert main(given) == 2
+    err = capsys.readouterr().err
+    assert f"put these files into {data}" in err
+    assert "oscar-1GB.jsonl.xz  from http://127.0.0.1:1/bigscience/misc-test-data/" in err
+    lines = '{"id": 0, "text": "the cat"}\n{"id": 1, "text": "sat"}\n'
+    (data / "oscar-1GB.jsonl.xz").write_bytes(lzma.compress(lines.encode()))
+    assert main(given) == 0
+    out, err = capsys.readouterr()
+    prefix = tmp_path / "c" / "oscar-1gb" / "oscar-1gb_text_document"
+    assert out == f"{prefix}\n"
+    assert "2 documents" in err
+    assert main(["inspect", str(prefix)]) == 0
+    assert "the cat<|endoftext|>" in capsys.readouterr().out
+    for entry in (fetch.OSCAR, fetch.GPT2_VOCABULARY, fetch.GPT2_MERGES):
+        hub.files[f"{entry.repository}/resolve/main/{entry.path}"] = (
+            data / entry.name
+        ).read_bytes()
+    again = tmp_path / "again"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert main(["prepare", "oscar-1gb", "--cache-dir", str(again), "--base-url", hub.url]) == 0
+    other = Path(capsys.readouterr().out.strip())
+    assert other == again / "oscar-1gb" / "oscar-1gb_text_document"
+    assert file_digest(bin_path(other)) == file_digest(bin_path(prefix))
+
+
+def test_without_the_packages_of_the_recipe_a_line_says_which(text, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "datatrove", None)
+    monkeypatch.delitem(sys.modules, "dataset.web", raising=False)
+    monkeypatch.delattr("dataset.web", raising=False)
+    assert main(["clean", "--input", str(text), "--output", "o"]) == 2
+    assert "needs packages that are not here" in capsys.readouterr().err
+    pins = (ROOT / "requirements" / "dev.txt").read_text().splitlines()
+    assert set(WEB_PACKAGES.split()) <= set(pins)

@@ -1,0 +1,266 @@
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from dataset import embedded, indexed, manifest
+from dataset.embedded import Corpus, cache_folder
+from dataset.files import DatasetError
+from dataset.tokenizer import load
+
+FILES = {
+    "pydoc_data/topics.py": "topics = {'with': 'The with statement', 'assert': 'The assert one'}",
+    "pydoc_data/__init__.py": '"""skipped"""',
+    "abc.py": '"""About abc."""\nraise RuntimeError("imported")\n',
+    "json/__init__.py": "x = 1\n",
+    "json/decoder.py": (
+        "class Decoder(Base, Other):\n"
+        '    """Decodes."""\n'
+        "    def decode(self, text, *, strict=True):\n"
+        '        """From\n\n           text."""\n'
+        "if True:\n"
+        "    async def late():\n"
+        '        """Comes late."""\n'
+    ),
+    "json/tests/test_it.py": '"""a test"""',
+    "test/support.py": '"""a test"""',
+    "idlelib/editor.py": '"""an editor"""',
+    "site-packages/foreign.py": '"""foreign"""',
+    "foreign.py": '"""foreign"""',
+}
+
+
+def corpus(stdlib):
+    return Corpus(stdlib / "cache", stdlib)
+
+
+@pytest.fixture
+def stdlib(tmp_path):
+    for name, text in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def test_topics_come_first_then_one_document_a_module_in_order(stdlib):
+    assert list(corpus(stdlib).documents()) == [
+        "The assert one",
+        "The with statement",
+        "module abc\n\nAbout abc.",
+        "class json.decoder.Decoder(Base, Other)\n\nDecodes.\n\n"
+        "def json.decoder.Decoder.decode(self, text, *, strict=True)\n\nFrom\n\ntext.\n\n"
+        "def json.decoder.late()\n\nComes late.",
+    ]
+
+
+def test_definitions_are_found_in_every_statement_that_can_hold_one(tmp_path):
+    holders = {
+        "a": "if x:\n pass\nelif y:\n {}",
+        "b": "try:\n pass\nexcept* Error:\n {}",
+        "c": "try:\n pass\nfinally:\n {}",
+        "d": "match x:\n case [1, *_] if y:\n  {}",
+        "e": "for x in y:\n pass\nelse:\n while z:\n  {}",
+        "f": "with x:\n def outer():\n  {}",
+    }
+    for name, text in FILES.items():
+        if name.startswith("pydoc_data"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+    code = "\n".join(text.format(f"def {name}(): 'doc {name}'") for name, text in holders.items())
+    (tmp_path / "abc.py").write_text(code + "\n")
+    *_, document = corpus(tmp_path).documents()
+    assert [line for line in document.split("\n") if line.startswith("doc")] == [
+        f"doc {name}" for name in holders
+    ]
+
+
+@pytest.mark.parametrize("name", ["pydoc_data/topics.py", "abc.py", "json/decoder.py"])
+def test_fingerprint_follows_every_file_that_is_read(stdlib, name):
+    before = corpus(stdlib).key
+    (stdlib / name).write_text((stdlib / name).read_text() + "\n# changed\n")
+    assert corpus(stdlib).key != before
+
+
+def test_fingerprint_follows_the_names_of_files(stdlib):
+    before = corpus(stdlib).key
+    (stdlib / "abc.py").rename(stdlib / "ast.py")
+    assert corpus(stdlib).key != before
+
+
+@pytest.mark.parametrize("name", ["foreign.py", "site-packages/foreign.py", "test/support.py"])
+def test_fingerprint_does_not_follow_the_packages_of_others(stdlib, name):
+    before = corpus(stdlib).key
+    (stdlib / name).write_text("")
+    assert corpus(stdlib).key == before
+
+
+def test_invalid_escapes_in_the_library_do_not_warn(stdlib):
+    (stdlib / "abc.py").write_text('"""A \\d digit."""\n')
+    assert "module abc\n\nA \\d digit." in corpus(stdlib).documents()
+
+
+def test_text_without_utf8_bytes_is_replaced(stdlib):
+    (stdlib / "abc.py").write_text('"""half \\ud800 pair"""\n')
+    assert "module abc\n\nhalf ? pair" in corpus(stdlib).documents()
+
+
+def test_a_library_without_topics_is_refused(stdlib):
+    (stdlib / "pydoc_data/topics.py").unlink()
+    with pytest.raises(DatasetError, match=r"no pydoc_data/topics\.py under .*another Python"):
+        corpus(stdlib)
+
+
+def test_topics_of_another_shape_are_refused(stdlib):
+    (stdlib / "pydoc_data/topics.py").write_text("# nothing\n")
+    with pytest.raises(DatasetError, match="holds no documentation topics"):
+        list(corpus(stdlib).documents())
+
+
+def test_a_library_without_sources_is_refused(tmp_path):
+    (tmp_path / "pydoc_data").mkdir()
+    (tmp_path / "pydoc_data/topics.py").write_text("topics = {}")
+    with pytest.raises(DatasetError, match=r"no source files.*installed as \.py"):
+        corpus(tmp_path)
+
+
+def test_a_broken_module_is_named(stdlib):
+    (stdlib / "abc.py").write_text("def (")
+    with pytest.raises(DatasetError, match=r"abc\.py cannot be parsed"):
+        list(corpus(stdlib).documents())
+
+
+def test_the_running_library_gives_a_few_megabytes(tmp_path):
+    source = Corpus(tmp_path)
+    documents = list(source.documents())
+    assert 2_000_000 < sum(len(text.encode()) for text in documents) < 8_000_000
+    assert all(documents)
+    assert not any(text.startswith(("module test.", "module idlelib")) for text in documents)
+
+
+def contents(source):
+    return {path.name: path.read_bytes() for path in source.prefix.parent.iterdir()}
+
+
+def test_every_text_comes_back_from_the_files_that_the_manifest_describes(source):
+    facts, is_new = source.prepare(lambda line: None)
+    index, texts = indexed.read(source.prefix), list(source.documents())
+    tokenizer = load(source.prefix.parent / facts.tokenizer)
+    decoded = [tokenizer.decode(index.document(n)[:-1].tolist()) for n in range(len(texts))]
+    assert (is_new, decoded) == (True, texts)
+    assert (facts.documents, facts.tokens, facts.vocab_size) == (len(texts), len(index.ids), 300)
+    assert (index.ids == facts.eod).sum() == len(texts)
+    assert facts.text_bytes == sum(len(text) for text in texts)
+
+
+def test_the_second_call_reads_no_text_and_writes_nothing(source, monkeypatch):
+    lines = []
+    made, _ = source.prepare(lines.append)
+    before = contents(source)
+    monkeypatch.setattr(Corpus, "documents", lambda self: 1 / 0)
+    assert source.prepare(lines.append) == (made, False)
+    assert (contents(source), len(lines)) == (before, 1)
+
+
+def test_two_builds_give_the_same_bytes(source, make_corpus):
+    other = make_corpus(cache="elsewhere")
+    for one in (source, other):
+        one.prepare(lambda line: None)
+    assert contents(source) == contents(other)
+
+
+@pytest.mark.parametrize("what", ["text", "vocabulary", "version", "FORMAT_VERSION"])
+def test_what_decides_the_bytes_is_part_of_the_place(source, make_corpus, monkeypatch, what):
+    if what == "text":
+        other = make_corpus(["another text"])
+    elif what == "vocabulary":
+        other = make_corpus(vocab_size=310)
+    else:
+        monkeypatch.setattr(embedded, what, (lambda name: "99") if what == "version" else 99)
+        other = make_corpus()
+    assert other.prefix != source.prefix
+
+
+def flip(path):
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "words"),
+    [
+        (".bin", flip, "checksum of .*bin"),
+        (".idx", Path.unlink, "idx is missing"),
+        ("manifest.json", Path.unlink, "manifest.json cannot be read"),
+        ("manifest.json", lambda path: path.write_text("{"), "cannot be read"),
+        ("manifest.json", lambda p: p.write_text(p.read_text().replace('"key": "', '"key": "0')),
+         "of other contents"),
+    ],
+)  # fmt: skip
+def test_a_damaged_folder_is_built_again_and_a_line_says_so(source, name, damage, words):
+    lines = []
+    source.prepare(lines.append)
+    before = contents(source)
+    folder = source.prefix.parent
+    damage(folder / (name if name == manifest.NAME else f"{source.prefix.name}{name}"))
+    assert source.prepare(lines.append)[1]
+    assert contents(source) == before
+    assert re.search(f"is damaged .*{words}.*building it again", lines[1])
+
+
+def test_a_build_that_fails_leaves_nothing(source, monkeypatch):
+    monkeypatch.setattr(indexed, "write", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        source.prepare(lambda line: None)
+    assert list(source.prefix.parents[1].iterdir()) == []
+
+
+def test_of_two_that_build_the_same_the_second_takes_the_firsts(source, make_corpus, monkeypatch):
+    real, folder = Corpus._fill, source.prefix.parent
+
+    def fill(self, work, say):
+        made = real(self, work, say)
+        if not folder.exists():  # the other process, faster than this one
+            shutil.copytree(work, folder)
+            made.write(folder / manifest.NAME)
+            os.utime(folder, (1, 1))
+        return made
+
+    monkeypatch.setattr(Corpus, "_fill", fill)
+    source.prepare(lambda line: None)
+    assert folder.stat().st_mtime == 1
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_only_old_work_folders_are_cleared(source):
+    cache = source.prefix.parents[1]
+    old, young = (cache / f"{embedded.WORK_PREFIX}{name}" for name in ("old", "young"))
+    mine = cache / "mine"
+    for path in (old, young, mine):
+        path.mkdir(parents=True)
+    long_ago = time.time() - embedded.ABANDONED_AFTER_S - 60
+    for path in (old, mine):
+        os.utime(path, (long_ago, long_ago))
+    source.prepare(lambda line: None)
+    assert sorted(cache.iterdir()) == sorted([young, mine, source.prefix.parent])
+
+
+def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path, make_corpus):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DatasetError, match=r"cannot write .*file.*--cache-dir DIR or DOS_DATASET"):
+        make_corpus(cache="file").prepare(lambda line: None)
+
+
+def test_the_folder_given_wins_over_the_environments_and_that_over_the_default(
+    monkeypatch, tmp_path
+):
+    monkeypatch.delenv(embedded.CACHE_VARIABLE, raising=False)
+    assert cache_folder(None) == Path(embedded.__file__).resolve().parent / "cache"
+    monkeypatch.setenv(embedded.CACHE_VARIABLE, str(tmp_path / "env"))
+    assert cache_folder(None) == tmp_path / "env"
+    monkeypatch.chdir(tmp_path)
+    assert cache_folder(Path("given")) == tmp_path / "given"

@@ -1,0 +1,265 @@
+import gzip
+import json
+import lzma
+import os
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from dataset import readers
+from dataset.files import DatasetError
+from dataset.readers import MAX_DOCUMENT_BYTES, BadRecord, Reading, Record, blocks, parse
+
+TEXTS = [f"text number {n}, é東\nsecond line {'x' * n}" for n in range(30)]
+
+
+def read(*paths, size=100, keys=("text",), **options):
+    reading = Reading(
+        readers.find([str(path) for path in paths]), keys, block_bytes=size, **options
+    )
+    whole = list(blocks(reading))
+    assert list(blocks(reading)) == whole  # parts of an earlier run are known by their number
+    return [parse(*raw[1:], keys) for block in whole for raw in block.raw]
+
+
+def texts(found, key="text"):
+    return [record.texts[key][0] for record in found if isinstance(record, Record)]
+
+
+def bad(found):
+    return [(one.line, one.reason) for one in found if isinstance(one, BadRecord)]
+
+
+def lines(some=TEXTS):
+    return "".join(json.dumps({"text": text}) + "\n" for text in some).encode()
+
+
+def zstandard(data):
+    return pa.Codec("zstd").compress(data, asbytes=True)
+
+
+@pytest.mark.parametrize(
+    ("ending", "pack"),
+    [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress), (".zst", zstandard)],
+)
+def test_json_lines_come_whole_however_packed(tmp_path, ending, pack):
+    path = tmp_path / f"x.jsonl{ending}"
+    path.write_bytes(pack(lines()) + pack(lines(["last"])))  # packed in two goes
+    found = read(path)
+    assert texts(found) == [*TEXTS, "last"]
+    assert [record.line for record in found] == list(range(1, 32))
+
+
+@pytest.mark.parametrize(("ending", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress),
+                                              (".zst", zstandard)])  # fmt: skip
+@pytest.mark.parametrize("damage", ["cut", "plain"])
+def test_a_damaged_packed_file_is_named(tmp_path, ending, pack, damage):
+    path = tmp_path / f"x.jsonl{ending}"
+    path.write_bytes(pack(lines())[:-9] if damage == "cut" else lines())
+    with pytest.raises(DatasetError, match=f"x.jsonl{ending} is cut off or damaged.*get it again"):
+        read(path)
+
+
+def test_small_files_share_a_block_and_large_ones_take_many(tmp_path):
+    for number, text in enumerate(TEXTS):
+        (tmp_path / f"{number:02}.jsonl").write_bytes(lines([text]))
+    reading = Reading(readers.find([f"{tmp_path}/*.jsonl"]), block_bytes=1000)
+    whole = list(blocks(reading))
+    assert 2 <= len(whole) < 10
+    assert [block.number for block in whole] == list(range(len(whole)))
+    assert whole[-1].consumed_bytes == reading.total_bytes
+    assert texts(read(*sorted(tmp_path.iterdir()), size=1000)) == TEXTS
+
+
+def test_bad_lines_are_counted_where_they_are(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(
+        b'\xef\xbb\xbf{"text": "with a mark"}\r\n\n  \n{"text": }\n[1]\n{"other": "x"}\n'
+        b'{"text": 5}\n{"text": "\\ud800"}\n{"text": "\xff"}\n{"text": ["a", "b"]}'
+    )
+    for size in (1, 40, 1000):
+        found = read(path, size=size)
+        assert texts(found) == ["with a mark", "a"]
+        assert found[-1].texts["text"] == ["a", "b"]
+        assert [line for line, _ in bad(found)] == [4, 5, 6, 7, 8, 9]
+        for (_, reason), words in zip(
+            bad(found),
+            ["not JSON: Expecting value", "not an object but list", "no key 'text'",
+             "'text' is not text but int", "half of a surrogate pair", "not UTF-8"],
+            strict=True,
+        ):  # fmt: skip
+            assert words in reason
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_json_array_is_read_element_by_element(tmp_path, indent):
+    path = tmp_path / "x.json"
+    content = [{"text": text} for text in TEXTS] + [12, {"no": 1}]
+    path.write_text(json.dumps(content, indent=indent), encoding="utf-8")
+    found = read(path)
+    assert texts(found) == TEXTS
+    assert [line for line, _ in bad(found)] == [31, 32]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[{}, {]", "Expecting property name"),
+        ("[] x", "Extra data"),
+        ('[{}, "\xff"', "'utf-8' codec can't decode"),
+        ("[{}, " + 100_000 * "[", "maximum recursion depth"),
+    ],
+)
+def test_a_broken_array_is_named(tmp_path, content, message):
+    (tmp_path / "x.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(DatasetError, match=f"x.json: not a JSON array: {message}"):
+        read(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.txt"])
+@pytest.mark.parametrize(
+    ("pack", "message"),
+    [
+        (gzip.compress, "is packed, .* rename it to end in .gz"),
+        (lzma.compress, "is packed, .* rename it to end in .xz"),
+        (zstandard, "is packed, .* rename it to end in .zst"),
+        (lambda data: data.decode().encode("utf-16"), "is UTF-16, .*iconv -f UTF-16 -t UTF-8"),
+        (lambda data: b"\xfe\xff" + data.decode().encode("utf-16-be"), "is UTF-16"),
+    ],
+)
+def test_a_file_of_which_no_line_could_be_used_is_not_left_out(tmp_path, name, pack, message):
+    (tmp_path / name).write_bytes(pack(lines()))
+    with pytest.raises(DatasetError, match=f"{name}: {message}"):
+        read(tmp_path / name)
+
+
+def test_an_empty_array_and_an_empty_file_hold_nothing(tmp_path):
+    (tmp_path / "a.json").write_text(" [ ] \n")
+    (tmp_path / "b.jsonl").write_text("")
+    (tmp_path / "c.txt").write_text("")
+    assert read(*sorted(tmp_path.iterdir())) == []
+
+
+TEXT = "one\r\nstill one\n\n \t\n\ntwo é\n\nthree\nand more"
+
+
+@pytest.mark.parametrize(
+    ("sample_by", "expected"),
+    [
+        ("document", [(1, TEXT)]),
+        ("paragraph", [(1, "one\r\nstill one"), (6, "two é"), (8, "three\nand more")]),
+        (
+            "line",
+            [(1, "one"), (2, "still one"), (6, "two é"), (8, "three"), (9, "and more")],
+        ),
+    ],
+)
+def test_text_is_cut_into_documents_as_asked(tmp_path, sample_by, expected):
+    (tmp_path / "x.txt").write_bytes(TEXT.encode())
+    for size in (1, 5, 1000):
+        found = read(tmp_path / "x.txt", size=size, sample_by=sample_by)
+        assert [(one.line, one.texts["text"][0]) for one in found] == expected
+
+
+def test_a_document_too_large_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("dataset.readers.MAX_DOCUMENT_BYTES", 20)
+    (tmp_path / "x.txt").write_text("x" * 21)
+    with pytest.raises(DatasetError, match="give --sample-by paragraph or line"):
+        read(tmp_path / "x.txt")
+    with pytest.raises(DatasetError, match=r"x.txt:1: a line of over"):
+        read(tmp_path / "x.txt", size=1, sample_by="line")
+    (tmp_path / "x.txt").write_text("\n\nfirst of two\nsecond of two\n")
+    with pytest.raises(DatasetError, match=r"x.txt:3: a paragraph of over"):
+        read(tmp_path / "x.txt", sample_by="paragraph")
+    assert MAX_DOCUMENT_BYTES == 256 << 20
+
+
+def test_parquet_gives_rows_by_column(tmp_path):
+    table = pa.table({"text": [*TEXTS, None], "title": [str(n) for n in range(31)]})
+    parquet.write_table(table, tmp_path / "x.parquet", row_group_size=7)
+    found = read(tmp_path / "x.parquet", size=300, keys=("text", "title"))
+    assert texts(found) == TEXTS
+    assert texts(found, "title") == [str(n) for n in range(30)]
+    assert bad(found) == [(31, "'text' is not text but NoneType")]
+
+
+def test_parquet_without_the_column_or_not_parquet_is_named(tmp_path):
+    parquet.write_table(pa.table({"body": ["x"]}), tmp_path / "x.parquet")
+    with pytest.raises(DatasetError, match="no column 'text'; it has body: give --json-keys"):
+        read(tmp_path / "x.parquet")
+    (tmp_path / "y.parquet").write_text("no")
+    with pytest.raises(DatasetError, match=r"y.parquet is damaged or not Parquet"):
+        read(tmp_path / "y.parquet")
+
+
+def test_a_text_file_of_blank_lines_is_no_document(tmp_path):
+    (tmp_path / "x.txt").write_text(" \n\n\t\n")
+    assert read(tmp_path / "x.txt") == []
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("b.jsonl", "a.JSON.gz", "c [1].txt", "d.parquet", "e.dat", "f.parquet.xz"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "same.jsonl").symlink_to("b.jsonl")
+    (tmp_path / "nowhere.txt").symlink_to("gone")
+    (tmp_path / "round.txt").symlink_to("round.txt")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "deep" / "g.txt.zst").write_bytes(b"xy")
+    return tmp_path
+
+
+def test_globs_give_files_by_name_and_arguments_keep_their_order(folder):
+    found = readers.find([f"{folder}/d*", f"{folder}/[ab].*", f"{folder}/**/*.zst"])
+    assert [file.path.name for file in found] == ["d.parquet", "a.JSON.gz", "b.jsonl", "g.txt.zst"]
+    assert [(file.kind, file.compression) for file in found] == [
+        ("parquet", ""), ("jsonl", ".gz"), ("jsonl", ""), ("text", ".zst"),
+    ]  # fmt: skip
+    assert found[3].size_bytes == 2
+
+
+def test_a_name_with_brackets_is_a_name(folder):
+    (found,) = readers.find([f"{folder}/c [1].txt"])
+    assert found.path.name == "c [1].txt"
+
+
+def test_the_kind_can_be_given(folder):
+    (found,) = readers.find([f"{folder}/e.dat"], "text")
+    assert found.kind == "text"
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["x*.jsonl"], r"x\*.jsonl: no such file"),
+        (["deep"], r"a folder; give its files: '.*/deep/\*.jsonl'"),
+        (["b.jsonl", "*.jsonl"], "b.jsonl was given before"),
+        (["b.jsonl", "same.jsonl"], "same.jsonl was given before as .*/b.jsonl: name it once"),
+        (["nowhere.txt"], "nowhere.txt: (no such file|leads to no file)"),
+        (["round.txt"], "round.txt: (no such file|leads to no file)"),
+        (["pipe.jsonl"], "pipe.jsonl: a pipe or device, but input is read more than once"),
+        (["e.dat"], "ends in none of .jsonl.*give --input-format"),
+        (["f.parquet.xz"], "unpack the .xz"),
+    ],
+)
+def test_what_cannot_be_read_is_named(folder, names, message):
+    with pytest.raises(DatasetError, match=message):
+        readers.find([f"{folder}/{name}" for name in names])
+
+
+def test_a_file_that_may_not_be_read_is_named_before_any_is(folder):
+    (folder / "b.jsonl").chmod(0)
+    program = f"from dataset import readers; readers.find([{str(folder / '[ab].*')!r}])"
+    # Root may read everything unless it lays that down.
+    drop = "-dac_override,-dac_read_search"
+    as_user = (
+        ["setpriv", f"--bounding-set={drop}", f"--inh-caps={drop}"] if os.getuid() == 0 else []
+    )
+    done = subprocess.run(
+        [*as_user, sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert f"{folder}/b.jsonl: you may not read it" in done.stderr
