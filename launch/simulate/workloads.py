@@ -96,32 +96,34 @@ def workload_of(point: Point, when: AsOf) -> Workload:
         raise WorkloadError(str(error)) from None
     zero = config.get("zero_optimization") or {}
     offload_ratio, weights_on_host = _offload_ratio(config, zero), _has_weights_on_host(zero)
+    for name in ("step_before_norm", "prefetch_memory_bytes"):
+        if getattr(settings, name):
+            what = "updates that begin once the gradients' norm is known"
+            raise _unknown(name, getattr(settings, name), what)
+    own: dict[str, Any] = {"software": STOCK, "offload_ratio": offload_ratio}
+    if settings.enabled:
+        own = {
+            "policy": settings.policy,
+            "stride": settings.stride,
+            "offload_ratio": settings.ratio,
+            "just_in_time_forward": settings.just_in_time_forward,
+            "keeps_device_grads": settings.keep_grads_on_device,
+            "tile_numel": settings.tile_numel,
+        }
     workload = Workload(
         model=_shape_of(point),
-        software=None if settings.enabled else STOCK,
         dp=point.dp,
         tp=point.tp,
         micro_batch_size=point.micro_batch_size,
         accumulation=point.accumulation,
-        offload_ratio=settings.ratio if settings.enabled else offload_ratio,
         subgroup_numel=int(zero.get("sub_group_size", DEFAULT_SUBGROUP_NUMEL)),
         activation_checkpointing=point.activation_checkpointing,
         materialized_attention=point.attention == "local",
         hog_share=_taken_share(point),
         dtype=_dtype(config),
         weights_on_host=weights_on_host,
+        **own,
     )
-    if settings.enabled:
-        workload = dataclasses.replace(
-            workload,
-            policy=settings.policy,
-            stride=settings.stride,
-            just_in_time_forward=settings.just_in_time_forward,
-            keeps_device_grads=settings.keep_grads_on_device,
-            tile_numel=settings.tile_numel,
-            step_before_norm=settings.step_before_norm,
-            prefetch_memory_bytes=settings.prefetch_memory_bytes,
-        )
     return workload if when is AsOf.TODAY else _with_paper_software(workload)
 
 
@@ -198,22 +200,17 @@ def paper_software() -> dict[str, StockOffload]:
 
 
 def _with_paper_software(workload: Workload) -> Workload:
-    if workload.weights_on_host:
-        raise WorkloadError(
-            "offload_param.device = 'cpu': the paper's software was measured with weights on the "
-            "device alone; predict today's with --as-of today"
-        )
     policy, modes = workload.policy if workload.software is None else "", paper_software()
-    if policy and workload.just_in_time_forward:
-        raise WorkloadError(
-            "just_in_time_forward = true: the paper's software has no such forward; predict "
-            "today's with --as-of today"
-        )
-    if policy not in modes:
-        raise WorkloadError(
-            f"policy = {policy!r}: the paper's software has no such policy; predict today's with "
-            "--as-of today"
-        )
+    for is_unknown, field, value in (
+        (workload.weights_on_host, "offload_param.device", "cpu"),
+        (policy and workload.just_in_time_forward, "just_in_time_forward", True),
+        (policy not in modes, "policy", policy),
+    ):
+        if is_unknown:
+            raise WorkloadError(
+                f"{field} = {value!r}: the paper's software has no such setting; predict today's "
+                "with --as-of today"
+            )
     return dataclasses.replace(workload, software=modes[policy])
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.memory.offload import Memory, memory_of, shortages
-from deep_optimizer_states.predict.memory.peaks import CONTEXT_BYTES
 from deep_optimizer_states.predict.phases import phases_of
 from deep_optimizer_states.predict.policy import best_policy
 from deep_optimizer_states.predict.rank import rank_of
@@ -27,7 +25,6 @@ _ON_THE_HOST = {
 class Prediction:
     """One iteration, in seconds."""
 
-    settled: Workload  # what runs, its policy settled
     iteration_s: float  # the phases less what is hidden, and what lies outside them
     forward_s: float  # all forwards
     backward_s: float  # all backwards, with recomputation and what gradients cost
@@ -44,35 +41,6 @@ class Prediction:
     def fits(self) -> bool:
         """Whether the machine has the memory."""
         return not self.shortages
-
-
-@dataclass(frozen=True)
-class AllResident:
-    """One iteration with all optimizer state on the device."""
-
-    iteration_s: float
-    device_bytes: float  # needed of one GPU, with CUDA's context
-    room_bytes: float  # that a GPU has for it
-
-
-def all_resident(workload: Workload, machine: Machine) -> AllResident | None:
-    """Return what the same software does at ratio 0; None where that does not fit, or runs anyway.
-
-    Raises:
-        MachineError: The profile lacks a rate; says what measures it.
-        WorkloadError: The machine cannot run it at all.
-    """
-    if not machine.gpus or not workload.offload_ratio:
-        return None
-    software = workload.software.all_resident if workload.software else None
-    resident = dataclasses.replace(workload, software=software, policy="ratio", offload_ratio=0.0)
-    memory = memory_of(resident, machine, resident.policy)
-    if shortages(resident, machine, memory):
-        return None
-    assert machine.device_memory_bytes is not None
-    need = memory.device_bytes + CONTEXT_BYTES
-    seconds = predict(resident, machine).iteration_s
-    return AllResident(seconds, need, machine.device_memory_bytes)
 
 
 def bound_update_s(workload: Workload, machine: Machine, with_flush: bool = False) -> float:
@@ -136,7 +104,6 @@ def predict(workload: Workload, machine: Machine) -> Prediction:
     # Without a GPU both are work of the same cores, and neither hides the other.
     both = max if machine.gpus else sum
     return Prediction(
-        settled=workload,
         iteration_s=total,
         forward_s=phases.forward_s,
         backward_s=phases.backward_s,

@@ -21,7 +21,6 @@ from deep_optimizer_states.predict.memory.arrays import (
     READY,
     TRAINING,
     Array,
-    Moment,
     passes_of_stage3,
     resident_state,
     update_of_plugin,
@@ -114,20 +113,6 @@ def kept_subgroups(workload: Workload, machine: Machine, policy: str) -> frozens
     return frozenset(idx for idx, end in zip(ordered, ends, strict=True) if end <= room)
 
 
-def ahead_room_bytes(workload: Workload, machine: Machine, policy: str) -> tuple[float, float]:
-    """Return the device memory into which state may be sent during backward, in bytes.
-
-    Returns:
-        What is free at any time, and what activations leave by the end of backward.
-    """
-    if not machine.gpus:
-        return 0.0, 0.0
-    passes = _passes(setting_of_workload(workload), has_gpu=True)
-    left = _most(passes, DEVICE) - bytes_at(passes, Moment.REDUCED, DEVICE)
-    always = _room(machine, memory_of(workload, machine, policy).device_bytes)
-    return max(0.0, always), max(0.0, left)
-
-
 def _room(machine: Machine, used_bytes: float) -> float:
     assert machine.device_memory_bytes is not None
     return GRADS_HEADROOM * machine.device_memory_bytes - CONTEXT_BYTES - used_bytes
@@ -156,7 +141,7 @@ def _arrays(workload: Workload, machine: Machine, policy: str) -> list[Array]:
         locked += power_of_two(gradients)
     else:
         locked, pageable = 0.0, gradients + (STATE_BYTES + FP32_BYTES) * sum(host_numels)
-    slots = float((STATE_BYTES + FP32_BYTES) * software.slot_numel(workload))
+    slots = float((STATE_BYTES + FP32_BYTES) * software.slots * max(workload.subgroups))
     return [
         *passes,
         Array("page-locked state", locked, HOST, READY),
