@@ -12,7 +12,7 @@ import argparse
 import math
 import sys
 import tomllib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -323,7 +323,7 @@ def predict(workload: Workload, settings: Settings, costs: Costs) -> Prediction:
 
 
 class _Iteration:
-    """The jobs of all ranks of an iteration, and what they share."""
+    """What the ranks of an iteration share: the simulator, transfers, counts."""
 
     def __init__(self, workload: Workload, settings: Settings, costs: Costs) -> None:
         self.workload, self.settings, self.costs = workload, settings, costs
@@ -332,51 +332,36 @@ class _Iteration:
         )
         self.sent_bytes: Counter[str] = Counter(forward=0, backward=0, gradients=0, embedding=0)
         self.num_compressed: Counter[int] = Counter()
-        self._posted: defaultdict[tuple[object, ...], int] = defaultdict(int)
         self._transfers: dict[tuple[object, ...], tuple[Job, Job]] = {}
 
-    def message(
-        self, channel: tuple[str, int, int], end: int, nbytes: int, after: Job | None
-    ) -> tuple[Job, Job]:
-        """Post the next message of a channel (kind, source, target) at one of its ends.
-
-        Returns:
-            The transfer, and its arrival.
-        """
-        _, source, target = channel
-        self._posted[channel, end] += 1
-        key = (*channel, self._posted[channel, end])
-        ends = [f"out {source}", f"in {target}"]
-        return self._transfer(key, nbytes, ends, self.costs.latency_s, after)
-
-    def all_reduce(
-        self, key: tuple[object, ...], group: list[int], nbytes: int, after: Job | None
-    ) -> Job:
-        """Join a ring over ``group``, which begins once all its ranks are there; return its end."""
-        sent = ring_bytes(nbytes, len(group)) * self.costs.copies
-        latency_s = 2 * (len(group) - 1) * self.costs.latency_s
-        # A ring shares no link: its ranks have sent and received all else before they join.
-        return self._transfer(key, sent, [], latency_s, after)[1]
-
-    def _transfer(
+    def transfer(
         self,
         key: tuple[object, ...],
         nbytes: float,
-        ends: list[str],
-        latency_s: float,
         after: Job | None,
+        latency_s: float,
+        links: Sequence[str] = (),
     ) -> tuple[Job, Job]:
-        """Return the jobs of a transfer, which waits for each end's ``after``."""
+        """Join a transfer, which begins once all its ranks have; return it and its arrival.
+
+        Args:
+            key: Names it. Of those whose keys begin alike one leaves when the one before has left.
+            nbytes: What is sent in each direction.
+            after: What the rank that joins has to do first.
+            latency_s: From the end of the transfer to its arrival.
+            links: Which it shares with others. A ring shares none: its ranks have sent and received
+                all else before they join.
+        """
         if key not in self._transfers:
-            draws = dict.fromkeys(ends, 1.0)
-            channel = f"{key[:3]}"  # of which a message leaves when the one before it has left
-            transfer = Job(channel, "transfer", nbytes, self.costs.bytes_per_s, draws)
-            arrival = Job(f"arrival {channel}", "arrival", latency_s, after=(transfer,))
-            self._transfers[key] = self.simulator.submit(transfer), self.simulator.submit(arrival)
-        transfer, arrival = self._transfers[key]
+            channel = f"{key[:3]}"
+            rate, draws = self.costs.bytes_per_s, dict.fromkeys(links, 1.0)
+            sent = self.simulator.submit(Job(channel, "transfer", nbytes, rate, draws))
+            there = Job(f"arrival {channel}", "arrival", latency_s, after=(sent,))
+            self._transfers[key] = sent, self.simulator.submit(there)
+        sent, arrival = self._transfers[key]
         if after is not None:
-            transfer.after += (after,)
-        return transfer, arrival
+            sent.after += (after,)
+        return sent, arrival
 
 
 class _Rank:
@@ -385,33 +370,29 @@ class _Rank:
     def __init__(self, iteration: _Iteration, stage: int, replica: int) -> None:
         self.all, self.stage, self.replica = iteration, stage, replica
         self.workload, self.costs = iteration.workload, iteration.costs
-        self.rank = self._rank_of(stage)
         self._last: Job | None = None
-
-    def _rank_of(self, stage: int, replica: int | None = None) -> int:
-        return stage * self.workload.dp + (self.replica if replica is None else replica)
+        self._posted: Counter[tuple[str, int]] = Counter()
 
     def submit(self) -> Job:
         """Submit all jobs; return the last one, the update."""
         self._schedule()
         self._reduce()
-        whole = [self._rank_of(stage) for stage in range(self.workload.pp)]
         # The norm of the gradient is the whole model's.
-        norm = self.all.all_reduce(("norm", self.replica), whole, 0, self._last)
-        return self._do("update", self.costs.update_s[self.stage], norm)
+        self._all_reduce("norm", ("norm", self.replica), self.workload.pp, 0)
+        return self._do("update", self.costs.update_s[self.stage])
 
     def _schedule(self) -> None:
-        count = self.workload.num_micro_batches
+        count, forward_s = self.workload.num_micro_batches, self.costs.forward_s[self.stage]
         num_warm_up = min(self.workload.pp - self.stage - 1, count)
         for _ in range(num_warm_up):
             self._exchange(self._receive("forward"))
-            self._do("forward", self.costs.forward_s[self.stage])
+            self._do("forward", forward_s)
             self._exchange(self._send("forward"))
         if count > num_warm_up:
             self._exchange(self._receive("forward"))
         for index in range(count - num_warm_up):
             is_final = index == count - num_warm_up - 1
-            self._do("forward", self.costs.forward_s[self.stage])
+            self._do("forward", forward_s)
             self._exchange(self._receive("backward"), self._send("forward"))
             self._backward(in_epilogue=False)
             sent = self._send("backward", in_epilogue=is_final)
@@ -422,10 +403,10 @@ class _Rank:
             self._exchange(self._send("backward", in_epilogue=True))
 
     def _do(self, name: str, seconds: float, *after: Job) -> Job:
+        lane = f"{self.stage} {self.replica}"
         draws = {} if math.isinf(self.costs.cores) else {"cores": 1.0}
-        job = Job(str(self.rank), name, seconds, draws=draws, after=after)
-        self._last = self.all.simulator.submit(job)
-        return job
+        self._last = self.all.simulator.submit(Job(lane, name, seconds, 1.0, draws, after))
+        return self._last
 
     def _exchange(self, *transfers: Job | None) -> None:
         waited_for = [job for job in transfers if job is not None]
@@ -433,8 +414,7 @@ class _Rank:
             self._do("exchange", self.costs.exchange_s, *waited_for)
 
     def _backward(self, *, in_epilogue: bool) -> None:
-        is_compressed = self.workload.gradient_message(self.all.settings, in_epilogue)[1]
-        if is_compressed and self.stage < self.workload.pp - 1:
+        if self.stage < self.workload.pp - 1 and self._size("backward", in_epilogue)[1]:
             self._do("compression", self.costs.restore_s)
         self._do("backward", self.costs.backward_s[self.stage])
 
@@ -445,49 +425,43 @@ class _Rank:
         return self.workload.gradient_message(self.all.settings, in_epilogue)
 
     def _send(self, kind: str, *, in_epilogue: bool = False) -> Job | None:
-        """Send to the next stage (forward) or the one before; compress where that is due."""
+        """Send to the next stage (forward) or the one before; return what is then waited for."""
         size, is_compressed = self._size(kind, in_epilogue)
         if is_compressed and self.stage:
             self.all.num_compressed[self.stage - 1] += 1
             self._do("compression", self.costs.pack_s)
         target = self.stage + (1 if kind == "forward" else -1)
-        return self._post(kind, self.stage, target, size)
+        if not 0 <= target < self.workload.pp:
+            return None
+        self.all.sent_bytes[kind] += size * self.costs.copies
+        return self._post(kind, self.stage, target, size)[0]
 
     def _receive(self, kind: str, *, in_epilogue: bool = False) -> Job | None:
         source = self.stage + (-1 if kind == "forward" else 1)
-        return self._post(kind, source, self.stage, self._size(kind, in_epilogue)[0])
-
-    def _post(self, kind: str, source: int, target: int, nbytes: int) -> Job | None:
-        """Post a message between two stages, one of which is this rank's.
-
-        Returns:
-            What the rank then waits for: what it sends has left, or what it receives is there; None
-            where the pipeline ends.
-        """
-        if not 0 <= min(source, target) <= max(source, target) < self.workload.pp:
+        if not 0 <= source < self.workload.pp:
             return None
-        nbytes *= self.all.costs.copies
-        channel = (kind, self._rank_of(source), self._rank_of(target))
-        sent, received = self.all.message(channel, self.rank, nbytes, self._last)
-        if target == self.stage:
-            return received
-        self.all.sent_bytes[kind] += nbytes
-        return sent
+        return self._post(kind, source, self.stage, self._size(kind, in_epilogue)[0])[1]
+
+    def _post(self, kind: str, source: int, target: int, size: int) -> tuple[Job, Job]:
+        """Post the next message between two stages, one of which is this rank's."""
+        self._posted[kind, source] += 1
+        ends = [f"out {source} {self.replica}", f"in {target} {self.replica}"]
+        key = (kind, source, self.replica, self._posted[kind, source])
+        nbytes = size * self.costs.copies
+        return self.all.transfer(key, nbytes, self._last, self.costs.latency_s, ends)
 
     def _reduce(self) -> None:
+        dp = self.workload.dp
         self._do("reduction", self.costs.reduction_s[self.stage])
-        replicas = [self._rank_of(self.stage, other) for other in range(self.workload.dp)]
-        for number, nbytes in enumerate(self._averaged_bytes() if len(replicas) > 1 else ()):
-            self._all_reduce("gradients", (number, self.stage), replicas, nbytes)
+        for number, nbytes in enumerate(self._averaged_bytes() if dp > 1 else ()):
+            self._all_reduce("gradients", (number, self.stage), dp, nbytes)
         if self.costs.power_sgd_s:
             self._do("compression", self.costs.power_sgd_s[self.stage])
         if self.workload.has_embedding(self.stage):
-            fused = self.all.settings.emb_comm_opt
-            others = range(self.workload.dp) if fused else [self.replica]
-            group = [self._rank_of(s, r) for s in (0, self.workload.pp - 1) for r in others]
-            rows, columns = self.workload.embedding
-            nbytes = rows * columns * self.workload.element_bytes
-            self._all_reduce("embedding", (others[0],), group, nbytes)
+            is_fused = self.all.settings.emb_comm_opt
+            group = ("all" if is_fused else self.replica,)
+            nbytes = math.prod(self.workload.embedding) * self.workload.element_bytes
+            self._all_reduce("embedding", group, 2 * dp if is_fused else 2, nbytes)
 
     def _averaged_bytes(self) -> Iterator[int]:
         """Yield what replicas all-reduce in turn: each P and Q, then all that is whole."""
@@ -499,9 +473,14 @@ class _Rank:
             yield number * columns * rank * size
         yield sum(map(math.prod, whole)) * size
 
-    def _all_reduce(self, kind: str, key: tuple[int, ...], group: list[int], nbytes: int) -> None:
-        self.all.sent_bytes[kind] += ring_bytes(nbytes, len(group)) * self.all.costs.copies
-        self._do("wait", 0.0, self.all.all_reduce((kind, *key), group, nbytes, self._last))
+    def _all_reduce(self, kind: str, key: tuple[object, ...], ranks: int, nbytes: int) -> None:
+        """Join a ring over so many ranks, and wait for its end."""
+        sent = ring_bytes(nbytes, ranks) * self.costs.copies
+        if sent:
+            self.all.sent_bytes[kind] += sent
+        latency_s = 2 * (ranks - 1) * self.costs.latency_s
+        ring = self.all.transfer((kind, *key), sent, self._last, latency_s)
+        self._do("wait", 0.0, ring[1])
 
 
 def settings_of(scheme: str, **numbers: Any) -> Settings:  # noqa: ANN401 - fields of Settings
