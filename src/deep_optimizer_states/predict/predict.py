@@ -53,7 +53,7 @@ def bound_update_s(workload: Workload, machine: Machine, with_flush: bool = Fals
 
     Args:
         workload: What runs.
-        machine: Where.
+        machine: Where it runs.
         with_flush: Count gradients on their way to host memory too, which use the same links in
             every iteration, whenever that is.
     """
@@ -79,11 +79,7 @@ def bound_update_s(workload: Workload, machine: Machine, with_flush: bool = Fals
 
 
 def predict(workload: Workload, machine: Machine) -> Prediction:
-    """Predict one iteration of ``workload`` on ``machine``.
-
-    Args:
-        workload: What runs.
-        machine: Where.
+    """Predict one iteration of a workload on a machine.
 
     Raises:
         MachineError: The profile lacks a rate; says what measures it.
@@ -96,7 +92,8 @@ def predict(workload: Workload, machine: Machine) -> Prediction:
     else:
         run = simulate_update(workload, machine)
         update, hidden, binding = run.seconds, 0.0, run.binding
-        words = workload.software.describe(workload, machine)
+        where = "on the GPU" if machine.gpus else "in the device's place, in host memory"
+        words = workload.software.words.format(stride=workload.stride, where=where)
     phases = phases_of(workload, machine)
     memory = memory_of(workload, machine, workload.policy)
     total = phases.forward_s + phases.backward_s + update - hidden + phases.outside_s

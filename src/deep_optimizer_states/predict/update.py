@@ -63,9 +63,8 @@ def simulate_update(workload: Workload, machine: Machine, policy: str = "all-hos
 
     Args:
         workload: What runs.
-        machine: Where.
-        policy: For this package's engine: ``all-host``, ``ratio``, ``stride``, ``all-device`` or
-            ``dynamic``; other software has its own way.
+        machine: Where it runs.
+        policy: For this package's engine; other software has its own way.
 
     Raises:
         MachineError: A rate that is needed was not measured.

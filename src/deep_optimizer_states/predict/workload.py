@@ -11,7 +11,6 @@ from difflib import get_close_matches
 from functools import cached_property
 
 from deep_optimizer_states.errors import DeepOptimizerStatesError
-from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.model import ModelShape
 from deep_optimizer_states.schedule import Schedule
 
@@ -58,11 +57,6 @@ class StockOffload:
     forward_s: Mapping[str, float] = field(default_factory=dict)
     outside_s: Mapping[str, float] = field(default_factory=dict)
 
-    def describe(self, workload: Workload, machine: Machine) -> str:
-        """Return in words who updates what."""
-        where = "on the GPU" if machine.gpus else "in the device's place, in host memory"
-        return self.words.format(stride=workload.stride, where=where)
-
     def resident_subgroups(self, workload: Workload) -> frozenset[int]:
         """Return the subgroups whose state stays on the device."""
         count = len(workload.subgroups)
@@ -79,10 +73,6 @@ class StockOffload:
         exact, rounded = FP32_BYTES * sum(numels), sum(power_of_two(FP32_BYTES * n) for n in numels)
         locked = self.locked_arrays * exact + self.rounded_arrays * rounded
         return locked, float(self.pageable_arrays * exact)
-
-    def copy_bytes_per_s(self, machine: Machine) -> float:
-        """Return the rate of copies to the device that a host thread waits for."""
-        return getattr(machine.rates, self.blocking_rate) or machine.rate("h2d_bytes_per_s")
 
 
 STOCK = StockOffload()

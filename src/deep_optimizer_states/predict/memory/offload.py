@@ -72,13 +72,7 @@ class Memory:
 
 
 def memory_of(workload: Workload, machine: Machine, policy: str) -> Memory:
-    """Predict the memory of one rank.
-
-    Args:
-        workload: What runs.
-        machine: Where.
-        policy: Of this package's engine.
-    """
+    """Predict the memory of one rank, under a policy of this package's engine where that runs."""
     arrays = _arrays(workload, machine, policy)
     device = _most(arrays, DEVICE)
     host = _most(arrays, HOST)
@@ -107,15 +101,11 @@ def kept_subgroups(workload: Workload, machine: Machine, policy: str) -> frozens
     else:
         candidates = {schedule.tiles[idx].subgroup for idx in schedule.device_tiles}
     used = _most(_arrays(workload, machine, policy), DEVICE) + WORKSPACE_BYTES
-    room = _room(machine, used)
+    assert machine.device_memory_bytes is not None
+    room = GRADS_HEADROOM * machine.device_memory_bytes - CONTEXT_BYTES - used
     ordered = sorted(candidates)
     ends = itertools.accumulate(workload.weight_bytes * numels[idx] for idx in ordered)
     return frozenset(idx for idx, end in zip(ordered, ends, strict=True) if end <= room)
-
-
-def _room(machine: Machine, used_bytes: float) -> float:
-    assert machine.device_memory_bytes is not None
-    return GRADS_HEADROOM * machine.device_memory_bytes - CONTEXT_BYTES - used_bytes
 
 
 def _most(arrays: Sequence[Array], on_host: bool) -> float:
@@ -124,11 +114,8 @@ def _most(arrays: Sequence[Array], on_host: bool) -> float:
 
 def _arrays(workload: Workload, machine: Machine, policy: str) -> list[Array]:
     """Return the arrays of the passes and of the update, this package's or other software's."""
-    setting, software, has_gpu = (
-        setting_of_workload(workload),
-        workload.software,
-        bool(machine.gpus),
-    )
+    setting, has_gpu = setting_of_workload(workload), bool(machine.gpus)
+    software = workload.software
     passes = _passes(setting, has_gpu)
     if software is None:
         schedule = schedule_of(workload, policy)
