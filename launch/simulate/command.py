@@ -57,7 +57,6 @@ _COLUMNS = ("sweep", "machine", "quantity", "value")
 """Beside them, columns are fields of the point that a value is of."""
 _OF_WHOLE_RUNS = "label"
 """Column of a file whose values are of whole runs, no point's: ``plots.results`` draws them."""
-_PHASES = ("forward_s", "backward_s", "update_s")
 
 
 @dataclass(frozen=True)
@@ -353,6 +352,18 @@ class Published(Table):
         """Return whether a point was run as this value's run was."""
         return all(point.value(name) == value for name, value in self.fields.items())
 
+    def column(self) -> str:
+        """Return the name of the figure that it is a value of."""
+        others = {"update_rate": "update_ms", "iterations_99_s": "iteration_ms"}
+        return others.get(self.quantity, self.quantity.replace("_s", "_ms"))
+
+    def milliseconds(self, model: str) -> float:
+        """Return the time; a rate counts a model by its name, "7B" as 7e9."""
+        if self.quantity == "update_rate":
+            return 1000.0 * (float(model.rstrip("B")) / self.value)
+        times = 99 if self.quantity == "iterations_99_s" else 1
+        return 1000.0 * self.value / times
+
 
 def read_published(study: Study) -> list[Published]:
     """Return all values that a study has of points; none where it has no such file.
@@ -410,10 +421,10 @@ def published_of(
         values: dict[str, Published] = {}
         for value in own:
             if value.is_of(point):
-                values.setdefault(value.quantity, value)
-        fields = _times_ms(values, point)
-        if fields:
-            found[point.name] = {**fields, "about": next(iter(values.values())).source}
+                values.setdefault(value.column(), value)
+        if values:
+            times = {name: value.milliseconds(point.model.name) for name, value in values.items()}
+            found[point.name] = {**times, "about": next(iter(values.values())).source}
     return found
 
 
@@ -437,19 +448,3 @@ def as_published(sweep: Sweep, points: Sequence[Point], every: Sequence[Publishe
     return [
         point.model_copy(update=own) if point.model.name in models else point for point in points
     ]
-
-
-def _times_ms(values: Mapping[str, Published], point: Point) -> dict[str, float | str]:
-    times = {name: values[name].value for name in _PHASES if name in values}
-    if "update_rate" in values and (
-        "update_s" not in times or values["update_rate"].sweep != values["update_s"].sweep
-    ):
-        # The rate counts the model by its name, "7B" as 7e9; the time is what was measured.
-        named = float(point.model.name.rstrip("B"))
-        times["update_s"] = named / values["update_rate"].value
-    fields: dict[str, float | str] = {
-        name.replace("_s", "_ms"): 1000.0 * seconds for name, seconds in times.items()
-    }
-    if "iterations_99_s" in values:
-        fields["iteration_ms"] = 1000.0 * values["iterations_99_s"].value / 99
-    return fields

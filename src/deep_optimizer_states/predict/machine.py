@@ -6,7 +6,6 @@ A profile is a TOML file::
     source = "where the figures come from, in a sentence"
     gpus = 4                            # of one node; 0 for none
     cores = 96                          # physical cores of one node, or CPUs of a virtual one
-    rank_threads = 46                   # optional: most threads a rank's host lane uses
     host_memory_bytes = 540e9           # of one node
     device_memory_bytes = 85e9          # of one GPU; leave out without GPUs
 
@@ -128,7 +127,6 @@ class Machine:
     cores: Count
     host_memory_bytes: Rate
     device_memory_bytes: Rate | None = None
-    rank_threads: Count | None = None
     rates: Rates = Rates()
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     costs: Costs = Costs()

@@ -44,10 +44,7 @@ def rank_of(workload: Workload, machine: Machine) -> Rank:
         MachineError: A rate that is needed was not measured.
     """
     per_node = min(workload.ranks, machine.gpus) if machine.gpus else workload.ranks
-    threads = machine.cores / per_node
-    if machine.rank_threads is not None:
-        threads = min(threads, machine.rank_threads)
-    threads = max(1.0, threads)
+    threads = max(1.0, machine.cores / per_node)
     host = machine.curve("host_stream_bytes_per_s", machine.cores) / per_node
     stream = min(machine.curve("host_stream_bytes_per_s", threads), host)
     if workload.software is None:

@@ -247,7 +247,7 @@ class _StockUpdate(_Update):
                 self.simulator.run_until(job)
         stepped_s = self.simulator.now_s
         self.simulator.run_until()
-        seconds = self.simulator.now_s if self.software.waits_for_flushes else stepped_s
+        seconds = stepped_s if self.software.slots else self.simulator.now_s
         return self.result(seconds, Plan(len(numels), actions))
 
     def device_step(self, tile: int, numel: int) -> None:
@@ -259,7 +259,7 @@ class _StockUpdate(_Update):
         super().device_step(tile, numel)
 
     def weights(self, tile: int, numel: int) -> None:
-        if not self.software.waits_for_weights:
+        if self.software.slots:
             super().weights(tile, numel)
             return
         job = self._block(f"weights {tile}", numel, self.rank.blocking_bytes_per_s)

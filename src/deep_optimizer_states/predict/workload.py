@@ -31,8 +31,9 @@ class WorkloadError(DeepOptimizerStatesError, ValueError):
 class StockOffload:
     """Software other than this package: the defaults are today's DeepSpeed ZeRO-3 offload.
 
-    With ``slots``, one subgroup in ``stride`` passes through the device, and a host thread copies
-    its fp32 gradient there.
+    After each of the CPU's steps a host thread copies fp32 weights to the device. With ``slots``,
+    one subgroup in ``stride`` passes through the device: a host thread copies its fp32 gradient
+    there, 16-bit weights are sent behind the next step, and nobody waits for the last flush.
     """
 
     name: str = "zero3"  # printed beside predictions
@@ -46,10 +47,6 @@ class StockOffload:
     keeps_last: bool = False  # at a ratio below 1 the last subgroups are resident, not the first
     blocking_rate: str = "h2d_bytes_per_s"  # of copies that a host thread waits for
     slots: int = 0  # subgroups that pass through the device at once
-    # After each of the CPU's steps a host thread copies fp32 weights to the device; else 16-bit
-    # weights are sent behind the next step.
-    waits_for_weights: bool = True
-    waits_for_flushes: bool = True  # an update ends with the last flush; else with the last step
     locked_arrays: int = 3  # fp32 arrays in host memory that are page-locked as they are
     rounded_arrays: int = 1  # those that torch page-locks and rounds up, one for each subgroup
     pageable_arrays: int = 0  # those that are not page-locked

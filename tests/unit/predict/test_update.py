@@ -145,12 +145,6 @@ def test_no_slot_is_prefetched_into_before_its_flush():
         assert later.begin_s >= done.end_s
 
 
-def test_weights_are_ready_in_time_for_every_tile():
-    run = simulate_update(of(offload_ratio=0.5), MACHINE, "dynamic")
-    assert set(run.ready_s) == set(range(48))
-    assert max(run.ready_s.values()) <= run.seconds
-
-
 def test_the_paper_s_engine_waits_as_its_fork_does():
     # Two subgroups, the second on the GPU: while the host steps the first, the second is
     # prefetched; then its gradient is copied and it is stepped, and nobody waits for more.
@@ -171,11 +165,6 @@ def test_twinflow_keeps_the_subgroups_that_each_engine_keeps(engine, resident):
     ratio = 0.75 if engine != "zero3" else 0.8
     run = simulate_update(of(engine, offload_ratio=ratio), MACHINE)
     assert set(run.plan.resident_tiles) == resident
-
-
-def test_asynchronous_gradients_change_nothing_in_the_update():
-    times = {simulate_update(of(e), MACHINE).seconds for e in ("zero3-0.13", "async-0.13")}
-    assert len(times) == 1
 
 
 def test_ranks_share_the_host():
