@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from predicted_software import SOFTWARE
 
-from deep_optimizer_states.predict import policy as module, predict as predict_module
+from deep_optimizer_states.predict import predict as module
 from deep_optimizer_states.predict.machine import MachineError, load_machine, machine_names
 from deep_optimizer_states.predict.memory.offload import (
     CONTEXT_BYTES,
@@ -16,8 +16,7 @@ from deep_optimizer_states.predict.memory.offload import (
 )
 from deep_optimizer_states.predict.model import load_model
 from deep_optimizer_states.predict.phases import phases_of
-from deep_optimizer_states.predict.policy import choose_policy
-from deep_optimizer_states.predict.predict import bound_update_s, predict
+from deep_optimizer_states.predict.predict import bound_update_s, choose_policy, predict
 from deep_optimizer_states.predict.update import simulate_update
 from deep_optimizer_states.predict.workload import Workload, WorkloadError, schedule_of
 
@@ -49,8 +48,7 @@ def test_a_prediction_simulates_no_update_twice(monkeypatch, engine):
         simulated.append(args)
         return simulate_update(*args)
 
-    for where in (module, predict_module):
-        monkeypatch.setattr(where, "simulate_update", count)
+    monkeypatch.setattr(module, "simulate_update", count)
     predict(of("20B", engine), H100)
     assert 1 <= len(simulated) <= 12
     assert all(simulated.count(one) == 1 for one in simulated)
