@@ -1,9 +1,8 @@
 """Fit a shipped profile again to published values: ``python -m benchmarks.fit CSV [-o FILE]``.
 
-It prints what the fit leaves over and how well each model is predicted from the others alone, and
-writes the profile. Every fitted rate has a physical meaning. What the rows do not determine stays
-as the starting profile has it, and is marked ``assumed``. The fit is one of least squares on the
-logarithms of predicted over published.
+It prints what the fit leaves over, and writes the profile. Every fitted rate has a physical
+meaning. What the rows do not determine stays as the starting profile has it, and is marked
+``assumed``. The fit is one of least squares on the logarithms of predicted over published.
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ class Observation:
     """One published value, in seconds, of a quantity that is predicted."""
 
     workload: Workload
-    quantity: str
-    """``forward_s``, ``backward_s``, ``update_s`` or ``iteration_s``."""
+    quantity: str  # forward_s, backward_s, update_s or iteration_s
     value: float
     label: str
 
@@ -88,9 +86,7 @@ STAGES = {
         Stage((("rates.device_flops_per_s",), ("costs.launch_s",)), "backward_s", (HYBRID,)),
         Stage((("rates.pageable_d2h_bytes_per_s",),), "backward_s", (BASELINE,)),
         Stage((("costs.layer_s",),), "forward_s", (BASELINE,)),
-        Stage((("costs.hybrid_forward_s",),), "forward_s", (HYBRID,)),
         Stage((("costs.iteration_s", "costs.micro_batch_s"),), "iteration_s", (BASELINE,)),
-        Stage((("costs.hybrid_s",),), "iteration_s", (HYBRID,)),
     ),
     "a100x4": (Stage((HOST_ADAM, BLOCKING, HOST_STREAM), "update_s"),),
 }
@@ -101,7 +97,7 @@ def read_observations(path: Path, machine: str) -> list[Observation]:
     """Read the published values of one machine, of the models that profiles are fitted to.
 
     Raises:
-        FitError: the file cannot be read, lacks columns, or holds no such row.
+        FitError: The file cannot be read, lacks columns, or holds no such row.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -150,9 +146,9 @@ def fit(machine: Machine, observations: Sequence[Observation], stages: Sequence[
     """Fit rates stage by stage, each to the rows that depend on them.
 
     Args:
-        machine: where to start, and what is not fitted.
-        observations: published values.
-        stages: one after the other.
+        machine: Where to start, and what is not fitted.
+        observations: Published values.
+        stages: One after the other.
     """
     for stage in stages:
         seen = [item for item in observations if stage.sees(item)]
@@ -212,24 +208,7 @@ def refit(start: Machine, observations: Sequence[Observation]) -> Machine:
     found: dict[str, Any] = {"rows": len(errors), "median": median, "worst": worst}
     for quantity in dict.fromkeys(item.quantity for item in observations):
         found[quantity] = list(summary([e for item, e in errors if item.quantity == quantity]))
-    left_out = leave_one_out(start, observations)
-    if left_out:
-        found["left_out"] = {model: list(pair) for model, pair in left_out.items()}
     return dataclasses.replace(machine, kinds=kinds, residuals=found)
-
-
-def leave_one_out(
-    start: Machine, observations: Sequence[Observation]
-) -> dict[str, tuple[float, float]]:
-    """Return median and worst error of each model, predicted from a fit to the others alone."""
-    models = dict.fromkeys(item.workload.model.name for item in observations)
-    found = {}
-    for model in models if len(models) > 1 else ():
-        others = [item for item in observations if item.workload.model.name != model]
-        own = [item for item in observations if item.workload.model.name == model]
-        machine = fit(start, others, STAGES[start.name])
-        found[model] = summary([error for _, error in residuals(machine, own)])
-    return found
 
 
 def summary(errors: Sequence[float]) -> tuple[float, float]:
@@ -252,23 +231,17 @@ def report(machine: Machine, observations: Sequence[Observation]) -> str:
 def profile_text(machine: Machine) -> str:
     """Return a profile as TOML."""
     fields = {item.name: getattr(machine, item.name) for item in dataclasses.fields(machine)}
-    tables = {name: vars(fields.pop(name)) for name in ("rates", "costs")}
-    tables |= {name: fields.pop(name) for name in ("kinds", "residuals")}
-    inner = {key: value for key, value in tables["residuals"].items() if isinstance(value, dict)}
-    tables |= {f"residuals.{key}": value for key, value in inner.items()}
+    tables = {name: fields.pop(name) for name in ("rates", "costs", "kinds", "residuals")}
     lines = _pairs(fields)
-    for name, values in tables.items():
-        lines += ["", f"[{name}]", *_pairs(values)] if _pairs(values) else []
+    for name, table in tables.items():
+        pairs = _pairs(vars(table) if dataclasses.is_dataclass(table) else table)
+        lines += ["", f"[{name}]", *pairs] if pairs else []
     return "\n".join(lines) + "\n"
 
 
 def _pairs(values: Mapping[str, Any]) -> list[str]:
-    # What is not known is left out, and so is what has a table of its own.
-    return [
-        f"{json.dumps(key) if '.' in key else key} = {_value(value)}"
-        for key, value in values.items()
-        if value is not None and not isinstance(value, dict)
-    ]
+    known = {key: value for key, value in values.items() if value is not None}
+    return [f"{key} = {_value(value)}" for key, value in known.items()]
 
 
 def _value(value: Any) -> str:  # noqa: ANN401 - a number, text, or a list of them
@@ -293,8 +266,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         observations = read_observations(given.csv, given.machine)
         machine = refit(load_machine(given.machine), observations)
         if given.out is not None:
-            if given.out.exists():
-                raise FitError(f"{given.out} is there already; give another name")
             write_whole(given.out, profile_text(machine))
     except (DeepOptimizerStatesError, OSError) as error:
         sys.stderr.write(f"benchmarks.fit: {error}\n")

@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 from benchmarks.timing import BenchmarkError
-from deep_optimizer_states.calibrate.watch import Steps, look_around
+from deep_optimizer_states.calibrate.watch import look_around
 from deep_optimizer_states.cores import cpu_facts
 
 EXIT_DIFFERENT, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -245,11 +245,10 @@ def _work(given: argparse.Namespace) -> int:
             lambda: tiles(given.repeats, num_threads),
         ),
     }
-    steps = Steps(lambda line: _say(f"{num_threads} thread(s) {line}"), len(work))
     result: dict[str, Any] = {"threads": num_threads}
     for name, (what, run) in work.items():
-        with steps.step(what):
-            result[name] = run()
+        _say(f"{num_threads} thread(s): {what} ...")
+        result[name] = run()
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
     os._exit(0)  # gloo now and then aborts while the interpreter is torn down

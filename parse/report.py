@@ -550,7 +550,11 @@ def _simulated_context(
     for kind in ("fitted", "assumed"):
         names = [name for name, own in kinds.items() if own == kind]
         rows.append((f"{kind} rates", ", ".join(names)))
-    rows += [*_residual_rows("fit, ", about.get("residuals")), *_shared_rows(simulated)]
+    fit = about.get("residuals")
+    if isinstance(fit, dict) and {"rows", "median", "worst"} <= fit.keys():
+        errors = f"{fit['median']:.1%} in the median, {fit['worst']:.1%} at worst"
+        rows.append(("fit", f"{fit['rows']} rows off by {errors}"))
+    rows += _shared_rows(simulated)
     return {
         "study": _study_words(runs[0].study),
         "machine": machine or "an unknown machine",
@@ -561,20 +565,6 @@ def _simulated_context(
         "deviation": _deviation(pairs, phases),
         "is_fitted": "fitted" in kinds.values(),
     }
-
-
-def _residual_rows(head: str, residuals: object) -> list[tuple[str, str]]:
-    """What a fit left over, by name: shares, or pairs of the median one and the worst."""
-    rows = []
-    for name, value in residuals.items() if isinstance(residuals, dict) else ():
-        title = f"{head}{name}".replace("_", " ")
-        if isinstance(value, dict):
-            rows += _residual_rows(f"{title} ", value)
-        elif isinstance(value, list | tuple) and len(value) == 2:
-            rows.append((title, f"off by {value[0]:.1%} in the median, {value[1]:.1%} at worst"))
-        else:
-            rows.append((title, f"{value:.1%}" if isinstance(value, float) else str(value)))
-    return rows
 
 
 def _shared_rows(runs: Sequence[Run]) -> list[tuple[str, str]]:
@@ -599,7 +589,6 @@ def _predicted_row(run: Run, phases: Sequence[str], ratio: Ratio | None) -> dict
         "label": run.label,
         "times": [_whole(_predicted_ms(run, phase)) for phase in phases],
         "bound": _whole(values.get("bound_ms")),
-        "resident": _whole(values.get("all_resident_iteration_ms")),
         "ratio": f"{ratio.ratio:.2f}" if ratio else "",
         "binding": str(values.get("binding") or ""),
         "policy": str(values.get("policy") or ""),

@@ -28,9 +28,8 @@ def iteration_s(point: Point) -> float:
     workload = workload_of(point)
     settings = Settings(**deepspeed_config(point).get(COMPRESSION, {}))
     cluster = load_cluster(CLUSTER)
-    times = cluster.times(workload, settings, point.dtype)
-    links = cluster.links(cluster.link_gbit, copies=point.tp)
-    return predict(workload, settings, times, links).iteration_s
+    costs = cluster.costs(workload, settings, point.dtype, copies=point.tp)
+    return predict(workload, settings, costs).iteration_s
 
 
 def workload_of(point: Point) -> Workload:

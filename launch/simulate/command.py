@@ -1,15 +1,13 @@
-"""``--simulate``: every point of a sweep predicted from a machine's rates, in seconds.
+"""``--simulate``: every point of a sweep predicted from a machine's rates; nothing is run.
 
-Nothing is run, and nothing in the folders of measured sweeps is touched: what comes out lies in
-``RESULTS/simulated-MACHINE/SWEEP``, in the layout of runs that did run (docs/design.md), and says
-in every table, figure and heading what it is. Beside it stand the values that others published of
-the same points: ``published.csv`` of a study.
+What comes out lies in ``RESULTS/simulated-MACHINE/SWEEP``, in the layout of runs that did run
+(docs/design.md), and says in every table, figure and heading what it is. Beside it stand the values
+that others published of the same points: ``published.csv`` of a study.
 """
 
 from __future__ import annotations
 
 import csv
-import json
 import re
 from argparse import Namespace
 from collections import Counter
@@ -22,7 +20,7 @@ from pydantic import Field
 
 from configs.errors import ConfigError, explain
 from configs.fields import field_row
-from configs.files import read_json
+from configs.files import as_json, read_json
 from configs.schema import Point
 from configs.study import Study
 from configs.sweep import Sweep
@@ -34,7 +32,7 @@ from deep_optimizer_states.predict.machine import (
     load_machine,
     machine_names,
 )
-from deep_optimizer_states.predict.predict import AllResident, Prediction, all_resident, predict
+from deep_optimizer_states.predict.predict import Prediction, predict
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch import cli
 from launch.records.identity import settings_key
@@ -59,18 +57,16 @@ _COLUMNS = ("sweep", "machine", "quantity", "value")
 """Beside them, columns are fields of the point that a value is of."""
 _OF_WHOLE_RUNS = "label"
 """Column of a file whose values are of whole runs, no point's: ``plots.results`` draws them."""
-_PHASES = ("forward_s", "backward_s", "update_s")
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A machine, and whose software runs on it."""
+    """What to simulate: a machine profile, and whose software runs on it."""
 
     profile: Profile
     when: AsOf
     results_dir: Path
-    is_shipped: bool = True
-    """Whether the profile is a shipped one; one of the user's own may have the name of one."""
+    shipped_name: str = ""  # the profile's name; empty for one of the user's own
 
     @classmethod
     def of(cls, given: Namespace, study: Study) -> Simulation:
@@ -92,14 +88,9 @@ class Simulation:
             raise ConfigError(f"--machine: {error}") from None
         if given.repeats is not None:
             raise ConfigError("--repeats: a prediction is the same every time; leave it out")
-        is_shipped = given.machine in machine_names()
-        when = as_of(given.as_of, profile.name if is_shipped else "")
-        return cls(profile, when, results_of(given.results_dir, study), is_shipped)
-
-    @property
-    def shipped_name(self) -> str:
-        """The profile's name, empty for one of the user's own."""
-        return self.profile.name if self.is_shipped else ""
+        name = profile.name if given.machine in machine_names() else ""
+        when = as_of(given.as_of, name)
+        return cls(profile, when, results_of(given.results_dir, study), name)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -116,23 +107,22 @@ class Simulation:
     def folder(self, sweep: str) -> Path:
         """Return where a sweep goes."""
         name = re.sub(r"[^A-Za-z0-9._+-]", "-", self.profile.name)
-        if not self.is_shipped and name in machine_names():
+        if not self.shipped_name and name in machine_names():
             name += "-own"
         own = as_of(None, self.shipped_name) is self.when
         return sweep_dir(
             self.results_dir / f"simulated-{name}{'' if own else f'-{self.when.value}'}", sweep
         )
 
-    def predict(self, point: Point) -> tuple[Prediction, AllResident | None]:
-        """Predict a point, and the same with all optimizer state on the GPU where it fits.
+    def predict(self, point: Point) -> Prediction:
+        """Predict a point.
 
         Raises:
             ConfigError: The profile lacks a rate.
             WorkloadError: The point cannot run on such a machine.
         """
-        workload = workload_of(point, self.when)
         try:
-            return predict(workload, self.profile), all_resident(workload, self.profile)
+            return predict(workload_of(point, self.when), self.profile)
         except MachineError as error:
             raise ConfigError(str(error)) from None
 
@@ -169,14 +159,14 @@ def simulate_sweep(
     for number, point in enumerate(points, start=1):
         head = f"[{number}/{len(points)}] {point.name}"
         try:
-            found, resident = simulation.predict(point)
+            found = simulation.predict(point)
         except WorkloadError as error:
             impossible[head] = str(error)
             continue
-        cli.say(f"{head}: {_line(found, resident)}")
+        cli.say(f"{head}: {_line(found)}")
         if dry_run:
             continue
-        values = _predicted_values(point, found, resident, simulation.about)
+        values = _predicted_values(point, found, simulation.about)
         written.add(point, SIMULATED, values, _memory_lack(found))
         if point.name in published:
             parameters = point.model.num_parameters(point.tp)
@@ -198,18 +188,10 @@ def simulate_sweep(
 
 
 def _why_none(sweep: Sweep, reasons: Sequence[str]) -> str:
-    """Say in a line why no point of a sweep can be predicted.
-
-    Reasons read ``FIELD = VALUE: WHAT IS KNOWN``; each thing that is known is said once, with the
-    first value that it leaves out.
-    """
-    alike: dict[str, list[str]] = {}
-    for reason in reasons:
-        alike.setdefault(reason.partition(": ")[2], []).append(reason)
-    found = [f"{each[0]} ({len(each)})" for each in alike.values()]
+    counts = Counter(reasons)
     return (
         f"--simulate: sweep '{sweep.name}' of study '{sweep.study.name}' has {len(reasons)} points "
-        f"and none can be predicted: {'; '.join(found)}"
+        f"and none can be predicted: {'; '.join(f'{one} ({n})' for one, n in counts.items())}"
     )
 
 
@@ -241,27 +223,22 @@ def largest_that_fits(
     """
     for name in reversed(names):
         try:
-            if not any(_memory_lack(simulation.predict(point)[0]) for point in points_of(name)):
+            if not any(_memory_lack(simulation.predict(point)) for point in points_of(name)):
                 return name
         except DeepOptimizerStatesError:
             continue
     raise ConfigError(f"machine '{simulation.profile.name}': no model of the study fits it")
 
 
-def _line(found: Prediction, resident: AllResident | None) -> str:
-    beside = (
-        f"; all optimizer state fits on the GPU: {1000 * resident.iteration_s:.0f} ms at ratio 0"
-        if resident
-        else ""
-    )
+def _line(found: Prediction) -> str:
     lack = _memory_lack(found)
     if lack:
-        return f"simulated: does not fit: {lack}{beside}"
+        return f"simulated: does not fit: {lack}"
     phases = (found.forward_s, found.backward_s, found.update_s)
     parts = " + ".join(f"{1000 * seconds:.0f}" for seconds in phases)
     return (
         f"simulated {1000 * found.iteration_s:.0f} ms (forward + backward + update {parts}), "
-        f"bound by {found.binding}{beside}"
+        f"bound by {found.binding}"
     )
 
 
@@ -275,17 +252,7 @@ class _Folder:
         self._stems: Counter[tuple[str, str]] = Counter()
 
     def add(self, point: Point, source: str, values: Mapping[str, Any], cause: str = "") -> None:
-        """Write a run's folder.
-
-        Args:
-            point: Named.
-            source: ``simulated`` or ``published``.
-            values: Of ``values.json``.
-            cause: The memory that does not suffice; empty for a run that fits.
-
-        Raises:
-            ConfigError: The folder cannot be made.
-        """
+        """Write a run's folder; ``cause`` is the memory that does not suffice, if any."""
         stem = point.log_name.removesuffix(".log")
         self._stems[stem, source] += 1
         path = self.path / stem / f"{source}-{self._stems[stem, source]:03d}"
@@ -309,11 +276,7 @@ class _Folder:
         self._runs.append({**entry, "status": status if source == SIMULATED else ""})
 
     def finish(self, sweep: Sweep, figures: list[str]) -> None:
-        """Write ``sweep.json``.
-
-        Raises:
-            ConfigError: It cannot be written.
-        """
+        """Write ``sweep.json``."""
         index = {
             "schema_version": SCHEMA_VERSION,
             "name": sweep.name,
@@ -331,9 +294,7 @@ class _Folder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name, value in files.items():
-                # Anyone can make it again in a second: no care for crashes.
-                text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-                (folder / name).write_text(text, encoding="utf-8")
+                (folder / name).write_text(as_json(value), encoding="utf-8")
         except OSError as error:
             raise ConfigError(
                 f"results folder {str(self.path)!r} cannot be written: {error.strerror}; choose "
@@ -341,17 +302,14 @@ class _Folder:
             ) from None
 
 
-def _predicted_values(
-    point: Point, found: Prediction, resident: AllResident | None, about: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return what ``values.json`` says of a prediction; ``resident`` is that of ratio 0."""
+def _predicted_values(point: Point, found: Prediction, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``values.json`` says of a prediction."""
     tflops = flops_per_iteration(point) / (found.iteration_s * point.num_ranks * 1e12)
     values = {
         "about": f"profile {about['machine']}, {about['software']}",
         "parameters": point.model.num_parameters(point.tp),
         "num_ranks": point.num_ranks,
         **{f"{name}_ms": 1000.0 * getattr(found, f"{name}_s") for name in _TIMED},
-        "all_resident_iteration_ms": 1000.0 * resident.iteration_s if resident else None,
         "tflops": tflops,
         "host_memory_bytes": found.memory.host_bytes,
         "device_memory_bytes": found.memory.device_bytes,
@@ -383,7 +341,7 @@ class Published(Table):
     machine: str
     """Profile of the machine it was measured on."""
     fields: dict[str, Any]
-    """Fields of its point as text, those that every published run had among them."""
+    """Fields of its point, those that every published run had among them."""
     quantity: Literal["forward_s", "backward_s", "update_s", "iterations_99_s", "update_rate"]
     value: float = Field(gt=0)
     """In s, or in 1e9 parameters a second."""
@@ -392,14 +350,19 @@ class Published(Table):
 
     def is_of(self, point: Point) -> bool:
         """Return whether a point was run as this value's run was."""
-        return all(_is_equal(point.value(name), value) for name, value in self.fields.items())
+        return all(point.value(name) == value for name, value in self.fields.items())
 
+    def column(self) -> str:
+        """Return the name of the figure that it is a value of."""
+        others = {"update_rate": "update_ms", "iterations_99_s": "iteration_ms"}
+        return others.get(self.quantity, self.quantity.replace("_s", "_ms"))
 
-def _is_equal(value: object, published: object) -> bool:
-    """Compare a field with one of a file, whose text is a number where the field is."""
-    if isinstance(published, str) and isinstance(value, int | float):
-        return float(value) == float(published)
-    return value == published
+    def milliseconds(self, model: str) -> float:
+        """Return the time; a rate counts a model by its name, "7B" as 7e9."""
+        if self.quantity == "update_rate":
+            return 1000.0 * (float(model.rstrip("B")) / self.value)
+        times = 99 if self.quantity == "iterations_99_s" else 1
+        return 1000.0 * self.value / times
 
 
 def read_published(study: Study) -> list[Published]:
@@ -424,12 +387,12 @@ def read_published(study: Study) -> list[Published]:
 
 def _read_row(row: Mapping[str, str], path: Path, study: Study) -> Published:
     assert study.published is not None
-    fields = {name: text for name, text in row.items() if name not in _COLUMNS}
+    fields: dict[str, Any] = {k: text for k, text in row.items() if k not in _COLUMNS}
     shown = f"{path}: {','.join(str(value) for value in row.values())!r}"
     for name, text in fields.items():
         if field_row(study.all_fields, name).type in ("int", "float"):
             try:
-                float(text)
+                fields[name] = float(text)
             except (TypeError, ValueError):
                 raise ConfigError(f"{shown}: {name} = {text!r} is no number") from None
     table = {name: text for name, text in row.items() if name in _COLUMNS}
@@ -458,10 +421,10 @@ def published_of(
         values: dict[str, Published] = {}
         for value in own:
             if value.is_of(point):
-                values.setdefault(value.quantity, value)
-        fields = _times_ms(values, point)
-        if fields:
-            found[point.name] = {**fields, "about": next(iter(values.values())).source}
+                values.setdefault(value.column(), value)
+        if values:
+            times = {name: value.milliseconds(point.model.name) for name, value in values.items()}
+            found[point.name] = {**times, "about": next(iter(values.values())).source}
     return found
 
 
@@ -485,19 +448,3 @@ def as_published(sweep: Sweep, points: Sequence[Point], every: Sequence[Publishe
     return [
         point.model_copy(update=own) if point.model.name in models else point for point in points
     ]
-
-
-def _times_ms(values: Mapping[str, Published], point: Point) -> dict[str, float | str]:
-    times = {name: values[name].value for name in _PHASES if name in values}
-    if "update_rate" in values and (
-        "update_s" not in times or values["update_rate"].sweep != values["update_s"].sweep
-    ):
-        # The rate counts the model by its name, "7B" as 7e9; the time is what was measured.
-        named = float(point.model.name.rstrip("B"))
-        times["update_s"] = named / values["update_rate"].value
-    fields: dict[str, float | str] = {
-        name.replace("_s", "_ms"): 1000.0 * seconds for name, seconds in times.items()
-    }
-    if "iterations_99_s" in values:
-        fields["iteration_ms"] = 1000.0 * values["iterations_99_s"].value / 99
-    return fields

@@ -30,8 +30,6 @@ from launch.ds_json import deepspeed_config
 
 PAPER_MACHINES = ("a100x4", "h100x4")
 """Profiles fitted to the paper's figures, and so to its software."""
-DEFAULT_SUBGROUP_NUMEL = 1_000_000_000
-"""DeepSpeed's default ``sub_group_size``, in elements."""
 PAPER_SOFTWARE = "software.toml"
 """File of the default study that describes the paper's software."""
 ZERO_KEYS = {"stage", "offload_optimizer", "offload_param", "sub_group_size"}
@@ -87,41 +85,51 @@ def workload_of(point: Point, when: AsOf) -> Workload:
     Raises:
         WorkloadError: The performance model does not know such a run; names the setting.
     """
-    if point.pp > 1:
-        raise _unknown("pp", point.pp, "no pipeline; `python -m optimus_cc predict` knows GPT-2's")
+    pipelines = "no pipeline; `python -m optimus_cc predict` knows GPT-2's"
+    _need(point.pp == 1, "pp", point.pp, pipelines)
     try:
         config = translate_paper_keys(deepspeed_config(point))
-        settings = read_settings(config)
+        plugin = read_settings(config)
     except ConfigError as error:
         raise WorkloadError(str(error)) from None
-    zero = config.get("zero_optimization") or {}
-    offload_ratio, weights_on_host = _offload_ratio(config, zero), _has_weights_on_host(zero)
+    setting = setting_of(config, gpt_of(point), point.dp)
+    stage, state_at, weights_at = setting.stage, setting.optimizer_at, setting.weights_at
+    offloaded = "an optimizer that is offloaded to the CPU"
+    resident = "weights on the device or in host memory"
+    after = "updates that begin once the gradients' norm is known"
+    ahead_bytes = plugin.prefetch_memory_bytes
+    is_compiled = (config.get("compile") or {}).get("deepcompile")
+    _need(stage == 3, "zero_optimization.stage", stage, "ZeRO stage 3 alone")
+    _need(state_at == "cpu", "offload_optimizer.device", state_at, offloaded)
+    _need(weights_at != "nvme", "offload_param.device", weights_at, resident)
+    _need(not is_compiled, "compile.deepcompile", True, "runs without DeepCompile")
+    _need(not plugin.step_before_norm, "step_before_norm", True, after)
+    _need(not ahead_bytes, "prefetch_memory_bytes", ahead_bytes, after)
+    _check_keys(config)
+    own: dict[str, Any] = {"software": STOCK, "offload_ratio": setting.ratio}
+    if plugin.enabled:
+        own = {
+            "policy": plugin.policy,
+            "stride": plugin.stride,
+            "offload_ratio": plugin.ratio,
+            "just_in_time_forward": plugin.just_in_time_forward,
+            "keeps_device_grads": plugin.keep_grads_on_device,
+            "tile_numel": plugin.tile_numel,
+        }
     workload = Workload(
         model=_shape_of(point),
-        software=None if settings.enabled else STOCK,
         dp=point.dp,
         tp=point.tp,
         micro_batch_size=point.micro_batch_size,
         accumulation=point.accumulation,
-        offload_ratio=settings.ratio if settings.enabled else offload_ratio,
-        subgroup_numel=int(zero.get("sub_group_size", DEFAULT_SUBGROUP_NUMEL)),
+        subgroup_numel=setting.subgroup_numel,
         activation_checkpointing=point.activation_checkpointing,
         materialized_attention=point.attention == "local",
         hog_share=_taken_share(point),
-        dtype=_dtype(config),
-        weights_on_host=weights_on_host,
+        dtype=setting.dtype,
+        weights_on_host=setting.weights_at == "cpu",
+        **own,
     )
-    if settings.enabled:
-        workload = dataclasses.replace(
-            workload,
-            policy=settings.policy,
-            stride=settings.stride,
-            just_in_time_forward=settings.just_in_time_forward,
-            keeps_device_grads=settings.keep_grads_on_device,
-            tile_numel=settings.tile_numel,
-            step_before_norm=settings.step_before_norm,
-            prefetch_memory_bytes=settings.prefetch_memory_bytes,
-        )
     return workload if when is AsOf.TODAY else _with_paper_software(workload)
 
 
@@ -141,11 +149,7 @@ def setting_of_point(
         WorkloadError: The model of memory does not know such a run; names the setting.
     """
     config = deepspeed_config(point)
-    zero = config.get("zero_optimization") or {}
-    _only_known(zero, ZERO_KEYS, "zero_optimization")
-    for name in ("offload_optimizer", "offload_param"):
-        _only_known(zero.get(name) or {}, OFFLOAD_KEYS, name)
-    _check_optimizer(config)
+    _check_keys(config)
     fields: dict[str, Any] = {
         "accumulation": point.accumulation,
         "sequence": point.model.seq_length,
@@ -198,75 +202,38 @@ def paper_software() -> dict[str, StockOffload]:
 
 
 def _with_paper_software(workload: Workload) -> Workload:
-    if workload.weights_on_host:
-        raise WorkloadError(
-            "offload_param.device = 'cpu': the paper's software was measured with weights on the "
-            "device alone; predict today's with --as-of today"
-        )
     policy, modes = workload.policy if workload.software is None else "", paper_software()
-    if policy and workload.just_in_time_forward:
-        raise WorkloadError(
-            "just_in_time_forward = true: the paper's software has no such forward; predict "
-            "today's with --as-of today"
-        )
-    if policy not in modes:
-        raise WorkloadError(
-            f"policy = {policy!r}: the paper's software has no such policy; predict today's with "
-            "--as-of today"
-        )
+    for is_unknown, field, value in (
+        (workload.weights_on_host, "offload_param.device", "cpu"),
+        (policy and workload.just_in_time_forward, "just_in_time_forward", True),
+        (policy not in modes, "policy", policy),
+    ):
+        if is_unknown:
+            raise WorkloadError(
+                f"{field} = {value!r}: the paper's software has no such setting; predict today's "
+                "with --as-of today"
+            )
     return dataclasses.replace(workload, software=modes[policy])
 
 
-def _offload_ratio(config: Mapping[str, Any], zero: Mapping[str, Any]) -> float:
-    """Return DeepSpeed's own share of the state in host memory.
-
-    Raises:
-        WorkloadError: The optimizer is not offloaded to the host by ZeRO-3 as the model knows it.
-    """
-    if zero.get("stage") != 3:
-        raise _unknown("zero_optimization.stage", zero.get("stage"), "ZeRO stage 3 alone")
+def _check_keys(config: Mapping[str, Any]) -> None:
+    """Refuse another optimizer, and settings of ZeRO of which it is not known what they change."""
+    zero = config.get("zero_optimization") or {}
     _only_known(zero, ZERO_KEYS, "zero_optimization")
-    offload = zero.get("offload_optimizer") or {}
-    if offload.get("device") != "cpu":
-        what = "an optimizer that is offloaded to the CPU"
-        raise _unknown("offload_optimizer.device", offload.get("device"), what)
-    _only_known(offload, OFFLOAD_KEYS, "offload_optimizer")
-    if (config.get("compile") or {}).get("deepcompile"):
-        raise _unknown("compile.deepcompile", True, "runs without DeepCompile")
-    _check_optimizer(config)
-    return float(offload.get("ratio", 1.0))
-
-
-def _has_weights_on_host(zero: Mapping[str, Any]) -> bool:
-    offload = zero.get("offload_param") or {}
-    device = offload.get("device", "none")
-    if device not in ("none", "cpu"):
-        raise _unknown("offload_param.device", device, "weights on the device or in host memory")
-    _only_known(offload, OFFLOAD_KEYS, "offload_param")
-    return bool(device == "cpu")
-
-
-def _check_optimizer(config: Mapping[str, Any]) -> None:
+    for name in ("offload_optimizer", "offload_param"):
+        _only_known(zero.get(name) or {}, OFFLOAD_KEYS, name)
     optimizer = (config.get("optimizer") or {}).get("type")
-    if optimizer not in ("Adam", "AdamW"):
-        raise _unknown("optimizer.type", optimizer, "Adam and AdamW")
+    _need(optimizer in ("Adam", "AdamW"), "optimizer.type", optimizer, "Adam and AdamW")
 
 
 def _only_known(table: Mapping[str, Any], known: set[str], where: str) -> None:
     """Refuse settings of which it is not known what they change; those that are off are fine."""
     for key, value in table.items():
         is_off = not value or (isinstance(value, Mapping) and value.get("device") == "none")
-        if key not in known | HARMLESS_KEYS and not is_off:
-            raise _unknown(f"{where}.{key}", value, "stock ZeRO-3 offload and this plugin")
+        is_known = key in known | HARMLESS_KEYS or is_off
+        _need(is_known, f"{where}.{key}", value, "stock ZeRO-3 offload and this plugin")
 
 
-def _unknown(field: str, value: object, known: str) -> WorkloadError:
-    return WorkloadError(f"{field} = {value!r}: the performance model knows {known}")
-
-
-def _dtype(config: Mapping[str, Any]) -> str:
-    """Type of weights and gradients."""
-    for name in ("bf16", "fp16"):
-        if (config.get(name) or {}).get("enabled"):
-            return name
-    return "fp32"
+def _need(is_known: bool, field: str, value: object, known: str) -> None:
+    if not is_known:
+        raise WorkloadError(f"{field} = {value!r}: the performance model knows {known}")

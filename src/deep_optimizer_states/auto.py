@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from deep_optimizer_states.config import Settings
 from deep_optimizer_states.predict.machine import load_machine
-from deep_optimizer_states.predict.policy import choose_policy
+from deep_optimizer_states.predict.predict import choose_policy
 
 
 def settle_policy(

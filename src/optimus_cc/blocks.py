@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from optimus_cc.block_sizes import BITS, BLOCK_NUMEL, block_bytes, num_blocks
+from optimus_cc.sizes import BITS, BLOCK_NUMEL, block_bytes, num_blocks
 
 _ZERO = 8
 """The stored code of 0: the whole numbers from -7 to 7 are stored as 1 to 15."""

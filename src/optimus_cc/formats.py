@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from optimus_cc import low_rank
-from optimus_cc.block_sizes import message_numel
 from optimus_cc.blocks import Blocks, Float8Blocks, HadamardBlocks
 from optimus_cc.settings import Settings
+from optimus_cc.sizes import message_numel
 
 
 class Format(ABC):

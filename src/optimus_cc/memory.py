@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from optimus_cc import low_rank
-from optimus_cc.block_sizes import BITS
 from optimus_cc.settings import Settings
+from optimus_cc.sizes import BITS
 
 _FP32_BYTES = 4
 """Queries and errors are fp32, whatever the type of the messages."""

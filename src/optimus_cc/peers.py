@@ -14,10 +14,10 @@ from torch import Tensor, distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_power_sgd
 
 from optimus_cc import low_rank
-from optimus_cc.block_sizes import BLOCK_NUMEL
 from optimus_cc.blocks import HadamardBlocks
 from optimus_cc.error_feedback import ErrorFeedback
 from optimus_cc.settings import Settings
+from optimus_cc.sizes import BLOCK_NUMEL
 from optimus_cc.traffic import Kind, Traffic
 
 

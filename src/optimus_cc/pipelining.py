@@ -2,8 +2,7 @@
 
 :class:`CompressedStage` takes the place of ``PipelineStage``, under ``Schedule1F1B``. The gradients
 of the stage's parameters are reduced by :class:`optimus_cc.gradients.GradientReduction` after
-``schedule.step``, or by torch's ``DistributedDataParallel`` with
-:func:`optimus_cc.selective.register_power_sgd`.
+``schedule.step``.
 """
 
 from __future__ import annotations

@@ -9,11 +9,10 @@ transfer begins when both sides have posted it, as in gloo and NCCL. Nothing nee
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import tomllib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -177,22 +176,16 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Links:
-    """A rank's own interface; both directions at once, and every kind of communication on it."""
-
-    bytes_per_s: float  # payload in each direction
-    latency_s: float  # from the end of a transfer to its arrival
-    copies: int = 1  # ranks behind an interface that each send the same: shards of a node
-
-
-@dataclass(frozen=True)
-class Times:
-    """Times of what a rank computes, alone on its core or GPU, in seconds; lists are by stage."""
+class Costs:
+    """What a rank computes, alone on its core or GPU, and its link; lists are by stage."""
 
     forward_s: list[float]  # of a micro-batch
     backward_s: list[float]
     reduction_s: list[float]  # work of the reduction beside communication, such as copies
     update_s: list[float]
+    bytes_per_s: float = 1e30  # payload in each direction of a rank's own interface
+    latency_s: float = 0.0  # from the end of a transfer to its arrival
+    copies: int = 1  # ranks behind an interface that each send the same: shards of a node
     pack_s: float = 0.0  # to compress an activation gradient
     restore_s: float = 0.0  # to make a gradient of P and Q
     power_sgd_s: tuple[float, ...] = ()  # to compress a stage's gradients and restore them
@@ -235,12 +228,18 @@ class Cluster:
             recomputes=self.recomputes,
         )
 
-    def links(self, gbit: float, copies: int) -> Links:
-        """Return links of a rate in Gb/s, over which each message goes ``copies`` times."""
-        return Links(gbit * 1e9 / 8 * self.link_share, self.latency_s, copies)
+    def costs(
+        self, workload: Workload, settings: Settings, dtype: str, gbit: float = 0, copies: int = 1
+    ) -> Costs:
+        """Return what each GPU takes, its tensor-parallel exchanges included.
 
-    def times(self, workload: Workload, settings: Settings, dtype: str) -> Times:
-        """Return times of what each GPU computes, its tensor-parallel exchanges included."""
+        Args:
+            workload: What is computed and sent.
+            settings: What is compressed.
+            dtype: Of the model.
+            gbit: A node's link in Gb/s; 0 for the cluster's own.
+            copies: How often each message goes over the link.
+        """
         stages = range(workload.pp)
         flops_per_s, memory = self.flops_per_s[dtype], self.memory_bytes_per_s
         # A layer has two all-reduces of activations over the shards.
@@ -256,17 +255,18 @@ class Cluster:
         numels = [workload.numel(stage) for stage in stages]
         rows, columns = matrix_shape(workload.message_shape)
         rank = settings.inter_grad_comp_rank
-        restore_s = (
-            2 * rows * columns * 4 / memory + product_flops(rows, columns, rank) / flops_per_s
-        )
         pairs = [workload.averaged(stage, settings)[0] for stage in stages]
-        return Times(
+        return Costs(
             forward_s=forward,
             backward_s=backward,
             reduction_s=[4 * numel * workload.element_bytes / memory for numel in numels],
             update_s=[_ADAM_BYTES * numel / memory for numel in numels],
+            bytes_per_s=(gbit or self.link_gbit) * 1e9 / 8 * self.link_share,
+            latency_s=self.latency_s,
+            copies=copies,
             pack_s=self._factorise_s(rows, columns, rank, dtype),
-            restore_s=restore_s,
+            restore_s=2 * rows * columns * 4 / memory
+            + product_flops(rows, columns, rank) / flops_per_s,
             power_sgd_s=tuple(
                 sum(self._factorise_s(*pair, settings.grad_comp_rank, dtype) for pair in of_stage)
                 for of_stage in pairs
@@ -276,26 +276,20 @@ class Cluster:
         )
 
     def _factorise_s(self, rows: int, columns: int, rank: int, dtype: str) -> float:
-        return (
-            2 * self.orthogonalisation_s
-            + factorise_flops(rows, columns, rank) / self.flops_per_s[dtype]
-            + _PASSES * rows * columns * 4 / self.memory_bytes_per_s
-        )
+        """Return the time of a step of subspace iteration and of the product of its pair.
+
+        Three products with the matrix (M Q, M^T P, P Q^T), and Householder QR of both factors,
+        which takes 4 rank^2 for a row with the making of its Q.
+        """
+        flops = 3 * product_flops(rows, columns, rank)
+        flops += 4.0 * min(rank, rows, columns) ** 2 * (rows + columns)
+        bytes_s = _PASSES * rows * columns * 4 / self.memory_bytes_per_s
+        return 2 * self.orthogonalisation_s + flops / self.flops_per_s[dtype] + bytes_s
 
 
 def product_flops(rows: int, columns: int, rank: int) -> float:
-    """Return the FLOPs of P Qᵀ; those of M Q and of Mᵀ P are as many."""
+    """Return the FLOPs of P Q^T; those of M Q and of M^T P are as many."""
     return 2.0 * rows * columns * min(rank, rows, columns)
-
-
-def factorise_flops(rows: int, columns: int, rank: int) -> float:
-    """Return the FLOPs of a step of subspace iteration and of the product of its pair.
-
-    Three products with the matrix (M Q, Mᵀ P, P Qᵀ), and Householder QR of both factors, which
-    takes 4 rank² for a row with the making of its Q.
-    """
-    rank = min(rank, rows, columns)
-    return 3 * product_flops(rows, columns, rank) + 4.0 * rank**2 * (rows + columns)
 
 
 @dataclass(frozen=True)
@@ -307,20 +301,14 @@ class Prediction:
     num_compressed: Counter[int]  # messages, by the stage that receives them; of all replicas
 
 
-def predict(workload: Workload, settings: Settings, times: Times, links: Links) -> Prediction:
+def predict(workload: Workload, settings: Settings, costs: Costs) -> Prediction:
     """Predict an iteration after SC's warm-up.
-
-    Args:
-        workload: What is computed and sent.
-        settings: What is compressed.
-        times: What computing takes.
-        links: Those of the ranks.
 
     Raises:
         SettingsError: The settings do not go with the pipeline.
     """
     settings.check_stages(workload.pp)
-    iteration = _Iteration(workload, settings, times, links)
+    iteration = _Iteration(workload, settings, costs)
     updates = [
         _Rank(iteration, stage, replica).submit()
         for stage in range(workload.pp)
@@ -335,60 +323,45 @@ def predict(workload: Workload, settings: Settings, times: Times, links: Links) 
 
 
 class _Iteration:
-    """The jobs of all ranks of an iteration, and what they share."""
+    """What the ranks of an iteration share: the simulator, transfers, counts."""
 
-    def __init__(self, workload: Workload, settings: Settings, times: Times, links: Links) -> None:
-        self.workload, self.settings, self.times, self.links = workload, settings, times, links
+    def __init__(self, workload: Workload, settings: Settings, costs: Costs) -> None:
+        self.workload, self.settings, self.costs = workload, settings, costs
         self.simulator = Simulator(
-            lambda resource, _: times.cores if resource == "cores" else links.bytes_per_s
+            lambda resource, _: costs.cores if resource == "cores" else costs.bytes_per_s
         )
         self.sent_bytes: Counter[str] = Counter(forward=0, backward=0, gradients=0, embedding=0)
         self.num_compressed: Counter[int] = Counter()
-        self._posted: defaultdict[tuple[object, ...], int] = defaultdict(int)
         self._transfers: dict[tuple[object, ...], tuple[Job, Job]] = {}
 
-    def message(
-        self, channel: tuple[str, int, int], end: int, nbytes: int, after: Job | None
-    ) -> tuple[Job, Job]:
-        """Post the next message of a channel (kind, source, target) at one of its ends.
-
-        Returns:
-            The transfer, and its arrival.
-        """
-        _, source, target = channel
-        self._posted[channel, end] += 1
-        key = (*channel, self._posted[channel, end])
-        ends = [f"out {source}", f"in {target}"]
-        return self._transfer(key, nbytes, ends, self.links.latency_s, after)
-
-    def all_reduce(
-        self, key: tuple[object, ...], group: list[int], nbytes: int, after: Job | None
-    ) -> Job:
-        """Join a ring over ``group``, which begins once all its ranks are there; return its end."""
-        sent = ring_bytes(nbytes, len(group)) * self.links.copies
-        latency_s = 2 * (len(group) - 1) * self.links.latency_s
-        # A ring shares no link: its ranks have sent and received all else before they join.
-        return self._transfer(key, sent, [], latency_s, after)[1]
-
-    def _transfer(
+    def transfer(
         self,
         key: tuple[object, ...],
         nbytes: float,
-        ends: list[str],
-        latency_s: float,
         after: Job | None,
+        latency_s: float,
+        links: Sequence[str] = (),
     ) -> tuple[Job, Job]:
-        """Return the jobs of a transfer, which waits for each end's ``after``."""
+        """Join a transfer, which begins once all its ranks have; return it and its arrival.
+
+        Args:
+            key: Names it. Of those whose keys begin alike one leaves when the one before has left.
+            nbytes: What is sent in each direction.
+            after: What the rank that joins has to do first.
+            latency_s: From the end of the transfer to its arrival.
+            links: Which it shares with others. A ring shares none: its ranks have sent and received
+                all else before they join.
+        """
         if key not in self._transfers:
-            draws = dict.fromkeys(ends, 1.0)
-            channel = f"{key[:3]}"  # of which a message leaves when the one before it has left
-            transfer = Job(channel, "transfer", nbytes, self.links.bytes_per_s, draws)
-            arrival = Job(f"arrival {channel}", "arrival", latency_s, after=(transfer,))
-            self._transfers[key] = self.simulator.submit(transfer), self.simulator.submit(arrival)
-        transfer, arrival = self._transfers[key]
+            channel = f"{key[:3]}"
+            rate, draws = self.costs.bytes_per_s, dict.fromkeys(links, 1.0)
+            sent = self.simulator.submit(Job(channel, "transfer", nbytes, rate, draws))
+            there = Job(f"arrival {channel}", "arrival", latency_s, after=(sent,))
+            self._transfers[key] = sent, self.simulator.submit(there)
+        sent, arrival = self._transfers[key]
         if after is not None:
-            transfer.after += (after,)
-        return transfer, arrival
+            sent.after += (after,)
+        return sent, arrival
 
 
 class _Rank:
@@ -396,112 +369,99 @@ class _Rank:
 
     def __init__(self, iteration: _Iteration, stage: int, replica: int) -> None:
         self.all, self.stage, self.replica = iteration, stage, replica
-        self.workload, self.times = iteration.workload, iteration.times
-        self.rank = self._rank_of(stage)
-        self.is_first, self.is_last = stage == 0, stage == self.workload.pp - 1
+        self.workload, self.costs = iteration.workload, iteration.costs
         self._last: Job | None = None
-
-    def _rank_of(self, stage: int, replica: int | None = None) -> int:
-        return stage * self.workload.dp + (self.replica if replica is None else replica)
+        self._posted: Counter[tuple[str, int]] = Counter()
 
     def submit(self) -> Job:
         """Submit all jobs; return the last one, the update."""
         self._schedule()
         self._reduce()
-        whole = [self._rank_of(stage) for stage in range(self.workload.pp)]
         # The norm of the gradient is the whole model's.
-        norm = self.all.all_reduce(("norm", self.replica), whole, 0, self._last)
-        return self._do("update", self.times.update_s[self.stage], norm)
+        self._all_reduce("norm", ("norm", self.replica), self.workload.pp, 0)
+        return self._do("update", self.costs.update_s[self.stage])
 
     def _schedule(self) -> None:
-        count = self.workload.num_micro_batches
+        count, forward_s = self.workload.num_micro_batches, self.costs.forward_s[self.stage]
         num_warm_up = min(self.workload.pp - self.stage - 1, count)
         for _ in range(num_warm_up):
-            self._exchange(self._receive_forward())
-            self._do("forward", self.times.forward_s[self.stage])
-            self._exchange(self._send_forward())
+            self._exchange(self._receive("forward"))
+            self._do("forward", forward_s)
+            self._exchange(self._send("forward"))
         if count > num_warm_up:
-            self._exchange(self._receive_forward())
+            self._exchange(self._receive("forward"))
         for index in range(count - num_warm_up):
             is_final = index == count - num_warm_up - 1
-            self._do("forward", self.times.forward_s[self.stage])
-            self._exchange(self._receive_backward(in_epilogue=False), self._send_forward())
+            self._do("forward", forward_s)
+            self._exchange(self._receive("backward"), self._send("forward"))
             self._backward(in_epilogue=False)
-            sent = self._send_backward(in_epilogue=is_final)
-            self._exchange(sent, None if is_final else self._receive_forward())
+            sent = self._send("backward", in_epilogue=is_final)
+            self._exchange(sent, None if is_final else self._receive("forward"))
         for _ in range(num_warm_up):
-            self._exchange(self._receive_backward(in_epilogue=True))
+            self._exchange(self._receive("backward", in_epilogue=True))
             self._backward(in_epilogue=True)
-            self._exchange(self._send_backward(in_epilogue=True))
+            self._exchange(self._send("backward", in_epilogue=True))
 
     def _do(self, name: str, seconds: float, *after: Job) -> Job:
-        draws = {} if math.isinf(self.times.cores) else {"cores": 1.0}
-        job = Job(str(self.rank), name, seconds, draws=draws, after=after)
-        self._last = self.all.simulator.submit(job)
-        return job
+        lane = f"{self.stage} {self.replica}"
+        draws = {} if math.isinf(self.costs.cores) else {"cores": 1.0}
+        self._last = self.all.simulator.submit(Job(lane, name, seconds, 1.0, draws, after))
+        return self._last
 
     def _exchange(self, *transfers: Job | None) -> None:
         waited_for = [job for job in transfers if job is not None]
         if waited_for:
-            self._do("exchange", self.times.exchange_s, *waited_for)
+            self._do("exchange", self.costs.exchange_s, *waited_for)
 
     def _backward(self, *, in_epilogue: bool) -> None:
-        if not self.is_last and self._message(in_epilogue)[1]:
-            self._do("compression", self.times.restore_s)
-        self._do("backward", self.times.backward_s[self.stage])
+        if self.stage < self.workload.pp - 1 and self._size("backward", in_epilogue)[1]:
+            self._do("compression", self.costs.restore_s)
+        self._do("backward", self.costs.backward_s[self.stage])
 
-    def _message(self, in_epilogue: bool) -> tuple[int, bool]:
+    def _size(self, kind: str, in_epilogue: bool) -> tuple[int, bool]:
+        """Return the bytes of a message, and whether it is compressed."""
+        if kind == "forward":
+            return self.workload.message_bytes, False
         return self.workload.gradient_message(self.all.settings, in_epilogue)
 
-    def _send_forward(self) -> Job | None:
-        return self._post("forward", self.stage, self.stage + 1, self.workload.message_bytes)
-
-    def _receive_forward(self) -> Job | None:
-        return self._post("forward", self.stage - 1, self.stage, self.workload.message_bytes)
-
-    def _send_backward(self, *, in_epilogue: bool) -> Job | None:
-        """Compress a gradient where that is due, and send it."""
-        size, is_compressed = self._message(in_epilogue)
-        if is_compressed and not self.is_first:
+    def _send(self, kind: str, *, in_epilogue: bool = False) -> Job | None:
+        """Send to the next stage (forward) or the one before; return what is then waited for."""
+        size, is_compressed = self._size(kind, in_epilogue)
+        if is_compressed and self.stage:
             self.all.num_compressed[self.stage - 1] += 1
-            self._do("compression", self.times.pack_s)
-        return self._post("backward", self.stage, self.stage - 1, size)
-
-    def _receive_backward(self, *, in_epilogue: bool) -> Job | None:
-        size, _ = self._message(in_epilogue)
-        return self._post("backward", self.stage + 1, self.stage, size)
-
-    def _post(self, kind: str, source: int, target: int, nbytes: int) -> Job | None:
-        """Post a message between two stages, one of which is this rank's.
-
-        Returns:
-            What the rank then waits for: what it sends has left, or what it receives is there; None
-            where the pipeline ends.
-        """
-        if not 0 <= min(source, target) <= max(source, target) < self.workload.pp:
+            self._do("compression", self.costs.pack_s)
+        target = self.stage + (1 if kind == "forward" else -1)
+        if not 0 <= target < self.workload.pp:
             return None
-        nbytes *= self.all.links.copies
-        channel = (kind, self._rank_of(source), self._rank_of(target))
-        sent, received = self.all.message(channel, self.rank, nbytes, self._last)
-        if target == self.stage:
-            return received
-        self.all.sent_bytes[kind] += nbytes
-        return sent
+        self.all.sent_bytes[kind] += size * self.costs.copies
+        return self._post(kind, self.stage, target, size)[0]
+
+    def _receive(self, kind: str, *, in_epilogue: bool = False) -> Job | None:
+        source = self.stage + (-1 if kind == "forward" else 1)
+        if not 0 <= source < self.workload.pp:
+            return None
+        return self._post(kind, source, self.stage, self._size(kind, in_epilogue)[0])[1]
+
+    def _post(self, kind: str, source: int, target: int, size: int) -> tuple[Job, Job]:
+        """Post the next message between two stages, one of which is this rank's."""
+        self._posted[kind, source] += 1
+        ends = [f"out {source} {self.replica}", f"in {target} {self.replica}"]
+        key = (kind, source, self.replica, self._posted[kind, source])
+        nbytes = size * self.costs.copies
+        return self.all.transfer(key, nbytes, self._last, self.costs.latency_s, ends)
 
     def _reduce(self) -> None:
-        self._do("reduction", self.times.reduction_s[self.stage])
-        replicas = [self._rank_of(self.stage, other) for other in range(self.workload.dp)]
-        for number, nbytes in enumerate(self._averaged_bytes() if len(replicas) > 1 else ()):
-            self._all_reduce("gradients", (number, self.stage), replicas, nbytes)
-        if self.times.power_sgd_s:
-            self._do("compression", self.times.power_sgd_s[self.stage])
+        dp = self.workload.dp
+        self._do("reduction", self.costs.reduction_s[self.stage])
+        for number, nbytes in enumerate(self._averaged_bytes() if dp > 1 else ()):
+            self._all_reduce("gradients", (number, self.stage), dp, nbytes)
+        if self.costs.power_sgd_s:
+            self._do("compression", self.costs.power_sgd_s[self.stage])
         if self.workload.has_embedding(self.stage):
-            fused = self.all.settings.emb_comm_opt
-            others = range(self.workload.dp) if fused else [self.replica]
-            group = [self._rank_of(s, r) for s in (0, self.workload.pp - 1) for r in others]
-            rows, columns = self.workload.embedding
-            nbytes = rows * columns * self.workload.element_bytes
-            self._all_reduce("embedding", (others[0],), group, nbytes)
+            is_fused = self.all.settings.emb_comm_opt
+            group = ("all" if is_fused else self.replica,)
+            nbytes = math.prod(self.workload.embedding) * self.workload.element_bytes
+            self._all_reduce("embedding", group, 2 * dp if is_fused else 2, nbytes)
 
     def _averaged_bytes(self) -> Iterator[int]:
         """Yield what replicas all-reduce in turn: each P and Q, then all that is whole."""
@@ -513,9 +473,14 @@ class _Rank:
             yield number * columns * rank * size
         yield sum(map(math.prod, whole)) * size
 
-    def _all_reduce(self, kind: str, key: tuple[int, ...], group: list[int], nbytes: int) -> None:
-        self.all.sent_bytes[kind] += ring_bytes(nbytes, len(group)) * self.all.links.copies
-        self._do("wait", 0.0, self.all.all_reduce((kind, *key), group, nbytes, self._last))
+    def _all_reduce(self, kind: str, key: tuple[object, ...], ranks: int, nbytes: int) -> None:
+        """Join a ring over so many ranks, and wait for its end."""
+        sent = ring_bytes(nbytes, ranks) * self.costs.copies
+        if sent:
+            self.all.sent_bytes[kind] += sent
+        latency_s = 2 * (ranks - 1) * self.costs.latency_s
+        ring = self.all.transfer((kind, *key), sent, self._last, latency_s)
+        self._do("wait", 0.0, ring[1])
 
 
 def settings_of(scheme: str, **numbers: Any) -> Settings:  # noqa: ANN401 - fields of Settings
@@ -605,12 +570,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PredictionError, SettingsError) as error:
         sys.stderr.write(f"predict: {error}\n")
         return 2
-    source = f"{cluster.name}: {cluster.source}"
-    if given.json:
-        document = {"schema_version": 1, "simulated": True, "source": source, "rows": rows}
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
-    else:
-        sys.stdout.write(_text(workload, source, rows))
+    sys.stdout.write(_text(workload, f"{cluster.name}: {cluster.source}", rows))
     return 0
 
 
@@ -624,13 +584,8 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield a link's rows scheme by scheme."""
     found = {
-        name: predict(
-            workload,
-            settings,
-            cluster.times(workload, settings, dtype),
-            cluster.links(gbit, copies),
-        )
-        for name, settings in schemes.items()
+        name: predict(workload, one, cluster.costs(workload, one, dtype, gbit, copies))
+        for name, one in schemes.items()
     }
     first, best = next(iter(found.values())), min(one.iteration_s for one in found.values())
     for scheme, one in found.items():
@@ -678,7 +633,6 @@ def _parser() -> argparse.ArgumentParser:
     for name in _NUMBERS:
         default = getattr(Settings(), name)
         add(f"--{name}", type=int, default=default, help=f"[{default}]")
-    add("--json", action="store_true", help="print JSON")
     return parser
 
 

@@ -6,9 +6,6 @@ shapes at once; vectors and small matrices are reduced whole. That is :class:`Po
 gradients that a schedule leaves in place until all micro-batches are through, as megatron-core's
 does. :mod:`optimus_cc.peers` has other ways, and :func:`compressor` makes the one that the settings
 ask for.
-
-:func:`register_power_sgd` is for a stage wrapped in torch's ``DistributedDataParallel``, which uses
-torch's own hook.
 """
 
 from __future__ import annotations
@@ -19,17 +16,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torch_power_sgd
-from torch.nn.parallel import DistributedDataParallel
 
 from optimus_cc import low_rank, peers
 from optimus_cc.error_feedback import ErrorFeedback
-from optimus_cc.settings import Settings, SettingsError
+from optimus_cc.settings import Settings
 from optimus_cc.traffic import Kind, Traffic
-
-_MIB = 2**20
-_TORCH_FIRST_ITERATION = 2
-"""torch rebuilds its buckets in the first iterations, and refuses to compress before."""
 
 
 class Compressor(Protocol):
@@ -122,49 +113,3 @@ class PowerSgd:
         """Take over what :meth:`state_dict` gave."""
         self._low_rank.load_state_dict(state)
         self._feedback.load_state_dict(state)
-
-
-def register_power_sgd(
-    model: DistributedDataParallel, settings: Settings, *, stage: int, num_iterations: int
-) -> torch_power_sgd.PowerSGDState | None:
-    """Give a stage torch's PowerSGD hook where its gradients are to be compressed.
-
-    Args:
-        model: the stage's module.
-        settings: which stages, rank, warm-up and error feedback.
-        stage: from 0.
-        num_iterations: of the whole training, of which the warm-up is a share.
-
-    Returns:
-        The hook's state, whose ``compression_stats()`` counts elements; None for other stages.
-
-    Raises:
-        SettingsError: gloo would hang, because the gradients are not in one bucket, or the method
-            is another.
-    """
-    if not settings.compresses_gradients_of(stage):
-        return None
-    if settings.grad_comp_method == "4bit":
-        raise SettingsError(
-            "grad_comp_method = '4bit': DistributedDataParallel gets torch's PowerSGD hook; leave "
-            "the stage unwrapped and use GradientReduction"
-        )
-    size_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    one_bucket = not model.bucket_bytes_cap_default and size_bytes <= model.bucket_bytes_cap
-    if dist.get_backend(model.process_group) == "gloo" and not one_bucket:
-        raise SettingsError(
-            f"bucket_cap_mb = {model.bucket_bytes_cap // _MIB}: torch's PowerSGD hangs on gloo "
-            f"with several buckets; pass bucket_cap_mb={size_bytes // _MIB + 1} to "
-            "DistributedDataParallel"
-        )
-    start = max(_TORCH_FIRST_ITERATION, settings.warm_up_iterations(num_iterations))
-    state = torch_power_sgd.PowerSGDState(
-        process_group=model.process_group,
-        matrix_approximation_rank=settings.grad_comp_rank,
-        start_powerSGD_iter=start,
-        min_compression_rate=1,
-        use_error_feedback=settings.use_error_feedback,
-        batch_tensors_with_same_shape=True,
-    )
-    model.register_comm_hook(state, torch_power_sgd.powerSGD_hook)
-    return state

@@ -18,7 +18,7 @@ from launch.fit.pipelines import workload_of
 from launch.trainers.pipeline import PipelineTrainer
 from optimus_cc import Settings
 from optimus_cc.memory import state_bytes
-from optimus_cc.predict import Links, Times, predict
+from optimus_cc.predict import Costs, predict
 
 pytestmark = pytest.mark.slow
 WORKER = Path(__file__).resolve().parents[1] / "support" / "pipeline_worker.py"
@@ -238,9 +238,9 @@ def test_a_predicted_iteration_sends_what_the_trained_one_sent(folders, name):
     run = json.loads((folders / name / "run.json").read_text())
     config = json.loads((folders / name / "ds_config.json").read_text())
     workload = workload_of(load_study("optimus-cc").make_point(run["point"]))
-    free = Times(*([0.0] * workload.pp for _ in range(4)))
+    free = Costs(*([0.0] * workload.pp for _ in range(4)))
     settings = Settings(**config.get("optimus_cc", {}))
-    predicted = predict(workload, settings, free, Links(1e30, 0.0)).sent_bytes
+    predicted = predict(workload, settings, free).sent_bytes
     lines = (folders / name / "metrics.jsonl").read_text().splitlines()
     last = [event for event in map(json.loads, lines) if event["event"] == "iteration"][-1]
     assert predicted == {kind: last[f"{kind}_bytes"] for kind in predicted}

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deep_optimizer_states.calibrate.watch import Steps, look_around
+from deep_optimizer_states.calibrate.watch import look_around
 from deep_optimizer_states.cores import cpu_facts, find_place, usable_cores
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.files import write_whole
@@ -63,7 +63,7 @@ def _run(given: argparse.Namespace) -> int:
     _say("loading torch ...")
     from deep_optimizer_states.calibrate.rates import Findings
 
-    found = Findings(_say, Steps(_say, num_steps(threads, on_cpu)))
+    found = Findings(_say)
     others = look_around(_say)
     fields = measure(found, threads, host_bytes, on_cpu)
     if warning := others.warning("used"):
@@ -74,23 +74,11 @@ def _run(given: argparse.Namespace) -> int:
     if out is None:
         sys.stdout.write(text)
     else:
-        _write(out, text, given.force)
+        write_whole(out, text, overwrite=given.force)
     missing = f", {len(found.missing)} rates not measured" if found.missing else ""
     where = "standard output" if out is None else str(out)
     _say(f"{len(found.rates)} rates in {time.monotonic() - begin:.0f} s{missing}: {where}")
     return 0
-
-
-def num_steps(threads: Sequence[int], on_cpu: bool) -> int:
-    """Return the steps that :func:`measure` will make."""
-    import torch
-
-    from deep_optimizer_states.calibrate import rates
-
-    device = 2
-    if not on_cpu and not rates.why_no_cuda():
-        device = 8 if torch.cuda.device_count() > 1 else 7
-    return device + 1 + len(threads)
 
 
 def measure(
@@ -127,14 +115,8 @@ def measure(
         memory = torch.cuda.get_device_properties(0).total_memory
         gpus = {"gpus": torch.cuda.device_count(), "device_memory_bytes": memory}
         names = f"{gpus['gpus']} x {torch.cuda.get_device_name(0)}"
-    with found.steps.step("the host: building kernels, which may take minutes the first time"):
-        passes = rates.host_passes(rates.HostArrays(numel), found)
-    rates.measure_host(found, passes, threads)
-    stream = rates.HOST_RATES[0]
-    if not reason and stream in passes:
-        probe, probe_bytes = passes[stream]
-        best, _ = max(found.rates[stream], key=lambda pair: pair[1])
-        rates.measure_busy_memory(found, lambda: probe(best), probe_bytes)
+    _say("the host: building kernels, which may take minutes the first time ...")
+    rates.measure_host(found, rates.host_passes(rates.HostArrays(numel), found), threads)
     return {
         "source": f"measured by calibrate, {_described(names)}",
         "cores": min(usable_cores(), sum(map(len, find_place(0, None).cores))),
@@ -184,7 +166,7 @@ def default_threads(cores: int) -> list[int]:
 
 
 def _described(gpus: str) -> str:
-    """Processors, versions and date, for the profile's ``source``."""
+    """Return processors, versions and date, for the profile's ``source``."""
     versions = (f"{name} {_version(name)}" for name in ("torch", "deepspeed"))
     today = datetime.now(UTC).date().isoformat()
     return ", ".join(part for part in (today, gpus, cpu_facts("model name"), *versions) if part)
@@ -208,16 +190,6 @@ def _check_output(out: Path, force: bool) -> None:
         raise CalibrateError(f"{out.parent}: no such folder")
     try:
         tempfile.TemporaryFile(dir=out.parent).close()
-    except OSError as error:
-        raise CalibrateError(f"{out}: cannot be written: {error.strerror}") from error
-
-
-def _write(out: Path, text: str, force: bool) -> None:
-    """Write it whole, or not at all; a file that came up meanwhile stays."""
-    try:
-        write_whole(out, text, overwrite=force)
-    except FileExistsError:
-        raise CalibrateError(f"{out}: is there already; give another name") from None
     except OSError as error:
         raise CalibrateError(f"{out}: cannot be written: {error.strerror}") from error
 
@@ -256,7 +228,3 @@ def _parser() -> argparse.ArgumentParser:
         "--device", choices=("auto", "cpu"), default="auto", help="cpu leaves GPUs alone"
     )
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

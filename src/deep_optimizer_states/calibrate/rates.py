@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deep_optimizer_states.calibrate.watch import Say, Steps
+from deep_optimizer_states.calibrate.watch import Say
 from deep_optimizer_states.cores import choose_cores, find_place
 from deep_optimizer_states.device.base import Device, Lane
 from deep_optimizer_states.device.emulated import EmulatedDevice
@@ -38,7 +38,6 @@ HOST_RATES = (
     "host_stream_bytes_per_s",
     "host_fused_parameters_per_s",
     "host_adam_parameters_per_s",
-    "host_cast_parameters_per_s",
 )
 LINK_RATES = (
     "h2d_bytes_per_s",
@@ -50,8 +49,7 @@ PAGEABLE_RATES = ("pageable_h2d_bytes_per_s", "pageable_d2h_bytes_per_s")
 COMPUTE_RATES = ("device_flops_per_s", "device_stream_bytes_per_s")
 """Of what computes forward and backward: a GPU, or else the CPU."""
 ADAM_RATES, GATHER_RATES = ("device_adam_parameters_per_s",), ("gather_bytes_per_s",)
-BUSY_RATES, LOCK_RATES = ("busy_memory_bytes_per_s",), ("page_lock_bytes_per_s",)
-GPU_RATES = (*LINK_RATES, *PAGEABLE_RATES, *ADAM_RATES, *GATHER_RATES, *LOCK_RATES, *BUSY_RATES)
+GPU_RATES = (*LINK_RATES, *PAGEABLE_RATES, *ADAM_RATES, *GATHER_RATES)
 """What there is on a GPU alone."""
 
 NUMEL = 2**25
@@ -72,9 +70,7 @@ _NOISE = 0.1
 _OP_ID = -20242  # DeepSpeed numbers its optimizers from 0
 _COUNT = 12
 """Pieces of work that are timed on a lane, after one that is not."""
-_PROBES = 8
-"""Passes of the host's probe beside copies of both ways."""
-_LOCK_BYTES, _GATHER_BYTES, _REPEATS = 2**29, 2**26, 5
+_GATHER_BYTES, _REPEATS = 2**26, 5
 
 Turn = tuple[Lane, Callable[[], None]]
 """A lane, and what it does in a turn."""
@@ -87,7 +83,6 @@ class Findings:
     """Rates by their names in the profile."""
 
     say: Say  # gets a line of progress
-    steps: Steps  # says which measurement runs
     rates: dict[str, Any] = field(default_factory=dict)  # a number, or [(threads, rate), ...]
     missing: dict[str, str] = field(default_factory=dict)  # why a rate was not measured
     notes: dict[str, str] = field(default_factory=dict)  # a remark on a rate
@@ -97,11 +92,11 @@ class Findings:
     ) -> None:
         """Take the rates that ``work`` measures; what it cannot measure is noted as missing."""
         try:
-            with self.steps.step(what):
-                found = work()
+            self.say(f"{what} ...")
+            found = work()
         except Exception as error:  # noqa: BLE001 - one rate must not cost the others
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            self.lack(f"  {what}", names, reason)
+            self.lack(what, names, reason)
             return
         self.rates |= found
         for name in names:
@@ -164,7 +159,6 @@ def host_passes(arrays: HostArrays, found: Findings) -> Passes:
         passes[HOST_RATES[2]] = (_stock_adam(arrays), numel)
     except Exception as error:  # noqa: BLE001 - DeepSpeed's builder raises whatever its tools do
         found.lack("DeepSpeed's Adam", HOST_RATES[2:3], f"cpu_adam cannot be built: {error}")
-    passes[HOST_RATES[3]] = (lambda threads: tensors.weights.copy_(tensors.master), numel)
     return passes
 
 
@@ -185,27 +179,21 @@ def measure_host(found: Findings, passes: Passes, thread_counts: Sequence[int]) 
     curves: dict[str, list[tuple[int, float]]] = {name: [] for name in passes}
     for threads in thread_counts:
         set_threads(threads)
-        with found.steps.step(f"the host with {threads} thread(s)"):
-            taken = _turns(passes, threads)
+        found.say(f"the host with {threads} thread(s) ...")
+        taken = _turns(passes, threads)
         for name, (_, amount) in passes.items():
             curves[name].append((threads, amount / median(taken[name])))
         shown = (f"{name.split('_')[1]} {curves[name][-1][1] / 1e9:.3g}" for name in passes)
         found.say(f"  {threads} thread(s): {', '.join(shown)} G/s")
     for name, curve in curves.items():
-        _warn_where_more_are_slower(found.say, name, curve)
-    found.rates |= curves
-
-
-def _warn_where_more_are_slower(say: Say, name: str, curve: Sequence[tuple[int, float]]) -> None:
-    best_threads, best_rate = curve[0]
-    for threads, rate in curve[1:]:
+        best_threads, best_rate = max(curve, key=lambda pair: pair[1])
+        threads, rate = curve[-1]
         if rate < (1 - _NOISE) * best_rate:
-            say(
+            found.say(
                 f"  warning: {name}: {threads} threads gave {rate / 1e9:.3g} G/s, {best_threads} "
                 f"gave {best_rate / 1e9:.3g}: was something else running? Then measure again"
             )
-        if rate > best_rate:
-            best_threads, best_rate = threads, rate
+    found.rates |= curves
 
 
 def _turns(passes: Passes, threads: int) -> dict[str, list[float]]:
@@ -253,22 +241,11 @@ class Bench:
         self.device = device
         self._recorder = recorder
 
-    def spans(
-        self,
-        *work: Turn,
-        count: int = _COUNT,
-        beside: Callable[[], object] = lambda: None,
-    ) -> list[Span]:
-        """Return the spans of ``count`` turns, each lane's work submitted in every turn.
-
-        Args:
-            work: Lanes and what each does in a turn.
-            count: Turns.
-            beside: Called once while the lanes work.
-        """
-        self._run(work, 1, lambda: None)
+    def spans(self, *work: Turn, count: int = _COUNT) -> list[Span]:
+        """Return the spans of ``count`` turns, each lane's work submitted in every turn."""
+        self._run(work, 1)
         self.device.set_clock()
-        return self._run(work, count, beside)
+        return self._run(work, count)
 
     def rate(
         self, lane: Lane, piece: Callable[[], None], amount: float, count: int = _COUNT
@@ -277,11 +254,10 @@ class Bench:
         spans = self.spans((lane, piece), count=count)
         return amount / median(span.end_s - span.begin_s for span in spans)
 
-    def _run(self, work: Sequence[Turn], count: int, beside: Callable[[], object]) -> list[Span]:
+    def _run(self, work: Sequence[Turn], count: int) -> list[Span]:
         for _ in range(count):
             for lane, piece in work:
                 lane.submit("calibration", piece)
-        beside()
         self.device.synchronize()
         return self._recorder.take()
 
@@ -305,8 +281,12 @@ def copy_rates(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float]:
     Raises:
         RuntimeError: The host memory could not be page-locked.
     """
-    device = bench.device
-    down, up = _copies_both_ways(device, num_bytes)
+    device, numel = bench.device, num_bytes // 4
+    source, target = (device.empty_host(numel, torch.float32).zero_() for _ in range(2))
+    if torch.cuda.is_available() and not source.is_pinned():
+        raise RuntimeError("host memory could not be page-locked; see how much is free")
+    inside, outside = (device.empty_device(numel, torch.float32) for _ in range(2))
+    down, up = (device.h2d, _copy(inside, source)), (device.d2h, _copy(target, outside))
     both = bench.spans(down, up)
     rates = (
         bench.rate(*down, num_bytes),
@@ -315,50 +295,6 @@ def copy_rates(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float]:
         rate_beside(both, device.d2h.name, num_bytes),
     )
     return dict(zip(LINK_RATES, rates, strict=True))
-
-
-def busy_memory_rate(
-    bench: Bench, probe: Callable[[], object], probe_bytes: float, num_bytes: int = COPY_BYTES
-) -> dict[str, float]:
-    """Measure bytes a second that host memory gives the cores and both ways of the link together.
-
-    Args:
-        bench: Whose device copies.
-        probe: Streams through host memory on the cores.
-        probe_bytes: What one call of it reads and writes.
-        num_bytes: Of one copy.
-
-    Raises:
-        RuntimeError: The host memory could not be page-locked, or nothing worked side by side.
-    """
-    device, probes = bench.device, []
-
-    def run_probes() -> None:
-        for _ in range(_PROBES):
-            begin_s = time.perf_counter()
-            probe()
-            probes.append(Span("CPU", "probe", begin_s, time.perf_counter()))
-
-    # Copies enough to last as long as the probes do on a machine with slow memory.
-    copies = bench.spans(*_copies_both_ways(device, num_bytes), count=4 * _COUNT, beside=run_probes)
-    amounts = {device.h2d.name: num_bytes, device.d2h.name: num_bytes, "CPU": probe_bytes}
-    total = sum(rate_beside([*copies, *probes], *moved) for moved in amounts.items())
-    return {"busy_memory_bytes_per_s": total}
-
-
-def _copies_both_ways(device: Device, num_bytes: int) -> tuple[Turn, Turn]:
-    """Return a page-locked copy to the device and one from it, each with its lane."""
-    numel = num_bytes // 4
-    source, target = (device.empty_host(numel, torch.float32).zero_() for _ in range(2))
-    if torch.cuda.is_available():
-        _check_lock(source)
-    inside, outside = (device.empty_device(numel, torch.float32) for _ in range(2))
-    return (device.h2d, _copy(inside, source)), (device.d2h, _copy(target, outside))
-
-
-def _check_lock(tensor: Tensor) -> None:
-    if not tensor.is_pinned():
-        raise RuntimeError("host memory could not be page-locked; see how much is free")
 
 
 def pageable_rates(bench: Bench, num_bytes: int = COPY_BYTES) -> dict[str, float]:
@@ -441,22 +377,6 @@ def _copy(target: Tensor, source: Tensor) -> Callable[[], None]:
     return lambda: copy_all([target], [source])
 
 
-def lock_rate(device: Device) -> dict[str, float]:
-    """Measure bytes a second of taking page-locked memory as the engine does, of fresh pages.
-
-    Raises:
-        RuntimeError: CUDA did not lock them.
-    """
-    seconds = []
-    for _ in range(_REPEATS):
-        begin = time.perf_counter()
-        tensor = device.empty_host(_LOCK_BYTES // 4, torch.float32)
-        seconds.append(time.perf_counter() - begin)
-        _check_lock(tensor)
-        del tensor
-    return {"page_lock_bytes_per_s": _LOCK_BYTES / median(seconds)}
-
-
 def gather_rate(gpus: int) -> dict[str, float]:
     """Measure bytes a second that each GPU receives in an all-gather between all of this node.
 
@@ -511,22 +431,11 @@ def measure_cuda(found: Findings) -> None:
         found.attempt("16-bit matrix products", COMPUTE_RATES[:1], lambda: matrix_rate(bench))
         found.attempt("device memory", COMPUTE_RATES[1:], lambda: stream_rate(bench))
         found.attempt("Adam on the device", ADAM_RATES, lambda: adam_rate(bench))
-        found.attempt("page-locking", LOCK_RATES, lambda: lock_rate(bench.device))
     gpus = torch.cuda.device_count()
     if gpus > 1:
         found.attempt("gathering between GPUs", GATHER_RATES, lambda: gather_rate(gpus))
     else:
         found.lack("gathering", GATHER_RATES, "one GPU has nothing to gather from")
-
-
-def measure_busy_memory(found: Findings, probe: Callable[[], object], probe_bytes: float) -> None:
-    """Measure host memory while ``probe``, which moves ``probe_bytes``, and both links use it."""
-
-    def measure() -> Mapping[str, float]:
-        with open_bench(_cuda_device) as bench:
-            return busy_memory_rate(bench, probe, probe_bytes)
-
-    found.attempt("host memory beside copies of both ways", BUSY_RATES, measure)
 
 
 def measure_cpu_as_device(found: Findings) -> None:

@@ -6,7 +6,6 @@ A profile is a TOML file::
     source = "where the figures come from, in a sentence"
     gpus = 4                            # of one node; 0 for none
     cores = 96                          # physical cores of one node, or CPUs of a virtual one
-    rank_threads = 46                   # optional: most threads a rank's host lane uses
     host_memory_bytes = 540e9           # of one node
     device_memory_bytes = 85e9          # of one GPU; leave out without GPUs
 
@@ -21,13 +20,10 @@ A profile is a TOML file::
     device_stream_bytes_per_s = 2.5e12  # device memory, read and written
     device_adam_parameters_per_s = 90e9
     gather_bytes_per_s = 200e9          # per GPU, in all-gathers and reduce-scatters
-    page_lock_bytes_per_s = 3e9
-    busy_memory_bytes_per_s = 340e9     # host memory, while cores and links of both ways use it
     # Rates of the host are of ONE process by its threads: [[threads, rate], ...], rising.
     host_stream_bytes_per_s = [[1, 12e9], [8, 90e9], [96, 300e9]]
     host_adam_parameters_per_s = [[1, 0.3e9], [96, 8e9]]        # DeepSpeedCPUAdam.step alone
     host_fused_parameters_per_s = [[1, 0.6e9], [96, 16e9]]      # this engine's one pass
-    host_cast_parameters_per_s = [[1, 0.9e9], [96, 20e9]]       # fp32 to bf16
 
     [kinds]                             # of each rate; those not named are "measured"
     gather_bytes_per_s = "assumed"      # measured, fitted or assumed
@@ -98,12 +94,9 @@ class Rates:
     device_stream_bytes_per_s: Rate | None = None
     device_adam_parameters_per_s: Rate | None = None
     gather_bytes_per_s: Rate | None = None
-    page_lock_bytes_per_s: Rate | None = None
-    busy_memory_bytes_per_s: Rate | None = None
     host_stream_bytes_per_s: Curve | None = None
     host_adam_parameters_per_s: Curve | None = None
     host_fused_parameters_per_s: Curve | None = None
-    host_cast_parameters_per_s: Curve | None = None
 
 
 @dataclass(frozen=True)
@@ -112,18 +105,10 @@ class Costs:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    launch_s: Seconds = 0.0
-    """Of one layer in every pass, however few tokens it has: kernels are launched, hooks run."""
-    layer_s: Seconds = 0.0
-    """Of one layer's forward beside its computing: parameters are fetched when it is reached."""
-    micro_batch_s: Seconds = 0.0
-    """Outside the phases, for each micro-batch: data, logging, memory reports."""
-    iteration_s: Seconds = 0.0
-    """Outside the phases, for each iteration."""
-    hybrid_s: Seconds = 0.0
-    """The same, added by the paper's hybrid engine."""
-    hybrid_forward_s: Seconds = 0.0
-    """Added to a forward by that engine, whose last copies run on into it."""
+    launch_s: Seconds = 0.0  # of a layer in every pass: kernels are launched, hooks run
+    layer_s: Seconds = 0.0  # of a layer's forward: parameters are fetched when it is reached
+    micro_batch_s: Seconds = 0.0  # outside the phases, for each micro-batch: data, logging
+    iteration_s: Seconds = 0.0  # outside the phases, for each iteration
 
 
 RATE_NAMES = tuple(item.name for item in dataclasses.fields(Rates))
@@ -142,7 +127,6 @@ class Machine:
     cores: Count
     host_memory_bytes: Rate
     device_memory_bytes: Rate | None = None
-    rank_threads: Count | None = None
     rates: Rates = Rates()
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     costs: Costs = Costs()

@@ -82,16 +82,19 @@ def phases_of(workload: Workload, machine: Machine) -> Phases:
     computed_back += GRAD_PASSES * whole / stream
     back = max(computed_back, 2 * gather)
     flush = _flush_s(workload, machine, back)
-    more = workload.software.extra_s(costs) if workload.software else (0.0, 0.0)
+    forward_more_s, outside_more_s = 0.0, 0.0
+    if workload.software:
+        forward_more_s = workload.software.forward_s.get(machine.name, 0.0)
+        outside_more_s = workload.software.outside_s.get(machine.name, 0.0)
     accumulation = workload.accumulation
     return Phases(
-        forward_s=accumulation * forward + more[0],
+        forward_s=accumulation * forward + forward_more_s,
         backward_s=accumulation * back + flush,
         computed_s=accumulation * (computed + back),
         layer_s=layer,
         head_s=head,
         flush_s=flush,
-        outside_s=costs.iteration_s + accumulation * costs.micro_batch_s + more[1],
+        outside_s=costs.iteration_s + accumulation * costs.micro_batch_s + outside_more_s,
     )
 
 

@@ -21,7 +21,6 @@ class Rank:
     """Rates of one rank, of copies in bytes and of Adam in parameters a second."""
 
     ranks_a_node: int  # ranks that share the node
-    threads: float  # of its host lane
     host_bytes_per_s: float  # its share of the host's memory bandwidth
     host_parameters_per_s: float  # its host lane alone, with the kernel of whoever updates
     host_bytes: int  # that this kernel moves in host memory, a parameter
@@ -45,10 +44,7 @@ def rank_of(workload: Workload, machine: Machine) -> Rank:
         MachineError: A rate that is needed was not measured.
     """
     per_node = min(workload.ranks, machine.gpus) if machine.gpus else workload.ranks
-    threads = machine.cores / per_node
-    if machine.rank_threads is not None:
-        threads = min(threads, machine.rank_threads)
-    threads = max(1.0, threads)
+    threads = max(1.0, machine.cores / per_node)
     host = machine.curve("host_stream_bytes_per_s", machine.cores) / per_node
     stream = min(machine.curve("host_stream_bytes_per_s", threads), host)
     if workload.software is None:
@@ -63,13 +59,14 @@ def rank_of(workload: Workload, machine: Machine) -> Rank:
         h2d_both = machine.rates.h2d_both_bytes_per_s or h2d
         d2h_both = machine.rates.d2h_both_bytes_per_s or d2h
         device = machine.rate("device_adam_parameters_per_s") * (1.0 - workload.hog_share)
-        blocking = workload.software.copy_bytes_per_s(machine) if workload.software else h2d
+        rate = workload.software.blocking_rate if workload.software else "h2d_bytes_per_s"
+        blocking = getattr(machine.rates, rate) or h2d
     else:
         # Without a GPU the "device" is the host's own memory: its copies are copies of the host.
         h2d = d2h = h2d_both = d2h_both = stream / 2
         device, blocking = adam, stream / 2
     links = (h2d, d2h, h2d_both, d2h_both)
-    return Rank(per_node, threads, host, adam, num_bytes, *links, device, blocking)
+    return Rank(per_node, host, adam, num_bytes, *links, device, blocking)
 
 
 def num_nodes(workload: Workload, machine: Machine) -> int:

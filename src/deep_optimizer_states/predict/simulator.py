@@ -15,9 +15,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-QUEUE_ENTRIES = 1000
-"""Copies, kernels, waits and event records that a CUDA stream takes before it blocks whoever issues
-the next one. Assumed: CUDA documents no figure, and about a thousand were seen."""
 _NEGLIGIBLE = 1e-12
 """Share of a job's work below which it counts as done: rounding must not cost an event."""
 
@@ -33,7 +30,6 @@ class Job:
         top_rate: Units a second when nothing else runs; finite.
         draws: Units of each resource that one unit of work takes.
         after: Jobs that must be over first.
-        entries: Places that it takes in its stream's queue until it is over; 0 for a host thread.
         begin_s: When it began; not a number before that.
         end_s: When it ended; not a number before that.
     """
@@ -44,7 +40,6 @@ class Job:
     top_rate: float = 1.0
     draws: Mapping[str, float] = field(default_factory=dict)
     after: tuple[Job, ...] = ()
-    entries: int = 0
     left: float = 0.0
     begin_s: float = math.nan
     end_s: float = math.nan
@@ -68,7 +63,6 @@ class Simulator:
     Attributes:
         now_s: The time.
         done: Jobs that are over, in the order in which they ended.
-        before_step: Called before time passes, for whoever submits jobs on its own.
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -76,19 +70,12 @@ class Simulator:
         self._queues: dict[str, deque[Job]] = {}
         self.now_s = 0.0
         self.done: list[Job] = []
-        self.before_step: Callable[[], None] = lambda: None
 
     def submit(self, job: Job) -> Job:
-        """Queue a job behind those of its lane; time passes while that lane's queue is full."""
-        while job.entries and self._is_full(job):
-            self.step()
+        """Queue a job behind those of its lane."""
         job.left = job.work
         self._queues.setdefault(job.lane, deque()).append(job)
         return job
-
-    def _is_full(self, job: Job) -> bool:
-        queue = self._queues.get(job.lane, ())
-        return bool(queue) and sum(each.entries for each in queue) + job.entries > QUEUE_ENTRIES
 
     def run_until(self, job: Job | None = None) -> None:
         """Let time pass until ``job`` is over; None for all of them."""
@@ -97,7 +84,6 @@ class Simulator:
 
     def step(self) -> None:
         """Let time pass until some job is over."""
-        self.before_step()
         active = [
             queue[0]
             for queue in self._queues.values()

@@ -1,8 +1,4 @@
-"""The update phase, simulated: the plan that the executor runs, on lanes that share resources.
-
-Where the engine works before the gradients' norm is known, the clock begins with the last
-micro-batch's backward, and the update with the norm.
-"""
+"""The update phase, simulated: the plan that the executor runs, on lanes that share resources."""
 
 from __future__ import annotations
 
@@ -22,8 +18,7 @@ from deep_optimizer_states.plan import (
 )
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.memory.arrays import SLOTS, STAGING_BUFFERS
-from deep_optimizer_states.predict.memory.offload import ahead_room_bytes, kept_subgroups
-from deep_optimizer_states.predict.phases import phases_of
+from deep_optimizer_states.predict.memory.offload import kept_subgroups
 from deep_optimizer_states.predict.rank import Rank, rank_of
 from deep_optimizer_states.predict.simulator import Job, Simulator
 from deep_optimizer_states.predict.workload import (
@@ -33,8 +28,8 @@ from deep_optimizer_states.predict.workload import (
     Workload,
     schedule_of,
 )
-from deep_optimizer_states.schedule import MOST_UNDER_WAY, NUM_AHEAD, AllAtOnce, Schedule
-from deep_optimizer_states.split import TINY, Choose, Flight, HostStep, RunTimeSplit
+from deep_optimizer_states.schedule import NUM_AHEAD, AllAtOnce
+from deep_optimizer_states.split import Choose, Flight, HostStep, RunTimeSplit
 
 LEARNING_UPDATES = 4
 """Updates after which the dynamic split knows its lanes."""
@@ -44,14 +39,9 @@ LANES = {
     "GPU": "device Adam",
     "D2H": "link from the GPU",
     "weights": "link to the GPU",
-    "grads": "link from the GPU",
 }
 """The lanes of an update, and what each is called where it binds one."""
-_LINKS = {"H2D": "h2d", "weights": "h2d", "D2H": "d2h", "grads": "d2h"}
-_STATE_COPIES = 3
-"""Copies of a tile's master weights and moments; its gradient is one more."""
-_WAIT_AND_RECORD = 2
-"""Entries of a stream's queue beside a tile's copies, or its kernel."""
+_LINKS = {"H2D": "h2d", "weights": "h2d", "D2H": "d2h"}
 _BLOCKING = "blocking copy"
 _ROUNDING = 1e-9
 """Host memory binds only if it takes longer than the one lane that uses it, by more than this."""
@@ -63,14 +53,9 @@ class UpdateRun:
 
     seconds: float  # from its start until all state and weights are in place
     plan: Plan  # what ran where, in issue order
-    jobs: list[Job]  # what the lanes did, in the order in which it ended, on their own clock
-    begin_s: float  # of the update on that clock: 0 unless something ran in backward
+    jobs: list[Job]  # what the lanes did, in the order in which it ended
     ready_s: Mapping[int, float]  # until a tile's 16-bit weights were where they live
     binding: str  # the resource that has most to do, which the update lasts at least as long as
-
-    def busy_s(self, lane: str) -> float:
-        """Return the time that a lane worked."""
-        return sum(job.end_s - job.begin_s for job in self.jobs if job.lane == lane)
 
 
 def simulate_update(workload: Workload, machine: Machine, policy: str = "all-host") -> UpdateRun:
@@ -78,9 +63,8 @@ def simulate_update(workload: Workload, machine: Machine, policy: str = "all-hos
 
     Args:
         workload: What runs.
-        machine: Where.
-        policy: For this package's engine: ``all-host``, ``ratio``, ``stride``, ``all-device`` or
-            ``dynamic``; other software has its own way.
+        machine: Where it runs.
+        policy: For this package's engine; other software has its own way.
 
     Raises:
         MachineError: A rate that is needed was not measured.
@@ -124,11 +108,10 @@ class _Update:
         }
         handlers[action.kind](action.tile, numel)
 
-    def result(self, seconds: float, plan: Plan, begin_s: float = 0.0) -> UpdateRun:
-        jobs = [job for job in self.simulator.done if job.lane in LANES]
-        ready_s = {tile: max(0.0, job.end_s - begin_s) for tile, job in self.ready.items()}
-        binding = _binding(jobs, self.rank)
-        return UpdateRun(max(0.0, seconds - begin_s), plan, jobs, begin_s, ready_s, binding)
+    def result(self, seconds: float, plan: Plan) -> UpdateRun:
+        ready_s = {tile: job.end_s for tile, job in self.ready.items()}
+        jobs = self.simulator.done
+        return UpdateRun(seconds, plan, jobs, ready_s, _binding(jobs, self.rank))
 
     def prefetch(self, tile: int, numel: int, num_bytes: int = STATE_BYTES) -> None:
         """Queue a copy of ``num_bytes`` a parameter into the next slot."""
@@ -140,8 +123,7 @@ class _Update:
         """Queue the device's Adam, behind the prefetch of a tile that is not resident."""
         slot = self.held.get(tile)
         after = (slot.filled,) if slot and slot.filled else ()
-        rate = self.rank.device_parameters_per_s
-        job = Job("GPU", f"step {tile}", numel, rate, after=after, entries=1 + _WAIT_AND_RECORD)
+        job = Job("GPU", f"step {tile}", numel, self.rank.device_parameters_per_s, after=after)
         self.ready[tile] = self.simulator.submit(job)
 
     def state_flush(self, tile: int, numel: int) -> None:
@@ -177,11 +159,7 @@ class _Update:
         link = _LINKS[lane]
         rate = _capacity(self.rank, link, {link}) / num_bytes
         draws = {link: float(num_bytes), "host": float(num_bytes)}
-        job = Job(lane, what, numel, rate, draws, (after,) if after else ())
-        if lane != "grads":  # gradients come one by one while backward runs: no queue is full
-            copies = 1 if num_bytes < STATE_BYTES else _STATE_COPIES + (num_bytes > STATE_BYTES)
-            job.entries = copies + _WAIT_AND_RECORD
-        return self.simulator.submit(job)
+        return self.simulator.submit(Job(lane, what, numel, rate, draws, (after,) if after else ()))
 
 
 class _OwnUpdate(_Update):
@@ -194,28 +172,20 @@ class _OwnUpdate(_Update):
         self.schedule = schedule_of(workload, policy)
         self.split = split
         self.kept = self.schedule.tiles_of_subgroups(kept_subgroups(workload, machine, policy))
-        self.ahead: dict[int, _Slot] = {}
         self._flights: list[tuple[Job, Job]] = []
         self._landed = 0
         self._host_steps: list[tuple[float, Job]] = []
-        self._backward: _Backward | None = None
-        if workload.works_in_backward and machine.gpus:
-            self._backward = _Backward(self, machine, policy)
 
     def run(self) -> UpdateRun:
         numels = [tile.numel for tile in self.schedule.tiles]
-        arrivals = self._backward or AllAtOnce(range(len(numels)))
-        issued, before_norm = [], 0
+        issued = []
+        arrivals = AllAtOnce(range(len(numels)))
         for action in self.schedule.actions(arrivals, self._share, self._has_room):
-            before_norm += self._backward is not None and not self._backward.norm.is_done
             self.issue(action, numels[action.tile])
             issued.append(action)
         self.simulator.run_until()
         self._teach()
-        sent = [Action(tile, Kind.AHEAD) for tile in self.ahead]
-        plan = Plan(len(numels), (*sent, *issued), len(sent) + before_norm)
-        begin_s = self._backward.norm.end_s if self._backward else 0.0
-        return self.result(self.simulator.now_s, plan, begin_s)
+        return self.result(self.simulator.now_s, Plan(len(numels), tuple(issued)))
 
     def _share(self, tiles: Sequence[int], numels: Sequence[int]) -> Choose:
         return self.split.share(tiles, numels, self._in_flight_numel)
@@ -243,17 +213,12 @@ class _OwnUpdate(_Update):
 
     def prefetch(self, tile: int, numel: int, num_bytes: int = STATE_BYTES) -> None:
         gradient = 0 if tile in self.kept else self.workload.weight_bytes
-        if tile not in self.ahead:
-            super().prefetch(tile, numel, num_bytes + gradient)
-            return
-        slot = self.held[tile] = self.ahead[tile]
-        if gradient:
-            slot.filled = self.copy("H2D", f"gradient {tile}", numel, gradient, slot.filled)
+        super().prefetch(tile, numel, num_bytes + gradient)
 
     def state_flush(self, tile: int, numel: int) -> None:
         slot = self.held.get(tile)
         super().state_flush(tile, numel)
-        if slot is not None and tile not in self.ahead:
+        if slot is not None:
             assert slot.filled is not None, tile
             assert slot.free is not None, tile
             self._flights.append((slot.filled, slot.free))
@@ -282,7 +247,7 @@ class _StockUpdate(_Update):
                 self.simulator.run_until(job)
         stepped_s = self.simulator.now_s
         self.simulator.run_until()
-        seconds = self.simulator.now_s if self.software.waits_for_flushes else stepped_s
+        seconds = stepped_s if self.software.slots else self.simulator.now_s
         return self.result(seconds, Plan(len(numels), actions))
 
     def device_step(self, tile: int, numel: int) -> None:
@@ -294,7 +259,7 @@ class _StockUpdate(_Update):
         super().device_step(tile, numel)
 
     def weights(self, tile: int, numel: int) -> None:
-        if not self.software.waits_for_weights:
+        if self.software.slots:
             super().weights(tile, numel)
             return
         job = self._block(f"weights {tile}", numel, self.rank.blocking_bytes_per_s)
@@ -328,98 +293,6 @@ def _stock_actions(workload: Workload, software: StockOffload) -> Iterator[Actio
             yield Action(following[idx], Kind.PREFETCH)
     for idx in sorted(resident):
         yield from (Action(idx, kind) for kind in named.get(RESIDENT_CHAIN, RESIDENT_CHAIN))
-
-
-class _Backward:
-    """The last backward and what it hands over: the ``Arrivals`` of a simulated update.
-
-    It is done with tiles in the reverse of their order, at an even pace; each tile's gradients
-    then go to host memory, unless they are needed on the device alone.
-    """
-
-    host_tiles: frozenset[int] = frozenset()
-
-    def __init__(self, update: _OwnUpdate, machine: Machine, policy: str) -> None:
-        workload, schedule = update.workload, update.schedule
-        self._update = update
-        self._room_bytes = ahead_room_bytes(workload, machine, policy)
-        self._numels = [tile.numel for tile in schedule.tiles]
-        self.order = range(len(self._numels))
-        self.ahead = update.ahead
-        phases = phases_of(workload, machine)
-        self._backward_s = (phases.backward_s - phases.flush_s) / workload.accumulation
-        rate = sum(self._numels) / self._backward_s
-        stays = schedule.resident_tiles
-        if not schedule.dynamic:  # which tiles a dynamic split sends to the device is not known yet
-            stays |= update.kept & schedule.device_tiles
-        submit, come = update.simulator.submit, []
-        for tile in reversed(self.order):
-            numel = self._numels[tile]
-            job = submit(Job("backward", f"backward {tile}", numel, rate))
-            if tile not in stays:
-                job = update.copy("grads", f"gradient {tile}", numel, workload.weight_bytes, job)
-            come.append((tile, job))
-        self.norm = submit(Job("backward", "norm", phases.flush_s or 1e-12))
-        self._coming = deque(come if workload.step_before_norm else ())
-        self._taken: set[int] = set()
-        self._has_come = False
-        self._candidates = deque(_worth_sending(schedule))
-        self._ahead_bytes = 0
-        self._under_way: list[Job] = []
-        if workload.prefetch_memory_bytes:
-            update.simulator.before_step = self._send_ahead
-
-    def take(self, wait: bool) -> Iterable[int]:
-        """Return the tiles that backward is done with by now, see ``Arrivals``."""
-        while not self._has_come:
-            found = []
-            while self._coming and self._coming[0][1].is_done:
-                found.append(self._coming.popleft()[0])
-            self._taken.update(found)
-            if self.norm.is_done:
-                self._has_come = True
-                return [*found, *(tile for tile in self.order if tile not in self._taken)]
-            if found or not wait:
-                return found
-            self._update.simulator.step()
-        return ()
-
-    def _send_ahead(self) -> None:
-        """Send state to the device as the engine does in backward's hooks."""
-        each = STATE_BYTES + self._update.workload.weight_bytes
-        while self._candidates and not self.norm.is_done:
-            self._under_way = [job for job in self._under_way if not job.is_done]
-            tile = self._candidates[0]
-            numel = self._numels[tile]
-            if tile in self._taken:
-                self._candidates.popleft()
-                continue
-            has_room = self._ahead_bytes + each * numel <= self._room()
-            if len(self._under_way) >= MOST_UNDER_WAY or not has_room:
-                return
-            self._candidates.popleft()
-            self._ahead_bytes += each * numel
-            slot = self.ahead[tile] = _Slot()
-            slot.filled = self._update.copy("H2D", f"ahead {tile}", numel, STATE_BYTES)
-            self._under_way.append(slot.filled)
-
-    def _room(self) -> float:
-        """Return the device memory, in bytes, for state that is sent ahead by now."""
-        always, freed = self._room_bytes
-        room = always + min(1.0, self._update.simulator.now_s / self._backward_s) * freed
-        limit = self._update.workload.prefetch_memory_bytes
-        return min(limit, room) if isinstance(limit, int) else room
-
-
-def _worth_sending(schedule: Schedule) -> list[int]:
-    """Return the tiles that may be sent to the device ahead of the update, in order of use."""
-    largest = max(tile.numel for tile in schedule.tiles)
-    candidates = schedule.device_tiles or frozenset(range(len(schedule.tiles)))
-    return [
-        idx
-        for idx in sorted(candidates - schedule.resident_tiles)
-        if schedule.tiles[idx].numel >= TINY * largest
-    ]
 
 
 def _capacity(rank: Rank, resource: str, in_use: set[str]) -> float:

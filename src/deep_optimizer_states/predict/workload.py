@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 
 from deep_optimizer_states.errors import DeepOptimizerStatesError
-from deep_optimizer_states.predict.machine import Costs, Machine
 from deep_optimizer_states.predict.model import ModelShape
 from deep_optimizer_states.schedule import Schedule
 
@@ -19,8 +18,6 @@ OURS = "ours"
 """Name of this package's engine."""
 POLICIES = ("auto", "all-host", "ratio", "stride", "all-device", "dynamic")
 DTYPES = ("bf16", "fp16", "fp32")
-MAX_RANKS = 65_536
-"""Far beyond what a model without a network can say anything about."""
 FP32_BYTES = 4
 STATE_BYTES = 3 * FP32_BYTES
 """Master weight and two moments of a parameter."""
@@ -30,12 +27,13 @@ class WorkloadError(DeepOptimizerStatesError, ValueError):
     """A workload that cannot be; names field, value and reason."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StockOffload:
     """Software other than this package: the defaults are today's DeepSpeed ZeRO-3 offload.
 
-    With ``slots``, one subgroup in ``stride`` passes through the device, and a host thread copies
-    its fp32 gradient there.
+    After each of the CPU's steps a host thread copies fp32 weights to the device. With ``slots``,
+    one subgroup in ``stride`` passes through the device: a host thread copies its fp32 gradient
+    there, 16-bit weights are sent behind the next step, and nobody waits for the last flush.
     """
 
     name: str = "zero3"  # printed beside predictions
@@ -49,20 +47,12 @@ class StockOffload:
     keeps_last: bool = False  # at a ratio below 1 the last subgroups are resident, not the first
     blocking_rate: str = "h2d_bytes_per_s"  # of copies that a host thread waits for
     slots: int = 0  # subgroups that pass through the device at once
-    # After each of the CPU's steps a host thread copies fp32 weights to the device; else 16-bit
-    # weights are sent behind the next step.
-    waits_for_weights: bool = True
-    waits_for_flushes: bool = True  # an update ends with the last flush; else with the last step
     locked_arrays: int = 3  # fp32 arrays in host memory that are page-locked as they are
     rounded_arrays: int = 1  # those that torch page-locks and rounds up, one for each subgroup
     pageable_arrays: int = 0  # those that are not page-locked
-    forward_cost: str = ""  # name of the machine's cost that is added to a forward
-    outside_cost: str = ""  # the same of what lies outside the phases
-
-    def describe(self, workload: Workload, machine: Machine) -> str:
-        """Return in words who updates what."""
-        where = "on the GPU" if machine.gpus else "in the device's place, in host memory"
-        return self.words.format(stride=workload.stride, where=where)
+    # Seconds that no rate explains, by the name of the machine: of a forward, outside the phases.
+    forward_s: Mapping[str, float] = field(default_factory=dict)
+    outside_s: Mapping[str, float] = field(default_factory=dict)
 
     def resident_subgroups(self, workload: Workload) -> frozenset[int]:
         """Return the subgroups whose state stays on the device."""
@@ -70,10 +60,6 @@ class StockOffload:
         if self.keeps_last:
             return frozenset(range(int(workload.offload_ratio * count), count))
         return frozenset(range(int((1 - workload.offload_ratio) * count)))
-
-    def slot_numel(self, workload: Workload) -> int:
-        """Return the elements of the device's slots for state that passes through it."""
-        return self.slots * max(workload.subgroups, default=0)
 
     def host_state_bytes(self, numels: Sequence[int]) -> tuple[float, float]:
         """Return the host memory of the state and fp32 gradients of subgroups.
@@ -85,22 +71,6 @@ class StockOffload:
         locked = self.locked_arrays * exact + self.rounded_arrays * rounded
         return locked, float(self.pageable_arrays * exact)
 
-    def copy_bytes_per_s(self, machine: Machine) -> float:
-        """Return the rate of copies to the device that a host thread waits for."""
-        return getattr(machine.rates, self.blocking_rate) or machine.rate("h2d_bytes_per_s")
-
-    def extra_s(self, costs: Costs) -> tuple[float, float]:
-        """Return the seconds added to a forward, and to what lies outside the phases."""
-        forward, outside = (
-            getattr(costs, name) if name else 0.0 for name in (self.forward_cost, self.outside_cost)
-        )
-        return forward, outside
-
-    @property
-    def all_resident(self) -> StockOffload:
-        """The same software at ratio 0, where nothing passes through the device."""
-        return dataclasses.replace(self, slots=0, forward_cost="", outside_cost="")
-
 
 STOCK = StockOffload()
 """Today's DeepSpeed ZeRO-3 offload."""
@@ -111,7 +81,7 @@ class Workload:
     """One run to be predicted.
 
     Other software than this package (``software``) has no use for ``policy``,
-    ``just_in_time_forward``, ``keeps_device_grads``, ``tile_numel`` and the last two fields.
+    ``just_in_time_forward``, ``keeps_device_grads`` and ``tile_numel``.
 
     Raises:
         WorkloadError: A value is impossible; names field, value and reason.
@@ -123,7 +93,6 @@ class Workload:
     tp: int = 1  # tensor-parallel ranks
     micro_batch_size: int = 1  # samples a rank handles in one forward
     accumulation: int = 1  # micro-batches a rank sums before an update
-    global_batch_size: int = 0  # samples an iteration; 0 for what the three above make
     sequence_length: int = 0  # tokens a sample; 0 for the model's
     offload_ratio: float = 1.0  # share of the optimizer state in host memory
     stride: int = 2  # with policy stride: one subgroup in this many is updated on the GPU
@@ -140,29 +109,17 @@ class Workload:
     weights_on_host: bool = False  # 16-bit weights live in host memory too (offload_param)
     # Elements of each subgroup of one rank where they are known; else they follow from the model.
     subgroup_numels: tuple[int, ...] = ()
-    step_before_norm: bool = False  # tiles are updated in backward, once their gradients are final
-    # Device memory for state that is sent during backward, in bytes; auto: what activations leave.
-    prefetch_memory_bytes: int | str = 0
 
     def __post_init__(self) -> None:
         for name, known in (("policy", POLICIES), ("dtype", DTYPES)):
             one_of(name, getattr(self, name), known)
         positive = ("dp", "tp", "micro_batch_size", "accumulation", "stride", "subgroup_numel")
-        leasts = dict.fromkeys(positive, 1) | {"global_batch_size": 0, "sequence_length": 0}
-        for name, least in (leasts | {"tile_numel": 16}).items():
+        for name, least in (dict.fromkeys(positive, 1) | {"sequence_length": 0}).items():
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise WorkloadError(f"{name} = {value!r}: give a whole number of at least {least}")
-        if self.ranks > MAX_RANKS:
-            raise WorkloadError(
-                f"dp = {self.dp}: makes {self.ranks:,} ranks, of which at most {MAX_RANKS:,} are "
-                "predicted: the network between so many nodes is not modelled"
-            )
-        self._check_shares()
-        self._check_batch()
-        self._check_split()
-
-    def _check_shares(self) -> None:
+        if type(self.tile_numel) is not int or self.tile_numel < 16 or self.tile_numel % 16:
+            raise WorkloadError(f"tile_numel = {self.tile_numel!r}: give a multiple of 16")
         if not 0.0 <= self.offload_ratio <= 1.0:
             raise WorkloadError(
                 f"offload_ratio = {self.offload_ratio!r}: the share of the optimizer state in host "
@@ -170,20 +127,7 @@ class Workload:
             )
         if not 0.0 <= self.hog_share < 1.0:
             raise WorkloadError(f"hog_share = {self.hog_share!r}: from 0 to below 1")
-
-    def _check_batch(self) -> None:
-        if not self.global_batch_size:
-            return
-        if self.dp > self.global_batch_size:
-            raise WorkloadError(
-                f"dp = {self.dp}: more ranks than the global batch of {self.global_batch_size} has "
-                "samples; some would have none"
-            )
-        if self.samples != self.global_batch_size:
-            raise WorkloadError(
-                f"global_batch_size = {self.global_batch_size}: dp {self.dp} x micro_batch_size "
-                f"{self.micro_batch_size} x accumulation {self.accumulation} is {self.samples}"
-            )
+        self._check_split()
 
     def _check_split(self) -> None:
         for name in ("heads", "kv_heads", "ffn"):
@@ -192,36 +136,12 @@ class Workload:
                     f"tp = {self.tp}: the model's {name} {getattr(self.model, name)} cannot be "
                     "split over it"
                 )
-        self._check_backward()
-        if self.tile_numel % 16:
-            raise WorkloadError(f"tile_numel = {self.tile_numel}: give a multiple of 16")
         if self.software is not None and self.software.slots and self.stride < 2:
             raise WorkloadError(
                 f"stride = {self.stride}: engine '{self.engine}' needs a stride of at least 2"
             )
         if self.software is None and self.policy == "ratio" and self.offload_ratio == 1.0:
             raise WorkloadError("policy = 'ratio': needs offload_ratio below 1")
-
-    def _check_backward(self) -> None:
-        limit = self.prefetch_memory_bytes
-        if limit != "auto" and (type(limit) is not int or limit < 0):
-            raise WorkloadError(
-                f"prefetch_memory_bytes = {limit!r}: give bytes, at least 0, or 'auto'"
-            )
-        if self.works_in_backward and self.software is not None:
-            name = "step_before_norm" if self.step_before_norm else "prefetch_memory_bytes"
-            raise WorkloadError(
-                f"{name} = {getattr(self, name)!r}: engine '{self.engine}' has no such setting"
-            )
-        if self.step_before_norm and self.dtype == "fp16":
-            raise WorkloadError(
-                "step_before_norm = True: with dtype 'fp16' an overflow skips the step; use bf16"
-            )
-
-    @property
-    def works_in_backward(self) -> bool:
-        """Whether an update begins, or state is sent, before the norm is known."""
-        return self.step_before_norm or bool(self.prefetch_memory_bytes)
 
     @property
     def engine(self) -> str:
@@ -232,11 +152,6 @@ class Workload:
     def ranks(self) -> int:
         """Processes of the run."""
         return self.dp * self.tp
-
-    @property
-    def samples(self) -> int:
-        """Samples of one iteration of all ranks."""
-        return self.dp * self.micro_batch_size * self.accumulation
 
     @property
     def sequence(self) -> int:

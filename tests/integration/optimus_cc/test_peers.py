@@ -135,10 +135,6 @@ def test_what_is_not_finite_arrives_on_all_ranks_and_leaves_no_trace(results, me
             assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-def test_four_bits_are_not_for_torchs_wrapped_modules(results):
-    assert results[0]["refused"].startswith("grad_comp_method = '4bit': DistributedDataParallel")
-
-
 @pytest.mark.parametrize(("method", "numel"), [("hadamard-4bit", 34 * 8), ("fp8", 66 * 8)])
 def test_messages_of_few_bits_arrive_as_they_were_packed(results, method, numel):
     """Over gloo, as tensors of fp32 whose bits are anything."""

@@ -111,7 +111,7 @@ def test_a_profile_that_was_written_is_read_again(rows, tmp_path, capsys):
     assert machine.kind("device_flops_per_s") == "assumed"
     assert machine.residuals["rows"] == 1
     assert fit_profile.main([str(rows), "--machine", "a100x4", "-o", str(out)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "File exists" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["h100x4", "a100x4"])

@@ -7,7 +7,7 @@ import pytest
 from configs.study import load_study
 from configs.sweep import load_sweep, sweep_names
 from launch.trainers.pipeline import PipelineTrainer
-from optimus_cc import Settings, block_sizes, low_rank
+from optimus_cc import Settings, low_rank, sizes
 
 STUDY = load_study("optimus-cc")
 TRAINER = PipelineTrainer()
@@ -67,17 +67,17 @@ def test_peers_are_compared_at_equal_bytes(form, ranks, gradients, close):
     tokens = model.seq_length * found[0].micro_batch_size
     for bits, rank in ranks.items():
         pair = 4 * low_rank.pair_numel(tokens, model.hidden, rank)
-        packed = block_sizes.packed_bytes(tokens * model.hidden, bits)
+        packed = sizes.packed_bytes(tokens * model.hidden, bits)
         assert pair == pytest.approx(packed, rel=close)
     wide, ffn = model.hidden // tp, model.ffn // tp
     layer = [(3 * wide, model.hidden), (model.hidden, wide), (ffn, model.hidden),
              (model.hidden, ffn)]  # fmt: skip
     factors = sum(4 * low_rank.pair_numel(*shape, gradients) for shape in layer)
-    packed = block_sizes.packed_bytes(sum(a * b for a, b in layer), 4)
+    packed = sizes.packed_bytes(sum(a * b for a, b in layer), 4)
     assert factors == pytest.approx(packed, rel=close)
     assert {p.grad_comp_rank for p in found if p.engine == "fe+sc"} == {gradients}
     if form == "tiny":
-        assert 4 * low_rank.pair_numel(tokens, model.hidden, 11) == block_sizes.packed_bytes(
+        assert 4 * low_rank.pair_numel(tokens, model.hidden, 11) == sizes.packed_bytes(
             tokens * model.hidden, 8
         )
 

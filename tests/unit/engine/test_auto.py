@@ -67,11 +67,9 @@ device_flops_per_s = 4e14
 device_stream_bytes_per_s = 2e12
 device_adam_parameters_per_s = 9e10
 gather_bytes_per_s = 2e11
-page_lock_bytes_per_s = 3e9
 host_stream_bytes_per_s = [[1, 1e12]]
 host_adam_parameters_per_s = [[1, {fused / 2}]]
 host_fused_parameters_per_s = [[1, {fused}]]
-host_cast_parameters_per_s = [[1, 1e11]]
 """
     )
     return Settings(enabled=True, policy="auto", machine=str(path))
@@ -98,17 +96,3 @@ def test_a_slow_host_leaves_the_update_to_the_gpu(tmp_path):
 def test_an_unknown_profile_is_refused():
     with pytest.raises(DeepOptimizerStatesError, match="h100x4"):
         settle(Settings(enabled=True, policy="auto", machine="h100x5"))
-
-
-@pytest.mark.parametrize(("device_memory", "has_room"), [(8e10, True), (3e10, False)])
-def test_a_gpu_with_room_for_all_state_is_said_first(tmp_path, device_memory, has_room):
-    settings, why = settle(write_profile(tmp_path, 1e10, 1e9, device_memory))
-    assert why.startswith("all optimizer state fits on the GPU if activations") is has_room
-    assert ('"ratio": 0 is predicted to update in' in why) is has_room
-    assert f"policy auto: {settings.policy}" in why
-    assert settings.ratio == 1.0  # where the state lives is the user's to choose
-
-
-def test_state_that_is_on_the_gpu_already_is_not_advised(tmp_path):
-    given = write_profile(tmp_path, 1e10, 1e9).model_copy(update={"ratio": 0.0})
-    assert settle(given)[1].startswith("policy auto: ")

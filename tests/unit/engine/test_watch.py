@@ -1,14 +1,12 @@
-"""What is said while something is timed: each step, that it goes on, and what else runs."""
+"""What is said of other processes while something is timed."""
 
-import os
 import subprocess
 import sys
-import threading
 
 import pytest
 
 from deep_optimizer_states.calibrate import cli, watch
-from deep_optimizer_states.calibrate.watch import OtherWork, Steps, look_around
+from deep_optimizer_states.calibrate.watch import OtherWork, look_around
 
 
 class Machine:
@@ -29,43 +27,6 @@ def machine(monkeypatch):
     return machine
 
 
-def beating():
-    return [thread for thread in threading.enumerate() if thread.name.endswith("(beat)")]
-
-
-def test_every_step_is_numbered_and_said_when_it_begins():
-    said = []
-    steps = Steps(said.append, 2)
-    for what in ("copies", "Adam"):
-        with steps.step(what):
-            said.append("runs")
-    assert said == ["[1/2] copies ...", "runs", "[2/2] Adam ...", "runs"]
-
-
-def test_a_long_step_says_that_it_goes_on_and_is_quiet_when_it_is_over(monkeypatch):
-    monkeypatch.setattr(watch, "_BEAT_S", 0.001)
-    heard = threading.Event()
-    said = []
-
-    def say(line):
-        said.append(line)
-        if "now" in line:
-            heard.set()
-
-    with Steps(say, 1).step("a build"):
-        assert heard.wait(3600)
-    assert said[1].startswith("[1/1] a build: for ")
-    assert said[1].endswith(" s now")
-    assert not beating()
-
-
-def test_a_step_that_fails_is_over_too(monkeypatch):
-    monkeypatch.setattr(watch, "_BEAT_S", 0.001)
-    with pytest.raises(RuntimeError), Steps(lambda line: None, 1).step("what fails"):
-        raise RuntimeError
-    assert not beating()
-
-
 def test_own_work_is_not_taken_for_that_of_others(machine):
     work = OtherWork(cpus=8)
     machine.passes(10.0, own=70.0, others=2.0)
@@ -77,21 +38,17 @@ def test_own_work_is_not_taken_for_that_of_others(machine):
     )
 
 
-def test_what_runs_before_the_timing_is_warned_of_by_name(machine, monkeypatch):
-    by_process = iter([{(7, "make"): 5.0, (8, "idle"): 3.0}, {(7, "make"): 5.9, (8, "idle"): 3.0}])
-    monkeypatch.setattr(watch, "_seconds_by_process", lambda: next(by_process))
+def test_what_runs_before_the_timing_is_warned_of(machine, monkeypatch):
     monkeypatch.setattr(watch.time, "sleep", lambda s: machine.passes(s, own=0.0, others=1.5 * s))
     said = []
     after = look_around(said.append)
     (line,) = said
     assert "other processes use 1.5 of " in line
-    assert "(make 7)" in line
     machine.passes(1.0, own=1.0, others=0.0)
     assert after.warning("used") == "", "what ran before the timing is no part of it"
 
 
 def test_a_quiet_machine_is_not_warned_of(machine, monkeypatch):
-    monkeypatch.setattr(watch, "_seconds_by_process", dict)
     monkeypatch.setattr(watch.time, "sleep", lambda s: machine.passes(s, own=0.0, others=0.0))
     said = []
     look_around(said.append)
@@ -104,7 +61,6 @@ def test_work_of_children_that_were_waited_for_is_ones_own():
     after = watch._cpu_seconds()
     assert after[2] - before[2] > 0
     assert after[1] >= before[1]
-    assert (os.getpid(), "nobody") not in watch._seconds_by_process()
 
 
 def test_calibrate_warns_and_says_so_in_the_profile(machine, monkeypatch, tmp_path, capsys):
@@ -114,7 +70,6 @@ def test_calibrate_warns_and_says_so_in_the_profile(machine, monkeypatch, tmp_pa
         return {"source": "a test", "gpus": 0, "cores": 2, "host_memory_bytes": 2**34}
 
     monkeypatch.setattr(cli, "measure", measure)
-    monkeypatch.setattr(watch, "_seconds_by_process", dict)
     path = tmp_path / "m.toml"
     assert cli.main(["-o", str(path), "--device", "cpu"]) == 0
     assert "warning: other processes used 0.9 of " in capsys.readouterr().err

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
-from optimus_cc import block_sizes
+from optimus_cc import sizes
 from optimus_cc.blocks import Float8Blocks, HadamardBlocks, rotation
 
 METHODS = {"hadamard-4bit": HadamardBlocks, "fp8": Float8Blocks}
@@ -149,9 +149,9 @@ def test_other_seeds_rotate_otherwise():
 @pytest.mark.parametrize("numel", [1, 63, 64, 65, 1000])
 @pytest.mark.parametrize("element_bytes", [2, 4])
 def test_sizes_are_known_from_the_number_of_elements(method, numel, element_bytes):
-    bits = block_sizes.BITS[method]
+    bits = sizes.BITS[method]
     packed = METHODS[method]().pack(random(numel))
-    assert packed.nbytes == block_sizes.packed_bytes(numel, bits)
+    assert packed.nbytes == sizes.packed_bytes(numel, bits)
     assert packed.nbytes == math.ceil(numel / 64) * (64 * bits // 8 + 2)
-    held = block_sizes.message_numel(numel, bits, element_bytes) * element_bytes
+    held = sizes.message_numel(numel, bits, element_bytes) * element_bytes
     assert packed.nbytes <= held < packed.nbytes + element_bytes

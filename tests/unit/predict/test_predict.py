@@ -1,12 +1,11 @@
-"""Whole iterations: what each setting changes, memory, choice of policy, advice."""
+"""Whole iterations: what each setting changes, memory, choice of policy."""
 
 import dataclasses
-import math
 
 import pytest
 from predicted_software import SOFTWARE
 
-from deep_optimizer_states.predict import policy as module, predict as predict_module
+from deep_optimizer_states.predict import predict as module
 from deep_optimizer_states.predict.machine import MachineError, load_machine, machine_names
 from deep_optimizer_states.predict.memory.offload import (
     CONTEXT_BYTES,
@@ -17,8 +16,7 @@ from deep_optimizer_states.predict.memory.offload import (
 )
 from deep_optimizer_states.predict.model import load_model
 from deep_optimizer_states.predict.phases import phases_of
-from deep_optimizer_states.predict.policy import choose_policy
-from deep_optimizer_states.predict.predict import all_resident, bound_update_s, predict
+from deep_optimizer_states.predict.predict import bound_update_s, choose_policy, predict
 from deep_optimizer_states.predict.update import simulate_update
 from deep_optimizer_states.predict.workload import Workload, WorkloadError, schedule_of
 
@@ -50,8 +48,7 @@ def test_a_prediction_simulates_no_update_twice(monkeypatch, engine):
         simulated.append(args)
         return simulate_update(*args)
 
-    for where in (module, predict_module):
-        monkeypatch.setattr(where, "simulate_update", count)
+    monkeypatch.setattr(module, "simulate_update", count)
     predict(of("20B", engine), H100)
     assert 1 <= len(simulated) <= 12
     assert all(simulated.count(one) == 1 for one in simulated)
@@ -130,20 +127,6 @@ def test_auto_is_within_a_twentieth_of_the_best_policy_on_every_profile(name, mi
         assert auto.iteration_s <= 1.05 * other.iteration_s
         if machine.gpus and other.iteration_s < auto.iteration_s - 1e-9:
             assert "a gain under 3% is not taken" in auto.policy
-
-
-@pytest.mark.parametrize(("factor", "is_best"), [(1.0, True), (1.5, False)])
-def test_the_stride_is_the_best_of_all_that_can_run(monkeypatch, factor, is_best):
-    """A bound that is too high, the negative control, leaves the best one out."""
-    least_shown_s = module._least_shown_s
-    monkeypatch.setattr(module, "_least_shown_s", lambda *args: factor * least_shown_s(*args))
-    numels = (10**8,) * 24
-    workload = of(dp=1, subgroup_numels=numels, just_in_time_forward=False)
-    every = [dataclasses.replace(workload, policy="stride", stride=k) for k in range(2, 25)]
-    least = min(module._time(each, H200, knows_model=False).shown_s for each in every)
-    found = module._best_stride(workload, H200, False, math.inf)
-    assert (found.shown_s == least) is is_best
-    assert found.stride == (3 if is_best else 2)
 
 
 def test_auto_weighs_what_the_forward_hides():
@@ -344,18 +327,3 @@ def test_auto_counts_the_flush_of_gradients():
     assert "policy auto: all-device" in auto.policy
     without = predict(of("7B", micro_batch_size=8, keeps_device_grads=False), H100)
     assert "policy auto: all-device" not in without.policy
-
-
-def test_all_resident_is_the_prediction_of_ratio_0_where_it_fits():
-    got = all_resident(of(dp=1), H200)
-    expected = predict(of(dp=1, policy="ratio", offload_ratio=0.0), H200)
-    assert got.iteration_s == expected.iteration_s < predict(of(dp=1), H200).iteration_s / 2
-    assert got.device_bytes == expected.memory.device_bytes + CONTEXT_BYTES < got.room_bytes
-    assert all_resident(of("20B", dp=1), H200) is None
-    assert all_resident(of(dp=1, offload_ratio=0.0), H200) is None
-    assert all_resident(of("tiny", dp=1), load_machine("cpu-only")) is None
-
-
-def test_without_offload_the_paper_s_engine_is_its_baseline():
-    both = [all_resident(of(engine=engine), H100) for engine in ("paper", "zero3-0.13")]
-    assert both[0] == both[1] is not None

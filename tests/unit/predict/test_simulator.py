@@ -2,7 +2,6 @@
 
 import pytest
 
-from deep_optimizer_states.predict import simulator
 from deep_optimizer_states.predict.simulator import Job, Simulator
 
 
@@ -74,30 +73,3 @@ def test_a_resource_knows_what_else_is_in_use():
     back = clock.submit(Job("b", "back", 20, 10, {"d2h": 1.0}))
     clock.run_until()
     assert (there.end_s, back.end_s) == (2.0, 3.0)
-
-
-def test_whoever_submits_on_its_own_is_called_before_time_passes():
-    clock, jobs = lanes(), []
-    clock.before_step = lambda: jobs or jobs.append(clock.submit(Job("b", "late", 4, 1)))
-    clock.submit(Job("a", "first", 1, 1))
-    clock.run_until()
-    assert (jobs[0].begin_s, jobs[0].end_s) == (0.0, 4.0)
-
-
-@pytest.mark.parametrize(("limit", "begins_s"), [(1000, 10.0), (1200, 0.0)])
-def test_whoever_issues_waits_for_room_in_a_full_queue(monkeypatch, limit, begins_s):
-    """With room for all three, the negative control, nobody waits; host threads have no queue."""
-    monkeypatch.setattr(simulator, "QUEUE_ENTRIES", limit)
-    clock = lanes()
-    for _ in range(3):
-        clock.submit(Job("a", "", 10, 1, entries=400))
-    other = clock.submit(Job("thread", "", 1, 1))
-    clock.run_until()
-    assert (other.begin_s, clock.now_s) == (begins_s, 30.0)
-
-
-def test_a_job_larger_than_the_queue_is_taken_when_its_lane_is_idle():
-    clock = lanes()
-    job = clock.submit(Job("a", "", 10, 1, entries=2 * simulator.QUEUE_ENTRIES))
-    clock.run_until()
-    assert job.end_s == 10.0

@@ -78,8 +78,6 @@ def test_a_subgroup_closes_when_it_is_full_and_partitions_are_rounded_up():
         ({"dtype": "fp8"}, "dtype = 'fp8'"),
         ({"policy": "ratio"}, "needs offload_ratio below 1"),
         ({"software": SOFTWARE["paper"], "stride": 1}, "stride = 1"),
-        ({"dp": 8, "global_batch_size": 4}, "more ranks than the global batch of 4"),
-        ({"dp": 2, "global_batch_size": 4}, "global_batch_size = 4: dp 2 x"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(fields, words):

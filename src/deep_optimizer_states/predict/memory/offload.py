@@ -21,7 +21,6 @@ from deep_optimizer_states.predict.memory.arrays import (
     READY,
     TRAINING,
     Array,
-    Moment,
     passes_of_stage3,
     resident_state,
     update_of_plugin,
@@ -73,13 +72,7 @@ class Memory:
 
 
 def memory_of(workload: Workload, machine: Machine, policy: str) -> Memory:
-    """Predict the memory of one rank.
-
-    Args:
-        workload: What runs.
-        machine: Where.
-        policy: Of this package's engine.
-    """
+    """Predict the memory of one rank, under a policy of this package's engine where that runs."""
     arrays = _arrays(workload, machine, policy)
     device = _most(arrays, DEVICE)
     host = _most(arrays, HOST)
@@ -108,29 +101,11 @@ def kept_subgroups(workload: Workload, machine: Machine, policy: str) -> frozens
     else:
         candidates = {schedule.tiles[idx].subgroup for idx in schedule.device_tiles}
     used = _most(_arrays(workload, machine, policy), DEVICE) + WORKSPACE_BYTES
-    room = _room(machine, used)
+    assert machine.device_memory_bytes is not None
+    room = GRADS_HEADROOM * machine.device_memory_bytes - CONTEXT_BYTES - used
     ordered = sorted(candidates)
     ends = itertools.accumulate(workload.weight_bytes * numels[idx] for idx in ordered)
     return frozenset(idx for idx, end in zip(ordered, ends, strict=True) if end <= room)
-
-
-def ahead_room_bytes(workload: Workload, machine: Machine, policy: str) -> tuple[float, float]:
-    """Return the device memory into which state may be sent during backward, in bytes.
-
-    Returns:
-        What is free at any time, and what activations leave by the end of backward.
-    """
-    if not machine.gpus:
-        return 0.0, 0.0
-    passes = _passes(setting_of_workload(workload), has_gpu=True)
-    left = _most(passes, DEVICE) - bytes_at(passes, Moment.REDUCED, DEVICE)
-    always = _room(machine, memory_of(workload, machine, policy).device_bytes)
-    return max(0.0, always), max(0.0, left)
-
-
-def _room(machine: Machine, used_bytes: float) -> float:
-    assert machine.device_memory_bytes is not None
-    return GRADS_HEADROOM * machine.device_memory_bytes - CONTEXT_BYTES - used_bytes
 
 
 def _most(arrays: Sequence[Array], on_host: bool) -> float:
@@ -139,11 +114,8 @@ def _most(arrays: Sequence[Array], on_host: bool) -> float:
 
 def _arrays(workload: Workload, machine: Machine, policy: str) -> list[Array]:
     """Return the arrays of the passes and of the update, this package's or other software's."""
-    setting, software, has_gpu = (
-        setting_of_workload(workload),
-        workload.software,
-        bool(machine.gpus),
-    )
+    setting, has_gpu = setting_of_workload(workload), bool(machine.gpus)
+    software = workload.software
     passes = _passes(setting, has_gpu)
     if software is None:
         schedule = schedule_of(workload, policy)
@@ -156,7 +128,7 @@ def _arrays(workload: Workload, machine: Machine, policy: str) -> list[Array]:
         locked += power_of_two(gradients)
     else:
         locked, pageable = 0.0, gradients + (STATE_BYTES + FP32_BYTES) * sum(host_numels)
-    slots = float((STATE_BYTES + FP32_BYTES) * software.slot_numel(workload))
+    slots = float((STATE_BYTES + FP32_BYTES) * software.slots * max(workload.subgroups))
     return [
         *passes,
         Array("page-locked state", locked, HOST, READY),
