@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
-from ds_config.command import write_new
+from configs.files import ROOT
 from ds_config.explain import newer_name, text_of, words, words_file
 from ds_config.installed import Key
-from ds_config.release import Answer, KeyFact, ask
+from ds_config.release import Answer, KeyFact
 from ds_config.rules import ZERO, buckets, value_of_auto
 
-ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "docs" / "guide.md"
 _TEMPLATE = Path(__file__).with_name("guide.md.jinja")
 _ILLNESSES = ROOT / "parse" / "diagnose" / "illnesses.toml"
@@ -26,24 +22,6 @@ _AUTO = (
     "stage3_prefetch_bucket_size",
     "stage3_param_persistence_threshold",
 )
-
-
-def register(commands: Any) -> None:  # noqa: ANN401 - argparse's class is not public
-    """Add the command."""
-    parser = commands.add_parser("guide", help="write docs/guide.md anew")
-    parser.add_argument("--out", type=Path, default=FILE, metavar="FILE", help="[docs/guide.md]")
-    parser.set_defaults(run=_run)
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    text = guide(ask({}))
-    # The project's own page is written anew; no other file is ever written over.
-    if arguments.out.resolve() == FILE:
-        FILE.write_text(text, encoding="utf-8")
-    else:
-        write_new(arguments.out, text, "--out")
-    sys.stdout.write(f"{arguments.out}\n")
-    return 0
 
 
 def guide(answer: Answer) -> str:

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ds_config.command import CommandError
+from configs.errors import ConfigError
 from ds_config.installed import Key
 
 TIMEOUT_S = 300
 _PROGRAM = Path(__file__).with_name("installed.py")
 
 
-class NoAnswerError(CommandError):
+class NoAnswerError(ConfigError):
     """DeepSpeed could not be asked; the message says why."""
 
 
