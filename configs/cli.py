@@ -76,7 +76,7 @@ class Parser(argparse.ArgumentParser):
     def _refuse(self, word: str) -> NoReturn:
         word = word.partition("=")[0]
         known = [name for name in self._option_string_actions if name.startswith("--")]
-        near = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
+        near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
         hint = f"did you mean '{near[0]}'?" if near else "see --help"
         kind = "option" if word.startswith("-") else "argument"
         raise ConfigError(f"unknown {kind} {word!r}: {hint}")
