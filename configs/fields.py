@@ -17,20 +17,15 @@ class FieldRow(Table):
 
     type: Literal["int", "float", "str", "bool"] = "int"
     default: bool | int | float | str = 0
-    description: str = ""
-    """What it sets, with its unit; shown by ``--help``."""
-    title: str
-    """Before the value in names, labels and legends: ``stride`` for ``stride 2``."""
+    description: str = ""  # what it sets, with its unit; shown by --help
+    title: str  # before the value in names, labels and legends: stride for stride 2
     minimum: float | None = None
     maximum: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()
-    is_count: bool = False
-    """A number of elements, which reads ``10M``."""
-    unit: str = ""
-    """After the value in names, labels and legends."""
-    zero: str = ""
-    """What 0 is called where it is no place on an axis, such as no limit at all."""
+    is_count: bool = False  # A number of elements, which reads 10M
+    unit: str = ""  # after the value in names, labels and legends
+    zero: str = ""  # what 0 is called where it is no place on an axis, such as no limit at all
     only_some_engines: bool = False
     """Engines that do not list it have it at its default; where set, it belongs to their name."""
     in_pairs: Literal["same", "prefer", "free"] = "same"
@@ -39,12 +34,9 @@ class FieldRow(Table):
     added_later: bool = False
     """Whether the study got it after runs were made, which still count: with its default, that must
     stay as it is, it is no part of what tells runs apart."""
-    log: str = ""
-    """Before the value in a log's name."""
-    axis: str = ""
-    """Label of a figure's axis; empty: the title."""
-    log_axis: bool = False
-    """Values double or grow tenfold."""
+    log: str = ""  # before the value in a log's name
+    axis: str = ""  # label of a figure's axis; empty: the title
+    log_axis: bool = False  # values double or grow tenfold
 
     @model_validator(mode="after")
     def _default_has_the_type(self) -> Self:

@@ -135,16 +135,13 @@ def _line(
     hidden: int | None,
 ) -> KeyLine:
     is_block = isinstance(value, Mapping)
+    shown = None if is_block and key not in FREE else value
+    meaning = words().get(key, "") or f"Removed: {_gone(key)}."
+    line = KeyLine(".".join(key), shown, is_block, meaning, fact.default)
+    if value == AUTO:
+        line = replace(line, auto=value_of_auto(key, hidden))
     bucket = buckets(table, hidden) if key == (ZERO, "reduce_bucket_size") else None
-    return KeyLine(
-        ".".join(key),
-        None if is_block and key not in FREE else value,
-        is_block,
-        words().get(key, "") or f"Removed: {_gone(key)}.",
-        fact.default,
-        value_of_auto(key, hidden) if value == AUTO else "",
-        bucket.num_bytes if bucket and bucket.count else None,
-    )
+    return replace(line, cost_bytes=bucket.num_bytes) if bucket and bucket.count else line
 
 
 def _judge_known(

@@ -250,14 +250,15 @@ def _of_scheduler(table: Mapping[str, Any]) -> Iterator[Refusal]:
     from torch.optim import lr_scheduler
 
     name, params = _kind_and_params(table, "scheduler")
-    made = getattr(lr_schedules, name or "WarmupLR", getattr(lr_scheduler, name, None))
+    if not name:
+        return
+    made = getattr(lr_schedules, name, getattr(lr_scheduler, name, None))
     if not isinstance(made, type):
-        yield _no_such(
-            "scheduler", name, [*lr_schedules.VALID_LR_SCHEDULES, *_classes(lr_scheduler)]
-        )
-    elif name and "params" not in table["scheduler"]:
+        known = [*lr_schedules.VALID_LR_SCHEDULES, *_classes(lr_scheduler)]
+        yield _no_such("scheduler", name, known)
+    elif "params" not in table["scheduler"]:
         yield "scheduler.params", "is missing", "give it, {} where nothing is to be set"
-    elif name:
+    else:
         yield from _of_arguments("scheduler", name, [made], params)
 
 

@@ -44,7 +44,7 @@ def study_in(argv: Sequence[str]) -> Study:
 
 
 def add_field_options(parser: Parser, study: Study, of_sweep: bool = False) -> None:
-    """One option for each field of a point, each engine key of the study and each model's field.
+    """One option for each field of a point and of its model.
 
     Values stay text; the schema reads and checks them, with one wording of errors for files and
     command lines.
@@ -65,9 +65,6 @@ def add_field_options(parser: Parser, study: Study, of_sweep: bool = False) -> N
         default = "" if field.is_required() else f" [default {field.default!s}]"
         if name not in left_out:
             add(fields, name, _help(field) + default)
-    keys = parser.add_argument_group("the engine in other keys")
-    for name in () if of_sweep else study.engine_keys:
-        add(keys, name, "a whole number")
     model = parser.add_argument_group("fields of the model")
     for name, field in MODEL_FIELDS.items():
         add(model, name, _help(field))
@@ -75,7 +72,7 @@ def add_field_options(parser: Parser, study: Study, of_sweep: bool = False) -> N
 
 def field_overrides(options: argparse.Namespace, study: Study) -> dict[str, str]:
     """The fields that were given, as text."""
-    names = [*study.point_type.model_fields, *study.engine_keys, *MODEL_FIELDS]
+    names = [*study.point_type.model_fields, *MODEL_FIELDS]
     given = vars(options)
     return {name: given[name] for name in names if given.get(name) is not None}
 
