@@ -56,15 +56,13 @@ class FieldRow(Table):
         return Annotated[kind, Field(**given)] if given else kind  # type: ignore[call-overload]
 
     def text(self, value: object) -> str:
-        """A value as names show it: ``10M``, ``0.5``, ``bf16``."""
+        """Return a value as names show it: ``10M``, ``0.5``, ``bf16``."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return str(value)
-        if self.is_count:
-            return count(value)
-        return f"{value:g}"
+        return count(value) if self.is_count else f"{value:g}"
 
     def words(self, value: object) -> str:
-        """Title and value: ``stride 2``; a switch that is on is its title alone."""
+        """Return title and value: ``stride 2``; a switch that is on is its title alone."""
         if self.type == "bool":
             return self.title if value else f"no {self.title}"
         if self.zero and not value:
@@ -78,7 +76,7 @@ class FieldRow(Table):
 
 
 def shaped_links(rates: Iterable[object]) -> str:
-    """``20, 50 Mbit/s links, shaped``: what figures and reports say of runs with such links.
+    """Return what figures and reports say of shaped links: ``20, 50 Mbit/s links, shaped``.
 
     Args:
         rates: ``link_mbit`` of the runs; what is not known counts as a link as it is.
@@ -95,7 +93,7 @@ def shaped_links(rates: Iterable[object]) -> str:
 
 
 def count(number: float) -> str:
-    """A number of elements with its magnitude: ``10M``, ``1.5B``."""
+    """Return a number of elements with its magnitude: ``10M``, ``1.5B``."""
     for divisor, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= divisor:
             return f"{number / divisor:.4g}{letter}"
@@ -133,7 +131,7 @@ CORE_FIELDS: dict[str, FieldRow] = {
 
 
 def field_row(fields: dict[str, FieldRow], name: str) -> FieldRow:
-    """The row of a field, made from its name where nobody wrote one."""
+    """Return the row of a field, made from its name where nobody wrote one."""
     return fields.get(name) or FieldRow(
         type="str", default="", title=name.removeprefix("model.").replace("_", " ")
     )

@@ -63,14 +63,7 @@ class Buckets:
     """The buffers into which gradients are copied before they are reduced."""
 
     count: int
-    numel: int
-    """Elements of one."""
-    element_bytes: int
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of one."""
-        return self.numel * self.element_bytes
+    num_bytes: int  # of one
 
 
 def buckets(table: Mapping[str, Any], hidden: int | None = None) -> Buckets | None:
@@ -101,10 +94,10 @@ def buckets(table: Mapping[str, Any], hidden: int | None = None) -> Buckets | No
     if stage == 1 and (weights, summed) == ("bf16", "fp32") and not is_offloaded:
         is_copied = False  # DeepSpeed's BF16_Optimizer, which has no buckets
     if not stage or not is_copied:
-        return Buckets(0, int(numel), 0)
+        return Buckets(0, 0)
     kind = {1: summed, 2: weights, 3: sent}[stage]
     count = 2 if stage < 3 and zero.get("overlap_comm") is True else 1
-    return Buckets(count, int(numel), 4 if kind == "fp32" else 2)
+    return Buckets(count, int(numel) * (4 if kind == "fp32" else 2))
 
 
 def _weights_type(table: Mapping[str, Any]) -> str:

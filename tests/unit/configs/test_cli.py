@@ -147,8 +147,8 @@ def test_a_reader_that_has_gone_is_not_complained_of(capfd, monkeypatch):
 
 @pytest.mark.own_process
 def test_sigterm_unwinds_with_its_exit_code_and_the_handlers_are_put_back():
-    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with pytest.raises(SystemExit) as caught:
         cli.run_command(lambda: signal.raise_signal(signal.SIGTERM))
     assert caught.value.code == 143
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -50,6 +50,12 @@ title = "time against the bucket"
 x = "bucket_numel"
 y = ["iteration_ms"]
 """
+COMPANION = """[companions.beside]
+field = "depth"
+name = "it"
+module = "it"
+arguments = ["--depth={dept}", "--device={device}"]
+[figures.bucket]"""
 MODEL = """
 name = "small"
 hidden = 8
@@ -167,6 +173,11 @@ def test_the_default_study_comes_first_and_can_be_run_when_none_is_named():
         (('x = "bucket_numel"', 'x = "buckets"'), "figure 'bucket': unknown field 'buckets'"),
         (('aliases = ["ov"]', 'aliases = ["Plain"]'), "'plain' and 'overlapped' share a name"),
         (('aliases = ["ov"]', 'needs = ["deepspeed>>1"]'), "'deepspeed>>1': give gpu, two-ranks"),
+        (
+            ('aliases = ["ov"]', 'equals = "plan"'),
+            "equals: unknown engine 'plan': did you mean 'pl",
+        ),
+        (("[figures.bucket]", COMPANION), "companion 'beside': unknown field 'dept': .*'depth'"),
         (("fields = { depth", "fields = { dept"), "unknown field of the study 'dept'"),
         (('tag = "O"', 'tag = "OVERL"'), r"'engines\.overlapped\.tag' = 'OVERL'"),
         (('aliases = ["ov"]', 'alias = ["ov"]'), r"unknown field 'engines\.overlapped\.alias'"),
