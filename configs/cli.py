@@ -23,9 +23,9 @@ from configs.errors import ConfigError
 from configs.files import ROOT, printable
 
 EXIT_USAGE, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
-Options = argparse._ActionsContainer
-"""A parser, or a group of its options."""
+Options = argparse._ActionsContainer  # a parser, or a group of its options
 _KEPT = "\n\t"
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def say(text: str) -> None:
@@ -87,10 +87,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def _dashed(word: str) -> str:
-    if not word.startswith("--"):
-        return word
     name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value
+    return name.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
 def add_study(options: Options, default: str) -> None:
@@ -152,11 +150,7 @@ def run_command(main: Callable[[], int], *errors: type[Exception]) -> int:
     code 2. SIGTERM and SIGHUP unwind as Ctrl-C does.
     """
     mistakes: tuple[type[Exception], ...] = (ConfigError, OSError, *errors)
-    handled = [
-        number
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) == signal.SIG_DFL
-    ]
+    handled = [number for number in _SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
     try:
         for number in handled:
             signal.signal(number, _terminate)
