@@ -35,6 +35,8 @@ def test_other_fields_replace_theirs_and_the_table_is_left_alone():
 def test_a_models_field_changes_that_field_alone():
     point = make_point(apply_overrides({"model": "7B"}, {"model.layers": "2"}))
     assert (point.model.layers, point.model.hidden, point.dp) == (2, 4096, 4)
+    summed = apply_overrides({"model": "7B", "accumulation": 3}, {"model.layers": "2"})
+    assert make_point(summed).accumulation == 3
     table = {"model": point.model.model_dump()}
     assert make_point(apply_overrides(table, {"model.layers": "3"})).model.layers == 3
 
