@@ -7,14 +7,12 @@ configuration.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from configs.cli import Parser, add_json, complain, count, run_command, say
 from configs.errors import ConfigError
 from deep_optimizer_states.errors import DeepOptimizerStatesError
-from deep_optimizer_states.predict.model import load_model
 from ds_config import guide
 from ds_config.advise import add_options, advise
 from ds_config.document import read_config, write_beside, write_new
@@ -44,7 +42,6 @@ def _parser() -> Parser:
     one.set_defaults(run=_guide)
     one = commands.add_parser("explain", help="what every key means, costs and does")
     one.add_argument("file", metavar="FILE", help="the configuration; - for standard input")
-    one.add_argument("--model", metavar="NAME|config.json", help="what `auto` values follow from")
     ranks = "data-parallel ranks, to check batches"
     one.add_argument("--ranks", type=count, metavar="N", help=ranks)
     add_json(one)
@@ -54,9 +51,8 @@ def _parser() -> Parser:
 
 
 def _explain(given: argparse.Namespace) -> int:
-    hidden = _hidden(given.model) if given.model else None
     document = read_config(given.file)
-    found = explain(document.table, ask(document.table), hidden, given.ranks)
+    found = explain(document.table, ask(document.table), given.ranks)
     if document.table and not found.keys:
         raise ConfigError(f"{document.source}: has no key of DeepSpeed, no configuration")
     for note in document.notes:
@@ -81,25 +77,6 @@ def _guide(given: argparse.Namespace) -> int:
         write_new(given.out, text, "--out")
     say(str(given.out))
     return 0
-
-
-def _hidden(model: str) -> int:
-    """Return the hidden size of a shipped model or of a Hugging Face config.json."""
-    if not Path(model).is_file():
-        try:
-            return load_model(model)[0].hidden
-        except DeepOptimizerStatesError as error:
-            raise ConfigError(f"--model: {error}; or give a config.json") from None
-    try:
-        table = json.loads(Path(model).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--model {model}: cannot be read as JSON: {error}") from None
-    table = table.get("text_config", table) if isinstance(table, dict) else {}
-    for name in ("hidden_size", "n_embd", "d_model"):
-        size = table.get(name)
-        if isinstance(size, int) and size > 0:
-            return size
-    raise ConfigError(f"--model {model}: has no hidden_size; give a config.json")
 
 
 if __name__ == "__main__":

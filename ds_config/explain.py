@@ -15,7 +15,7 @@ from typing import Any
 
 from ds_config.installed import LOADER, Key
 from ds_config.release import Answer, KeyFact, Note
-from ds_config.rules import AUTO, ZERO, buckets, faults, value_of_auto, warnings
+from ds_config.rules import AUTO, ZERO, buckets, faults, warnings, words_of_auto
 
 _SAMPLING = ("data_efficiency", "data_sampling")
 FREE = {
@@ -85,7 +85,6 @@ def _flat(table: Mapping[str, Any], at: Key) -> Iterator[tuple[Key, str]]:
 def explain(
     table: Mapping[str, Any],
     answer: Answer,
-    hidden: int | None = None,
     num_ranks: int | None = None,
 ) -> Explanation:
     """Explain a configuration.
@@ -93,7 +92,6 @@ def explain(
     Args:
         table: As read.
         answer: What the installed DeepSpeed says of its keys and of this configuration.
-        hidden: Hidden size of the model, in elements, if it is known.
         num_ranks: Data-parallel ranks, to check batches, if they are known.
     """
     found = Explanation(answer.version)
@@ -103,12 +101,12 @@ def explain(
             meaning = "Our plugin's settings (docs/plugin.md)."
             found.keys.append(KeyLine(PLUGIN, value, False, meaning, None))
         elif key in known:
-            found.keys.append(_line(key, value, table, known[key], hidden))
+            found.keys.append(_line(key, value, table, known[key]))
             _judge_known(found, key, value, known)
         elif not _is_free(key, known):
             _judge_unknown(found, key, known)
     found.faults += faults(table, num_ranks)
-    found.warnings += [*warnings(table, known, hidden), *_moved_defaults(values, known)]
+    found.warnings += [*warnings(table, known), *_moved_defaults(values, known)]
     named = {note.key for note in (*found.unknown, *found.faults)}
     found.faults += [
         note
@@ -132,15 +130,14 @@ def _line(
     value: Any,  # noqa: ANN401 - any value
     table: Mapping[str, Any],
     fact: KeyFact,
-    hidden: int | None,
 ) -> KeyLine:
     is_block = isinstance(value, Mapping)
     shown = None if is_block and key not in FREE else value
     meaning = words().get(key, "") or f"Removed: {_gone(key)}."
     line = KeyLine(".".join(key), shown, is_block, meaning, fact.default)
     if value == AUTO:
-        line = replace(line, auto=value_of_auto(key, hidden))
-    bucket = buckets(table, hidden) if key == (ZERO, "reduce_bucket_size") else None
+        line = replace(line, auto=words_of_auto(key))
+    bucket = buckets(table) if key == (ZERO, "reduce_bucket_size") else None
     return replace(line, cost_bytes=bucket.num_bytes) if bucket and bucket.count else line
 
 

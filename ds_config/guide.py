@@ -12,16 +12,11 @@ from configs.files import ROOT
 from ds_config.explain import newer_name, text_of, words, words_file
 from ds_config.installed import Key
 from ds_config.release import Answer, KeyFact
-from ds_config.rules import ZERO, buckets, value_of_auto
+from ds_config.rules import AUTO_SIZES, ZERO, buckets
 
 FILE = ROOT / "docs" / "guide.md"
 _TEMPLATE = Path(__file__).with_name("guide.md.jinja")
 _ILLNESSES = ROOT / "parse" / "diagnose" / "illnesses.toml"
-_AUTO = (
-    "reduce_bucket_size",
-    "stage3_prefetch_bucket_size",
-    "stage3_param_persistence_threshold",
-)
 
 
 def guide(answer: Answer) -> str:
@@ -35,8 +30,7 @@ def guide(answer: Answer) -> str:
         version=answer.version,
         has_memory=(FILE.parent / "memory.md").is_file(),
         bucket=_bucket,
-        auto_keys=_AUTO,
-        auto=lambda name, hidden: value_of_auto((ZERO, name), hidden).split(" (give")[0],
+        auto=[(name, text, f"{size(4096):,}") for name, (text, size) in AUTO_SIZES.items()],
         illnesses={
             name: _cell(row["remedy"])
             for name, row in tomllib.loads(_ILLNESSES.read_text(encoding="utf-8")).items()
@@ -79,7 +73,7 @@ def _keys_by_block(known: Mapping[Key, KeyFact]) -> dict[Key, list[Key]]:
 
 
 def _row(key: Key, known: Mapping[Key, KeyFact]) -> tuple[str, str, str]:
-    mark = " (auto)" if key[0] == ZERO and key[-1] in _AUTO else ""
+    mark = " (auto)" if key[0] == ZERO and key[-1] in AUTO_SIZES else ""
     return key[-1], _cell(text_of(known[key].default)), _cell(words().get(key, "")) + mark
 
 

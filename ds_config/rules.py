@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,22 +39,21 @@ _STAGES = {name: stages for stages, names in _OF_STAGES.items() for name in name
 _NVME_ONLY = ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_init")
 
 
-def value_of_auto(key: Key, hidden: int | None) -> str:
-    """Return what Hugging Face's integration puts in the place of ``auto``.
+AUTO_SIZES: dict[str, tuple[str, Callable[[int], int]]] = {
+    "reduce_bucket_size": ("hidden size squared", lambda hidden: hidden * hidden),
+    "stage3_prefetch_bucket_size": (
+        "0.9 x hidden size squared",
+        lambda hidden: 9 * hidden * hidden // 10,
+    ),
+    "stage3_param_persistence_threshold": ("10 x hidden size", lambda hidden: 10 * hidden),
+}
+"""Sizes of ZeRO that Hugging Face's integration puts in the place of ``auto``."""
 
-    Args:
-        key: The key whose value is ``auto``.
-        hidden: Hidden size of the model, in elements, if it is known.
-    """
-    size = hidden or 0
-    formulas = {
-        "reduce_bucket_size": ("hidden size squared", size * size),
-        "stage3_prefetch_bucket_size": ("0.9 x hidden size squared", 9 * size * size // 10),
-        "stage3_param_persistence_threshold": ("10 x hidden size", 10 * size),
-    }
-    if key[-1] in formulas and key[0] == ZERO:
-        text, value = formulas[key[-1]]
-        return f"{value:,} ({text})" if hidden else f"{text} (give --model)"
+
+def words_of_auto(key: Key) -> str:
+    """Return what Hugging Face's integration puts in the place of ``auto``."""
+    if key[0] == ZERO and key[-1] in AUTO_SIZES:
+        return AUTO_SIZES[key[-1]][0]
     return "Hugging Face's integration fills it in from TrainingArguments"
 
 
@@ -66,24 +65,18 @@ class Buckets:
     num_bytes: int  # of one
 
 
-def buckets(table: Mapping[str, Any], hidden: int | None = None) -> Buckets | None:
+def buckets(table: Mapping[str, Any]) -> Buckets | None:
     """Return the buckets that DeepSpeed allocates, whether the model fills them or not.
 
     Stage 3 allocates one when the engine is made (``runtime/zero/stage3.py``). Stages 1 and 2
     allocate one for every backward, and a second one with ``overlap_comm``
     (``runtime/zero/stage_1_and_2.py``). ``allgather_bucket_size`` allocates nothing.
 
-    Args:
-        table: The configuration.
-        hidden: Hidden size of the model, in elements, if it is known.
-
     Returns:
         None where the configuration does not say how large they are.
     """
     zero = _block(table, ZERO)
     stage, numel = zero.get("stage", 0), zero.get("reduce_bucket_size", _BUCKET_ELEMENTS)
-    if numel == AUTO and hidden:
-        numel = hidden**2
     if not _is_number(numel) or stage not in (0, 1, 2, 3):
         return None
     weights = _weights_type(table)
@@ -165,15 +158,12 @@ def _of_batches(table: Mapping[str, Any], num_ranks: int | None) -> Iterator[Not
         yield Note(_BATCHES[0], f"= {total} is no multiple of {product}", remedy)
 
 
-def warnings(
-    table: Mapping[str, Any], known: Mapping[Key, KeyFact], hidden: int | None
-) -> Iterator[Note]:
+def warnings(table: Mapping[str, Any], known: Mapping[Key, KeyFact]) -> Iterator[Note]:
     """Return what DeepSpeed takes and what is probably not meant.
 
     Args:
         table: The configuration.
         known: Keys of the release.
-        hidden: Hidden size of the model, in elements, if it is known.
     """
     zero = _block(table, ZERO)
     stage = zero.get("stage", 0)
@@ -193,7 +183,7 @@ def warnings(
         if checkpointing.get(name) and not checkpointing.get("partition_activations"):
             key, remedy = f"activation_checkpointing.{name}", "set partition_activations to true"
             yield Note(key, "needs partition_activations", remedy)
-    found = buckets(table, hidden)
+    found = buckets(table)
     if found and found.count > 1:
         size = found.count * found.num_bytes
         yield Note(
