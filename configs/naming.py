@@ -37,13 +37,6 @@ class Namer:
         name = point.get("engine") or UNKNOWN_ENGINE
         return " ".join([str(name), *self._engine_fields(point)])
 
-    def engine_title(self, point: Fields) -> str:
-        """Return the engine as a legend has it: ``hybrid (stride 2)``, with its title."""
-        row = self._row(point)
-        own = ", ".join(self._engine_fields(point))
-        title = row.title if row else str(point.get("engine") or UNKNOWN_ENGINE)
-        return f"{title} ({own})" if own else title
-
     def engine_tag(self, point: Fields) -> str:
         """Return the engine below a bar: ``H2``; ``H2+`` with a switch that is off by default."""
         row = self._row(point)

@@ -315,14 +315,6 @@ class Study(Table):
             del fields["accumulation"]
         return self.point_type.read(fields, source)
 
-    def load_point(self, path: Path) -> Point:
-        """Read one point from a TOML file.
-
-        Raises:
-            ConfigError: the file is missing, is not TOML, or a field is wrong.
-        """
-        return self.make_point(read_toml(path), source=str(path))
-
     def files(self, kind: str) -> dict[str, Path]:
         """Return the files of ``models``, ``points`` or ``sweeps`` by their stems.
 

@@ -114,7 +114,7 @@ def test_its_points_are_named_by_what_varies_in_it(make):
     assert len(set(names)) == 6
     namer = Namer(study)
     last = flat(sweep.points(None)[-1])
-    assert (namer.engine_title(last), namer.engine_tag(last)) == ("overlapped (depth 2)", "O2")
+    assert (namer.engine(last), namer.engine_tag(last)) == ("overlapped depth 2", "O2")
 
 
 def test_a_point_of_a_study_has_a_log_name_with_its_fields(make):
