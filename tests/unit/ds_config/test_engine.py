@@ -135,6 +135,12 @@ def test_buckets_are_those_that_an_engine_allocates(engines, name):
     assert engines[name] == ["", found.count * found.num_bytes]
 
 
+def test_an_argument_that_one_of_deepspeeds_adams_takes_is_accepted():
+    """Which one is made depends on the device; torch's alone has no ``bias_correction``."""
+    assert judged(config(2, CPU, **optimizer("AdamW", bias_correction=True))) == {}
+    assert judged(config(2, CPU, **optimizer("AdamW", bias_corection=True)))
+
+
 def test_values_that_hugging_face_fills_in_are_not_missing():
     auto = scheduler("WarmupDecayLR", total_num_steps="auto", warmup_num_steps="auto")
     assert judged(config(3, **auto, **optimizer("AdamW", betas="auto"))) == {}
