@@ -7,14 +7,12 @@ meaning. What the rows do not determine stays as the starting profile has it, an
 
 from __future__ import annotations
 
-import argparse
 import csv
 import dataclasses
 import json
 import math
 import re
 import statistics
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from configs.cli import Parser, run_command, say
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.files import write_whole
 from deep_optimizer_states.predict.cli import residual_lines
@@ -252,27 +251,21 @@ def _value(value: Any) -> str:  # noqa: ANN401 - a number, text, or a list of th
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Fit, print and write; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.fit",
-        description="Fit a shipped profile again to published values, and print what is left over.",
-    )
+    text = "Fit a shipped profile again to published values, and print what is left over."
+    parser = Parser("python -m benchmarks.fit", text)
     columns = f"published values, with the columns {','.join(COLUMNS)}"
     machine_help = "the profile to begin with, and whose rows (default: %(default)s)"
     parser.add_argument("csv", type=Path, help=columns)
     parser.add_argument("--machine", choices=sorted(STAGES), default="h100x4", help=machine_help)
     parser.add_argument("-o", "--out", type=Path, help="where to write the profile")
-    given = parser.parse_args(argv)
-    try:
-        observations = read_observations(given.csv, given.machine)
-        machine = refit(load_machine(given.machine), observations)
-        if given.out is not None:
-            write_whole(given.out, profile_text(machine))
-    except (DeepOptimizerStatesError, OSError) as error:
-        sys.stderr.write(f"benchmarks.fit: {error}\n")
-        return 2
-    sys.stdout.write(report(machine, observations) + "\n")
+    given = parser.read(argv)
+    observations = read_observations(given.csv, given.machine)
+    machine = refit(load_machine(given.machine), observations)
+    if given.out is not None:
+        write_whole(given.out, profile_text(machine))
+    say(report(machine, observations))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(run_command(main, DeepOptimizerStatesError))

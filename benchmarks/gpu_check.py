@@ -8,13 +8,11 @@ a folder of wheels, without a network.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -25,6 +23,8 @@ from importlib import metadata
 from pathlib import Path
 
 from benchmarks.process import SOURCE_FOLDER, explain_status, run
+from configs.cli import Parser, complain, run_command, say
+from configs.errors import ConfigError
 
 BUILT = SOURCE_FOLDER / "build" / "gpu-check"
 """What is compiled and, in ``SITE``, installed where `make setup` did neither."""
@@ -33,7 +33,7 @@ NEEDED = (
     *("torch", "deepspeed", "megatron-core", "numpy", "psutil", "pydantic", "tokenizers"),
     *("pytest", "pytest-timeout"),
 )
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAILED = 1
 _GRACE_S = 10.0
 _SLOWER_ON_A_CPU = 4
 _MOST_LINES = 40
@@ -189,32 +189,33 @@ def write_summary(folder: Path, machine: str, on_gpu: bool, outcomes: dict[str, 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run parts; returns 0, 1 when one failed, 2 for a wrong call, 130 when interrupted."""
-    given = _parser().parse_args(argv)
+    """Run parts; returns 0, or 1 when one failed.
+
+    Raises:
+        ConfigError: There is no such part, or a package lacks.
+    """
+    given = _parser().read(argv)
     if unknown := [name for name in given.parts if name not in PARTS]:
-        _say(f"unknown part '{unknown[0]}'; known: {', '.join(PARTS)}")
-        return EXIT_USAGE
+        raise ConfigError(f"unknown part '{unknown[0]}'; known: {', '.join(PARTS)}")
     names = [name for name in PARTS if name in ("build", *given.parts) or not given.parts]
     folder = given.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     sys.path.append(str(SITE))
     if lacking := install_what_lacks(given.wheels):
-        _say(f"not installed: {lacking}; run `make setup`, or fill {given.wheels} elsewhere")
-        return EXIT_USAGE
+        raise ConfigError(
+            f"not installed: {lacking}; run `make setup`, or fill {given.wheels} elsewhere"
+        )
     on_gpu, machine = json.loads(subprocess.check_output([sys.executable, "-c", _FACTS]))
     kept = folder / "summary.json"
     table = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     outcomes = {name: Outcome(**found) for name, found in table.items()}
     for name in names:
-        try:
-            outcomes[name] = run_part(name, folder, on_gpu)
-        except KeyboardInterrupt:
-            return EXIT_INTERRUPTED
+        outcomes[name] = run_part(name, folder, on_gpu)
         _say(f"{name}: {outcomes[name].reason or 'ok'}")
         write_summary(folder, machine, on_gpu, outcomes)
         if given.out:
             _copy(folder, given.out)
-    sys.stdout.write("\n" + (folder / "summary.txt").read_text(encoding="utf-8"))
+    say("\n" + (folder / "summary.txt").read_text(encoding="utf-8").rstrip())
     return EXIT_FAILED if any(outcomes[name].reason for name in names) else 0
 
 
@@ -227,16 +228,12 @@ def _copy(folder: Path, out: Path) -> None:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"gpu-check: {text}\n")
-    sys.stderr.flush()
+    complain(f"gpu-check: {text}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_check",
-        description="Run what only a machine with a GPU can show, and sum it up.",
-        allow_abbrev=False,
-    )
+def _parser() -> Parser:
+    text = "Run what only a machine with a GPU can show, and sum it up."
+    parser = Parser("python -m benchmarks.gpu_check", text)
     add, names = parser.add_argument, ", ".join(PARTS)
     add("parts", nargs="*", metavar="PART", help=f"{names} [all of them]")
     add("--folder", type=Path, default=Path("gpu-check"), help="logs and results [gpu-check]")
@@ -246,5 +243,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    sys.exit(main())
+    raise SystemExit(run_command(main))

@@ -27,10 +27,11 @@ from typing import Any
 import psutil
 
 from benchmarks.timing import BenchmarkError
+from configs.cli import Parser, complain, count, run_command, say
 from deep_optimizer_states.calibrate.watch import look_around
 from deep_optimizer_states.cores import cpu_facts
 
-EXIT_DIFFERENT, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_DIFFERENT = 1
 SCHEMA_VERSION = 1
 FUSED_TARGET, PROBE_TARGET, ENGINE_TARGET = 2.5, 0.9, 1.0
 _BYTES_A_PARAMETER = 70
@@ -136,29 +137,25 @@ def all_equal(results: Sequence[dict[str, Any]]) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure and print; returns 0, or 1 when two sides did not end with the same bits."""
-    given = _parser().parse_args(argv)
-    try:
-        return _work(given) if given.worker else _measure_all(given)
-    except BenchmarkError as error:
-        _say(str(error))
-        return EXIT_USAGE
-    except KeyboardInterrupt:
-        _say("interrupted")
-        return EXIT_INTERRUPTED
+    """Measure and print; returns 0, or 1 when two sides did not end with the same bits.
+
+    Raises:
+        BenchmarkError: a value is wrong, or a measurement failed.
+    """
+    given = _parser().read(argv)
+    return _work(given) if given.worker else _measure_all(given)
 
 
 def _measure_all(given: argparse.Namespace) -> int:
     check_output(given.json)
     _check(given)
     facts = machine_facts()
-    sys.stdout.write(f"{facts['processor']}, {facts['usable_cpus']} CPUs, load {facts['load']}\n")
+    say(f"{facts['processor']}, {facts['usable_cpus']} CPUs, load {facts['load']}")
     results = []
     others = look_around(_say)
     for num_threads in given.threads:
         results.append(measure(num_threads, given))
-        sys.stdout.write(f"\n{as_text(results[-1])}\n")
-        sys.stdout.flush()
+        say(f"\n{as_text(results[-1])}")
     facts["others_used_cpus"] = round(others.used_cpus(), 2)
     if warning := others.warning("used"):
         _say(warning)
@@ -169,12 +166,9 @@ def _measure_all(given: argparse.Namespace) -> int:
 
 
 def _check(given: argparse.Namespace) -> None:
-    for name in ("numel", "width", "layers", "repeats"):
-        if getattr(given, name) < 1:
-            raise BenchmarkError(f"--{name} {getattr(given, name)}: give 1 or more")
     usable = len(psutil.Process().cpu_affinity())
     for num_threads in given.threads:
-        if not 1 <= num_threads <= usable:
+        if num_threads > usable:
             raise BenchmarkError(f"--threads {num_threads}: give 1 to {usable}, the usable CPUs")
     numel = max(given.numel, 2 * given.width**2 * given.layers)
     needed, free = numel * _BYTES_A_PARAMETER, psutil.virtual_memory().available
@@ -249,32 +243,27 @@ def _work(given: argparse.Namespace) -> int:
     for name, (what, run) in work.items():
         _say(f"{num_threads} thread(s): {what} ...")
         result[name] = run()
-    sys.stdout.write(json.dumps(result) + "\n")
-    sys.stdout.flush()
+    say(json.dumps(result))
     os._exit(0)  # gloo now and then aborts while the interpreter is torn down
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"bench-host: {line}\n")
-    sys.stderr.flush()
+    complain(f"bench-host: {line}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.host",
-        description="Our fused host pass and update phase beside stock DeepSpeed's, on this CPU.",
-        allow_abbrev=False,
-    )
+def _parser() -> Parser:
+    text = "Our fused host pass and update phase beside stock DeepSpeed's, on this CPU."
+    parser = Parser("python -m benchmarks.host", text)
     add = parser.add_argument
-    add("--numel", type=int, default=2**26, help="elements that the passes go over [2^26]")
-    add("--width", type=int, default=4096, help="width of the engines' layers [4096]")
-    add("--layers", type=int, default=6, help="layers of the engines [6: 100 million parameters]")
-    add("--repeats", type=int, default=9, help="turns that count [9]")
-    add("--threads", type=int, nargs="+", default=[1, 2], help="each measured by itself [1 2]")
+    add("--numel", type=count, default=2**26, help="elements that the passes go over [2^26]")
+    add("--width", type=count, default=4096, help="width of the engines' layers [4096]")
+    add("--layers", type=count, default=6, help="layers of the engines [6: 100 million parameters]")
+    add("--repeats", type=count, default=9, help="turns that count [9]")
+    add("--threads", type=count, nargs="+", default=[1, 2], help="each measured by itself [1 2]")
     add("--json", type=Path, help="write the figures to this new file as well")
     add("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(run_command(main))

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
 
+from configs.errors import ConfigError
 
-class BenchmarkError(ValueError):
+
+class BenchmarkError(ConfigError):
     """The command cannot do what it was asked."""
 
 

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.timing import BenchmarkError, Times
+from configs.cli import Parser, count, run_command
 from dataset.files import DatasetError, file_digest
 from dataset.indexed import bin_path, idx_path
 from dataset.prepare import Job, run
@@ -38,7 +39,6 @@ MEGATRON_TOKENIZER = Path(
     "third_party/src/megatron-deepspeed/megatron/tokenizer/gpt2_tokenization.py"
 )
 LINES_AT_ONCE = 32  # Megatron's
-EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 
 
 _encode: Callable[[str], list[int]]
@@ -146,9 +146,8 @@ def _check(arguments: argparse.Namespace) -> None:
                 f"--{flag.replace('_', '-')} {path}: no such file"
                 f"{hint if path == MEGATRON_TOKENIZER else ''}"
             )
-    for flag in ("workers", "repeats", "megabytes"):
-        if not 0 < getattr(arguments, flag) < math.inf:  # not a number is neither
-            raise BenchmarkError(f"--{flag} {getattr(arguments, flag)}: give a number above 0")
+    if not 0 < arguments.megabytes < math.inf:  # not a number is neither
+        raise BenchmarkError(f"--megabytes {arguments.megabytes}: give a number above 0")
     try:
         vocabulary = ByteLevelBpe.from_gpt2_files(arguments.vocab_file, arguments.merge_file)
     except DatasetError as error:
@@ -157,12 +156,9 @@ def _check(arguments: argparse.Namespace) -> None:
         raise BenchmarkError(f"--vocab-file {arguments.vocab_file}: has no <|endoftext|>")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.tokenize",
-        description="Text to tokens: Megatron's method and ours in turns, on the same text.",
-        allow_abbrev=False,
-    )
+def _parser() -> Parser:
+    text = "Text to tokens: Megatron's method and ours in turns, on the same text."
+    parser = Parser("python -m benchmarks.tokenize", text)
     add = parser.add_argument
     add("--text", type=Path, required=True, help="JSON lines, plain or .xz")
     add("--vocab-file", type=Path, required=True, help="GPT-2's vocab.json")
@@ -173,24 +169,17 @@ def _parser() -> argparse.ArgumentParser:
         default=MEGATRON_TOKENIZER,
         help="Megatron's gpt2_tokenization.py [that of third_party/src]",
     )
-    add("--workers", type=int, default=2, help="processes of each side [2]")
-    add("--repeats", type=int, default=5, help="turns [5]")
+    add("--workers", type=count, default=2, help="processes of each side [2]")
+    add("--repeats", type=count, default=5, help="turns [5]")
     add("--megabytes", type=float, default=50, help="of text, by repeating it [50]")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare, and print a table; returns the exit status."""
-    arguments = _parser().parse_args(argv)
-    try:
-        _check(arguments)
-        _compare(arguments)
-    except (BenchmarkError, DatasetError, OSError, lzma.LZMAError) as error:
-        sys.stderr.write(f"benchmarks.tokenize: {error}\n")
-        return EXIT_USAGE
-    except KeyboardInterrupt:
-        sys.stderr.write("benchmarks.tokenize: interrupted\n")
-        return EXIT_INTERRUPTED
+    arguments = _parser().read(argv)
+    _check(arguments)
+    _compare(arguments)
     return 0
 
 
@@ -207,18 +196,18 @@ def _compare(arguments: argparse.Namespace) -> None:
         raise BenchmarkError("the two sides wrote different files: no figure")
     times = {side: Times(tuple(one["seconds"] for one in ones)) for side, ones in results.items()}
     tokens = results["ours"][0]["tokens"]
-    say = sys.stdout.write
-    say(f"{megabytes:.1f} MB of JSON lines, {tokens:,} tokens, {arguments.workers} workers, ")
-    say(f"{arguments.repeats} turns, equal .bin and .idx\n")
+    write = sys.stdout.write
+    write(f"{megabytes:.1f} MB of JSON lines, {tokens:,} tokens, {arguments.workers} workers, ")
+    write(f"{arguments.repeats} turns, equal .bin and .idx\n")
     for side, taken in times.items():
         low, high = taken.quartiles_s
-        say(
+        write(
             f"{side:10} {taken.median_s:7.2f} s ({low:.2f} to {high:.2f})"
             f"  {megabytes / taken.median_s:6.1f} MB/s"
             f"  {tokens / taken.median_s / 1e6:5.2f} M tokens/s\n"
         )
-    say(f"ratio      {times['megatron'].ratio_to(times['ours']):7.2f}\n")
+    write(f"ratio      {times['megatron'].ratio_to(times['ours']):7.2f}\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(run_command(main, DatasetError, lzma.LZMAError))

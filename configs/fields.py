@@ -17,20 +17,15 @@ class FieldRow(Table):
 
     type: Literal["int", "float", "str", "bool"] = "int"
     default: bool | int | float | str = 0
-    description: str = ""
-    """What it sets, with its unit; shown by ``--help``."""
-    title: str
-    """Before the value in names, labels and legends: ``stride`` for ``stride 2``."""
+    description: str = ""  # what it sets, with its unit; shown by --help
+    title: str  # before the value in names, labels and legends: stride for stride 2
     minimum: float | None = None
     maximum: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()
-    is_count: bool = False
-    """A number of elements, which reads ``10M``."""
-    unit: str = ""
-    """After the value in names, labels and legends."""
-    zero: str = ""
-    """What 0 is called where it is no place on an axis, such as no limit at all."""
+    is_count: bool = False  # A number of elements, which reads 10M
+    unit: str = ""  # after the value in names, labels and legends
+    zero: str = ""  # what 0 is called where it is no place on an axis, such as no limit at all
     only_some_engines: bool = False
     """Engines that do not list it have it at its default; where set, it belongs to their name."""
     in_pairs: Literal["same", "prefer", "free"] = "same"
@@ -39,12 +34,9 @@ class FieldRow(Table):
     added_later: bool = False
     """Whether the study got it after runs were made, which still count: with its default, that must
     stay as it is, it is no part of what tells runs apart."""
-    log: str = ""
-    """Before the value in a log's name."""
-    axis: str = ""
-    """Label of a figure's axis; empty: the title."""
-    log_axis: bool = False
-    """Values double or grow tenfold."""
+    log: str = ""  # before the value in a log's name
+    axis: str = ""  # label of a figure's axis; empty: the title
+    log_axis: bool = False  # values double or grow tenfold
 
     @model_validator(mode="after")
     def _default_has_the_type(self) -> Self:
@@ -64,15 +56,13 @@ class FieldRow(Table):
         return Annotated[kind, Field(**given)] if given else kind  # type: ignore[call-overload]
 
     def text(self, value: object) -> str:
-        """A value as names show it: ``10M``, ``0.5``, ``bf16``."""
+        """Return a value as names show it: ``10M``, ``0.5``, ``bf16``."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return str(value)
-        if self.is_count:
-            return count(value)
-        return f"{value:g}"
+        return count(value) if self.is_count else f"{value:g}"
 
     def words(self, value: object) -> str:
-        """Title and value: ``stride 2``; a switch that is on is its title alone."""
+        """Return title and value: ``stride 2``; a switch that is on is its title alone."""
         if self.type == "bool":
             return self.title if value else f"no {self.title}"
         if self.zero and not value:
@@ -86,7 +76,7 @@ class FieldRow(Table):
 
 
 def shaped_links(rates: Iterable[object]) -> str:
-    """``20, 50 Mbit/s links, shaped``: what figures and reports say of runs with such links.
+    """Return what figures and reports say of shaped links: ``20, 50 Mbit/s links, shaped``.
 
     Args:
         rates: ``link_mbit`` of the runs; what is not known counts as a link as it is.
@@ -103,7 +93,7 @@ def shaped_links(rates: Iterable[object]) -> str:
 
 
 def count(number: float) -> str:
-    """A number of elements with its magnitude: ``10M``, ``1.5B``."""
+    """Return a number of elements with its magnitude: ``10M``, ``1.5B``."""
     for divisor, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= divisor:
             return f"{number / divisor:.4g}{letter}"
@@ -141,7 +131,7 @@ CORE_FIELDS: dict[str, FieldRow] = {
 
 
 def field_row(fields: dict[str, FieldRow], name: str) -> FieldRow:
-    """The row of a field, made from its name where nobody wrote one."""
+    """Return the row of a field, made from its name where nobody wrote one."""
     return fields.get(name) or FieldRow(
         type="str", default="", title=name.removeprefix("model.").replace("_", " ")
     )

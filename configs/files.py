@@ -14,12 +14,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def write_json(path: Path, value: object) -> None:
-    """:func:`write_text` of a value as JSON."""
+    """Write a value as JSON with :func:`write_text`."""
     write_text(path, as_json(value))
 
 
 def as_json(value: object) -> str:
-    """A value as the harness's files hold it."""
+    """Return a value as the harness's files hold it."""
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
 
@@ -37,7 +37,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is none that can be read."""
+    """Return the object in a file; empty where there is none that can be read."""
     try:
         value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except (OSError, ValueError, RecursionError):
@@ -46,7 +46,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_given_json(path: Path) -> dict[str, Any]:
-    """The object in a file that has to be there.
+    """Return the object in a file that has to be there.
 
     Raises:
         ConfigError: it cannot be read, or holds no JSON object.
@@ -63,7 +63,7 @@ def read_given_json(path: Path) -> dict[str, Any]:
 
 
 def last_lines(path: Path, count: int = 20, read_bytes: int = 65_536) -> list[str]:
-    """The last ``count`` lines of a log, read from its last ``read_bytes``; [] without a file."""
+    """Return the last ``count`` lines of a log, of its last ``read_bytes``; [] without a file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - read_bytes))
@@ -74,7 +74,7 @@ def last_lines(path: Path, count: int = 20, read_bytes: int = 65_536) -> list[st
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file; [] without one, and without a line that a crash cut off."""
+    """Return the objects of a JSON-lines file; a line that a crash cut off is left out."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

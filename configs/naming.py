@@ -6,6 +6,7 @@ them, so that whoever reads results names them as whoever ran them did.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,79 +33,69 @@ class Namer:
     study: Study
 
     def engine(self, point: Fields) -> str:
-        """``vanilla``, ``hybrid stride 2``: the engine and the fields that it alone takes."""
-        name = point.get("engine")
-        if name is None or name == "":
-            return UNKNOWN_ENGINE
+        """Return ``vanilla``, ``hybrid stride 2``: the engine and fields that it alone takes."""
+        name = point.get("engine") or UNKNOWN_ENGINE
         return " ".join([str(name), *self._engine_fields(point)])
 
-    def _row(self, point: Fields) -> Engine | None:
-        return self.study.engines.get(str(point.get("engine")))
-
-    def engine_title(self, point: Fields) -> str:
-        """The engine in a legend: ``hybrid (stride 2)``, with its title."""
-        row = self._row(point)
-        own = ", ".join(self._engine_fields(point))
-        title = row.title if row else self.engine({"engine": point.get("engine")})
-        return f"{title} ({own})" if own else title
-
     def engine_tag(self, point: Fields) -> str:
-        """The engine below a bar: ``H2``; ``H2+`` with a switch that is off by default."""
+        """Return the engine below a bar: ``H2``; ``H2+`` with a switch that is off by default."""
         row = self._row(point)
         if row is None:
             return "?"
-        fields = self.study.all_fields
-        values = {fields[name]: point[name] for name in self._set_fields(point)}
-        texts = [field.text(value) for field, value in values.items() if field.type != "bool"]
-        signs = ["+" if value else "-" for field, value in values.items() if field.type == "bool"]
+        texts, signs = [], []
+        for name in self._set_fields(point):
+            field, value = self.study.all_fields[name], point[name]
+            if field.type == "bool":
+                signs.append("+" if value else "-")
+            else:
+                texts.append(field.text(value))
         return row.tag + "/".join(texts) + "".join(signs)
 
     def engine_key(self, point: Fields) -> tuple[Any, ...]:
-        """What tells an engine with its own fields from others; sorts as figures show them."""
-        name = str(point.get("engine"))
-        names = list(self.study.engines)
+        """Return what tells an engine with its fields from others, sorted as figures show them."""
+        name, names = str(point.get("engine")), list(self.study.engines)
         place = names.index(name) if name in names else len(names)
         own = self._set_fields(point)
         values = tuple(_sortable(point[k] if k in own else 0.0) for k in self._own_fields(point))
         return (place, name, values)
 
     def setting(self, name: str, value: object) -> str:
-        """A field and its value: ``micro-batch 4``."""
+        """Return a field and its value: ``micro-batch 4``."""
         return field_row(self.study.all_fields, name).words(value)
 
     def varying(self, points: Sequence[Fields]) -> list[str]:
-        """Fields in which points of one model differ, those of engines aside, in their order."""
+        """Return the fields in which points of one model differ, those of engines aside."""
         keys = dict.fromkeys([*self.study.all_fields, *(key for point in points for key in point)])
         own = {name for name, row in self.study.fields.items() if row.only_some_engines}
-        own |= {*self.study.set_by_engines}
-        names = [key for key in keys if key not in _UNNAMED and key not in own]
-        return [key for key in names if _varies(points, key)]
+        left_out = _UNNAMED | own | {*self.study.set_by_engines}
+        return [key for key in keys if key not in left_out and _varies(points, key)]
 
     def case(self, point: Fields, varying: Sequence[str]) -> str:
-        """The model and what varies: ``7B, subgroup 10M``."""
+        """Return the model and what varies: ``7B, subgroup 10M``."""
         return ", ".join(self._case_parts(point, varying))
 
     def name(self, point: Fields, varying: Sequence[str]) -> str:
-        """A point's name: ``7B subgroup 10M hybrid stride 2``."""
+        """Return a point's name: ``7B subgroup 10M hybrid stride 2``."""
         return " ".join([*self._case_parts(point, varying), self.engine(point)])
 
     def names(self, points: Sequence[Fields]) -> list[str]:
-        """Names of points that are shown together, each of them once; a name of one's own stays."""
-        varying = self.varying(points)
-        seen: dict[str, int] = {}
+        """Name points that are shown together, each differently; a name of one's own stays."""
+        varying, seen = self.varying(points), Counter[str]()
         found = []
         for point in points:
             name = str(point.get("name") or self.name(point, varying))
-            seen[name] = seen.get(name, 0) + 1
+            seen[name] += 1
             found.append(name if seen[name] == 1 else f"{name} #{seen[name]}")
         return found
 
     def _case_parts(self, point: Fields, varying: Sequence[str]) -> list[str]:
         model = point.get("model") or point.get("model.name")
-        parts = [] if model is None else [str(model)]
-        return parts + [
-            self.setting(key, point[key]) for key in varying if point.get(key) is not None
-        ]
+        values = {key: point[key] for key in varying if point.get(key) is not None}
+        settings = [self.setting(key, value) for key, value in values.items()]
+        return [*([] if model is None else [str(model)]), *settings]
+
+    def _row(self, point: Fields) -> Engine | None:
+        return self.study.engines.get(str(point.get("engine")))
 
     def _own_fields(self, point: Fields) -> list[str]:
         row = self._row(point)
@@ -113,12 +104,11 @@ class Namer:
         return [name for name, field in fields if field.only_some_engines and name in taken]
 
     def _set_fields(self, point: Fields) -> list[str]:
-        """Fields that the point's engine alone takes and that are not at their default."""
-        rows = self.study.fields
+        """Return the fields that the point's engine alone takes, where not at their default."""
         return [
             name
             for name in self._own_fields(point)
-            if not _is_missing(point.get(name)) and point[name] != rows[name].default
+            if not _is_missing(point.get(name)) and point[name] != self.study.fields[name].default
         ]
 
     def _engine_fields(self, point: Fields) -> list[str]:
@@ -126,13 +116,13 @@ class Namer:
 
 
 def flat(point: Point) -> dict[str, Any]:
-    """A point's fields as :data:`Fields`."""
+    """Return a point's fields as :data:`Fields`."""
     of_model = {f"model.{name}": value for name, value in point.model if name != "name"}
     return {**point.values, "model": point.model.name, **of_model}
 
 
 def name_points(points: Sequence[Point], study: Study) -> list[Point]:
-    """The points with a name each, unless they have one; no two names are equal."""
+    """Return the points with a name each, unless they have one; no two names are equal."""
     names = Namer(study).names([flat(point) for point in points])
     return [
         point.model_copy(update={"name": name}) for point, name in zip(points, names, strict=True)
@@ -140,13 +130,13 @@ def name_points(points: Sequence[Point], study: Study) -> list[Point]:
 
 
 def _varies(points: Sequence[Fields], key: str) -> bool:
-    """Whether points of one model differ in the field; models differ in their names already."""
+    # Models differ in their names already.
     pairs = {(str(point.get("model")), str(point.get(key))) for point in points}
     return len(pairs) > len({str(point.get("model")) for point in points})
 
 
 def _sortable(value: float | str) -> tuple[float, str]:
-    """Numbers in their order, and texts after the number 0 in theirs."""
+    """Sort numbers in their order, and texts after the number 0 in theirs."""
     return (0.0, value) if isinstance(value, str) else (float(value), "")
 
 

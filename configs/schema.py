@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 import tomllib
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from configs.batch import batch_problem
 from configs.errors import ConfigError, explain
-from configs.study_rows import Engine, StudyFile
-from configs.table import Table
+from configs.table import NAME_PATTERN, Table
+
+if TYPE_CHECKING:
+    from configs.study import Engine, Study
 
 VOCABULARY_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of this, times the tensor-parallel degree."""
@@ -25,7 +26,7 @@ VOCABULARY_MULTIPLE = 128
 class Model(Table):
     """A GPT of one of two architectures."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=40)
+    name: str = Field(pattern=NAME_PATTERN, max_length=40)
     """Label in log names and tables (``7B``)."""
     hidden: PositiveInt
     """Hidden size."""
@@ -54,12 +55,12 @@ class Model(Table):
         return self
 
     def padded_vocab_size(self, tp: int = 1) -> int:
-        """Vocabulary rows of the embedding, padded as Megatron does for ``tp`` ranks."""
+        """Return the rows of the embedding, padded as Megatron does for ``tp`` ranks."""
         multiple = VOCABULARY_MULTIPLE * tp
         return math.ceil(self.vocab_size / multiple) * multiple
 
     def num_parameters(self, tp: int = 1) -> int:
-        """Trainable parameters of the whole model, summed over the tensor-parallel ranks.
+        """Return the trainable parameters of the whole model, over all tensor-parallel ranks.
 
         Parameters that every such rank holds whole count once, and so do tied embeddings.
         """
@@ -75,7 +76,7 @@ class Model(Table):
         return embedding + self.seq_length * self.hidden + self.layers * layer + norm
 
     def layers_of_stages(self, pp: int) -> tuple[int, ...]:
-        """Layers of each stage of a pipeline.
+        """Return the layers of each stage of a pipeline.
 
         Stages differ by one layer at most. The inner ones take one more first, then the first: the
         last has the logits to compute, the first only looks tokens up.
@@ -94,7 +95,7 @@ class Point(Table):
     A study's own fields are added by :attr:`configs.study.Study.point_type`.
     """
 
-    study: ClassVar[StudyFile | None] = None
+    study: ClassVar[Study | None] = None
     """The study whose engine and fields it has."""
     name: str = ""
     """Free label; the log's name does not depend on it."""
@@ -178,7 +179,7 @@ class Point(Table):
             self._check_engine(self.study)
         return self
 
-    def _check_engine(self, study: StudyFile) -> None:
+    def _check_engine(self, study: Study) -> None:
         if self.engine not in study.engines:
             raise ValueError(explain.unknown("engine", self.engine, study.engines))
         for name in study.set_by_engines:
@@ -193,17 +194,15 @@ class Point(Table):
                     f"leave it out or choose engine {' or '.join(map(repr, takers))}"
                 )
         for name, limits in taken.items():
-            value = getattr(self, name)
+            value, limit = getattr(self, name), ""
             if limits.minimum is not None and value < limits.minimum:
-                raise ValueError(
-                    f"{name} must be at least {limits.minimum:g} for engine '{self.engine}'"
-                )
+                limit = f"at least {limits.minimum:g}"
             if limits.below is not None and value >= limits.below:
-                raise ValueError(
-                    f"{name} must be below {limits.below:g} for engine '{self.engine}'"
-                )
+                limit = f"below {limits.below:g}"
+            if limit:
+                raise ValueError(f"{name} must be {limit} for engine '{self.engine}'")
 
-    def _check_set(self, study: StudyFile, name: str) -> None:
+    def _check_set(self, study: Study, name: str) -> None:
         """Refuse a value that contradicts the engine, which says it already."""
         default, value = type(self).model_fields[name].default, getattr(self, name)
         said = {key: row.sets.get(name, default) for key, row in study.engines.items()}
@@ -242,14 +241,14 @@ class Point(Table):
         return {name: text.format_map(self.values) for name, text in self.row.environment.items()}
 
     def value(self, name: str) -> Any:  # noqa: ANN401 - any field
-        """The value of a field, be it of the study, of the model (``model.NAME``) or derived."""
+        """Return a field's value, be it of the study, of the model (``model.NAME``) or derived."""
         if name.startswith("model."):
             return getattr(self.model, name.removeprefix("model."))
         return self.model.name if name == "model" else getattr(self, name)
 
     @property
     def values(self) -> dict[str, Any]:
-        """Every field but the model, as templates of a study may name them."""
+        """All fields but the model, as templates of a study may name them."""
         names = (name for name in type(self).model_fields if name != "model")
         return {name: getattr(self, name) for name in (*names, "accumulation", "num_ranks")}
 
@@ -294,3 +293,19 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+def batch_problem(global_batch: int, micro_batch: int, ranks: int) -> str:
+    """Return why no accumulation makes a global batch of micro-batches and data-parallel ranks.
+
+    It names the nearest global batches that would do; empty where the three fit together.
+    """
+    together = micro_batch * ranks
+    below = global_batch // together
+    if global_batch == below * together:
+        return ""
+    near = [f"{n * together} (accumulation {n})" for n in (below, below + 1) if n]
+    return (
+        f"global_batch_size {global_batch} is not a multiple of micro_batch_size {micro_batch} x "
+        f"dp {ranks} = {together}; give global_batch_size {' or '.join(near)}"
+    )

@@ -2,47 +2,202 @@
 
 ``study.toml`` declares what the harness itself does not know: the fields that the study varies, the
 engines that it compares, the phases of an iteration, the figures, and what must hold before a ratio
-of times is called a speed-up. The resolved study travels with the runs as JSON, so that whoever
-reads them later needs no folder of ours.
+of times is called a speed-up; docs/studies.md explains every key. The resolved study travels with
+the runs as JSON, so that whoever reads them later needs no folder of ours.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
+from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import (
     Field,
+    PositiveInt,
     PrivateAttr,
     TypeAdapter,
     ValidationError,
     create_model,
+    field_validator,
     model_validator,
 )
 
 from configs.errors import ConfigError, explain
 from configs.fields import CORE_FIELDS, FieldRow
 from configs.schema import Model, Point, read_toml
-from configs.study_rows import (
-    Companion as Companion,
-    Engine as Engine,
-    Figure as Figure,
-    Gate as Gate,
-    Phase as Phase,
-    Published as Published,
-    StudyFile,
-    Style as Style,
-)
-from configs.templates import bound_field, fields_in, laid_over
+from configs.table import NAME_PATTERN, Table
+from configs.templates import fields_in, laid_over
 
 STUDIES_DIR = Path(__file__).resolve().parent / "studies"
 STUDY_FILE = "study.toml"
+GPU, TWO_RANKS = "gpu", "two-ranks"
 
 
-class Study(StudyFile):
+class Gate(Table):
+    """What must hold between an engine and the reference before a ratio is called a speed-up.
+
+    ``bitwise``: losses, gradient norms and final state are equal. ``close``: ``quantity`` never
+    differs by more than ``tolerance``. ``quality``: the mean of ``metric`` over ``seeds`` is worse
+    by less than ``margin``, with ``confidence``.
+    """
+
+    kind: Literal["bitwise", "close", "quality"] = "bitwise"
+    quantity: Literal["loss", "grad_norm"] = "loss"
+    tolerance: float | None = Field(default=None, gt=0)
+    metric: str = "validation_loss"  # A column of runs.csv; lower is better
+    margin: float | None = Field(default=None, gt=0)
+    seeds: PositiveInt = 3  # fewest seeds on each side
+    confidence: float = Field(default=0.95, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        for kind, field in (("close", "tolerance"), ("quality", "margin")):
+            if (self.kind == kind) != (getattr(self, field) is not None):
+                raise ValueError(f"{field} goes with kind '{kind}', which needs it")
+        return self
+
+    @property
+    def words(self) -> str:
+        """What the gate asks for, in a sentence of a report."""
+        if self.kind == "bitwise":
+            return "equal to the reference in every bit"
+        if self.kind == "close":
+            return f"{self.quantity} within {self.tolerance:g} of the reference's"
+        return (
+            f"mean {self.metric} over {self.seeds} seeds worse than the reference's by less than "
+            f"{self.margin:g} ({self.confidence:.0%} interval)"
+        )
+
+
+class Style(Table):
+    """How an engine is drawn; colours should stay apart for colour-blind readers."""
+
+    colour: str = ""  # as matplotlib reads it; empty takes the next of a list
+    dash: str | tuple[int, tuple[int, ...]] = "solid"
+    marker: str = ""
+    width: float = 1.8
+    marker_size: float = 5.0
+    hatch: str = ""
+
+
+class Phase(Table):
+    """A part of an iteration that is timed by itself; ``NAME_ms`` in metrics and tables."""
+
+    title: str
+    colour: str
+    hatch: str = ""
+
+
+class FieldLimits(Table):
+    """What an engine asks of one of its fields; a ``default`` of None is the field's own."""
+
+    default: Any = None
+    minimum: float | None = None
+    below: float | None = None
+
+
+class Engine(Table):
+    """One way to run a point: a change of DeepSpeed's config and what comes with it."""
+
+    title: str  # in legends
+    tag: str = Field(max_length=4)  # shortest name, for below a bar
+    description: str = ""
+    aliases: tuple[str, ...] = ()
+    style: Style = Style()
+    trainer: str = ""  # the only trainer that can run it; empty for any
+    fields: dict[str, FieldLimits] = Field(default_factory=dict)
+    """Fields of ``only_some_engines`` that it takes, and limits that it sets to others."""
+    sets: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """Fields of every point that the engine fixes; none of them can be given against it. A field
+    that one engine of a study fixes has its default under those that do not name it."""
+    ds_config: dict[str, Any] = Field(default_factory=dict)
+    """Laid over DeepSpeed's config; ``"{field}"`` stands for a field's value."""
+    environment: dict[str, str] = Field(default_factory=dict)  # variables of its ranks
+    exact: bool = True  # whether its results are expected to be the reference's, bit for bit
+    equals: str = ""
+    """Another engine whose results it must have, bit for bit, whatever the gate asks for."""
+    ends_update: bool | str = True
+    """Whether the update is over when ``step()`` returns, so that the phases have their own times;
+    or the name of a field that makes it not so when it is set."""
+    needs: tuple[str, ...] = ()  # gpu, two-ranks, or a requirement such as deepspeed>=0.19.4
+    zero_init: bool = True  # whether the model may be partitioned while it is made
+    keys: dict[str, Any] = Field(default_factory=dict)
+    """The engine in the keys of the paper's fork of DeepSpeed; ``"{field}"`` is a field's value."""
+    log: str = ""  # how it reads in a log's name; empty: engine_NAME
+
+    @field_validator("needs")
+    @classmethod
+    def _needs_can_be_checked(cls, needs: tuple[str, ...]) -> tuple[str, ...]:
+        for need in needs:
+            try:
+                if need not in (GPU, TWO_RANKS):
+                    Requirement(need)
+            except InvalidRequirement:
+                raise ValueError(
+                    f"{need!r}: give {GPU}, {TWO_RANKS} or a requirement as 'deepspeed>=0.19.4'"
+                ) from None
+        return needs
+
+
+class Figure(Table):
+    """A figure: one of the kinds of ``plots.registry``, with what it shows."""
+
+    kind: str
+    title: str  # what it shows, in a sentence
+    x: str = ""  # the field along the axis
+    y: tuple[str, ...] = ()  # columns of runs.csv
+    complement: bool = False  # show one minus the field
+    label: str = ""  # of the axis, where it is not the field's
+
+
+class Companion(Table):
+    """A process beside the ranks, one for every device that they use."""
+
+    field: str  # it is started when this field is not 0
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+    """``{FIELD}``, ``{device}`` and ``{out}`` (its report, which it writes when it is ready)."""
+    device_share: str = ""  # share of the device's time that it takes, for predictions: {FIELD}
+
+
+class Published(Table):
+    """What the values of ``published.csv`` are of."""
+
+    source: str
+    conditions: dict[str, Any] = Field(default_factory=dict)
+    """Fields of a point, and their values in every published run."""
+
+
+class Study(Table):
     """A resolved ``study.toml``; :func:`load_study` reads it, :func:`study_from` reads it back."""
+
+    name: str = Field(pattern=NAME_PATTERN, max_length=40)  # the folder's
+    title: str  # of the text that it reproduces
+    source: str = ""  # where that was published
+    extends: str = ""
+    """A study whose fields, engines, phases, figures, models and points are taken over."""
+    is_default: bool = False  # whether it is run when none is named
+    default_sweep: str = "basic"
+    small_model: str = "tiny"  # model of every sweep's small form
+    reference: str  # the engine that the others are held against
+    gate: Gate = Gate()
+    phases: dict[str, Phase] = Field(default_factory=dict)  # in the order they run
+    fields: dict[str, FieldRow] = Field(default_factory=dict)
+    """What the study varies beside the fields of every point."""
+    engines: dict[Annotated[str, Field(pattern=NAME_PATTERN)], Engine]
+    """In the order in which tables and figures show them."""
+    figures: dict[str, Figure] = Field(default_factory=dict)
+    results: dict[str, str] = Field(default_factory=dict)
+    """Numbers of the last line of ``metrics.jsonl``, columns of ``runs.csv``, to what they mean."""
+    companions: dict[str, Companion] = Field(default_factory=dict)
+    ds_config: dict[str, Any] = Field(default_factory=dict)
+    """Laid over DeepSpeed's config for every engine."""
+    published: Published | None = None
 
     _folders: tuple[Path, ...] = PrivateAttr(())
     """Where it was read from, then where the study was that it extends; empty for a study that came
@@ -50,57 +205,44 @@ class Study(StudyFile):
 
     @model_validator(mode="after")
     def _refers_to_what_there_is(self) -> Self:
-        if self.reference not in self.engines:
-            raise ValueError(explain.unknown("reference engine", self.reference, self.engines))
         for name in self.fields:
             if name in Point.model_fields:
                 raise ValueError(f"field '{name}' is one of every point; choose another name")
-        names: dict[str, str] = {}
+        for where, kind, names, known in self._references():
+            for name in names:
+                if name and name not in known:
+                    raise ValueError(where + explain.unknown(kind, name, known))
+        owners: dict[str, str] = {}
         for name, engine in self.engines.items():
-            self._check_engine(name, engine)
+            _check_values(name, engine)
             for word in (name, *engine.aliases):
-                if names.setdefault(spelled(word), name) != name:
-                    raise ValueError(f"engines '{names[spelled(word)]}' and '{name}' share a name")
-        known = [*self.fields, *Point.model_fields, "accumulation", "num_ranks"]
-        for what, field in self._uses():
-            if field and field not in known:
-                raise ValueError(f"{what}: {explain.unknown('field', field, known)}")
+                if (owner := owners.setdefault(_spelled(word), name)) != name:
+                    raise ValueError(f"engines '{owner}' and '{name}' share a name")
         return self
 
-    def _uses(self) -> Iterator[tuple[str, str]]:
-        """Where a field is named, and which."""
-        yield from (("ds_config", name) for name in fields_in(self.ds_config))
+    def _references(self) -> Iterator[tuple[str, str, Iterable[str], Iterable[str]]]:
+        """Yield where names stand, what they name, the names, and the names that there are."""
+        of_point = [*self.fields, *Point.model_fields, "accumulation", "num_ranks"]
+        settable = [name for name in Point.model_fields if name not in ("name", "model", "engine")]
+        yield "", "reference engine", [self.reference], self.engines
+        yield "ds_config: ", "field", fields_in(self.ds_config), of_point
         for key, figure in self.figures.items():
-            yield f"figure '{key}'", figure.x
+            yield f"figure '{key}': ", "field", [figure.x], of_point
         for key, companion in self.companions.items():
-            templates: list[Any] = [companion.name, companion.arguments, companion.device_share]
-            names = {companion.field, *fields_in(templates)} - {"device", "out"}
-            yield from ((f"companion '{key}'", name) for name in names)
+            used = fields_in([companion.name, companion.arguments, companion.device_share])
+            yield f"companion '{key}': ", "field", [companion.field], of_point
+            yield f"companion '{key}': ", "field", used - {"device", "out"}, of_point
         for key, engine in self.engines.items():
-            templates = [engine.ds_config, engine.environment, engine.log, engine.keys]
-            yield from ((f"engine '{key}'", name) for name in fields_in(templates))
+            used = fields_in([engine.ds_config, engine.environment, engine.log, engine.keys])
+            yield f"engine '{key}': ", "field", used, of_point
+            yield f"engine '{key}': ", "field of the study", engine.fields, self.fields
+            yield f"engine '{key}', sets: ", "field of every point", engine.sets, settable
+            yield f"engine '{key}', equals: ", "engine", [engine.equals], self.engines
 
-    def _check_engine(self, name: str, engine: Engine) -> None:
-        settable = [key for key in Point.model_fields if key not in ("name", "model", "engine")]
-        for field, value in engine.sets.items():
-            if field not in settable:
-                reason = explain.unknown("field of every point", field, settable)
-                raise ValueError(f"engine '{name}', sets: {reason}")
-            try:
-                TypeAdapter(Point.model_fields[field].rebuild_annotation()).validate_python(value)
-            except ValidationError as error:
-                reason = error.errors()[0]["msg"]
-                raise ValueError(f"engine '{name}', sets: {field} = {value!r}: {reason}") from None
-        if engine.equals and engine.equals not in self.engines:
-            reason = explain.unknown("engine", engine.equals, self.engines)
-            raise ValueError(f"engine '{name}', equals: {reason}")
-        for kind, given, known in (
-            ("field of the study", engine.fields, self.fields),
-            ("engine key", engine.keys, self.engine_keys),
-        ):
-            for word in given:
-                if word not in known:
-                    raise ValueError(f"engine '{name}': {explain.unknown(kind, word, known)}")
+    @property
+    def set_by_engines(self) -> tuple[str, ...]:
+        """Fields of every point that the engines fix, so that the engine's name says them."""
+        return tuple(dict.fromkeys(name for row in self.engines.values() for name in row.sets))
 
     @functools.cached_property
     def all_fields(self) -> dict[str, FieldRow]:
@@ -119,67 +261,35 @@ class Study(StudyFile):
         made.study = self
         return made
 
+    def as_table(self) -> dict[str, Any]:
+        """Return the study as it travels with its runs."""
+        return self.model_dump(mode="json")
+
+    def as_json(self) -> str:
+        """Return :meth:`as_table` as text."""
+        return json.dumps(self.as_table())
+
     @functools.cached_property
     def _engine_names(self) -> dict[str, str]:
-        return {
-            spelled(word): name
-            for name, engine in self.engines.items()
-            for word in (name, *engine.aliases)
-        }
+        engines = self.engines.items()
+        return {_spelled(word): key for key, row in engines for word in (key, *row.aliases)}
 
     def engine_name(self, value: object) -> object:
-        """Canonical name of an engine given by any of its names; other values pass through."""
+        """Return the canonical name of an engine given by any name; other values pass through."""
         if not isinstance(value, str):
             return value
-        return self._engine_names.get(spelled(value), spelled(value))
+        return self._engine_names.get(_spelled(value), _spelled(value))
 
-    def without_engine_keys(self, table: Mapping[str, Any], source: str) -> dict[str, Any]:
-        """A table in which the engine is given by its name alone.
-
-        Raises:
-            ConfigError: both spellings are there, or no engine has such keys.
-        """
-        fields = dict(table)
-        given = {key: fields.pop(key) for key in self.engine_keys if key in fields}
-        if not given:
-            return fields
-        if "engine" in fields:
-            raise ConfigError(
-                f"{source}: give the engine by its name or by {', '.join(given)}, not both"
-            )
-        values = {key: _whole_number(key, value, source) for key, value in given.items()}
-        twice = [key for key in fields if key in self._bound_by_keys]
-        if twice:
-            raise ConfigError(
-                f"{source}: give {', '.join(twice)} or {', '.join(given)}, not both: the latter "
-                "says the former"
-            )
-        for name, engine in self.engines.items():
-            bound = _bind(engine.keys, values)
-            if engine.keys and bound is not None:
-                return {**fields, "engine": name, **bound}
-        shown = ", ".join(f"{key} = {value}" for key, value in values.items())
-        known = "; ".join(
-            f"{name}: {', '.join(f'{key} {value}' for key, value in engine.keys.items())}"
-            for name, engine in self.engines.items()
-            if engine.keys
-        )
-        raise ConfigError(
-            f"{source}: {shown} is no engine of study '{self.name}'; known are {known}"
-        )
-
-    @functools.cached_property
-    def _bound_by_keys(self) -> set[str]:
-        """Fields that engine keys give."""
-        values = (value for engine in self.engines.values() for value in engine.keys.values())
-        return {name for value in values if (name := bound_field(value)) is not None}
+    def engine_of(self, table: Mapping[str, Any]) -> Engine | None:
+        """Return the engine of a point's table, by default the reference; None if it is unknown."""
+        return self.engines.get(str(self.engine_name(table.get("engine", self.reference))))
 
     def make_point(self, table: Mapping[str, Any], source: str = "point") -> Point:
         """Build a point from a table of fields, the model's defaults filling what it leaves out.
 
         ``model`` is the name of a model of the study or a table of its fields. The engine may be
-        given by any of its names or by the study's ``engine_keys``. ``accumulation``, micro-batches
-        a rank sums before an update, may stand for ``global_batch_size``.
+        given by any of its names. ``accumulation``, micro-batches a rank sums before an update, may
+        stand for ``global_batch_size``.
 
         Raises:
             ConfigError: a field is unknown or wrong; names field, value and remedy.
@@ -193,32 +303,23 @@ class Study(StudyFile):
             fields = {**defaults, **fields, "model": loaded}
         elif model is None:
             raise ConfigError(f"{source}: field 'model' is missing; give the name of a model")
-        fields = self.without_engine_keys(fields, source)
-        engine = fields["engine"] = self.engine_name(fields.get("engine", self.reference))
-        if engine in self.engines:
-            for name, limits in self.engines[str(engine)].fields.items():
-                if limits.default is not None:
-                    fields.setdefault(name, limits.default)
-            fields = {**self.engines[str(engine)].sets, **fields}
+        fields["engine"] = self.engine_name(fields.get("engine", self.reference))
+        if engine := self.engine_of(fields):
+            limits = engine.fields.items()
+            defaults = {name: row.default for name, row in limits if row.default is not None}
+            fields = {**engine.sets, **defaults, **fields}
         if "accumulation" in fields:
             names = ("accumulation", "micro_batch_size", "dp")
             factors = [_whole_number(name, fields.get(name, 1), source) for name in names]
-            if factors[0] < 1:
-                raise ConfigError(f"{source}: accumulation = {factors[0]}: give 1 or more")
             fields["global_batch_size"] = factors[0] * factors[1] * factors[2]
             del fields["accumulation"]
         return self.point_type.read(fields, source)
 
-    def load_point(self, path: Path) -> Point:
-        """Read one point from a TOML file.
-
-        Raises:
-            ConfigError: the file is missing, is not TOML, or a field is wrong.
-        """
-        return self.make_point(read_toml(path), source=str(path))
-
     def files(self, kind: str) -> dict[str, Path]:
-        """Files of ``models``, ``points`` or ``sweeps`` by their stems, with those it extends."""
+        """Return the files of ``models``, ``points`` or ``sweeps`` by their stems.
+
+        Those of the study that it extends are among them.
+        """
         found: dict[str, Path] = {}
         for folder in self._folders:
             for path in sorted((folder / kind).glob("*.toml")):
@@ -231,12 +332,12 @@ class Study(StudyFile):
         return self._folders[0] if self._folders else None
 
     def model_names(self) -> list[str]:
-        """Names of the study's models, smallest first."""
+        """Return the names of the study's models, smallest first."""
         models = [self.load_model(name)[0] for name in self.files("models")]
         return [model.name for model in sorted(models, key=Model.num_parameters)]
 
     def load_model(self, name: str) -> tuple[Model, dict[str, Any]]:
-        """A model of the study and the fields of a point that go with it by default.
+        """Return a model of the study and the fields of a point that go with it by default.
 
         Raises:
             ConfigError: no such model (the nearest is named), or a field is wrong.
@@ -249,39 +350,55 @@ class Study(StudyFile):
         return Model.read(table, str(files[name])), defaults
 
 
-def spelled(word: str) -> str:
-    """A name in the one spelling in which names are compared."""
+def _check_values(name: str, engine: Engine) -> None:
+    """Refuse a value that no point can have, in the words of the point's own field."""
+    for field, value in engine.sets.items():
+        try:
+            TypeAdapter(Point.model_fields[field].rebuild_annotation()).validate_python(value)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise ValueError(f"engine '{name}', sets: {field} = {value!r}: {reason}") from None
+
+
+def _spelled(word: str) -> str:
+    """Return a name in the one spelling in which names are compared."""
     return word.strip().lower().replace("_", "-").replace(" ", "-")
 
 
+def _whole_number(field: str, value: str | float, source: str) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        number = 0
+    if number < 1:
+        raise ConfigError(f"{source}: {field} = {value!r}: give a whole number, 1 or more")
+    return number
+
+
 def study_names() -> list[str]:
-    """Names of the shipped studies, the default first."""
-    names = sorted(path.parent.name for path in STUDIES_DIR.glob(f"*/{STUDY_FILE}"))
-    return sorted(names, key=lambda name: not load_study(name).is_default)
+    """Return the names of the shipped studies, the default first."""
+    studies = [load_study(path.parent.name) for path in STUDIES_DIR.glob(f"*/{STUDY_FILE}")]
+    return [study.name for study in sorted(studies, key=lambda one: (not one.is_default, one.name))]
 
 
 @functools.cache
 def default_study() -> Study:
-    """The study that is meant when none is named."""
+    """Return the study that is meant when none is named."""
     return load_study(study_names()[0])
 
 
 def load_study(name_or_folder: str | Path) -> Study:
-    """A shipped study by its name, or one of the user's own by its folder.
+    """Load a shipped study by its name, or one of the user's own by its folder.
 
     Raises:
         ConfigError: no such study (the nearest is named), or its file is wrong.
     """
-    folder = STUDIES_DIR / name_or_folder
-    if not (folder / STUDY_FILE).is_file():
-        folder = Path(name_or_folder)
-        if not (folder / STUDY_FILE).is_file():
-            names = [path.parent.name for path in STUDIES_DIR.glob(f"*/{STUDY_FILE}")]
-            raise ConfigError(
-                f"{explain.unknown('study', str(name_or_folder), sorted(names))}; "
-                f"or give a folder with a {STUDY_FILE}"
-            )
-    return _load_folder(folder.resolve())
+    for folder in (STUDIES_DIR / name_or_folder, Path(name_or_folder)):
+        if (folder / STUDY_FILE).is_file():
+            return _load_folder(folder.resolve())
+    names = sorted(path.parent.name for path in STUDIES_DIR.glob(f"*/{STUDY_FILE}"))
+    unknown = explain.unknown("study", str(name_or_folder), names)
+    raise ConfigError(f"{unknown}; or give a folder with a {STUDY_FILE}")
 
 
 @functools.cache
@@ -300,7 +417,7 @@ def _load_folder(folder: Path) -> Study:
 
 
 def study_from(table: Mapping[str, Any], source: str) -> Study:
-    """A study that travelled with runs.
+    """Return a study that travelled with runs.
 
     Raises:
         ConfigError: it is not one.
@@ -315,30 +432,12 @@ _KNOWN: dict[str, Study] = {}
 
 
 def _same(study: Study) -> Study:
-    """One object for equal studies, so that their points are of one type."""
+    """Return one object for equal studies, so that their points are of one type."""
     return _KNOWN.setdefault(study.as_json(), study)
 
 
 def make_point(
     table: Mapping[str, Any], source: str = "point", study: Study | None = None
 ) -> Point:
-    """:meth:`Study.make_point` of a study, by default of the default one."""
+    """Return :meth:`Study.make_point` of a study, by default of the default one."""
     return (study or default_study()).make_point(table, source)
-
-
-def _bind(keys: Mapping[str, Any], values: Mapping[str, int]) -> dict[str, int] | None:
-    """Fields that the values given give, or None where these are another engine's."""
-    bound: dict[str, int] = {}
-    for key, wanted in keys.items():
-        if (field := bound_field(wanted)) is not None:
-            bound[field] = values.get(key, 0)
-        elif values.get(key, wanted) != wanted:
-            return None
-    return bound
-
-
-def _whole_number(key: str, value: str | float, source: str) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{source}: {key} = {value!r}: give a whole number") from None

@@ -14,7 +14,7 @@ from configs.naming import name_points
 from configs.overrides import MODEL_FIELDS, apply_overrides
 from configs.schema import Point, read_toml
 from configs.study import Study, default_study
-from configs.table import Table
+from configs.table import NAME_PATTERN, Table
 
 AUTO_MODEL = "auto"
 """Stands for the study's largest model that fits the machine, or its small one without a GPU."""
@@ -23,7 +23,7 @@ MOST_POINTS = 10_000
 
 
 def _lists(table: object) -> object:
-    """A grid's values as lists: one that stands alone is a list of one."""
+    """Return a grid's values as lists: one that stands alone is a list of one."""
     if not isinstance(table, Mapping):
         return table
     return {key: value if isinstance(value, list) else [value] for key, value in table.items()}
@@ -43,8 +43,7 @@ class _Form(Table):
     """Points to leave out: those that have one of the values given in every field given."""
     engines: tuple[Grid, ...] = ()
     """Engines that run every cell, in this order; a list of values stands for one engine each."""
-    repeats: PositiveInt = 1
-    """How often the whole list is run."""
+    repeats: PositiveInt = 1  # how often the whole list is run
 
     @model_validator(mode="after")
     def _every_field_has_values(self) -> Self:
@@ -61,18 +60,15 @@ class _Form(Table):
 class Sweep(_Form):
     """A file of a study's ``sweeps``."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=80)
+    name: str = Field(pattern=NAME_PATTERN, max_length=80)
     """Name of the sweep and of its results folder."""
-    description: str = ""
-    """What it shows, in a line."""
-    figures: tuple[str, ...] = ("iteration-breakdown", "loss")
-    """Figures of ``plots`` that show it."""
+    description: str = ""  # what it shows, in a line
+    figures: tuple[str, ...] = ("iteration-breakdown", "loss")  # figures of plots that show it
     model: str = AUTO_MODEL
     """A model of the study, or ``auto`` for the largest that fits; unused beside ``grid.model``."""
     auto_fits: Literal["all", "reference"] = "all"
     """Whose points the model ``auto`` has to fit; others that do not are left out by name."""
     engines: tuple[Grid, ...] = Field(min_length=1)
-    """Engines that run every cell, in this order; a list of values stands for one engine each."""
     tiny: _Form | None = None
     """The same on the study's small model, in minutes on a CPU; what it leaves out is the
     sweep's."""
@@ -90,8 +86,7 @@ class Sweep(_Form):
 
     @model_validator(mode="after")
     def _known_fields(self) -> Self:
-        study = self.study
-        known = [*study.point_type.model_fields, "accumulation", *study.engine_keys, *MODEL_FIELDS]
+        known = [*self.study.point_type.model_fields, "accumulation", *MODEL_FIELDS]
         for form in (self, self.tiny or _Form()):
             for table in (form.point, form.grid, *form.exclude, *form.engines):
                 for key in table:
@@ -100,23 +95,21 @@ class Sweep(_Form):
         return self
 
     def small(self) -> Sweep:
-        """The sweep at the size of the study's small model."""
+        """Return the sweep at the size of the study's small model."""
         form = self.tiny or _Form()
         given: dict[str, Any] = {name: getattr(form, name) for name in form.model_fields_set}
         # What the file says it shows is of its own size.
-        given["description"] = (
-            f"{self.description} (small form, on {self.study.small_model})".strip()
-        )
-        if "model" in given.get("grid", {}):
-            return self.model_copy(update=given)
-        grid = {key: v for key, v in given.get("grid", self.grid).items() if key != "model"}
-        point = {key: v for key, v in given.get("point", self.point).items() if key != "model"}
-        return self.model_copy(
-            update={**given, "grid": grid, "point": point, "model": self.study.small_model}
-        )
+        words = f"{self.description} (small form, on {self.study.small_model})"
+        given["description"] = words.strip()
+        if "model" not in given.get("grid", {}):
+            given["model"] = self.study.small_model
+            for name in ("grid", "point"):
+                table = given.get(name, getattr(self, name))
+                given[name] = {key: value for key, value in table.items() if key != "model"}
+        return self.model_copy(update=given)
 
     def with_engines(self, words: str) -> tuple[Sweep, str]:
-        """The sweep with other engines of its study in place of its own.
+        """Return the sweep with other engines of its study in place of its own.
 
         An engine that the sweep lists keeps the fields that the sweep gives it.
 
@@ -129,30 +122,29 @@ class Sweep(_Form):
         Raises:
             ConfigError: no such engine (the nearest is named), or a word has no such form.
         """
-        study, listed = self.study, self._engine_tables()
-        tables: list[dict[str, list[Any]]] = []
+        study, rows = self.study, []
         for word in words.split(","):
             text, *settings = word.split(":")
             name = str(study.engine_name(text))
             if name not in study.engines:
                 raise ConfigError(f"--engines: {explain.unknown('engine', text, study.engines)}")
-            given = {key.strip().replace("-", "_"): [value] for key, value in _pairs(settings)}
-            tables += [{**table, **given} for table in listed.get(name, [{"engine": [name]}])]
-        added = ""
-        if not any(table["engine"] == [study.reference] for table in tables):
-            added = study.reference
-            tables = [*listed.get(added, [{"engine": [added]}]), *tables]
-        return self.model_copy(update={"engines": tuple(tables)}), added
+            given = dict(_pair(setting) for setting in settings)
+            rows += [row | given for row in self._rows_of(name)]
+        added = "" if any(row["engine"] == study.reference for row in rows) else study.reference
+        rows = [*(self._rows_of(added) if added else ()), *rows]
+        engines = tuple({key: [value] for key, value in row.items()} for row in rows)
+        return self.model_copy(update={"engines": engines}), added
 
-    def _engine_tables(self) -> dict[str, list[dict[str, list[Any]]]]:
-        """The sweep's engines by their names, each with one value of every field."""
-        found: dict[str, list[dict[str, list[Any]]]] = {}
-        for chosen in itertools.chain.from_iterable(map(_product, self.engines)):
-            table = self.study.without_engine_keys(chosen, f"sweep '{self.name}'")
-            name = str(self.study.engine_name(table.get("engine", self.study.reference)))
-            values = {key: [value] for key, value in {**table, "engine": name}.items()}
-            found.setdefault(name, []).append(values)
-        return found
+    def _engine_rows(self) -> list[dict[str, Any]]:
+        """Return the engines, each by its canonical name with one value of every field."""
+        study = self.study
+        rows = [row for lists in self.engines for row in _product(lists)]
+        return [
+            row | {"engine": study.engine_name(row.get("engine", study.reference))} for row in rows
+        ]
+
+    def _rows_of(self, name: str) -> list[dict[str, Any]]:
+        return [row for row in self._engine_rows() if row["engine"] == name] or [{"engine": name}]
 
     @property
     def leaves_model_open(self) -> bool:
@@ -160,7 +152,7 @@ class Sweep(_Form):
         return self.model == AUTO_MODEL and "model" not in {*self.grid, *self.point}
 
     def points(self, model: str | None, overrides: Mapping[str, str] | None = None) -> list[Point]:
-        """Every point once, named, in the order of a repeat.
+        """Return every point once, named, in the order of a repeat.
 
         Args:
             model: model of every point, in place of the sweep's own; None keeps that.
@@ -171,19 +163,18 @@ class Sweep(_Form):
         """
         source, study = f"sweep '{self.name}'", self.study
         over = dict(overrides or {})
-        own = {
-            name for name in over if name in study.fields and study.fields[name].only_some_engines
-        }
-        unused, found = set(own), dict[str, Point]()
+        some = {name for name, row in study.fields.items() if row.only_some_engines}
+        unused, found = some & over.keys(), dict[str, Point]()
         for number, table in enumerate(self._tables(model)):
             if number >= MOST_POINTS:
                 raise ConfigError(f"{source}: more than {MOST_POINTS} points")
             # A field of some engines is set for those that take it.
-            strange = own - self._taken(table)
-            unused &= strange
-            given = {name: value for name, value in over.items() if name not in strange}
+            engine = study.engine_of(table)
+            taken = set(engine.fields) if engine else set()
+            unused -= taken
+            given = {name: value for name, value in over.items() if name not in some - taken}
             point = study.make_point(apply_overrides(table, given, study), source=source)
-            if not any(_matches(point, rule, source, study) for rule in self.exclude):
+            if not any(_matches(point, rule, study) for rule in self.exclude):
                 found.setdefault(point.model_copy(update={"name": ""}).model_dump_json(), point)
         for name in unused:
             takers = [key for key, engine in study.engines.items() if name in engine.fields]
@@ -195,27 +186,21 @@ class Sweep(_Form):
             raise ConfigError(f"{source}: every point is excluded")
         return name_points(list(found.values()), study)
 
-    def _taken(self, table: Mapping[str, Any]) -> set[str]:
-        """Fields of some engines that the engine of a point's table takes."""
-        plain = self.study.without_engine_keys(table, f"sweep '{self.name}'")
-        name = self.study.engine_name(plain.get("engine", self.study.reference))
-        return set(self.study.engines[str(name)].fields) if name in self.study.engines else set()
-
     def sizing_points(self, model: str, overrides: Mapping[str, str]) -> list[Point]:
-        """The points that have to fit for the model ``auto`` to be this one."""
+        """Return the points that have to fit for the model ``auto`` to be this one."""
         found = self.points(model, overrides)
         own = [point for point in found if point.engine == self.study.reference]
         return own if own and self.auto_fits == "reference" else found
 
     def _tables(self, model: str | None) -> Iterator[dict[str, Any]]:
-        grid = {key: v for key, v in self.grid.items() if not (model and key == "model")}
-        own = {"model": model or self.model}
+        shared, grid = {"model": self.model, **self.point}, dict(self.grid)
+        if model:
+            shared["model"] = model
+            grid.pop("model", None)
         for cell in _product(grid):
-            for engine in self.engines:
-                for chosen in _product(engine):
-                    shared = {**own, **self.point, **({"model": model} if model else {})}
-                    with_cell = apply_overrides(shared, cell, self.study)
-                    yield apply_overrides(with_cell, chosen, self.study)
+            with_cell = apply_overrides(shared, cell, self.study)
+            for row in self._engine_rows():
+                yield apply_overrides(with_cell, row, self.study)
 
 
 def _product(lists: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -223,18 +208,15 @@ def _product(lists: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
         yield dict(zip(lists, values, strict=True))
 
 
-def _pairs(settings: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for text in settings:
-        key, equals, value = text.partition("=")
-        if not key.strip() or not equals or not value:
-            raise ConfigError(f"--engines: {text!r}: give FIELD=VALUE after the engine's name")
-        yield key, value
+def _pair(setting: str) -> tuple[str, str]:
+    key, _, value = setting.partition("=")
+    if not key.strip() or not value:
+        raise ConfigError(f"--engines: {setting!r}: give FIELD=VALUE after the engine's name")
+    return key.strip().replace("-", "_"), value
 
 
-def _matches(point: Point, rule: Mapping[str, Sequence[Any]], source: str, study: Study) -> bool:
+def _matches(point: Point, rule: Mapping[str, Sequence[Any]], study: Study) -> bool:
     for key, values in rule.items():
-        if key in study.engine_keys:
-            raise ConfigError(f"{source}: exclude engines by 'engine', not by '{key}'")
         wanted = [study.engine_name(value) if key == "engine" else value for value in values]
         if point.value(key) not in wanted:
             return False
@@ -244,7 +226,7 @@ def _matches(point: Point, rule: Mapping[str, Sequence[Any]], source: str, study
 def make_sweep(
     table: Mapping[str, Any], study: Study | None = None, source: str = "sweep"
 ) -> Sweep:
-    """A sweep of a study from a table of its fields.
+    """Make a sweep of a study from a table of its fields.
 
     Raises:
         ConfigError: a field is wrong; names field, value and remedy.
@@ -253,7 +235,7 @@ def make_sweep(
 
 
 def sweep_names(study: Study | None = None) -> list[str]:
-    """Names of a study's sweeps."""
+    """Return the names of a study's sweeps."""
     return sorted((study or default_study()).files("sweeps"))
 
 

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from configs.errors import ConfigError, explain
 
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
+"""Of names that become names of files."""
+
 
 class Table(BaseModel):
     """A table of a TOML or JSON file, checked."""
@@ -27,4 +30,25 @@ class Table(BaseModel):
         try:
             return cls.model_validate(table, context=context)
         except ValidationError as error:
-            raise ConfigError(explain.validation(error, source, cls)) from None
+            raise ConfigError(f"{source}: {'; '.join(_lines(error, cls))}") from None
+
+
+def _lines(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """Return a line for each wrong field; an unknown one gets its nearest neighbour."""
+    lines = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        if not where:
+            lines.append(message)
+        elif item["type"] == "extra_forbidden" and "." not in where:
+            lines.append(explain.unknown("field", where, model.model_fields))
+        elif item["type"] == "extra_forbidden":
+            lines.append(f"unknown field '{where}'")
+        elif item["type"] == "missing":
+            lines.append(f"field '{where}' is missing")
+        elif isinstance(item["input"], dict):
+            lines.append(f"field '{where}': {message}")
+        else:
+            lines.append(f"field '{where}' = {item['input']!r}: {message}")
+    return lines

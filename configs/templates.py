@@ -8,7 +8,7 @@ from typing import Any
 
 
 def filled(template: object, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - what a TOML holds
-    """A template with its fields put in.
+    """Return a template with its fields put in.
 
     ``"{stride}"`` alone becomes the value with its type; within a longer text it becomes text.
     """
@@ -25,7 +25,7 @@ def filled(template: object, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 
 
 
 def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables merged, table by table; what ``over`` says stands."""
+    """Merge two tables, table by table; what ``over`` says stands."""
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
@@ -35,7 +35,7 @@ def laid_over(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 
 
 def fields_in(template: object) -> set[str]:
-    """Fields that a template names.
+    """Return the fields that a template names.
 
     Raises:
         ValueError: its braces do not fit together.
@@ -53,7 +53,7 @@ def fields_in(template: object) -> set[str]:
 
 
 def bound_field(value: object) -> str | None:
-    """The field of a template that is one field alone; None for anything else."""
+    """Return the field of a template that is one field alone; None for anything else."""
     if isinstance(value, str) and value.startswith("{") and value.endswith("}"):
         return value[1:-1]
     return None

@@ -1,98 +1,83 @@
-"""``python -m ds_config explain FILE``: what a configuration of DeepSpeed says and does.
+"""``python -m ds_config``: what a configuration of DeepSpeed says and does, and which one fits.
 
-Exit code 0: DeepSpeed would take it; 1: it would not, or a key does nothing; 2: no configuration.
+Exit code of ``explain`` 0: DeepSpeed would take it; 1: it would not, or a key does nothing; 2: no
+configuration.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from configs.cli import Parser, add_json, complain, count, run_command, say
 from configs.errors import ConfigError
 from deep_optimizer_states.errors import DeepOptimizerStatesError
-from deep_optimizer_states.predict.model import load_model
-from ds_config import advise, guide
-from ds_config.command import CommandError, read_config, whole_number, write_beside, write_new
-from ds_config.explain import explain, fixed
+from ds_config import guide
+from ds_config.advise import add_options, advise
+from ds_config.document import read_config, write_beside, write_new
+from ds_config.explain import as_json, as_text, explain, fixed
 from ds_config.release import Note, ask
-from ds_config.render import as_json, as_page, as_text
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run a command, and return the exit code."""
-    arguments = _parser().parse_args(argv)
-    try:
-        return int(arguments.run(arguments))
-    except (CommandError, ConfigError, DeepOptimizerStatesError) as error:
-        sys.stderr.write(f"ds_config {arguments.command}: error: {error}\n")
-        return 2
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command, and return its exit code.
+
+    Raises:
+        ConfigError: an argument or a file is wrong.
+        DeepOptimizerStatesError: a model or a machine is wrong.
+    """
+    given = _parser().read(argv)
+    return int(given.run(given))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m ds_config", description=__doc__)
+def _parser() -> Parser:
+    parser = Parser("python -m ds_config", __doc__ or "")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    advise.register(commands)
-    guide.register(commands)
+    one = commands.add_parser("advise", help="the fastest configuration that fits")
+    add_options(one)
+    one.set_defaults(run=advise)
+    one = commands.add_parser("guide", help="write docs/guide.md anew")
+    one.add_argument("--out", type=Path, default=guide.FILE, metavar="FILE", help="[docs/guide.md]")
+    one.set_defaults(run=_guide)
     one = commands.add_parser("explain", help="what every key means, costs and does")
-    one.set_defaults(run=_explain)
     one.add_argument("file", metavar="FILE", help="the configuration; - for standard input")
-    one.add_argument("--model", metavar="NAME|config.json", help="what `auto` values follow from")
-    one.add_argument(
-        "--ranks", type=whole_number, metavar="N", help="data-parallel ranks, to check batches"
-    )
-    one.add_argument("--json", action="store_true", help="write JSON")
-    one.add_argument("--html", type=Path, metavar="PAGE", help="write a page")
+    ranks = "data-parallel ranks, to check batches"
+    one.add_argument("--ranks", type=count, metavar="N", help=ranks)
+    add_json(one)
     one.add_argument("--fix", action="store_true", help="write a corrected copy beside FILE")
+    one.set_defaults(run=_explain)
     return parser
 
 
-def _explain(arguments: argparse.Namespace) -> int:
-    hidden = _hidden(arguments.model) if arguments.model else None
-    loaded = read_config(arguments.file)
-    found = explain(loaded.table, ask(loaded.table), hidden, arguments.ranks)
-    if loaded.table and not found.keys:
-        raise CommandError(f"{loaded.source}: has no key of DeepSpeed, no configuration")
-    for note in loaded.notes:
+def _explain(given: argparse.Namespace) -> int:
+    document = read_config(given.file)
+    found = explain(document.table, ask(document.table), given.ranks)
+    if document.table and not found.keys:
+        raise ConfigError(f"{document.source}: has no key of DeepSpeed, no configuration")
+    for note in document.notes:
         group = found.faults if "refuses" in note else found.warnings
         group.append(Note("(file)", note))
-    text = as_json(loaded.source, found) if arguments.json else as_text(loaded.source, found)
-    if arguments.html and not arguments.json:
-        write_new(arguments.html, as_page(loaded.source, found), "--html")
-        text = str(arguments.html)
-    if arguments.fix:
-        result, changes = fixed(loaded.table, found)
-        changes += ["written as strict JSON, each key once"] if loaded.notes else []
-        path = Path("standard-input.json" if arguments.file == "-" else arguments.file)
+    if given.fix:
+        result, changes = fixed(document.table, found)
+        changes += ["written as strict JSON, each key once"] if document.notes else []
+        path = Path("standard-input.json" if given.file == "-" else given.file)
         changes.append(str(write_beside(path, result)) if changes else "nothing to mend")
-        sys.stderr.write("".join(f"--fix: {change}\n" for change in changes))
-    sys.stdout.write(f"{text.rstrip()}\n")
+        complain("\n".join(f"--fix: {change}" for change in changes))
+    say((as_json if given.json else as_text)(document.source, found))
     return 0 if found.is_accepted else 1
 
 
-def _hidden(model: str) -> int:
-    """Return the hidden size of a shipped model or of a Hugging Face config.json.
-
-    Raises:
-        CommandError: there is none.
-    """
-    if not Path(model).is_file():
-        try:
-            return load_model(model)[0].hidden
-        except DeepOptimizerStatesError as error:
-            raise CommandError(f"--model: {error}; or give a config.json") from None
-    try:
-        table = json.loads(Path(model).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CommandError(f"--model {model}: cannot be read as JSON: {error}") from None
-    table = table.get("text_config", table) if isinstance(table, dict) else {}
-    for name in ("hidden_size", "n_embd", "d_model"):
-        size = table.get(name)
-        if isinstance(size, int) and size > 0:
-            return size
-    raise CommandError(f"--model {model}: has no hidden_size; give a config.json")
+def _guide(given: argparse.Namespace) -> int:
+    text = guide.guide(ask({}))
+    # The project's own page is written anew; no other file is ever written over.
+    if given.out.resolve() == guide.FILE:
+        guide.FILE.write_text(text, encoding="utf-8")
+    else:
+        write_new(given.out, text, "--out")
+    say(str(given.out))
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(run_command(main, DeepOptimizerStatesError))

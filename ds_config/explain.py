@@ -6,15 +6,16 @@ import contextlib
 import copy
 import difflib
 import functools
+import json
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ds_config.installed import LOADER, Key
 from ds_config.release import Answer, KeyFact, Note
-from ds_config.rules import AUTO, ZERO, buckets, faults, value_of_auto, warnings
+from ds_config.rules import AUTO, ZERO, buckets, faults, warnings, words_of_auto
 
 _SAMPLING = ("data_efficiency", "data_sampling")
 FREE = {
@@ -84,7 +85,6 @@ def _flat(table: Mapping[str, Any], at: Key) -> Iterator[tuple[Key, str]]:
 def explain(
     table: Mapping[str, Any],
     answer: Answer,
-    hidden: int | None = None,
     num_ranks: int | None = None,
 ) -> Explanation:
     """Explain a configuration.
@@ -92,7 +92,6 @@ def explain(
     Args:
         table: As read.
         answer: What the installed DeepSpeed says of its keys and of this configuration.
-        hidden: Hidden size of the model, in elements, if it is known.
         num_ranks: Data-parallel ranks, to check batches, if they are known.
     """
     found = Explanation(answer.version)
@@ -102,12 +101,12 @@ def explain(
             meaning = "Our plugin's settings (docs/plugin.md)."
             found.keys.append(KeyLine(PLUGIN, value, False, meaning, None))
         elif key in known:
-            found.keys.append(_line(key, value, table, known[key], hidden))
-            _explain_known(found, key, value, known)
+            found.keys.append(_line(key, value, table, known[key]))
+            _judge_known(found, key, value, known)
         elif not _is_free(key, known):
-            _explain_unknown(found, key, known)
-    found.faults += faults(table, known, num_ranks)
-    found.warnings += [*warnings(table, known, hidden), *_moved_defaults(values, known)]
+            _judge_unknown(found, key, known)
+    found.faults += faults(table, num_ranks)
+    found.warnings += [*warnings(table, known), *_moved_defaults(values, known)]
     named = {note.key for note in (*found.unknown, *found.faults)}
     found.faults += [
         note
@@ -131,22 +130,18 @@ def _line(
     value: Any,  # noqa: ANN401 - any value
     table: Mapping[str, Any],
     fact: KeyFact,
-    hidden: int | None,
 ) -> KeyLine:
     is_block = isinstance(value, Mapping)
-    bucket = buckets(table, hidden) if key == (ZERO, "reduce_bucket_size") else None
-    return KeyLine(
-        ".".join(key),
-        None if is_block and key not in FREE else value,
-        is_block,
-        words().get(key, "") or f"Removed: {_gone(key)}.",
-        fact.default,
-        value_of_auto(key, hidden) if value == AUTO else "",
-        bucket.num_bytes if bucket and bucket.count else None,
-    )
+    shown = None if is_block and key not in FREE else value
+    meaning = words().get(key, "") or f"Removed: {_gone(key)}."
+    line = KeyLine(".".join(key), shown, is_block, meaning, fact.default)
+    if value == AUTO:
+        line = replace(line, auto=words_of_auto(key))
+    bucket = buckets(table) if key == (ZERO, "reduce_bucket_size") else None
+    return replace(line, cost_bytes=bucket.num_bytes) if bucket and bucket.count else line
 
 
-def _explain_known(
+def _judge_known(
     found: Explanation,
     key: Key,
     value: Any,  # noqa: ANN401 - any value
@@ -191,36 +186,28 @@ def _is_free(key: Key, known: Mapping[Key, KeyFact]) -> bool:
     return bool(around) and (around not in known or not any(k[:-1] == around for k in known))
 
 
-def _explain_unknown(found: Explanation, key: Key, known: Mapping[Key, KeyFact]) -> None:
-    name = key[-1].lower()
-    is_comment = name.startswith(("_", "$", "/", "#")) or name in ("comment", "comments")
-    if any(fact.is_model for inner, fact in known.items() if inner[:-1] == key[:-1]):
-        note = _unknown(key, known, found.version, "raises an error", is_comment)
-        found.faults.append(note)
-    elif is_comment:
-        found.warnings.append(Note(".".join(key), "is a comment, which DeepSpeed reads over"))
-    else:
-        found.unknown.append(_unknown(key, known, found.version, "is read by nobody"))
-
-
-def _unknown(
-    key: Key, known: Mapping[Key, KeyFact], version: str, does: str, is_comment: bool = False
-) -> Note:
+def _judge_unknown(found: Explanation, key: Key, known: Mapping[Key, KeyFact]) -> None:
     place, name, around = ".".join(key), key[-1], key[:-1]
-    text, left_out = f"no key of DeepSpeed {version}: it {does}", ("leave it out", ("drop", ""))
-    if key in words():
-        text = f"a key of other releases than DeepSpeed {version}: here it {does}"
-        return Note(place, text, *left_out)
+    is_comment = name.startswith(("_", "$", "/", "#")) or name in ("comment", "comments")
+    is_of_model = any(fact.is_model for inner, fact in known.items() if inner[:-1] == around)
+    if is_comment and not is_of_model:
+        found.warnings.append(Note(place, "is a comment, which DeepSpeed reads over"))
+        return
+    does = "raises an error" if is_of_model else "is read by nobody"
+    text = f"no key of DeepSpeed {found.version}: it {does}"
+    note = Note(place, text, "leave it out", ("drop", ""))
     elsewhere = {k[:-1] for k in known if k[-1] == name}
-    if len(elsewhere) == 1:
-        target = ".".join(elsewhere.pop())
-        remedy = f"move it to {target or 'the top level'}"
-        return Note(place, f"stands in the wrong place, where it {does}", remedy, ("move", target))
     siblings = [] if is_comment else [k[-1] for k in known if k[:-1] == around]
-    near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.6)
-    if near:
-        return Note(place, text, f"did you mean {near[0]}?", ("rename", near[0]))
-    return Note(place, text, *left_out)
+    if key in words():
+        text = f"a key of other releases than DeepSpeed {found.version}: here it {does}"
+        note = replace(note, text=text)
+    elif len(elsewhere) == 1:
+        target = ".".join(elsewhere.pop())
+        text, remedy = f"stands in the wrong place, where it {does}", target or "the top level"
+        note = Note(place, text, f"move it to {remedy}", ("move", target))
+    elif near := difflib.get_close_matches(name, siblings, n=1, cutoff=0.6):
+        note = Note(place, text, f"did you mean {near[0]}?", ("rename", near[0]))
+    (found.faults if is_of_model else found.unknown).append(note)
 
 
 def _gone(key: Key) -> str:
@@ -288,3 +275,45 @@ def _mended(result: dict[str, Any], block: dict[str, Any], name: str, note: Note
         place[name] = value
         return f"moved to {target or 'the top level'}"
     return "left out"
+
+
+def as_json(source: str, found: Explanation) -> str:
+    """Return the fields of an explanation, the release that was asked among them."""
+    return json.dumps({"source": source, **asdict(found)}, indent=2, default=str)
+
+
+def as_text(source: str, found: Explanation) -> str:
+    """Return what is wrong first, then key by key."""
+    verdict = "keys of this configuration do nothing."
+    if found.is_accepted or found.faults:
+        verdict = f"it would {'refuse' if found.faults else 'take'} this configuration."
+    lines = [f"{source}, read as DeepSpeed {found.version}: {verdict}", ""]
+    groups = {"Unknown keys": found.unknown, "Faults": found.faults, "Warnings": found.warnings}
+    for title, notes in groups.items():
+        if notes:
+            texts = (f"  {n.key}: {n.text}" + (f"; {n.remedy}" if n.remedy else "") for n in notes)
+            lines += [title, *texts, ""]
+    for line in found.keys:
+        depth = "  " * line.key.count(".")
+        name = line.key.rpartition(".")[2]
+        lines.append(f"{depth}{name}" + ("" if line.is_block else f" = {_value_text(line.value)}"))
+        about = [line.meaning, f"auto: {line.auto}." if line.auto else ""]
+        if line.cost_bytes:
+            about.append(f"A buffer of it takes {_bytes_text(line.cost_bytes)} of the device.")
+        if line.default is not None and not line.is_block:
+            about.append(f"Default: {_value_text(line.default)}.")
+        lines.append(f"{depth}    {' '.join(filter(None, about))}")
+    return "\n".join(lines)
+
+
+def _value_text(value: Any) -> str:  # noqa: ANN401
+    """Return a value as one writes it: sizes of 1e9 elements are whole numbers."""
+    whole = isinstance(value, float) and value.is_integer() and abs(value) >= 1e3
+    return f"{value:.15g}" if whole else json.dumps(value, default=str)
+
+
+def _bytes_text(num_bytes: int) -> str:
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.3g} {unit}"
+    return f"{num_bytes} bytes"

@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
-from ds_config.command import write_new
+from configs.files import ROOT
 from ds_config.explain import newer_name, text_of, words, words_file
 from ds_config.installed import Key
-from ds_config.release import Answer, KeyFact, ask
-from ds_config.rules import ZERO, buckets, value_of_auto
+from ds_config.release import Answer, KeyFact
+from ds_config.rules import AUTO_SIZES, ZERO, buckets
 
-ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "docs" / "guide.md"
 _TEMPLATE = Path(__file__).with_name("guide.md.jinja")
 _ILLNESSES = ROOT / "parse" / "illnesses.toml"
-_AUTO = (
-    "reduce_bucket_size",
-    "stage3_prefetch_bucket_size",
-    "stage3_param_persistence_threshold",
-)
-
-
-def register(commands: Any) -> None:  # noqa: ANN401 - argparse's class is not public
-    """Add the command."""
-    parser = commands.add_parser("guide", help="write docs/guide.md anew")
-    parser.add_argument("--out", type=Path, default=FILE, metavar="FILE", help="[docs/guide.md]")
-    parser.set_defaults(run=_run)
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    text = guide(ask({}))
-    # The project's own page is written anew; no other file is ever written over.
-    if arguments.out.resolve() == FILE:
-        FILE.write_text(text, encoding="utf-8")
-    else:
-        write_new(arguments.out, text, "--out")
-    sys.stdout.write(f"{arguments.out}\n")
-    return 0
 
 
 def guide(answer: Answer) -> str:
@@ -57,8 +30,7 @@ def guide(answer: Answer) -> str:
         version=answer.version,
         has_memory=(FILE.parent / "memory.md").is_file(),
         bucket=_bucket,
-        auto_keys=_AUTO,
-        auto=lambda name, hidden: value_of_auto((ZERO, name), hidden).split(" (give")[0],
+        auto=[(name, text, f"{size(4096):,}") for name, (text, size) in AUTO_SIZES.items()],
         illnesses={
             name: _cell(row["remedy"])
             for name, row in tomllib.loads(_ILLNESSES.read_text(encoding="utf-8")).items()
@@ -101,7 +73,7 @@ def _keys_by_block(known: Mapping[Key, KeyFact]) -> dict[Key, list[Key]]:
 
 
 def _row(key: Key, known: Mapping[Key, KeyFact]) -> tuple[str, str, str]:
-    mark = " (auto)" if key[0] == ZERO and key[-1] in _AUTO else ""
+    mark = " (auto)" if key[0] == ZERO and key[-1] in AUTO_SIZES else ""
     return key[-1], _cell(text_of(known[key].default)), _cell(words().get(key, "")) + mark
 
 

@@ -226,82 +226,85 @@ def _of_optimizer(table: Mapping[str, Any]) -> Iterator[Refusal]:
     from deepspeed.runtime.config import DEEPSPEED_OPTIMIZERS
     from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
 
-    name, params = _block(table, "optimizer")
+    name, params = _kind_and_params(table, "optimizer")
     if not name:
         return
-    own = name.lower() if name.lower() in DEEPSPEED_OPTIMIZERS else ""
-    made = getattr(torch.optim, name, None)
-    if not own and not isinstance(made, type):
-        torchs = [n for n, kind in vars(torch.optim).items() if isinstance(kind, type)]
-        known = [*torchs, *(n.capitalize() for n in DEEPSPEED_OPTIMIZERS)]
-        text = f"= {name!r} is no optimizer of this DeepSpeed or torch"
-        yield "optimizer.type", text, _near(name, known, "give AdamW")
+    made, is_own = getattr(torch.optim, name, None), name.lower() in DEEPSPEED_OPTIMIZERS
+    if not is_own and not isinstance(made, type):
+        yield _no_such("optimizer", name, [*DEEPSPEED_OPTIMIZERS, *_classes(torch.optim)])
         return
-    stage = _of(table, "zero_optimization", "stage")
-    is_tested = made in ZERO_SUPPORTED_OPTIMIZERS if not own else own != "lamb"
-    if stage and not is_tested and table.get("zero_allow_untested_optimizer") is not True:
+    is_tested = made in ZERO_SUPPORTED_OPTIMIZERS if not is_own else name.lower() != "lamb"
+    is_allowed = table.get("zero_allow_untested_optimizer") is True
+    if _block(table, "zero_optimization").get("stage") and not is_tested and not is_allowed:
         remedy = "set zero_allow_untested_optimizer to true at the top level, or give AdamW"
         yield "optimizer.type", f"= {name!r} is refused under ZeRO as untested", remedy
-    kinds: list[Any] = [] if own else [made]
-    if own in ("adam", "adamw"):  # which of them is made follows from stage, device and torch_adam
+    kinds: list[Any] = [] if is_own else [made]
+    if name.lower() in ("adam", "adamw"):  # which is made follows from stage and device
         kinds = [torch.optim.AdamW, FusedAdam, DeepSpeedCPUAdam]
-    if kinds and params is not None:
-        names = {word for kind in kinds for word in inspect.signature(kind).parameters}
-        yield from _foreign("optimizer", name, params, names | (_ADAM_WORDS if own else set()))
+        params = {word: value for word, value in params.items() if word not in _ADAM_WORDS}
+    yield from _of_arguments("optimizer", name, kinds, params)
 
 
 def _of_scheduler(table: Mapping[str, Any]) -> Iterator[Refusal]:
     from deepspeed.runtime import lr_schedules
     from torch.optim import lr_scheduler
 
-    name, params = _block(table, "scheduler")
+    name, params = _kind_and_params(table, "scheduler")
     if not name:
         return
     made = getattr(lr_schedules, name, getattr(lr_scheduler, name, None))
     if not isinstance(made, type):
-        torchs = [n for n, kind in vars(lr_scheduler).items() if isinstance(kind, type)]
-        words = _near(name, [*lr_schedules.VALID_LR_SCHEDULES, *torchs])
-        yield "scheduler.type", f"= {name!r} is no scheduler of this DeepSpeed or torch", words
-        return
-    enabled = [_of(table, kind, "enabled") for kind in ("fp16", "bf16")]
-    if not hasattr(lr_schedules, name) and (
-        _of(table, "zero_optimization", "stage") or True in enabled
-    ):
-        words = "give one of DeepSpeed's, or make it in the program"
-        yield "scheduler.type", f"= {name!r} takes no optimizer of ZeRO or of 16-bit weights", words
-    if params is None:
+        known = [*lr_schedules.VALID_LR_SCHEDULES, *_classes(lr_scheduler)]
+        yield _no_such("scheduler", name, known)
+    elif "params" not in table["scheduler"]:
         yield "scheduler.params", "is missing", "give it, {} where nothing is to be set"
-        return
-    parameters = list(inspect.signature(made).parameters.values())[1:]  # the optimizer is first
-    yield from _foreign("scheduler", name, params, {one.name for one in parameters})
-    for one in parameters:
-        if one.default is one.empty and one.name not in params:
-            yield f"scheduler.params.{one.name}", f"is missing, and {name} needs it", "give it"
+    else:
+        yield from _of_arguments("scheduler", name, [made], params)
 
 
-def _of(table: Mapping[str, Any], block: str, name: str) -> Any:  # noqa: ANN401
-    inside = table.get(block)
-    return inside.get(name) if isinstance(inside, Mapping) else None
+def _block(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    block = table.get(name)
+    return block if isinstance(block, Mapping) else {}
 
 
-def _block(table: Mapping[str, Any], name: str) -> tuple[str, Mapping[str, Any] | None]:
-    kind, params = _of(table, name, "type"), _of(table, name, "params")
-    if not isinstance(kind, str) or kind == "auto":
-        return "", None  # there is nothing to judge
-    return kind, params if isinstance(params, Mapping) else None
+def _kind_and_params(table: Mapping[str, Any], name: str) -> tuple[str, Mapping[str, Any]]:
+    block = _block(table, name)
+    kind = block.get("type")
+    is_named = isinstance(kind, str) and kind != "auto"
+    return str(kind) if is_named else "", _block(block, "params")
 
 
-def _foreign(
-    block: str, name: str, params: Mapping[str, Any], known: set[str]
+def _classes(module: object) -> list[str]:
+    return [name for name, kind in vars(module).items() if isinstance(kind, type)]
+
+
+def _no_such(block: str, name: str, known: Iterable[str]) -> Refusal:
+    near = _near(name, known, "give AdamW" if block == "optimizer" else "leave it out")
+    return f"{block}.type", f"= {name!r} is no {block} of this DeepSpeed or torch", near
+
+
+def _of_arguments(
+    block: str, name: str, kinds: Iterable[Any], params: Mapping[str, Any]
 ) -> Iterator[Refusal]:
-    for word in params:
-        if word not in known:
+    """Refuse arguments that none of the kinds takes, in the words of the first."""
+    problems = []
+    for kind in kinds:
+        signature = inspect.signature(kind)
+        try:
+            signature.bind(None, **params)
+            return
+        except TypeError as error:  # "got an unexpected keyword argument 'lrr'"
+            problems.append((str(error).split("'")[1], signature.parameters))
+    for word, known in problems[:1]:
+        if word in params:
             yield f"{block}.params.{word}", f"is no parameter of {name}", _near(word, known)
+        else:
+            yield f"{block}.params.{word}", f"is missing, and {name} needs it", "give it"
 
 
 def _near(name: str, known: Iterable[str], otherwise: str = "leave it out") -> str:
     """Return the remedy for a name that is not known: the nearest one, whatever its case."""
-    by_lower = {one.lower(): one for one in sorted(known)}
+    by_lower = {one.lower(): one for one in sorted(known, reverse=True)}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.7)
     return f"did you mean {by_lower[near[0]]}?" if near else otherwise
 

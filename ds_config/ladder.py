@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from deep_optimizer_states.errors import DeepOptimizerStatesError
@@ -28,66 +28,51 @@ CPU = {"device": "cpu", "pin_memory": True}
 
 @dataclass(frozen=True)
 class Room:
-    """What there is on one node, whose ranks share its host memory.
-
-    Attributes:
-        gpus: Ranks in all.
-        ranks_a_node: Of them on one node.
-        device_bytes: Of one GPU; None without one.
-        host_bytes: Of one node.
-        nvme: A folder on a local disk; empty without one.
-        machine: The profile with its rates; None where memory alone is given.
-    """
+    """What there is on one node, whose ranks share its host memory."""
 
     gpus: int
+    """Ranks in all."""
     ranks_a_node: int
     device_bytes: float | None
+    """Of one GPU; None without one."""
     host_bytes: float
+    """Of one node."""
     nvme: str = ""
+    """A folder on a local disk; empty without one."""
     machine: Machine | None = None
+    """The profile with its rates; None where memory alone is given."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be trained.
-
-    Attributes:
-        architecture: The model.
-        shape: The same for the performance model; None where it does not know such a model.
-        sequence: Tokens a sample.
-        micro_batch: Samples a rank would like to handle at once.
-        dtype: Of weights.
-    """
+    """What is to be trained."""
 
     architecture: Architecture
     shape: ModelShape | None
+    """The model for the performance model; None where it does not know such a model."""
     sequence: int
+    """Tokens a sample."""
     micro_batch: int
+    """Samples a rank would like to handle at once."""
     dtype: str
 
 
 @dataclass(frozen=True)
 class Rung:
-    """One setting.
-
-    Attributes:
-        name: What it adds to the one before.
-        config: DeepSpeed's JSON, complete.
-        checkpointing: Whether the model computes its layers again in backward.
-        peaks: Memory of one rank.
-        short_bytes: What the memory of a GPU (``device``) and of a node (``host``) lacks for every
-            rank to load, train and save; of the resources that are short alone.
-        iteration_s: Predicted time; None where the performance model does not reach.
-        no_time: Why there is none; empty where there is one.
-    """
+    """One setting, with what it takes."""
 
     name: str
     config: dict[str, Any]
+    """DeepSpeed's JSON, complete."""
     checkpointing: bool
+    """Whether the model computes its layers again in backward."""
     peaks: Peaks
+    """Memory of one rank."""
     short_bytes: dict[str, float]
+    """What a GPU (``device``) or a node (``host``) lacks for every rank to load, train, save."""
     iteration_s: float | None
-    no_time: str = ""
+    no_time: str
+    """Why there is no time; empty where there is one."""
 
     @property
     def fits(self) -> bool:
@@ -97,15 +82,16 @@ class Rung:
     @property
     def is_narrow(self) -> bool:
         """Whether the states are in 16 bits."""
-        return "fp32_optimizer_states" in self.config["optimizer"]["params"]
+        return _is_narrow(self.config)
+
+
+def _is_narrow(config: dict[str, Any]) -> bool:
+    return "fp32_optimizer_states" in config["optimizer"]["params"]
 
 
 def ladder(task: Task, room: Room) -> list[Rung]:
     """Return all rungs, from fastest to leanest."""
-    return [
-        _rung(name, config, checkpointing, task, room)
-        for name, config, checkpointing in _settings(task, room)
-    ]
+    return [_rung(*setting, task, room) for setting in _settings(task, room)]
 
 
 def chosen(rungs: list[Rung]) -> int | None:
@@ -188,18 +174,17 @@ def _rung(name: str, config: dict[str, Any], checkpointing: bool, task: Task, ro
     if room.device_bytes is not None:
         lacks["device"] = peaks.device_bytes - USABLE * room.device_bytes
     short_bytes = {place: num_bytes for place, num_bytes in lacks.items() if num_bytes > 0}
-    rung = Rung(name, config, checkpointing, peaks, short_bytes, None)
-    reason, seconds = _no_time(rung, task, room), None
+    reason, seconds = _no_time(config, task, room), None
     if not reason:
         try:
-            seconds = _seconds(rung, task, room)
+            seconds = _seconds(config, checkpointing, task, room)
         except DeepOptimizerStatesError as error:  # the profile lacks a rate, or cannot run it
             reason = str(error)
-    return replace(rung, iteration_s=seconds, no_time=reason)
+    return Rung(name, config, checkpointing, peaks, short_bytes, seconds, reason)
 
 
-def _no_time(rung: Rung, task: Task, room: Room) -> str:
-    zero = rung.config["zero_optimization"]
+def _no_time(config: dict[str, Any], task: Task, room: Room) -> str:
+    zero = config["zero_optimization"]
     places = [zero.get(name, {}).get("device") for name in ("offload_optimizer", "offload_param")]
     knows = "the performance model knows"
     reasons = (
@@ -208,14 +193,14 @@ def _no_time(rung: Rung, task: Task, room: Room) -> str:
         (zero["stage"] != 3, f"{knows} ZeRO stage 3 alone"),
         ("nvme" in places, "the performance model has no rate of a disk"),
         (places == [None, "cpu"], f"{knows} parameter offload beside optimizer offload alone"),
-        (rung.is_narrow, f"{knows} fp32 states alone"),
+        (_is_narrow(config), f"{knows} fp32 states alone"),
         ("reduce_bucket_size" in zero, f"{knows} DeepSpeed's own bucket sizes alone"),
     )
     return next((reason for is_so, reason in reasons if is_so), "")
 
 
-def _seconds(rung: Rung, task: Task, room: Room) -> float:
-    config, zero = rung.config, rung.config["zero_optimization"]
+def _seconds(config: dict[str, Any], checkpointing: bool, task: Task, room: Room) -> float:
+    zero = config["zero_optimization"]
     assert task.shape
     assert room.machine
     workload = Workload(
@@ -228,7 +213,7 @@ def _seconds(rung: Rung, task: Task, room: Room) -> float:
         offload_ratio=1.0 if "offload_optimizer" in zero else 0.0,
         weights_on_host="offload_param" in zero,
         subgroup_numel=zero.get("sub_group_size", 1_000_000_000),
-        activation_checkpointing=rung.checkpointing,
+        activation_checkpointing=checkpointing,
         materialized_attention=False,
         dtype=task.dtype,
     )

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ds_config.command import CommandError
+from configs.errors import ConfigError
 from ds_config.installed import Key
 
 TIMEOUT_S = 300
 _PROGRAM = Path(__file__).with_name("installed.py")
 
 
-class NoAnswerError(CommandError):
+class NoAnswerError(ConfigError):
     """DeepSpeed could not be asked; the message says why."""
 
 
@@ -69,15 +69,18 @@ def ask(table: Mapping[str, Any]) -> Answer:
     Raises:
         NoAnswerError: It is not installed, cannot be imported, or did not answer in five minutes.
     """
-    version = _installed()
+    try:
+        version = importlib.metadata.version("deepspeed").partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        raise NoAnswerError(
+            "DeepSpeed is not installed here, and its keys are those of the installed release: "
+            "pip install deepspeed"
+        ) from None
+    command = [sys.executable, "-P", "-W", "ignore", str(_PROGRAM)]
+    question = json.dumps([without_auto(table), table])
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-W", "ignore", str(_PROGRAM)],
-            input=json.dumps([without_auto(table), table]),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=True,
+            command, input=question, capture_output=True, text=True, timeout=TIMEOUT_S, check=True
         )
         return read_answer(version, json.loads(done.stdout.splitlines()[-1]))
     except subprocess.TimeoutExpired:
@@ -94,16 +97,6 @@ def read_answer(version: str, found: Mapping[str, Any]) -> Answer:
     """Return what :func:`ds_config.installed.answer` says, as objects."""
     keys = {tuple(name.split(".")): KeyFact(**fact) for name, fact in found["keys"].items()}
     return Answer(version, keys, [Note(*words) for words in found["refusals"]])
-
-
-def _installed() -> str:
-    try:
-        return importlib.metadata.version("deepspeed").partition("+")[0]
-    except importlib.metadata.PackageNotFoundError:
-        raise NoAnswerError(
-            "DeepSpeed is not installed here, and its keys are those of the installed release: "
-            "pip install deepspeed"
-        ) from None
 
 
 def without_auto(table: Mapping[str, Any]) -> dict[str, Any]:

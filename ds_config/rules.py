@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,6 @@ AUTO = "auto"
 _BUCKET_ELEMENTS = 500_000_000
 _MODEST_BYTES = 1_000_000_000
 """Two buckets of 2e8 elements in 16 bits take less than this."""
-_ONE_BIT = ("onebitadam", "onebitlamb", "zerooneadam")
 _DTYPES = {
     **dict.fromkeys(("fp16", "float16", "half", "torch.float16"), "fp16"),
     **dict.fromkeys(("bf16", "bfloat16", "torch.bfloat16"), "bf16"),
@@ -22,46 +22,38 @@ _DTYPES = {
 }
 """Names of types as DeepSpeed takes them."""
 _BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-_STAGES: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(
-        (
-            *("sub_group_size", "offload_param", "zero_hpz_partition_size", "leaf_module"),
-            *("zero_quantized_weights", "zero_quantized_nontrainable_weights"),
-            *("zero_quantized_gradients", "memory_efficient_linear", "pipeline_loading_checkpoint"),
-            *("override_module_apply", "log_trace_cache_warnings", "enable_sanity_checks"),
-            *("prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters"),
-            *("max_reuse_distance", "model_persistence_threshold"),
-        ),
-        (3,),
-    ),
-    **dict.fromkeys(
-        ("allgather_partitions", "allgather_bucket_size", "round_robin_gradients"), (1, 2)
-    ),
-    **dict.fromkeys(("parameter_alignment", "compute_grad_norm"), (1, 2)),
-    "ignore_unused_parameters": (2,),
-    **dict.fromkeys(("overlap_comm", "offload_optimizer", "reduce_bucket_size"), (1, 2, 3)),
-    "contiguous_gradients": (1, 2, 3),
+_NUMBERS = (*_BATCHES, "gradient_clipping", "steps_per_print", "gradient_predivide_factor")
+_OFFLOADS = ("offload_optimizer", "offload_param")
+_OF_STAGES: dict[tuple[int, ...], str] = {
+    (3,): "sub_group_size offload_param zero_hpz_partition_size leaf_module zero_quantized_weights "
+    "zero_quantized_nontrainable_weights zero_quantized_gradients memory_efficient_linear "
+    "pipeline_loading_checkpoint override_module_apply log_trace_cache_warnings "
+    "enable_sanity_checks prefetch_bucket_size param_persistence_threshold max_live_parameters "
+    "max_reuse_distance model_persistence_threshold",
+    (1, 2): "allgather_partitions allgather_bucket_size round_robin_gradients parameter_alignment",
+    (2,): "ignore_unused_parameters",
+    (1, 2, 3): "overlap_comm offload_optimizer reduce_bucket_size contiguous_gradients",
 }
+_STAGES = {name: stages for stages, names in _OF_STAGES.items() for name in names.split()}
 """Stages in which a key of ZeRO does something; any other does in all."""
 _NVME_ONLY = ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_init")
 
 
-def value_of_auto(key: Key, hidden: int | None) -> str:
-    """Return what Hugging Face's integration puts in the place of ``auto``.
+AUTO_SIZES: dict[str, tuple[str, Callable[[int], int]]] = {
+    "reduce_bucket_size": ("hidden size squared", lambda hidden: hidden * hidden),
+    "stage3_prefetch_bucket_size": (
+        "0.9 x hidden size squared",
+        lambda hidden: 9 * hidden * hidden // 10,
+    ),
+    "stage3_param_persistence_threshold": ("10 x hidden size", lambda hidden: 10 * hidden),
+}
+"""Sizes of ZeRO that Hugging Face's integration puts in the place of ``auto``."""
 
-    Args:
-        key: The key whose value is ``auto``.
-        hidden: Hidden size of the model, in elements, if it is known.
-    """
-    size = hidden or 0
-    formulas = {
-        "reduce_bucket_size": ("hidden size squared", size * size),
-        "stage3_prefetch_bucket_size": ("0.9 x hidden size squared", 9 * size * size // 10),
-        "stage3_param_persistence_threshold": ("10 x hidden size", 10 * size),
-    }
-    if key[-1] in formulas and key[0] == ZERO:
-        text, value = formulas[key[-1]]
-        return f"{value:,} ({text})" if hidden else f"{text} (give --model)"
+
+def words_of_auto(key: Key) -> str:
+    """Return what Hugging Face's integration puts in the place of ``auto``."""
+    if key[0] == ZERO and key[-1] in AUTO_SIZES:
+        return AUTO_SIZES[key[-1]][0]
     return "Hugging Face's integration fills it in from TrainingArguments"
 
 
@@ -70,34 +62,21 @@ class Buckets:
     """The buffers into which gradients are copied before they are reduced."""
 
     count: int
-    numel: int
-    """Elements of one."""
-    element_bytes: int
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of one."""
-        return self.numel * self.element_bytes
+    num_bytes: int  # of one
 
 
-def buckets(table: Mapping[str, Any], hidden: int | None = None) -> Buckets | None:
+def buckets(table: Mapping[str, Any]) -> Buckets | None:
     """Return the buckets that DeepSpeed allocates, whether the model fills them or not.
 
     Stage 3 allocates one when the engine is made (``runtime/zero/stage3.py``). Stages 1 and 2
     allocate one for every backward, and a second one with ``overlap_comm``
     (``runtime/zero/stage_1_and_2.py``). ``allgather_bucket_size`` allocates nothing.
 
-    Args:
-        table: The configuration.
-        hidden: Hidden size of the model, in elements, if it is known.
-
     Returns:
         None where the configuration does not say how large they are.
     """
     zero = _block(table, ZERO)
     stage, numel = zero.get("stage", 0), zero.get("reduce_bucket_size", _BUCKET_ELEMENTS)
-    if numel == AUTO and hidden:
-        numel = hidden**2
     if not _is_number(numel) or stage not in (0, 1, 2, 3):
         return None
     weights = _weights_type(table)
@@ -108,10 +87,10 @@ def buckets(table: Mapping[str, Any], hidden: int | None = None) -> Buckets | No
     if stage == 1 and (weights, summed) == ("bf16", "fp32") and not is_offloaded:
         is_copied = False  # DeepSpeed's BF16_Optimizer, which has no buckets
     if not stage or not is_copied:
-        return Buckets(0, int(numel), 0)
+        return Buckets(0, 0)
     kind = {1: summed, 2: weights, 3: sent}[stage]
     count = 2 if stage < 3 and zero.get("overlap_comm") is True else 1
-    return Buckets(count, int(numel), 4 if kind == "fp32" else 2)
+    return Buckets(count, int(numel) * (4 if kind == "fp32" else 2))
 
 
 def _weights_type(table: Mapping[str, Any]) -> str:
@@ -120,75 +99,42 @@ def _weights_type(table: Mapping[str, Any]) -> str:
     return next((kind for kind, enabled in kinds if enabled), "fp32")
 
 
-def faults(
-    table: Mapping[str, Any], known: Mapping[Key, KeyFact], num_ranks: int | None
-) -> list[Note]:
+def faults(table: Mapping[str, Any], num_ranks: int | None) -> list[Note]:
     """Return what DeepSpeed's loader takes, and its engine refuses or takes for something else.
 
     Args:
         table: The configuration.
-        known: Keys of the release.
         num_ranks: Data-parallel ranks, to check batches, if they are known.
     """
-    clip = table.get("gradient_clipping", known[("gradient_clipping",)].default)
-    pairs = [*_of_plain_values(table), *_of_the_engine(table, clip)]
-    return [*(note for applies, note in pairs if applies), *_of_batches(table, num_ranks)]
+    return [*_of_numbers(table), *_of_the_engine(table), *_of_batches(table, num_ranks)]
 
 
-def _of_plain_values(table: Mapping[str, Any]) -> Iterator[tuple[bool, Note]]:
-    for name in ("optimizer", "scheduler"):
-        kind, params = _block(table, name).get("type", ""), _block(table, name).get("params", {})
-        text = f"= {kind!r} is no name"
-        yield not isinstance(kind, str), Note(f"{name}.type", text, "give a name as text")
-        text = f"= {params!r} is no block"
-        yield not isinstance(params, Mapping), Note(f"{name}.params", text, "give an object: {...}")
-    plain = ("gradient_clipping", "steps_per_print", "gradient_predivide_factor")
-    for name in (*_BATCHES, *plain):
+def _of_numbers(table: Mapping[str, Any]) -> Iterator[Note]:
+    for name in _NUMBERS:
         value = table.get(name, AUTO)
-        remedy, mend = "write the number without quotes", ("number", "")
-        is_text = isinstance(value, str) and value != AUTO
-        yield is_text, Note(name, f"= {value!r} is text", remedy, mend)
-    for name in _BATCHES:
-        value = table.get(name)
-        is_wrong = value is not None and (not _is_number(value) or value < 1)
-        note = Note(name, f"= {value!r}", "give a whole number of 1 or more")
-        yield is_wrong and not isinstance(value, str), note
+        if isinstance(value, str) and value != AUTO:
+            remedy = "write the number without quotes"
+            yield Note(name, f"= {value!r} is text", remedy, ("number", ""))
+        elif name in _BATCHES and value not in (None, AUTO) and not _is_number(value, least=1):
+            yield Note(name, f"= {value!r}", "give a whole number of 1 or more")
 
 
-def _of_the_engine(
-    table: Mapping[str, Any],
-    clip: Any,  # noqa: ANN401 - any value
-) -> Iterator[tuple[bool, Note]]:
-    zero, optimizer = _block(table, ZERO), _block(table, "optimizer")
-    stage = zero.get("stage", 0)
+def _of_the_engine(table: Mapping[str, Any]) -> Iterator[Note]:
+    zero, params = _block(table, ZERO), _block(_block(table, "optimizer"), "params")
+    stage, weights = zero.get("stage", 0), _weights_type(table)
+    summed = _block(table, "data_types").get("grad_accum_dtype")
     is_auto = AUTO in (_block(table, kind).get("enabled") for kind in ("fp16", "bf16"))
-    summed, weights = _block(table, "data_types").get("grad_accum_dtype"), _weights_type(table)
-    text = f"= {summed} without ZeRO needs weights of that type, not {weights}"
-    note = Note("data_types.grad_accum_dtype", text, "leave it out, or give stage 1, 2 or 3")
-    yield stage == 0 and not is_auto and _DTYPES.get(str(summed), weights) != weights, note
-    for block in ("offload_optimizer", "offload_param"):
+    if stage == 0 and not is_auto and _DTYPES.get(str(summed), weights) != weights:
+        text = f"= {summed} without ZeRO needs weights of that type, not {weights}"
+        yield Note("data_types.grad_accum_dtype", text, "leave it out, or give stage 1, 2 or 3")
+    for block in _OFFLOADS if stage == 3 else ():
         offload = _block(zero, block)
-        lacks_path = offload.get("device") == "nvme" and not offload.get("nvme_path")
-        note = Note(f"{ZERO}.{block}.nvme_path", "is missing", "give a folder on the disk")
-        yield stage == 3 and lacks_path, note
-    note = Note(f"{ZERO}.legacy_stage1", "is refused since 0.5.9", "leave it out")
-    yield zero.get("legacy_stage1") is True and bool(stage), note
-    text = "is refused where DeepSpeed makes the optimizer"
-    remedy = "write gradient_clipping at the top level"
-    note = Note("optimizer.params.max_grad_norm", text, remedy)
-    yield "max_grad_norm" in _block(optimizer, "params"), note
-    kind = str(optimizer.get("type", ""))
-    note = Note("optimizer.type", f"= {kind} does not go with ZeRO", "give AdamW")
-    yield kind.lower() in _ONE_BIT and bool(stage), note
-    has_no_norm = zero.get("compute_grad_norm") is False and stage in (1, 2)
-    clips = _is_number(clip) and clip > 0
-    key = f"{ZERO}.compute_grad_norm"
-    text = f"= false needs gradient_clipping 0, and it is {clip}"
-    remedy = "write gradient_clipping: 0 at the top level, or leave compute_grad_norm out"
-    yield has_no_norm and clips, Note(key, text, remedy)
-    is_offloaded = _block(zero, "offload_optimizer").get("device", "none") != "none"
-    note = Note(key, "= false does not go with offload_optimizer", "leave it out")
-    yield has_no_norm and not clips and is_offloaded, note
+        if offload.get("device") == "nvme" and not offload.get("nvme_path"):
+            yield Note(f"{ZERO}.{block}.nvme_path", "is missing", "give a folder on the disk")
+    if "max_grad_norm" in params:
+        text = "is refused where DeepSpeed makes the optimizer"
+        remedy = "write gradient_clipping at the top level"
+        yield Note("optimizer.params.max_grad_norm", text, remedy)
 
 
 def _of_batches(table: Mapping[str, Any], num_ranks: int | None) -> Iterator[Note]:
@@ -212,15 +158,12 @@ def _of_batches(table: Mapping[str, Any], num_ranks: int | None) -> Iterator[Not
         yield Note(_BATCHES[0], f"= {total} is no multiple of {product}", remedy)
 
 
-def warnings(
-    table: Mapping[str, Any], known: Mapping[Key, KeyFact], hidden: int | None
-) -> Iterator[Note]:
+def warnings(table: Mapping[str, Any], known: Mapping[Key, KeyFact]) -> Iterator[Note]:
     """Return what DeepSpeed takes and what is probably not meant.
 
     Args:
         table: The configuration.
         known: Keys of the release.
-        hidden: Hidden size of the model, in elements, if it is known.
     """
     zero = _block(table, ZERO)
     stage = zero.get("stage", 0)
@@ -230,7 +173,7 @@ def warnings(
             "= 0 makes every tensor a subgroup of its own, updated by itself",
             "leave it out (1e9), or give 1e8 where memory is short during the update",
         )
-    for block in ("offload_optimizer", "offload_param"):
+    for block in _OFFLOADS:
         if _block(zero, block).get("device") == "nvme" and stage != 3:
             does = "as cpu does" if block == "offload_optimizer" and stage else "not at all"
             text = f"= nvme works at stage 3 alone, here {does}"
@@ -240,7 +183,7 @@ def warnings(
         if checkpointing.get(name) and not checkpointing.get("partition_activations"):
             key, remedy = f"activation_checkpointing.{name}", "set partition_activations to true"
             yield Note(key, "needs partition_activations", remedy)
-    found = buckets(table, hidden)
+    found = buckets(table)
     if found and found.count > 1:
         size = found.count * found.num_bytes
         yield Note(
@@ -258,11 +201,9 @@ def _ignored(zero: Mapping[str, Any], known: Mapping[Key, KeyFact]) -> Iterator[
     for name in zero:
         default_stages = (3,) if name.startswith("stage3_") else None
         stages = _STAGES.get(name.removeprefix("stage3_"), default_stages)
-        if name == "compute_grad_norm" and zero[name] is False:
-            continue  # this is refused there
         if (ZERO, name) in known and stages and stage not in stages and stage in (0, 1, 2, 3):
             yield Note(f"{ZERO}.{name}", f"does nothing at stage {stage}")
-    for block in ("offload_optimizer", "offload_param"):
+    for block in _OFFLOADS:
         offload = _block(zero, block)
         for name in _NVME_ONLY:
             if name in offload and offload.get("device") != "nvme":
@@ -274,5 +215,5 @@ def _block(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _is_number(value: Any) -> bool:  # noqa: ANN401
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_number(value: Any, least: float = -math.inf) -> bool:  # noqa: ANN401
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= least

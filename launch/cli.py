@@ -3,95 +3,32 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-import os
-import signal
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from configs.errors import ConfigError
-from configs.files import ROOT, printable
+from configs import cli
+from configs.cli import (
+    EXIT_BROKEN_PIPE as EXIT_BROKEN_PIPE,
+    EXIT_INTERRUPTED as EXIT_INTERRUPTED,
+    EXIT_USAGE as EXIT_USAGE,
+    Parser as Parser,
+    complain as complain,
+    count as count,
+    duration as duration,
+    say as say,
+)
 from configs.overrides import MODEL_FIELDS
 from configs.study import Study, default_study, load_study
 from launch.data import LaunchError
 from launch.hosts.options import add_launch_options
 
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141
 
-
-_LAYOUT = "\n\t"
-
-
-def say(text: str) -> None:
-    """Print a line for the user, at once."""
-    sys.stdout.write(f"{printable(text, _LAYOUT)}\n")
-    sys.stdout.flush()
-
-
-def complain(text: str) -> None:
-    """Print a line of what went wrong, on standard error."""
-    sys.stderr.write(f"{printable(text, _LAYOUT)}\n")
-
-
-class _HasArguments(Protocol):
-    def add_argument(self, flag: str, /, *, metavar: str, help: str) -> object: ...  # noqa: A002
-
-
-class Parser(argparse.ArgumentParser):
-    """Takes ``-`` or ``_`` in an option's name, and names the nearest of an unknown one."""
-
-    def __init__(self, prog: str, description: str, add_help: bool = True) -> None:
-        super().__init__(
-            prog=prog,
-            description=description,
-            add_help=add_help,
-            allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-
-    def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse the arguments.
-
-        Raises:
-            ConfigError: an option is unknown or its value is wrong.
-        """
-        options, unknown = self.parse_known_args([_dashed(word) for word in argv])
-        if unknown:
-            word = unknown[0].partition("=")[0]
-            known = [name for name in self._option_string_actions if name.startswith("--")]
-            near = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
-            hint = f"did you mean '{near[0]}'?" if near else "see --help"
-            kind = "option" if word.startswith("-") else "argument"
-            raise ConfigError(f"unknown {kind} {word!r}: {hint}")
-        return options
-
-    def error(self, message: str) -> None:  # type: ignore[override]  # argparse says NoReturn
-        """Raise instead of printing the usage and leaving."""
-        raise ConfigError(f"{message} (see --help)")
-
-
-def _dashed(word: str) -> str:
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value
-
-
-def add_study_option(parser: _HasArguments) -> None:
+def add_study_option(parser: cli.Options) -> None:
     """``--study``, which :func:`study_in` reads."""
-    parser.add_argument(
-        "--study",
-        metavar="NAME",
-        help=f"a study by its name or its folder [default {default_study().name}]",
-    )
+    cli.add_study(parser, default_study().name)
 
 
 def study_in(argv: Sequence[str]) -> Study:
@@ -107,7 +44,7 @@ def study_in(argv: Sequence[str]) -> Study:
 
 
 def add_field_options(parser: Parser, study: Study, of_sweep: bool = False) -> None:
-    """One option for each field of a point, each engine key of the study and each model's field.
+    """One option for each field of a point and of its model.
 
     Values stay text; the schema reads and checks them, with one wording of errors for files and
     command lines.
@@ -128,9 +65,6 @@ def add_field_options(parser: Parser, study: Study, of_sweep: bool = False) -> N
         default = "" if field.is_required() else f" [default {field.default!s}]"
         if name not in left_out:
             add(fields, name, _help(field) + default)
-    keys = parser.add_argument_group("the engine in other keys")
-    for name in () if of_sweep else study.engine_keys:
-        add(keys, name, "a whole number")
     model = parser.add_argument_group("fields of the model")
     for name, field in MODEL_FIELDS.items():
         add(model, name, _help(field))
@@ -138,7 +72,7 @@ def add_field_options(parser: Parser, study: Study, of_sweep: bool = False) -> N
 
 def field_overrides(options: argparse.Namespace, study: Study) -> dict[str, str]:
     """The fields that were given, as text."""
-    names = [*study.point_type.model_fields, *study.engine_keys, *MODEL_FIELDS]
+    names = [*study.point_type.model_fields, *MODEL_FIELDS]
     given = vars(options)
     return {name: given[name] for name in names if given.get(name) is not None}
 
@@ -149,8 +83,7 @@ def add_run_options(parser: Parser, echo: bool) -> None:
     def value(flag: str, metavar: str, text: str, **more: Any) -> None:  # noqa: ANN401
         parser.add_argument(flag, metavar=metavar, help=text, **more)
 
-    results = "folder of all results; nothing in it is ever overwritten [default results]"
-    value("--results-dir", "DIR", results, type=Path, default=ROOT / "results")
+    cli.add_results_dir(parser)
     parser.add_argument("--dry-run", action="store_true", help="show what would run, start nothing")
     data = (
         "embedded, oscar-1gb, or the prefix of a .bin/.idx pair of your own [default: "
@@ -176,23 +109,6 @@ def add_run_options(parser: Parser, echo: bool) -> None:
     add_launch_options(parser)
 
 
-def count(text: str) -> int:
-    """A whole number, 1 or more."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number, 1 or more")
-    return value
-
-
-def duration(unit: str, text: str, least: float = sys.float_info.min) -> float:
-    """A number of seconds or minutes, ``least`` or more."""
-    value = float(text)
-    if not least <= value < float("inf"):
-        limit = "above 0" if least else "0 or above"
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number of {unit} {limit}")
-    return value
-
-
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
@@ -201,32 +117,6 @@ def _help(field: FieldInfo) -> str:
     return " ".join((field.description or "").replace("``", "").split()).replace("%", "%%")
 
 
-class Terminated(SystemExit):
-    """SIGTERM or SIGHUP outside a run; unwinds like Ctrl-C does."""
-
-
 def run_command(main: Callable[[], int]) -> int:
-    """Run a command's body; user errors become one line, signals their exit codes."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, _terminate)
-    try:
-        return main()
-    except (ConfigError, LaunchError) as error:
-        complain(f"error: {error}")
-        return EXIT_USAGE
-    except BrokenPipeError:
-        # The reader of our output has gone (`| head`): nothing is left to say.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_BROKEN_PIPE
-    except OSError as error:
-        # A full disk, a read-only folder, a program that is missing.
-        complain(f"error: {error}")
-        return EXIT_USAGE
-    except KeyboardInterrupt:
-        complain("interrupted")
-        return EXIT_INTERRUPTED
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated(128 + number)
+    """:func:`configs.cli.run_command`, with what launching says to the user."""
+    return cli.run_command(main, LaunchError)

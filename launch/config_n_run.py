@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from configs.errors import ConfigError
 from configs.schema import Point
 from configs.study import default_study, make_point
+from configs.templates import bound_field
 from launch import cli
 from launch.data import with_data
 from launch.run import SINGLE_RUNS, run_point
@@ -48,6 +49,10 @@ FLAGS = (
     Flag("A", "part_grads_async", "", "1 for asynchronous gradients, which -P 1 needs"),
     Flag("O", "prefetch_optimizer_gap", "2", "stride of the hybrid update; unused without -P 1"),
 )
+
+
+_ENGINE_KEYS = ("prefetch_optimizer", "part_grads_async", "prefetch_optimizer_gap")
+"""Flags that together name an engine, as the paper's fork of DeepSpeed does."""
 
 
 def build_parser() -> cli.Parser:
@@ -93,10 +98,31 @@ def point_from_flags(values: dict[str, str | None]) -> Point:
         raise ConfigError(f"-m {model['name']!r}: give billions of parameters, such as 7 or 8.3")
     model["name"] += "B"
     extra = {k: v for k in ("data_prefix", "device", "seed") if (v := values.get(k)) is not None}
+    keys = {key: str(table.pop(key)) for key in _ENGINE_KEYS if key in table}
     try:
+        table |= _engine_of(keys)
         return make_point({**table, **extra}, source="config-n-run.sh")
     except ConfigError as error:
         raise ConfigError(_with_flags(str(error))) from None
+
+
+def _engine_of(keys: Mapping[str, str]) -> dict[str, str]:
+    """Return the engine whose row has these keys, and the field that one of them gives.
+
+    A key that the row or the flags leave out may have any value; the first engine fits then.
+    """
+    engines = {name: row.keys for name, row in default_study().engines.items() if row.keys}
+    for name, own in engines.items():
+        fields = {key: field for key, value in own.items() if (field := bound_field(value))}
+        fixed = own.keys() - fields.keys()
+        if all(keys.get(key, str(own[key])) == str(own[key]) for key in fixed):
+            return {"engine": name, **{field: keys[key] for key, field in fields.items()}}
+    given = ", ".join(f"{key} = {value}" for key, value in keys.items())
+    known = "; ".join(
+        f"{name}: {', '.join(f'{key} {value}' for key, value in own.items())}"
+        for name, own in engines.items()
+    )
+    raise ConfigError(f"config-n-run.sh: {given} is no engine; known are {known}")
 
 
 def _with_flags(message: str) -> str:

@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 
 from configs.errors import ConfigError
 from configs.schema import Point
-from configs.study_rows import GPU, TWO_RANKS
+from configs.study import GPU, TWO_RANKS
 from launch.fit.capacity import runs_on_gpu
 from launch.fit.machine import Machine
 from launch.hosts import links

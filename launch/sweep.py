@@ -110,7 +110,7 @@ def _sized(
 
 def _overrides(given: Namespace, study: Study) -> dict[str, str]:
     """Fields that are set in every run: of options by their names, and of ``--set``."""
-    not_set = {"name", "model", "engine", *study.engine_keys}
+    not_set = {"name", "model", "engine"}
     fields = [*study.point_type.model_fields, "accumulation", *MODEL_FIELDS]
     known = [name for name in fields if name not in not_set]
     over = {

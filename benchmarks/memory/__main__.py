@@ -7,7 +7,6 @@ table [FILE]   predicted beside measured, as docs/memory.md shows it
 
 from __future__ import annotations
 
-import argparse
 import functools
 import hashlib
 import json
@@ -23,6 +22,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.process import SOURCE_FOLDER
+from configs.cli import Parser, run_command, say
 from deep_optimizer_states.predict.memory.architecture import Architecture, architecture_of
 from deep_optimizer_states.predict.memory.peaks import CPU_PROCESS_BYTES, MIB, peaks_of
 from deep_optimizer_states.predict.memory.setting import setting_of
@@ -115,8 +115,7 @@ def measure(cases: Sequence[Case], path: Path, allocator: Mapping[str, str] = AL
         if key_of(case) in read_results(path):
             continue
         result = run(case, allocator)
-        sys.stdout.write(f"{name_of(case)}: {result.get('error', 'ok')}\n")
-        sys.stdout.flush()
+        say(f"{name_of(case)}: {result.get('error', 'ok')}")
         if "error" in result:
             failed += 1
             continue
@@ -243,24 +242,20 @@ def as_markdown(rows: Sequence[Row]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns 1 if a case could not be measured."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.memory",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("python -m benchmarks.memory", __doc__ or "")
     parser.add_argument("command", choices=("measure", "table"))
     parser.add_argument("file", type=Path, nargs="?", default=MEASURED)
     text = "measure with the C library's allocator as it is by itself"
     parser.add_argument("--own-allocator", action="store_true", help=text)
-    given = parser.parse_args(argv)
+    given = parser.read(argv)
     if given.command == "measure":
         cases = [case for cases in load_cases().values() for case in cases]
         return int(bool(measure(cases, given.file, {} if given.own_allocator else ALLOCATOR)))
     for name in ("judged", "fitted"):
         rows = rows_of(name, given.file)
-        sys.stdout.write(f"## {name}: {len(rows)} cases\n\n{as_markdown(rows)}\n\n")
+        say(f"## {name}: {len(rows)} cases\n\n{as_markdown(rows)}\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(run_command(main))

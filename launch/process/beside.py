@@ -11,7 +11,7 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.schema import Point
-from configs.study_rows import Companion as CompanionRow
+from configs.study import Companion as CompanionRow
 from launch.fit.capacity import runs_on_gpu
 from launch.fit.machine import probe_machine
 from launch.process.busy import look_around

@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from configs.errors import ConfigError, explain
+from configs.errors import ConfigError
 from configs.files import read_given_json
 from configs.schema import Point
 from configs.study import default_study, study_from
@@ -98,13 +96,9 @@ def read_run_file(
         if not table.get(field):
             raise ConfigError(f"{path}: field '{field}' is missing")
     study = study_from(table["study"], str(path)) if table.get("study") else default_study()
-    try:
-        point = study.point_type(**table["point"])
-    except (ValidationError, TypeError) as error:
-        if isinstance(error, ValidationError):
-            message = explain.validation(error, source=f"{path}: point", model=study.point_type)
-            raise ConfigError(message) from None
-        raise ConfigError(f"{path}: field 'point' is not a table of fields") from None
+    if not isinstance(table["point"], dict):
+        raise ConfigError(f"{path}: field 'point' is not a table of fields")
+    point = study.point_type.read(table["point"], f"{path}: point")
     run_dir = path.resolve().parent
     ds_config = read_given_json(run_dir / "ds_config.json")
     if ds_config or point.zero_stage:  # else the run goes without DeepSpeed

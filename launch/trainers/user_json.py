@@ -10,10 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from configs.batch import batch_problem
 from configs.errors import ConfigError
 from configs.files import read_given_json
-from configs.schema import Point
+from configs.schema import Point, batch_problem
 from configs.templates import laid_over
 from ds_config.explain import explain
 from ds_config.release import Answer, NoAnswerError, Note, ask

@@ -4,7 +4,10 @@ import json
 
 import deepspeed
 
+from configs.cli import run_command
+from deep_optimizer_states.errors import DeepOptimizerStatesError
 from ds_config import installed
+from ds_config.__main__ import main
 from ds_config.release import read_answer, without_auto
 
 VERSION = deepspeed.__version__.partition("+")[0].strip()
@@ -14,3 +17,8 @@ def ask(table):
     """What ``ds_config.release.ask`` returns."""
     found = installed.answer(without_auto(table), table)
     return read_answer(VERSION, json.loads(json.dumps(found)))
+
+
+def explain_or_advise(words):
+    """The exit code of ``python -m ds_config`` with these words."""
+    return run_command(lambda: main([*map(str, words)]), DeepOptimizerStatesError)

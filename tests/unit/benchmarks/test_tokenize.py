@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import tokenize
+from configs.cli import run_command
+from configs.errors import ConfigError
 from dataset.files import DatasetError
 from dataset.tokenizer import ByteLevelBpe
 
@@ -43,22 +45,22 @@ def given(tmp_path, monkeypatch):
             ["--megatron-tokenizer", str(tokenize.MEGATRON_TOKENIZER)],
             "no such file; `python third_party/fetch.py megatron-deepspeed` fetches one",
         ),
-        (["--workers", "0"], "--workers 0: give a number above 0"),
-        (["--repeats", "0"], "--repeats 0: give a number above 0"),
+        (["--workers", "0"], "--workers: '0': give a whole number, 1 or more"),
+        (["--repeats", "0"], "--repeats: '0': give a whole number, 1 or more"),
         (["--megabytes", "nan"], "--megabytes nan: give a number above 0"),
         (["--vocab-file", "wrong.json"], "wrong.json and m.txt are no vocabulary with its merges"),
         (["--vocab-file", "open.json"], "open.json: has no <|endoftext|>"),
     ],
 )
-def test_wrong_values_are_said_in_a_line(given, flags, said, monkeypatch, capsys):
+def test_wrong_values_are_said_in_a_line(given, flags, said, monkeypatch):
     def side(*_):
         raise AssertionError("started before the command line was checked")
 
     monkeypatch.setattr(tokenize, "_side", side)
-    assert tokenize.main([*given, *flags]) == tokenize.EXIT_USAGE
-    told = capsys.readouterr().err
-    assert said in told
-    assert told.count("\n") == 1
+    with pytest.raises(ConfigError) as refused:
+        tokenize.main([*given, *flags])
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_what_a_side_says_when_it_fails_is_said_here(given, tmp_path, monkeypatch):
@@ -99,9 +101,10 @@ def test_figures_are_told_of_equal_files_alone(given, monkeypatch, capsys, are_e
         return {"seconds": 2.0, "digests": ("" if are_equal else name,), "tokens": 30}
 
     monkeypatch.setattr(tokenize, "_side", side)
-    status = tokenize.main([*given, "--repeats", "2", "--megabytes", "0.001"])
+    words = [*given, "--repeats", "2", "--megabytes", "0.001"]
+    status = run_command(lambda: tokenize.main(words))
     told = capsys.readouterr()
-    assert status == (0 if are_equal else tokenize.EXIT_USAGE)
+    assert status == (0 if are_equal else 2)
     assert ("2 turns, equal .bin and .idx" in told.out) is are_equal
     assert ("the two sides wrote different files: no figure" in told.err) is not are_equal
 
@@ -133,8 +136,8 @@ def test_two_sides_that_write_different_files_give_no_figure(given, tmp_path, mo
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / "megatron.py").write_text(TOKENIZER)  # one token a letter: merges are left out
     flags = ["--repeats", "1", "--megabytes", "0.001", "--workers", "1"]
-    assert tokenize.main([*given, *flags]) == tokenize.EXIT_USAGE
-    assert "the two sides wrote different files: no figure" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="the two sides wrote different files: no figure"):
+        tokenize.main([*given, *flags])
     (tmp_path / "t.jsonl").write_text('{"text": "qu"}\n')  # what no merge knows
     assert tokenize.main([*given, *flags]) == 0
     assert "1 turns, equal .bin and .idx" in capsys.readouterr().out

@@ -1,9 +1,11 @@
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given, strategies as st
 
 from configs.errors import ConfigError
-from configs.schema import Model, read_toml
+from configs.schema import Model, batch_problem, read_toml
 from configs.study import STUDIES_DIR, default_study, make_point, study_names
 from parse.log import settings_from_name
 
@@ -38,7 +40,7 @@ def test_every_model_makes_a_point_by_its_own_defaults(name):
 
 @pytest.mark.parametrize("path", sorted(STUDY.files("points").values()), ids=str)
 def test_every_shipped_point_is_valid(path):
-    assert STUDY.load_point(path).num_ranks >= 1
+    assert make_point(read_toml(path)).num_ranks >= 1
 
 
 def test_every_toml_lies_in_a_folder_with_a_test():
@@ -48,7 +50,8 @@ def test_every_toml_lies_in_a_folder_with_a_test():
 
 def test_the_shipped_7b_pair_has_the_names_of_the_papers_sample_logs():
     stem = "log-7B-tp1-dp1-l32-h4096-a32-sl2048-gbs1-mbs1-ratio1-subg10000000-prefetch"
-    names = [STUDY.load_point(STUDY.files("points")[n]).log_name for n in ("7B", "7B-hybrid")]
+    points = STUDY.files("points")
+    names = [make_point(read_toml(points[n])).log_name for n in ("7B", "7B-hybrid")]
     assert names == [f"{stem}0-flush_async0-opt_gaps0.log", f"{stem}1-flush_async1-opt_gaps2.log"]
 
 
@@ -84,21 +87,6 @@ def test_an_engine_has_many_names(name, engine):
 
 
 @pytest.mark.parametrize(
-    ("knobs", "engine"),
-    [
-        ((0, 0, 0), ("vanilla", 0)),
-        ((0, 0, 5), ("vanilla", 0)),
-        ((0, 1, 0), ("async-gradients", 0)),
-        ((1, 1, 3), ("hybrid", 3)),
-    ],
-)
-def test_the_papers_knobs_choose_the_engine(knobs, engine):
-    keys = dict(zip(STUDY.engine_keys, knobs, strict=True))
-    point = make_point({"model": "tiny", **keys})
-    assert (point.engine, point.value("stride")) == engine
-
-
-@pytest.mark.parametrize(
     ("table", "message"),
     [
         ({}, "field 'model' is missing"),
@@ -117,11 +105,8 @@ def test_the_papers_knobs_choose_the_engine(knobs, engine):
         ({"model": "tiny", "min_lr": 1.0}, "min_lr 1.0 is above lr"),
         ({"model": "tiny", "seed": 2**32}, "'seed' = 4294967296"),
         ({"model": "tiny", "split": "all"}, "'split' = 'all'"),
-        ({"model": "tiny", "engine": "v", "part_grads_async": 1}, "not both"),
-        ({"model": "tiny", "stride": 3, "prefetch_optimizer": 1}, "give stride or .*not both"),
-        ({"model": "tiny", "part_grads_async": "x"}, "part_grads_async = 'x': give a whole"),
-        ({"model": "tiny", "part_grads_async": 2}, "part_grads_async = 2 is no engine"),
-        ({"model": "tiny", "prefetch_optimizer": 1}, "stride must be at least 1"),
+        ({"model": "tiny", "accumulation": "x"}, "accumulation = 'x': give a whole"),
+        ({"model": "tiny", "accumulation": 0}, "accumulation = 0: give a whole number, 1 or"),
         ({"model": {"name": "a", "hidden": 8}}, "field 'model.ffn' is missing"),
         ({"model": {"name": "a/b", "hidden": 8}}, "'model.name' = 'a/b'"),
         ({"model": {"nam": "a"}}, "unknown field 'model.nam'"),
@@ -142,7 +127,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
         path = tmp_path / "bad.toml"
         path.write_bytes(content)
         with pytest.raises(ConfigError, match="not valid TOML"):
-            STUDY.load_point(Path(path))
+            read_toml(Path(path))
 
 
 def test_tensor_parallel_ranks_pad_the_vocabulary_further():
@@ -197,3 +182,19 @@ def test_layers_of_stages_are_all_layers_and_the_last_stage_has_no_more(layers, 
     model = Model(name="m", layers=layers, **sizes)
     assert model.layers_of_stages(pp) == expected
     assert sum(expected) == layers
+
+
+@given(*[st.integers(1, 64)] * 3)
+def test_every_batch_that_is_offered_fits(batch, micro, dp):
+    problem = batch_problem(8 * batch, micro, dp)
+    assert bool(problem) == bool(8 * batch % (micro * dp))
+    offered = re.findall(r"(\d+) \(accumulation (\d+)\)", problem)
+    assert bool(offered) == bool(problem)
+    assert all(int(total) == micro * dp * int(steps) for total, steps in offered)
+
+
+def test_a_batch_below_one_micro_batch_names_the_smallest_that_is_enough():
+    assert batch_problem(2, 2, 4) == (
+        "global_batch_size 2 is not a multiple of micro_batch_size 2 x dp 4 = 8; give "
+        "global_batch_size 8 (accumulation 1)"
+    )

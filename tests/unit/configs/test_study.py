@@ -50,6 +50,12 @@ title = "time against the bucket"
 x = "bucket_numel"
 y = ["iteration_ms"]
 """
+COMPANION = """[companions.beside]
+field = "depth"
+name = "it"
+module = "it"
+arguments = ["--depth={dept}", "--device={device}"]
+[figures.bucket]"""
 MODEL = """
 name = "small"
 hidden = 8
@@ -108,7 +114,7 @@ def test_its_points_are_named_by_what_varies_in_it(make):
     assert len(set(names)) == 6
     namer = Namer(study)
     last = flat(sweep.points(None)[-1])
-    assert (namer.engine_title(last), namer.engine_tag(last)) == ("overlapped (depth 2)", "O2")
+    assert (namer.engine(last), namer.engine_tag(last)) == ("overlapped depth 2", "O2")
 
 
 def test_a_point_of_a_study_has_a_log_name_with_its_fields(make):
@@ -167,6 +173,11 @@ def test_the_default_study_comes_first_and_can_be_run_when_none_is_named():
         (('x = "bucket_numel"', 'x = "buckets"'), "figure 'bucket': unknown field 'buckets'"),
         (('aliases = ["ov"]', 'aliases = ["Plain"]'), "'plain' and 'overlapped' share a name"),
         (('aliases = ["ov"]', 'needs = ["deepspeed>>1"]'), "'deepspeed>>1': give gpu, two-ranks"),
+        (
+            ('aliases = ["ov"]', 'equals = "plan"'),
+            "equals: unknown engine 'plan': did you mean 'pl",
+        ),
+        (("[figures.bucket]", COMPANION), "companion 'beside': unknown field 'dept': .*'depth'"),
         (("fields = { depth", "fields = { dept"), "unknown field of the study 'dept'"),
         (('tag = "O"', 'tag = "OVERL"'), r"'engines\.overlapped\.tag' = 'OVERL'"),
         (('aliases = ["ov"]', 'alias = ["ov"]'), r"unknown field 'engines\.overlapped\.alias'"),

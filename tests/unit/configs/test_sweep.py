@@ -146,7 +146,6 @@ def _toml(value):
         ({"grid": {"dp": [0]}}, "'dp' = 0"),
         ({"point": {"device": "gpu"}}, "device"),
         ({"grid": {"model": ["7"]}, "engines": THREE}, "did you mean '7B'"),
-        ({"exclude": [{"part_grads_async": 1}]}, "by 'engine'"),
         ({"grid": {"seed": list(range(6000))}}, "more than 10000 points"),
     ],
 )

@@ -13,4 +13,3 @@ def real_process():
 def quick_ask(request, monkeypatch):
     if "real_process" not in request.fixturenames:
         monkeypatch.setattr("ds_config.__main__.ask", in_process.ask)
-        monkeypatch.setattr("ds_config.guide.ask", in_process.ask)

@@ -5,10 +5,9 @@ import re
 
 import pytest
 from deepspeed.runtime.config import DeepSpeedConfig
-from in_process import VERSION, ask
+from in_process import VERSION, ask, explain_or_advise
 
 from ds_config import guide
-from ds_config.__main__ import main
 from ds_config.explain import explain
 
 TEXT = guide.FILE.read_text(encoding="utf-8")
@@ -41,11 +40,11 @@ def _heads(key, fact):
 
 
 def test_the_guide_is_written_where_it_is_asked_to_be(tmp_path, capsys):
-    assert main(["guide", "--out", str(tmp_path / "guide.md")]) == 0
+    assert explain_or_advise(["guide", "--out", tmp_path / "guide.md"]) == 0
     (tmp_path / "mine.md").write_text("mine")
-    assert main(["guide", "--out", str(tmp_path / "mine.md")]) == 2
+    assert explain_or_advise(["guide", "--out", tmp_path / "mine.md"]) == 2
     assert (tmp_path / "mine.md").read_text() == "mine"
     assert "mine.md: is already there" in capsys.readouterr().err
     assert (tmp_path / "guide.md").read_text(encoding="utf-8") == TEXT
-    assert main(["guide", "--out", str(tmp_path / "none" / "guide.md")]) == 2
+    assert explain_or_advise(["guide", "--out", tmp_path / "none" / "guide.md"]) == 2
     assert "No such file" in capsys.readouterr().err

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 from deepspeed.runtime.config import DeepSpeedConfig
-from in_process import ask
+from in_process import ask, explain_or_advise
 
-from ds_config.__main__ import main
-from ds_config.command import read_config, write_beside
+from ds_config.document import read_config, write_beside
 from ds_config.explain import explain, fixed
 from ds_config.release import without_auto
 
@@ -109,11 +108,11 @@ def test_a_corrected_copy_loads(file):
 def test_a_copy_of_a_sound_file_is_written_where_it_is_no_strict_json(tmp_path, capsys):
     path = tmp_path / "config.json"
     path.write_text(ALL_ZERO_KEYS)
-    assert main(["explain", str(path), "--fix"]) == 0
+    assert explain_or_advise(["explain", path, "--fix"]) == 0
     assert json.loads((tmp_path / "config.fixed.json").read_text())["zero_optimization"]
     assert "strict JSON" in capsys.readouterr().err
     (tmp_path / "strict.json").write_text('{"train_batch_size": 1}')
-    assert main(["explain", str(tmp_path / "strict.json"), "--fix"]) == 0
+    assert explain_or_advise(["explain", tmp_path / "strict.json", "--fix"]) == 0
     assert "nothing to mend" in capsys.readouterr().err
 
 

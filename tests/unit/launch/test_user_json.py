@@ -145,7 +145,7 @@ KEYS = {
     ),
     "another optimizer": (
         {"optimizer": {"type": "OneBitAdam"}},
-        "optimizer.type: = OneBitAdam",
+        "optimizer.type: = 'OneBitAdam' is no optimizer",
         "give AdamW",
     ),
 }

@@ -2,6 +2,7 @@
 
 import pytest
 
+from configs.schema import read_toml
 from configs.study import default_study, make_point, study_from
 from launch.records.identity import settings_key
 
@@ -50,7 +51,7 @@ def test_another_row_is_another_point():
     ],
 )
 def test_runs_of_before_the_later_fields_still_count(name, key):
-    assert settings_key(default_study().load_point(default_study().files("points")[name])) == key
+    assert settings_key(make_point(read_toml(default_study().files("points")[name]))) == key
 
 
 @pytest.mark.parametrize(

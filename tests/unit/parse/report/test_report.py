@@ -115,7 +115,7 @@ def test_twelve_engines_have_a_row_each_in_the_order_of_the_study(sweep_writer, 
     study = json.loads(default_study().as_json())
     names = [f"e{number:02}" for number in range(12)]
     study |= {"engines": {name: {"title": name, "tag": name} for name in reversed(names)}}
-    study |= {"name": "other", "reference": "e03", "engine_keys": []}
+    study |= {"name": "other", "reference": "e03"}
     folder = sweep_writer.write_runs([(name, 0, {}) for name in names], study=study)
     _, lines, report = run(folder, capsys)
     assert [row[1] for row in summary(report)] == names[::-1]

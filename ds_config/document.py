@@ -1,0 +1,102 @@
+"""A configuration as a file: read as guides print it, and written where none is yet."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from configs.errors import ConfigError
+
+MAX_BYTES = 4 << 20
+"""A larger file is no configuration."""
+
+
+@dataclass
+class Document:
+    """A configuration as it was written."""
+
+    source: str
+    """Its path, or ``standard input``."""
+    table: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+    """What other readers of JSON would stumble over."""
+
+
+def read_config(path: str) -> Document:
+    """Read a configuration, from standard input for ``-``.
+
+    Raises:
+        ConfigError: it cannot be read, or is no object of JSON.
+    """
+    source = "standard input" if path == "-" else path
+    try:
+        with sys.stdin.buffer if path == "-" else Path(path).open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{source}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source}: is no text in UTF-8 ({error})") from None
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{source}: is larger than {MAX_BYTES >> 20} MiB, no configuration")
+    twice: list[str] = []
+    notes = []
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        twice.extend(sorted({name for name in names if names.count(name) > 1}))
+        return dict(pairs)
+
+    try:
+        table = json.loads(text, object_pairs_hook=once)
+    except RecursionError:
+        raise ConfigError(f"{source}: is no JSON: too many blocks in each other") from None
+    except json.JSONDecodeError as strict:
+        twice.clear()
+        try:
+            import hjson  # comes with DeepSpeed, which reads its configuration with it
+
+            table = hjson.loads(text, object_pairs_hook=once)
+        except (ImportError, ValueError, RecursionError):
+            raise ConfigError(f"{source}: is no JSON: {strict}") from None
+        notes.append(
+            f"is no strict JSON ({strict}): DeepSpeed reads it, Hugging Face's and other loaders "
+            "do not; write it without"
+        )
+    if not isinstance(table, dict):
+        raise ConfigError(f"{source}: is {type(table).__name__}, a configuration is an object")
+    notes += [f"'{name}' is given twice: DeepSpeed refuses the file" for name in twice]
+    return Document(source, table, notes)
+
+
+def write_new(path: Path, text: str, option: str) -> None:
+    """Write a file where none is yet.
+
+    Raises:
+        ConfigError: there is one, or it cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{option} {path}: is already there; give another name") from None
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: cannot be written: {error.strerror}") from None
+
+
+def write_beside(path: Path, table: Mapping[str, Any]) -> Path:
+    """Write a corrected copy beside a file, under a name that nothing has yet, and return it.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    target, number = path.with_name(f"{path.stem}.fixed.json"), 0
+    while target.exists():
+        number += 1
+        target = path.with_name(f"{path.stem}.fixed-{number}.json")
+    write_new(target, json.dumps(table, indent=2) + "\n", "--fix")
+    return target
