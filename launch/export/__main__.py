@@ -21,7 +21,7 @@ from configs.files import write_json
 from configs.schema import Model
 from launch.cli import Parser, run_command, say
 from launch.export.tokenizer import Tokenizer, tokenizer_of
-from launch.trainer.checkpoint_files import Checkpoint, find_checkpoint
+from launch.trainer.checkpoint import Checkpoint, find_checkpoint
 
 SCHEMA_VERSION = 1
 """Of ``export.json``."""

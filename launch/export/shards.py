@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from configs.errors import ConfigError
-from launch.trainer.checkpoint_files import Checkpoint
+from launch.trainer.checkpoint import Checkpoint
 from launch.trainer.model import DTYPES
-from launch.trainer.pipeline.shards import file_name, read_shard
+from launch.trainer.pipeline_adapter import file_name, read_shard
 
 _DEEPSPEED = "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"
 """What every checkpoint of DeepSpeed has one of, by whether the stage is below 3."""

@@ -9,7 +9,7 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.files import read_json
 from launch.pair import manifest_of
-from launch.trainer.checkpoint_files import FOLDER, Checkpoint
+from launch.trainer.checkpoint import Checkpoint
 
 END_OF_DOCUMENT = "<|endoftext|>"
 
@@ -53,7 +53,8 @@ def tokenizer_of(checkpoint: Checkpoint, data_prefix: str | None) -> Tokenizer:
         ConfigError: the data at the prefix are others than the run's, or their manifest cannot be
             read.
     """
-    prefix = data_prefix or _prefix_in_run(checkpoint)
+    run_dir = checkpoint.run_dir
+    prefix = data_prefix or (read_json(run_dir / "run.json").get("data_prefix") if run_dir else "")
     if not prefix:
         return Tokenizer(lacking="the checkpoint lies in no run's folder; give --data-prefix")
     manifest = manifest_of(prefix)
@@ -70,10 +71,3 @@ def tokenizer_of(checkpoint: Checkpoint, data_prefix: str | None) -> Tokenizer:
     if path.suffix != ".json" or not path.is_file():
         return Tokenizer(lacking=f"{path} is no tokenizer.json")
     return Tokenizer(path, manifest["eod"] if manifest["eod"] >= 0 else None, prefix)
-
-
-def _prefix_in_run(checkpoint: Checkpoint) -> str:
-    run = checkpoint.path.parent.parent / "run.json"
-    if checkpoint.path.parent.name != FOLDER or not run.is_file():
-        return ""
-    return str(read_json(run).get("data_prefix") or "")

@@ -72,6 +72,10 @@ FOR_PIPELINES = (
 """What a pipeline of several stages needs besides."""
 
 
+def _patched(pipelines: bool) -> tuple[tuple[str, str, Any], ...]:
+    return (*PATCHED, *(FOR_PIPELINES if pipelines else ()))
+
+
 def verify(*, pipelines: bool = False) -> None:
     """Check that megatron-core is the version this module was written for.
 
@@ -94,20 +98,10 @@ def verify(*, pipelines: bool = False) -> None:
             raise RuntimeError(f"megatron-core {version}: {module}.{name} is gone") from None
 
 
-def _patched(pipelines: bool) -> tuple[tuple[str, str, Any], ...]:
-    return (*PATCHED, *(FOR_PIPELINES if pipelines else ()))
-
-
 def apply(*, pipelines: bool = False) -> None:
-    """Make megatron-core run on the CPU in this process, for good.
+    """Make megatron-core run on the CPU in this process, for good; see :func:`verify`.
 
     Its communication between stages must not be told to wait for CUDA: ``batch_p2p_sync=False``.
-
-    Args:
-        pipelines: whether there are several stages.
-
-    Raises:
-        RuntimeError: see :func:`verify`.
     """
     verify(pipelines=pipelines)
     for module, name, ours in _patched(pipelines):

@@ -1,8 +1,7 @@
-"""Builds a GPT from megatron-core and hands it to DeepSpeed."""
+"""Builds a GPT from megatron-core, whole or a stage of a pipeline."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from configs.schema import Model, Point
-from launch.trainer.runfile import RunFile
-from launch.trainer.schedule import CosineSchedule
 
 ROTARY_BASE = 10000
 """Base of the rotary frequencies, as in LLaMA and Megatron."""
@@ -36,24 +33,6 @@ _ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
 }
 """What tells the architectures apart, in megatron-core's words."""
-
-
-class ParallelState:
-    """megatron-core's process groups under the names DeepSpeed calls them by."""
-
-    def __init__(self) -> None:
-        from megatron.core import parallel_state
-
-        self.get_data_parallel_group = parallel_state.get_data_parallel_group
-        self.get_data_parallel_rank = parallel_state.get_data_parallel_rank
-        self.get_data_parallel_world_size = parallel_state.get_data_parallel_world_size
-        self.get_model_parallel_group = parallel_state.get_tensor_model_parallel_group
-        self.get_model_parallel_rank = parallel_state.get_tensor_model_parallel_rank
-        self.get_model_parallel_world_size = parallel_state.get_tensor_model_parallel_world_size
-        # DeepSpeed's checkpoints ask for the newer names.
-        self.get_tensor_model_parallel_group = self.get_model_parallel_group
-        self.get_tensor_model_parallel_rank = self.get_model_parallel_rank
-        self.get_tensor_model_parallel_world_size = self.get_model_parallel_world_size
 
 
 @dataclass(frozen=True)
@@ -225,71 +204,11 @@ class PositionEmbedding(torch.nn.Embedding):
         torch.nn.init.normal_(self.weight, std=EMBEDDING_STD)
 
 
-def build_model(run: RunFile, mpu: ParallelState, device: torch.device) -> Any:  # noqa: ANN401
-    """Make the model, under ZeRO-3 with its parameters partitioned from the start.
-
-    There no rank ever holds more than one whole layer, so a model need not fit into one device.
-    An engine whose row says ``zero_init = false`` gets the whole model, which DeepSpeed then cuts.
-    """
-    import deepspeed
-
-    point = run.point
-    partitioned: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if point.zero_stage == 3 and (point.study is None or point.row.zero_init):
-        partitioned = deepspeed.zero.Init(
-            data_parallel_group=mpu.get_data_parallel_group(),
-            # The type comes out of it: DeepSpeed up to 0.19.8 takes bf16 for any ``dtype`` that is
-            # given here, fp32 too, where the device has no fp16.
-            config_dict_or_path=run.ds_config,
-            mpu=mpu,
-        )
-    with partitioned:
-        model = make_gpt(point, on_cpu=device.type == "cpu")
-    if point.model.architecture == "llama":
-        # zero.Init gives every new float tensor the model's type; rotary frequencies need fp32.
-        model.rotary_pos_emb.inv_freq = rotary_frequencies(point.model, device)
-    return model
-
-
 def rotary_frequencies(model: Model, device: torch.device) -> Tensor:
     """Rotary angles per position, (head size / 2,) fp32 on ``device``."""
     size = model.hidden // model.heads
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device=device) / size
     return 1.0 / (ROTARY_BASE**exponents)
-
-
-def initialize_engine(run: RunFile, model: Any, mpu: ParallelState) -> Any:  # noqa: ANN401
-    """Hand the model to DeepSpeed; the optimizer comes from ``ds_config.json``.
-
-    Returns:
-        DeepSpeed's engine.
-    """
-    import deepspeed
-    from deepspeed.accelerator import get_accelerator
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-    parameters, optimizer = list(model.parameters()), None
-    if run.point.offload_optimizer == "none" and get_accelerator().device_name() == "cpu":
-        # DeepSpeed would compile a FusedAdam for CPUs, for a minute; this is its arithmetic.
-        optimizer = DeepSpeedCPUAdam(parameters, **run.ds_config["optimizer"]["params"])
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        model_parameters=parameters,
-        optimizer=optimizer,
-        config=run.ds_config,
-        lr_scheduler=lambda optimizer: CosineSchedule(optimizer, run.point),
-        mpu=mpu,
-        dist_init_required=False,
-    )
-    if run.ds_config.get("compile", {}).get("deepcompile"):
-        engine.compile()  # until then DeepSpeed ignores the setting
-    engine.train()
-    return engine
-
-
-def num_local_parameters(model: torch.nn.Module) -> int:
-    """Parameters of this tensor-parallel rank, over its data-parallel ranks."""
-    return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
 
 
 def causal_mask(point: Point, device: torch.device) -> Tensor | None:

@@ -17,7 +17,7 @@ from configs.schema import Point
 from configs.templates import laid_over
 from ds_config.explain import explain
 from ds_config.release import Answer, NoAnswerError, Note, ask
-from launch.trainers.limits import PLUGIN_BLOCK
+from launch.trainers.protocol import PLUGIN_BLOCK
 
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _WORDS = {"true": True, "false": False, "none": None, "null": None}

@@ -25,10 +25,10 @@ from dataset import indexed
 from dataset.tokenizer.bpe import ByteLevelBpe
 from launch.export import __main__ as export, gpt2
 from launch.pair import documents
-from launch.trainer.checkpoint_files import find_checkpoint
+from launch.trainer.checkpoint import find_checkpoint
 from launch.trainer.model import DTYPES
-from launch.trainer.pipeline.shards import read_shard
-from launch.trainers.pipeline import PipelineTrainer
+from launch.trainer.pipeline_adapter import read_shard
+from launch.trainers.own import PipelineTrainer
 
 pytestmark = pytest.mark.slow
 WORKER = Path(__file__).resolve().parents[1] / "support" / "logits_worker.py"

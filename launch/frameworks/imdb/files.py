@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,10 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from configs.files import ROOT
-from launch.frameworks.imdb.errors import ImdbError
-from launch.frameworks.imdb.reviews import SPLITS, Reviews, hub_reviews, synthetic_reviews
-from launch.frameworks.imdb.tokenizer import pad_id, roberta_tokenizer, trained_tokenizer
+from configs.errors import ConfigError
+from configs.files import ROOT, write_json
+from launch.frameworks.imdb.reviews import (
+    PAD,
+    SPLITS,
+    Reviews,
+    hub_reviews,
+    roberta_tokenizer,
+    synthetic_reviews,
+    trained_tokenizer,
+)
 
 SYNTHETIC, IMDB = "synthetic-reviews", "imdb-reviews"
 CACHE = ROOT / "dataset" / "cache"
@@ -34,8 +40,6 @@ _HEAD = struct.Struct("<9sQBQQ")
 _MAGIC, _VERSION, _INT32 = b"MMIDIDX\x00\x00", 1, 4
 _NUM_MARKS = 2
 """Numbers of a document before its tokens: split and label."""
-_MAKERS = ("grammar.py", "reviews.py", "tokenizer.py", "files.py")
-"""Whoever changes one of these makes other files, in another folder."""
 
 Split = list[tuple[NDArray[np.int32], int]]
 """Tokens, without truncation or padding, and label of each review."""
@@ -54,28 +58,33 @@ class TokenizedReviews:
     """Where the reviews come from, in words."""
 
     def __getitem__(self, split: str) -> Split:
-        """Reviews of ``train``, ``validation`` or ``test``."""
+        """Return the reviews of ``train``, ``validation`` or ``test``."""
         return self.splits[split]
 
 
 def prepared(name: str) -> str:
-    """Absolute prefix of tokenized reviews, which are made if they are not there yet.
+    """Return the absolute prefix of tokenized reviews, which are made if they are not there yet.
 
     Args:
         name: ``synthetic-reviews``, or ``imdb-reviews`` which come from the hub.
 
     Raises:
-        ImdbError: the hub's files cannot be had.
+        ConfigError: the hub's files cannot be had.
     """
     folder = _folder(name)
     if prefix_if_made(name) is None:
         reviews, tokenizer = _SOURCES[name]()
-        _make_folder(folder, lambda path: write(path / name, reviews, tokenizer))
+        CACHE.mkdir(parents=True, exist_ok=True)
+        # The folder appears with all of its files at once, whoever else is making it.
+        with tempfile.TemporaryDirectory(dir=CACHE, prefix=f".{folder.name}-") as made:
+            write(Path(made) / name, reviews, tokenizer)
+            if not folder.exists():
+                Path(made).replace(folder)
     return str(folder / name)
 
 
 def prefix_if_made(name: str) -> str | None:
-    """Absolute prefix of tokenized reviews that are there already; None if they are not."""
+    """Return the absolute prefix of tokenized reviews; None if they are not there yet."""
     prefix = _folder(name) / name
     return str(prefix) if prefix.with_suffix(".manifest.json").is_file() else None
 
@@ -96,23 +105,11 @@ _SOURCES: dict[str, Callable[[], tuple[Reviews, Tokenizer]]] = {
 
 
 def _recipe() -> str:
-    """A short digest of the code and the package that the files are made by."""
+    """Digest the code and the package that the files are made by, so that others lie elsewhere."""
     found = hashlib.sha256(metadata.version("tokenizers").encode())
-    for name in _MAKERS:
+    for name in ("reviews.py", "files.py"):
         found.update(Path(__file__).with_name(name).read_bytes())
     return found.hexdigest()[:8]
-
-
-def _make_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Let a folder appear with all of its files at once, whoever else is making it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-    try:
-        fill(made)
-        if not folder.exists():
-            made.replace(folder)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
 
 
 def write(prefix: Path, reviews: Reviews, tokenizer: Tokenizer) -> None:
@@ -126,33 +123,30 @@ def write(prefix: Path, reviews: Reviews, tokenizer: Tokenizer) -> None:
                 document = np.array([number, review.label, *encoding.ids], dtype=np.int32)
                 file.write(document.tobytes())
                 lengths.append(len(document))
-    _write_index(prefix.with_suffix(".idx"), lengths)
-    manifest = {
-        "prefix": prefix.name,
-        "source": reviews.source,
-        "vocab_size": tokenizer.get_vocab_size(),
-        "pad_id": pad_id(tokenizer),
-        "end_id": tokenizer.token_to_id("</s>"),
-        "reviews": {split: len(getattr(reviews, split)) for split in SPLITS},
-    }
-    tokenizer.save(f"{prefix}.tokenizer.json")
-    text = json.dumps(manifest, indent=2) + "\n"
-    prefix.with_suffix(".manifest.json").write_text(text, encoding="utf-8")
-
-
-def _write_index(path: Path, lengths: Sequence[int]) -> None:
     sizes = np.array(lengths, dtype=np.int32)
     offsets = np.concatenate([[0], np.cumsum(sizes[:-1], dtype=np.int64) * 4]).astype(np.int64)
     head = _HEAD.pack(_MAGIC, _VERSION, _INT32, len(sizes), len(sizes) + 1)
     documents = np.arange(len(sizes) + 1, dtype=np.int64)
-    path.write_bytes(head + sizes.tobytes() + offsets.tobytes() + documents.tobytes())
+    index = head + sizes.tobytes() + offsets.tobytes() + documents.tobytes()
+    prefix.with_suffix(".idx").write_bytes(index)
+    tokenizer.save(f"{prefix}.tokenizer.json")
+    manifest = {
+        "prefix": prefix.name,
+        "source": reviews.source,
+        "vocab_size": tokenizer.get_vocab_size(),
+        # Nothing may be assumed: RoBERTa's is 1.
+        "pad_id": tokenizer.token_to_id(PAD),
+        "end_id": tokenizer.token_to_id("</s>"),
+        "reviews": {split: len(getattr(reviews, split)) for split in SPLITS},
+    }
+    write_json(prefix.with_suffix(".manifest.json"), manifest)
 
 
 def read(prefix: str) -> TokenizedReviews:
     """Read what :func:`write` wrote.
 
     Raises:
-        ImdbError: a file is missing or is of another form.
+        ConfigError: a file is missing or is of another form.
     """
     try:
         manifest: dict[str, Any] = json.loads(Path(f"{prefix}.manifest.json").read_bytes())
@@ -168,7 +162,7 @@ def read(prefix: str) -> TokenizedReviews:
             raise ValueError(f"{sizes.sum()} tokens in the index, {len(tokens)} in the file")
         known = {key: manifest[key] for key in ("pad_id", "end_id", "vocab_size", "source")}
     except (OSError, ValueError, KeyError, struct.error) as error:
-        raise ImdbError(
+        raise ConfigError(
             f"data_prefix: {prefix} holds no tokenized reviews ({error}); give data_prefix = "
             f"{SYNTHETIC!r} or {IMDB!r}"
         ) from None

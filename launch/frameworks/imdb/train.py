@@ -1,30 +1,37 @@
 """Train a point: ``python -m launch.frameworks.imdb.train RUN_JSON``, alone or by ``torchrun``.
 
 RUN_JSON is a run folder's ``run.json``; ``ds_config.json`` lies beside it (docs/design.md).
+Lightning has a loop of its own: a callback hands its iterations to the recorder of all trainers.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import resource
 import time
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigError
-from launch.trainer.program import answer_when_asked, leave, run_program
-from launch.trainer.ranks import Ranks
-from launch.trainer.runfile import RunFile
-from launch.trainer.scalars import TENSORBOARD_VARIABLE, WANDB_VARIABLE
+from launch.trainer.runfile import Ranks, RunFile, run_and_leave, run_program
+
+if TYPE_CHECKING:
+    import torch
+
+    from launch.frameworks.imdb.files import TokenizedReviews
+    from launch.frameworks.imdb.module import ReviewsData, SecondsPerBatch, SentimentModule
+
+_GIB = 2.0**30
 
 
 def require_reviews(prefix: Path) -> Path:
-    """The prefix of tokenized reviews that are there.
+    """Return the prefix of tokenized reviews.
 
     Raises:
-        ConfigError: they are not.
+        ConfigError: they are not there.
     """
     manifest = prefix.with_name(f"{prefix.name}.manifest.json")
     if not manifest.is_file():
@@ -41,51 +48,61 @@ def train(run: RunFile, ranks: Ranks) -> None:
     started = time.perf_counter()
     # Only now: torch, Lightning and DeepSpeed take seconds to import.
     import lightning.pytorch as pl
-    import torch
 
     from launch.frameworks.imdb import files
-    from launch.frameworks.imdb.recording import GradientNorm, Recorder, SecondsPerBatch, summary
-    from launch.trainer.log import parameters_line, world_line, write_line
-    from launch.trainer.metrics import MetricsFile
+    from launch.frameworks.imdb.module import SecondsPerBatch
+    from launch.frameworks.imdb.recording import Recording
+    from launch.trainer.loop import device_name
+    from launch.trainer.recorder import Recorder
+    from launch.trainer.runtime import choose_device, plugin_installed, remember_cpu_info
 
-    on_gpu = _prepare(run, ranks)
-    pl.seed_everything(run.point.seed, workers=True, verbose=False)
-    reviews = files.read(str(run.data_prefix))
-    module, data = build(run, reviews)
-    timing, norm = SecondsPerBatch(), GradientNorm()
-    with MetricsFile(run.metrics_path if ranks.is_first else None) as metrics:
-        recorder = Recorder(run.point, metrics, timing, norm, _digests)
-        loggers = loggers_of(run, os.environ)
-        trainer = make_trainer(run, ranks, on_gpu, [timing, norm, recorder], loggers)
+    with Recorder(run, ranks, counts_tokens=False) as recorder, plugin_installed(run):
+        device = choose_device(run.point, ranks)
+        os.environ["DS_ACCELERATOR"] = device.type
+        # Advice on loader processes and on what Lightning's own dependencies will rename.
+        warnings.filterwarnings("ignore", module=r"(lightning|torch|deepspeed)\.")
+        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+        if run.ds_config:
+            remember_cpu_info()
+        pl.seed_everything(run.point.seed, workers=True, verbose=False)
+        reviews = files.read(str(run.data_prefix))
+        module, data = build(run, reviews)
+        timing = SecondsPerBatch()
+        recording = Recording(recorder, timing)
+        trainer = make_trainer(run, ranks, device.type == "cuda", [timing, recording])
         parameters = sum(param.numel() for param in module.parameters())
+        recorder.sizes()
         if ranks.is_first:
-            write_line(world_line(run.point))
-            write_line(parameters_line(0, parameters))
-        device = torch.cuda.get_device_name(ranks.local_rank) if on_gpu else "cpu"
-        metrics.write("start", _start_fields(run, parameters, device, reviews))
+            recorder.parameters(parameters)
+        recorder.start(
+            {
+                "parameters": parameters,
+                "vocab_size": reviews.vocab_size,
+                "device": device_name(device),
+                "reviews": reviews.source,
+                "pad_id": reviews.pad_id,
+            }
+        )
         trainer.fit(module, data)
         trainer.test(module, data, verbose=False)
-        found = summary(timing, module.results, trainer.strategy.root_device)
-        weights, state = recorder.digests
+        weights, optimizer_state = recording.digests
         end = {
-            "iterations": recorder.iterations,
+            "iterations": recording.iterations,
             "seconds": time.perf_counter() - started,
             "weights_sha256": weights,
-            "optimizer_sha256": state,
+            "optimizer_sha256": optimizer_state,
         }
-        metrics.write("end", {**end, **found})
+        recorder.end({**end, **_summary(timing, module.results, trainer.strategy.root_device)})
 
 
-def build(run: RunFile, reviews: Any) -> tuple[Any, Any]:  # noqa: ANN401 - loaded late
-    """Module and data of a point.
+def build(run: RunFile, reviews: TokenizedReviews) -> tuple[SentimentModule, ReviewsData]:
+    """Make module and data of a point.
 
     Raises:
         ConfigError: the model's vocabulary is smaller than the tokenizer's.
     """
-    from launch.frameworks.imdb.data import ReviewsData
     from launch.frameworks.imdb.encoder import SentimentEncoder, Shape
-    from launch.frameworks.imdb.module import SentimentModule
-    from launch.frameworks.imdb.strategies import offloads_optimizer
+    from launch.frameworks.imdb.module import ReviewsData, SentimentModule
 
     point, model = run.point, run.point.model
     if reviews.vocab_size > model.vocab_size:
@@ -102,7 +119,7 @@ def build(run: RunFile, reviews: Any) -> tuple[Any, Any]:  # noqa: ANN401 - load
         dropout=point.value("dropout"),
     )
     encoder = SentimentEncoder(model.vocab_size, reviews.pad_id, shape)
-    module = SentimentModule(encoder, point.lr, on_host=offloads_optimizer(run.ds_config))
+    module = SentimentModule(encoder, point.lr, on_host=point.offload_optimizer != "none")
     data = ReviewsData(
         reviews,
         point.micro_batch_size,
@@ -113,18 +130,11 @@ def build(run: RunFile, reviews: Any) -> tuple[Any, Any]:  # noqa: ANN401 - load
     return module, data
 
 
-def make_trainer(
-    run: RunFile,
-    ranks: Ranks,
-    on_gpu: bool,
-    callbacks: list[Any],
-    loggers: list[Any],
-) -> Any:  # noqa: ANN401 - Lightning's trainer
-    """Lightning's trainer of a point: so many iterations, an evaluation after every epoch."""
+def make_trainer(run: RunFile, ranks: Ranks, on_gpu: bool, callbacks: list[Any]) -> Any:  # noqa: ANN401
+    """Make Lightning's trainer of a point: so many iterations, an evaluation after every epoch."""
     import lightning.pytorch as pl
-    from lightning.pytorch.callbacks import LearningRateMonitor
 
-    from launch.frameworks.imdb.strategies import strategy_of
+    from launch.frameworks.imdb.module import strategy_of
 
     point = run.point
     local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.num_ranks))
@@ -139,9 +149,8 @@ def make_trainer(
         max_epochs=-1,
         accumulate_grad_batches=point.accumulation,
         gradient_clip_val=point.clip_grad or None,
-        callbacks=[*callbacks, *([LearningRateMonitor()] if loggers else [])],
-        logger=loggers or False,
-        log_every_n_steps=1,
+        callbacks=callbacks,
+        logger=False,
         default_root_dir=run.run_dir,
         num_sanity_val_steps=0,
         enable_checkpointing=False,
@@ -150,80 +159,33 @@ def make_trainer(
     )
 
 
-def loggers_of(run: RunFile, environment: Mapping[str, str]) -> list[Any]:
-    """Lightning's loggers that the launcher asked for; ``WANDB_MODE=offline`` needs no network.
-
-    On the other ranks Lightning's loggers write nothing.
-    """
-    from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
-
-    found: list[Any] = []
-    if environment.get(TENSORBOARD_VARIABLE):
-        found.append(TensorBoardLogger(run.run_dir, name="tensorboard", version=""))
-    if project := environment.get(WANDB_VARIABLE):
-        name = f"{run.run_dir.parent.name}/{run.run_dir.name}"
-        found.append(WandbLogger(name=name, project=project, save_dir=run.run_dir))
-    return found
-
-
-def _prepare(run: RunFile, ranks: Ranks) -> bool:
-    """Choose the device and ready the libraries; whether it is a GPU.
-
-    Raises:
-        ConfigError: the point asks for CUDA and there is none, or the plugin refuses.
-    """
-    from launch.trainer.log import write_only_whole_lines
-    from launch.trainer.runtime import choose_device, make_deterministic, remember_cpu_info
-
-    write_only_whole_lines()
-    device = choose_device(run.point, ranks)
-    os.environ["DS_ACCELERATOR"] = device.type
-    if device.type == "cuda":
-        make_deterministic()
-    # Advice on loader processes and on what Lightning's own dependencies will rename.
-    warnings.filterwarnings("ignore", module=r"(lightning|torch|deepspeed)\.")
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    if not run.ds_config:
-        return device.type == "cuda"
-    remember_cpu_info()
-    if "deep_optimizer_states" in run.ds_config:
-        _install_plugin()
-    return device.type == "cuda"
-
-
-def _install_plugin() -> None:
-    import deep_optimizer_states as plugin
-
-    try:
-        plugin.install()
-    except (plugin.ConfigError, plugin.UnsupportedDeepSpeedError, plugin.KernelError) as error:
-        raise ConfigError(f"deep_optimizer_states: {error}") from None
-
-
-def _digests(model: Any) -> tuple[str | None, str | None]:  # noqa: ANN401 - Lightning's
-    """Fingerprints of weights and optimizer state; without DeepSpeed of the weights alone."""
-    from deep_optimizer_states.state_reader import digest
-    from launch.frameworks.imdb.recording import is_deepspeed
-    from launch.trainer.digest import state_digests
-
-    return state_digests(model) if is_deepspeed(model) else (digest(model.parameters()), None)
-
-
-def _start_fields(
-    run: RunFile,
-    parameters: int,
-    device: str,
-    reviews: Any,  # noqa: ANN401 - loaded late
+def _summary(
+    timing: SecondsPerBatch, results: dict[str, float], device: torch.device
 ) -> dict[str, Any]:
+    """Return what a run came to; every rank must call it.
+
+    Memory is that of the rank that took most: the peak of CUDA's allocator and of its resident set.
+    """
+    import torch.distributed as dist
+
+    from launch.frameworks.imdb.recording import allocated_peak_bytes
+    from launch.trainer.recorder import finite_or_none
+
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    mine = allocated_peak_bytes(device), resident
+    everyone = [mine]
+    if dist.is_initialized():
+        everyone = everyone * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+    devices = [bytes_ / _GIB for bytes_, _ in everyone if bytes_ is not None]
     return {
-        "engine": str(run.point.engine),
-        "parameters": parameters,
-        "vocab_size": reviews.vocab_size,
-        "device": device,
-        "num_ranks": run.point.num_ranks,
-        "seed": run.point.seed,
-        "reviews": reviews.source,
-        "pad_id": reviews.pad_id,
+        "epoch_s": fmean(timing.epochs_s) if timing.epochs_s else None,
+        "batch_s": timing.seconds_per_batch,
+        "device_peak_gib": max(devices, default=None),
+        "device_peaks_gib": devices,
+        "rank_peak_gib": max(bytes_ for _, bytes_ in everyone) / _GIB,
+        **{name: finite_or_none(value) for name, value in results.items()},
+        "test_error": 1.0 - results["test_accuracy"],
     }
 
 
@@ -233,5 +195,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    answer_when_asked()
-    leave(main())
+    run_and_leave(main)

@@ -9,7 +9,7 @@ import torch
 
 from configs.errors import ConfigError
 from launch.export.shards import merge
-from launch.trainer.checkpoint_files import Checkpoint
+from launch.trainer.checkpoint import Checkpoint
 
 FLAT = torch.arange(6.0)
 
