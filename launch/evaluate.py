@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _evaluate(
     checkpoint: Checkpoint, scratch: Path, options: argparse.Namespace
 ) -> dict[str, Any] | None:
-    """Start the ranks; None when they failed, after their last words."""
+    """Return what the ranks measured; None when they failed, after their last words."""
     num_ranks = _write_run(checkpoint, scratch, options)
     run_json = scratch / "run.json"
     program = Program(MODULE, (str(run_json), "--continue-from", str(checkpoint.path)), run_json)

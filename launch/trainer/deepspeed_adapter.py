@@ -74,7 +74,6 @@ class DeepSpeedAdapter(loop.Adapter):
         self._last_end = time.perf_counter()
 
     def train(self, iteration: int) -> Iteration:
-        """Run every micro-batch and the update; see :class:`loop.Adapter`."""
         engine, clock = self.engine, self._clock
         rate, skipped_before = float(engine.lr_scheduler.current), engine.skipped_steps
         losses: list[Tensor] = []
@@ -105,7 +104,6 @@ class DeepSpeedAdapter(loop.Adapter):
         )
 
     def evaluate(self) -> float:
-        """Return the mean loss of the validation batches."""
         engine = self.engine
         # DeepSpeed's forward timers and memory lines are left to training.
         timers, engine.engine_timers.forward_timers = engine.engine_timers.forward_timers, []
@@ -138,7 +136,6 @@ class DeepSpeedAdapter(loop.Adapter):
         return total.item() / self.point.dp
 
     def save(self, folder: Path) -> None:
-        """Write this rank's files of a checkpoint."""
         states: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(states, random_states(self.engine.device))
         self.engine.save_checkpoint(
@@ -149,16 +146,13 @@ class DeepSpeedAdapter(loop.Adapter):
         )
 
     def load(self, checkpoint: Path) -> None:
-        """Take up a checkpoint."""
         _, state = self.engine.load_checkpoint(str(checkpoint.parent), checkpoint.name)
         set_random_states(state[_RANDOM_STATES][dist.get_rank()], self.engine.device)
 
     def digests(self) -> Digests:
-        """Fingerprint the trained state of all ranks."""
         return state_digests(self.engine)
 
     def results(self) -> dict[str, Any]:
-        """Return the address space that this rank reserved."""
         return {"reserved_peak_gib": reserved_peak_gib()}
 
 
@@ -180,7 +174,7 @@ class ParallelState:
         self.get_tensor_model_parallel_world_size = self.get_model_parallel_world_size
 
 
-def build_model(run: RunFile, mpu: ParallelState, device: torch.device) -> Any:  # noqa: ANN401
+def build_model(run: RunFile, mpu: ParallelState, device: torch.device) -> Any:
     """Make the model, under ZeRO-3 with its parameters partitioned from the start.
 
     There no rank ever holds more than one whole layer, so a model need not fit into one device.
@@ -206,7 +200,7 @@ def build_model(run: RunFile, mpu: ParallelState, device: torch.device) -> Any: 
     return model
 
 
-def initialize_engine(run: RunFile, model: Any, mpu: ParallelState) -> Any:  # noqa: ANN401
+def initialize_engine(run: RunFile, model: Any, mpu: ParallelState) -> Any:
     """Hand the model to DeepSpeed; the optimizer comes from ``ds_config.json``.
 
     Returns:
@@ -243,8 +237,8 @@ def num_local_parameters(model: torch.nn.Module) -> int:
 class CosineSchedule:
     """Sets the optimizer's rate before the first iteration and after every update.
 
-    DeepSpeed calls ``step`` after an update that it did not skip, so a skipped iteration is
-    repeated at the same rate.
+    It is a scheduler as DeepSpeed takes it, which calls ``step`` after an update that it did not
+    skip, so a skipped iteration is repeated at the same rate. ``current`` is the coming update's.
     """
 
     def __init__(self, optimizer: Optimizer, point: Point) -> None:
@@ -255,24 +249,19 @@ class CosineSchedule:
 
     @property
     def current(self) -> float:
-        """Return the rate of the coming update."""
         return learning_rate(self._point, self._iteration)
 
     def step(self) -> None:
-        """Go to the next iteration's rate."""
         self._iteration += 1
         self._apply()
 
     def get_last_lr(self) -> list[float]:
-        """Return the rates of the parameter groups, as torch's schedulers give them."""
         return [float(group["lr"]) for group in self._optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         return {"iteration": self._iteration}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a checkpoint's state."""
         self._iteration = int(state["iteration"])
         self._apply()
 

@@ -86,14 +86,15 @@ def train(
         recorder.start(_start_fields(run, device, adapter.packages))
         iterate(run, adapter, recorder)
         weights, optimizer_state = adapter.digests()
-        recorder.end(
+        recorder.event(
+            "end",
             {
                 "iterations": run.point.iterations,
                 "seconds": time.perf_counter() - started,
                 "weights_sha256": weights,
                 "optimizer_sha256": optimizer_state,
                 **adapter.results(),
-            }
+            },
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,23 +34,12 @@ _ARCHITECTURES: dict[str, dict[str, Any]] = {
 """What tells the architectures apart, in megatron-core's words."""
 
 
-@dataclass(frozen=True)
 class Stage:
-    """A part of a pipeline, from its first layer to its last."""
+    """A part of a pipeline: the first looks tokens up, the last computes the loss."""
 
-    index: int = 0
-    """From 0."""
-    num_stages: int = 1
-
-    @property
-    def is_first(self) -> bool:
-        """It looks tokens up."""
-        return self.index == 0
-
-    @property
-    def is_last(self) -> bool:
-        """It computes the loss."""
-        return self.index == self.num_stages - 1
+    def __init__(self, index: int = 0, num_stages: int = 1) -> None:
+        self.index, self.num_stages = index, num_stages
+        self.is_first, self.is_last = index == 0, index == num_stages - 1
 
 
 WHOLE = Stage()
@@ -59,7 +47,7 @@ WHOLE = Stage()
 
 
 def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - TransformerConfig
-    """The point's model in megatron-core's words; there is no dropout.
+    """Return the point's model in megatron-core's words; there is no dropout.
 
     Fusions that need apex or Transformer Engine are off. Without CUDA the weights are made whole
     in fp32 and then cut, which makes them the same for every tensor-parallel degree; with CUDA
@@ -75,6 +63,10 @@ def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - Tra
             "recompute_method": "uniform",
             "recompute_num_layers": 1,
         }
+    # Which layers each stage has; megatron-core numbers layers by it.
+    layout = [["decoder"] * number for number in model.layers_of_stages(point.pp)]
+    layout[0].insert(0, "embedding")
+    layout[-1].append("loss")
     return TransformerConfig(
         num_layers=model.layers,
         hidden_size=model.hidden,
@@ -90,7 +82,7 @@ def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - Tra
         pipeline_dtype=dtype,
         tensor_model_parallel_size=point.tp,
         pipeline_model_parallel_size=point.pp,
-        pipeline_model_parallel_layout=_layout(point) if point.pp > 1 else None,
+        pipeline_model_parallel_layout=layout if point.pp > 1 else None,
         # It would wait for CUDA, on a CPU too, because of a bug that torch no longer has.
         batch_p2p_sync=False,
         use_cpu_initialization=on_cpu,
@@ -103,14 +95,6 @@ def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - Tra
         **_ARCHITECTURES[model.architecture],
         **recompute,
     )
-
-
-def _layout(point: Point) -> list[list[str]]:
-    """Which layers each stage has, in megatron-core's words; it numbers layers by them."""
-    layout = [["decoder"] * number for number in point.model.layers_of_stages(point.pp)]
-    layout[0].insert(0, "embedding")
-    layout[-1].append("loss")
-    return layout
 
 
 def make_gpt(point: Point, on_cpu: bool, stage: Stage = WHOLE) -> Any:  # noqa: ANN401 - GPTModel
@@ -205,14 +189,14 @@ class PositionEmbedding(torch.nn.Embedding):
 
 
 def rotary_frequencies(model: Model, device: torch.device) -> Tensor:
-    """Rotary angles per position, (head size / 2,) fp32 on ``device``."""
+    """Return rotary angles per position, (head size / 2,) fp32 on ``device``."""
     size = model.hidden // model.heads
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device=device) / size
     return 1.0 / (ROTARY_BASE**exponents)
 
 
 def causal_mask(point: Point, device: torch.device) -> Tensor | None:
-    """Mask for stock attention, (1, 1, sequence, sequence) bool, true where hidden."""
+    """Return the mask of stock attention, (1, 1, sequence, sequence) bool, true where hidden."""
     if point.attention == "sdpa":
         return None
     length = point.model.seq_length

@@ -139,7 +139,7 @@ class PipelineAdapter(loop.Adapter):
         )
         self.mask = causal_mask(point, device)
         self._clock = PhaseClock(device, ("schedule", "update"))
-        self._link = LinkBytes(point)
+        self._link_bytes = 0
         self._sent_bytes: Counter[str] = Counter()
         self._device_peak_bytes = 0
         # Sums and numbers of each link's statistics of what compression left out.
@@ -161,8 +161,7 @@ class PipelineAdapter(loop.Adapter):
         """Do nothing: an iteration begins when all ranks have brought the last one together."""
 
     def train(self, iteration: int) -> Iteration:
-        """Run every micro-batch and the update; see :class:`loop.Adapter`."""
-        self._link.begin()
+        link_before = link_sent_bytes(self.point)
         begin = time.perf_counter()
         self.model.zero_grad()
         self.traffic.reset()
@@ -174,7 +173,8 @@ class PipelineAdapter(loop.Adapter):
         # loss would look like computing.
         loss = self._mean(losses)
         sent_bytes, times = self._over_ranks(time.perf_counter() - begin)
-        self._link.end()
+        # What was sent has arrived: all ranks have reduced their times.
+        self._link_bytes += link_sent_bytes(self.point) - link_before
         self._sent_bytes.update(sent_bytes)
         iteration_ms, *phases = times.mean(0).tolist()
         stages_ms = {
@@ -294,7 +294,6 @@ class PipelineAdapter(loop.Adapter):
         }
 
     def evaluate(self) -> float:
-        """Return the mean loss of the validation batches."""
         self.model.eval()
         count = self.point.eval_iterations
         with torch.no_grad():
@@ -313,7 +312,7 @@ class PipelineAdapter(loop.Adapter):
     def save(self, folder: Path) -> None:
         """Write this rank's file of a checkpoint: weights by names, and what merging them needs."""
 
-        def axis(weight: Any) -> int | None:  # noqa: ANN401 - a parameter with megatron-core's marks
+        def axis(weight: Any) -> int | None:
             is_split = getattr(weight, "tensor_model_parallel", False)
             return weight.partition_dim if is_split else None
 
@@ -330,7 +329,6 @@ class PipelineAdapter(loop.Adapter):
         dist.barrier()
 
     def load(self, checkpoint: Path) -> None:
-        """Take up a checkpoint, with the queries and errors of the compression."""
         state = read_shard(checkpoint / file_name(dist.get_rank()), self.device)
         self.optimizer.load_state_dict(state["rank"]["optimizer"])
         self.communicator.compressor.load_state_dict(state["rank"]["messages"])
@@ -338,12 +336,10 @@ class PipelineAdapter(loop.Adapter):
         set_random_states(state["random"], self.device)
 
     def digests(self) -> Digests:
-        """Fingerprint the trained state of all ranks."""
         weights = [p.detach() for p in self.model.parameters()]
         return joined_over_ranks((digest(weights), digest(self.optimizer.state)))
 
     def results(self) -> dict[str, Any]:
-        """Return what all ranks sent, memory of the rank with most, and the last evaluation."""
         sizes = {"compression_state_bytes": held_bytes(self._compression_state())}
         if self.device.type == "cuda":
             sizes["device_peak_bytes"] = self._device_peak_bytes
@@ -354,7 +350,10 @@ class PipelineAdapter(loop.Adapter):
             f"{name.removesuffix('_bytes')}_mib": n / 2**20 for name, n in count.items()
         }
         found["counted_sent_mib"] = sum(self._sent_bytes.values()) / 2**20
-        found |= self._link.results(self.device)
+        if self.point.link_mbit:
+            total = torch.tensor(self._link_bytes, device=self.device)
+            dist.all_reduce(total)
+            found["kernel_sent_mib"] = total.item() / 2**20
         if self.communicator.compressor.statistics is not None:
             sums, counts = self._errors.sum(1)
             means = (sums / counts).tolist()
@@ -371,51 +370,27 @@ def _mean_loss(token_losses: Tensor) -> tuple[Tensor, Tensor]:
     return loss, loss.detach().clone()
 
 
-class LinkBytes:
-    """Bytes that the kernel counts on this rank's own link, headers and acknowledgements included.
+def link_sent_bytes(point: Point) -> int:
+    """Return the bytes that the kernel counts as sent on this rank's own link, headers included.
 
-    Without a link of its own there is nothing to count: ranks of one machine share an interface
-    with everything else on it.
+    0 without a link of its own: ranks of one machine share an interface with everything else on it.
+
+    Raises:
+        ConfigError: the point asks for a link, and this rank has none.
     """
-
-    def __init__(self, point: Point) -> None:
-        self._mbit = point.link_mbit
-        self._begin = self._sent = 0
-
-    def begin(self) -> None:
-        """Count from here.
-
-        Raises:
-            ConfigError: this rank has no link of its own.
-        """
-        self._begin = self._now()
-
-    def end(self) -> None:
-        """Count up to here; call it when what was sent has arrived, such as after an all-reduce."""
-        self._sent += self._now() - self._begin
-
-    def results(self, device: torch.device) -> dict[str, float]:
-        """Return the sum over all ranks, in MiB; every rank calls it."""
-        if not self._mbit:
-            return {}
-        total = torch.tensor(self._sent, device=device)
-        dist.all_reduce(total)
-        return {"kernel_sent_mib": total.item() / 2**20}
-
-    def _now(self) -> int:
-        if not self._mbit:
-            return 0
-        links = psutil.net_io_counters(pernic=True, nowrap=False)
-        if INTERFACE not in links:
-            raise ConfigError(
-                f"link_mbit = {self._mbit}: this rank is behind no link; start it with "
-                "python -m launch.run, or give link_mbit = 0"
-            )
-        sent: int = links[INTERFACE].bytes_sent
-        return sent
+    if not point.link_mbit:
+        return 0
+    links = psutil.net_io_counters(pernic=True, nowrap=False)
+    if INTERFACE not in links:
+        raise ConfigError(
+            f"link_mbit = {point.link_mbit}: this rank is behind no link; start it with "
+            "python -m launch.run, or give link_mbit = 0"
+        )
+    sent: int = links[INTERFACE].bytes_sent
+    return sent
 
 
-def named_weights(model: Any) -> dict[str, torch.nn.Parameter]:  # noqa: ANN401 - GPTModel
+def named_weights(model: Any) -> dict[str, torch.nn.Parameter]:
     """Return a stage's weights by the names that they have in a model without a pipeline.
 
     megatron-core counts the layers of every stage from 0, and calls the last stage's copy of a tied
@@ -436,7 +411,7 @@ def file_name(rank: int) -> str:
     return f"rank-{rank:05d}.pt"
 
 
-def read_shard(path: Path, device: torch.device | str = "cpu", **options: Any) -> dict[str, Any]:  # noqa: ANN401
+def read_shard(path: Path, device: torch.device | str = "cpu", **options: Any) -> dict[str, Any]:
     """Read a rank's file of a checkpoint.
 
     Args:

@@ -102,18 +102,43 @@ class Recorder:
                 floating-point operations follow from the number of samples.
         """
         self._point, self._ranks, self._counts_tokens = run.point, ranks, counts_tokens
-        self.metrics = MetricsFile(run.metrics_path if ranks.is_first else None)
+        self._path = run.metrics_path
+        self._file: IO[str] | None = None
         asked_for = os.environ if environment is None else environment
-        self.dashboards = Dashboards(dashboards_of(run, asked_for) if ranks.is_first else ())
+        makers: list[Callable[[], Any]] = []
+        if ranks.is_first and asked_for.get(TENSORBOARD_VARIABLE):
+            makers.append(partial(_TensorBoard, run))
+        if ranks.is_first and (project := asked_for.get(WANDB_VARIABLE)):
+            makers.append(partial(_WeightsAndBiases, run, project))
+        self._dashboards = Dashboards(makers)
 
     def __enter__(self) -> Self:
         _write_only_whole_lines()
-        self.dashboards.open()
+        self._dashboards.open()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self.dashboards.close()
-        self.metrics.close()
+        self._dashboards.close()
+        if self._file is not None:
+            self._file.close()
+
+    def event(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Append an object to ``metrics.jsonl`` on rank 0; it is on disk when the call returns.
+
+        Numbers that are not finite must have been replaced by None.
+
+        Raises:
+            ConfigError: the file of another run is there.
+        """
+        if not self._ranks.is_first:
+            return
+        if self._file is None:
+            try:
+                self._file = self._path.open("x", encoding="utf-8")
+            except FileExistsError:
+                raise ConfigError(f"{self._path}: already there; take a new folder") from None
+        self._file.write(json.dumps({"event": name, **fields}, allow_nan=False) + "\n")
+        self._file.flush()
 
     def start(self, fields: Mapping[str, Any]) -> None:
         """Write the ``start`` event.
@@ -123,14 +148,24 @@ class Recorder:
         """
         point = self._point
         known = {"engine": str(point.engine), "num_ranks": point.num_ranks, "seed": point.seed}
-        self.metrics.write("start", {**known, **fields})
+        self.event("start", {**known, **fields})
 
     def sizes(self) -> None:
         """Write the lines of parallel groups and vocabulary."""
-        if self._ranks.is_first:
-            write_line(world_line(self._point))
-            if self._counts_tokens:
-                write_line(vocabulary_line(self._point))
+        if not self._ranks.is_first:
+            return
+        point = self._point
+        write_line(
+            f"using world size: {point.num_ranks}, data-parallel-size: {point.dp}, "
+            f"sequence-parallel size: 1, tensor-model-parallel size: {point.tp}, "
+            f"pipeline-model-parallel size: {point.pp} "
+        )
+        if self._counts_tokens:
+            size, padded = point.model.vocab_size, point.model.padded_vocab_size(point.tp)
+            write_line(
+                f" > padded vocab (size: {size}) with {padded - size} dummy tokens "
+                f"(new size: {padded})"
+            )
 
     def parameters(self, count: int, tp_rank: int = 0, stage: int = 0) -> None:
         """Write the line of the parameters of one tensor-parallel rank of a pipeline stage."""
@@ -169,32 +204,33 @@ class Recorder:
             scalars["tokens_per_s"] = tokens / iteration.seconds
         if fields["loss"] is None:
             fields["loss_text"] = str(iteration.loss)
-        self.metrics.write("iteration", fields)
-        self.dashboards.write(iteration.number, _named(scalars, _ITERATION_SCALARS))
+        self.event("iteration", fields)
+        self._dashboards.write(iteration.number, _named(scalars, _ITERATION_SCALARS))
 
     def evaluation(self, iteration: int, loss: float, accuracy: float | None = None) -> None:
         """Write an evaluation down: of a classifier with its accuracy, else with a perplexity."""
-        if self._ranks.is_last:
-            write_line(evaluation_line(iteration, loss, accuracy))
         point = self._point
         fields = {"iteration": iteration, "loss": finite_or_none(loss)}
         if accuracy is None:
+            end = f"lm loss PPL: {_loss_text(perplexity(loss))}"
             fields["perplexity"] = finite_or_none(perplexity(loss))
             tokens = point.global_batch_size * point.model.seq_length
             fields["tokens"] = point.eval_iterations * tokens
         else:
+            end = f"accuracy: {accuracy:.4f}"
             fields["accuracy"] = accuracy
-        self.metrics.write("evaluation", fields)
-        self.dashboards.write(iteration, _named(fields, _EVALUATION_SCALARS))
+        if self._ranks.is_last:
+            value = _loss_text(loss)
+            write_line(
+                f" validation loss at iteration {iteration} | lm loss value: {value} | {end} |"
+            )
+        self.event("evaluation", fields)
+        self._dashboards.write(iteration, _named(fields, _EVALUATION_SCALARS))
 
     def checkpoint(self, iteration: int, path: Path) -> None:
         """Write the line of a checkpoint."""
         if self._ranks.is_first:
             write_line(f"  successfully saved checkpoint at iteration {iteration:7d} to {path}")
-
-    def end(self, fields: Mapping[str, Any]) -> None:
-        """Write the ``end`` event."""
-        self.metrics.write("end", fields)
 
 
 def write_line(text: str) -> None:
@@ -210,21 +246,6 @@ def _write_only_whole_lines() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
-
-
-def world_line(point: Point) -> str:
-    """Return the line of the sizes of the parallel groups."""
-    return (
-        f"using world size: {point.num_ranks}, data-parallel-size: {point.dp}, "
-        f"sequence-parallel size: 1, tensor-model-parallel size: {point.tp}, "
-        f"pipeline-model-parallel size: {point.pp} "
-    )
-
-
-def vocabulary_line(point: Point) -> str:
-    """Return the line of the vocabulary's size before and after padding."""
-    size, padded = point.model.vocab_size, point.model.padded_vocab_size(point.tp)
-    return f" > padded vocab (size: {size}) with {padded - size} dummy tokens (new size: {padded})"
 
 
 def iteration_line(point: Point, iteration: Iteration, *, counts_tokens: bool = True) -> str:
@@ -251,16 +272,6 @@ def iteration_line(point: Point, iteration: Iteration, *, counts_tokens: bool = 
         *of_tokens(f"TFLOPs: {tflops:.2f}"),
     )
     return f" {' | '.join(fields)} |"
-
-
-def evaluation_line(iteration: int, loss: float, accuracy: float | None = None) -> str:
-    """Return the line of an evaluation after an iteration."""
-    end = f"lm loss PPL: {_loss_text(perplexity(loss))}"
-    if accuracy is not None:
-        end = f"accuracy: {accuracy:.4f}"
-    return (
-        f" validation loss at iteration {iteration} | lm loss value: {_loss_text(loss)} | {end} |"
-    )
 
 
 def perplexity(loss: float) -> float:
@@ -291,36 +302,6 @@ def finite_or_none(value: float | None) -> float | None:
 
 def _loss_text(loss: float) -> str:
     return f"{loss:.6E}" if math.isfinite(loss) else str(loss)
-
-
-class MetricsFile:
-    """Appends events; every line is on disk when the call returns."""
-
-    def __init__(self, path: Path | None) -> None:
-        """Note where to write; the first event makes the file, and None writes nothing."""
-        self._path = path
-        self._file: IO[str] | None = None
-
-    def write(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Append one object; numbers that are not finite must have been replaced by None.
-
-        Raises:
-            ConfigError: the file of another run is there.
-        """
-        if self._path is None:
-            return
-        if self._file is None:
-            try:
-                self._file = self._path.open("x", encoding="utf-8")
-            except FileExistsError:
-                raise ConfigError(f"{self._path}: already there; take a new folder") from None
-        self._file.write(json.dumps({"event": event, **fields}, allow_nan=False) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
 
 
 class Dashboards:
@@ -391,16 +372,6 @@ class _WeightsAndBiases:
 
     def write(self, iteration: int, scalars: Mapping[str, float]) -> None:
         self._run.log(dict(scalars), step=iteration)
-
-
-def dashboards_of(run: RunFile, environment: Mapping[str, str]) -> list[Callable[[], Any]]:
-    """Return what opens each dashboard that the launcher asked for in the environment."""
-    makers: list[Callable[[], Any]] = []
-    if environment.get(TENSORBOARD_VARIABLE):
-        makers.append(partial(_TensorBoard, run))
-    if project := environment.get(WANDB_VARIABLE):
-        makers.append(partial(_WeightsAndBiases, run, project))
-    return makers
 
 
 def _named(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from configs.errors import ConfigError
-from configs.schema import Model, Point
-from deep_optimizer_states.predict.memory.architecture import FP32_BYTES, Architecture, GptKept
+from configs.schema import Point
+from deep_optimizer_states.predict.memory.architecture import FP32_BYTES, GptKept
 from deep_optimizer_states.predict.memory.setting import Setting
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.ds_json import deepspeed_config
@@ -25,7 +25,7 @@ from launch.trainers.user_json import read_user_json, with_user_json
 from optimus_cc.settings import Settings
 
 PIPELINE_MODULE = "launch.pretrain_pipeline"
-LIGHTNING_MODULE = "launch.frameworks.imdb.train"
+LIGHTNING_MODULE = "launch.frameworks.imdb.program"
 _KEPT_IN_A_PIPELINE = (
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
@@ -37,7 +37,6 @@ WITHOUT_DEEPSPEED = "without_deepspeed"
 """Key of an engine's ``ds_config`` that leaves DeepSpeed out altogether."""
 LIGHTNINGS_OWN = ("optimizer", "gradient_accumulation_steps", "gradient_clipping")
 """What Lightning itself puts into DeepSpeed's config, and refuses to find there."""
-NUM_CLASSES = 2
 _REVIEWS = ("synthetic-reviews", "imdb-reviews")
 
 
@@ -226,7 +225,7 @@ def _prepared(name: str, makes: bool) -> str | None:
 
 @dataclass(frozen=True)
 class LightningTrainer(_WritesMetrics):
-    """The program of film reviews, by :mod:`launch.frameworks.imdb.train`.
+    """The program of film reviews, by :mod:`launch.frameworks.imdb.program`.
 
     Each of Lightning's strategies is an engine of a study.
     """
@@ -267,37 +266,10 @@ class LightningTrainer(_WritesMetrics):
         return {key: value for key, value in config.items() if key not in LIGHTNINGS_OWN}
 
     def settings(self, point: Point, on_gpu: bool) -> list[Setting]:
-        """Say what the ranks hold: the encoder, whose attention writes its scores on a CPU."""
-        if "dropout" not in point.values:
-            raise WorkloadError(f"dropout: the study has no such field, which {self.name} needs")
-        return [setting_of_point(point, encoder_of(point.model, on_gpu), is_flash=on_gpu)]
+        """Refuse to predict memory: nothing is known of the encoder, which is small."""
+        raise WorkloadError(f"--trainer {self.name}: its encoder is none of the known models")
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
         """Return what every rank runs; point and data stand in the folder."""
         run_json = folder / "run.json"
         return Program(LIGHTNING_MODULE, (str(run_json),), run_json)
-
-
-def encoder_of(model: Model, on_gpu: bool) -> Architecture:
-    """Count the parameters of the classifier, and what autograd keeps of it.
-
-    It has no output layer over the vocabulary. Dropout keeps masks: a byte a value on a GPU, and on
-    a CPU a number, for the scores too.
-    """
-    hidden, ffn = model.hidden, model.ffn
-    square, norm = (hidden * hidden, hidden), (hidden, hidden)
-    attention = (3 * hidden * hidden, 3 * hidden, *square)
-    layer = (*attention, *norm, ffn * hidden, ffn, hidden * ffn, hidden, *norm)
-    classifier = (*square, NUM_CLASSES * hidden, NUM_CLASSES)
-    of_masks = FP32_BYTES if on_gpu else 1  # how many numbers of a mask take the room of one
-    kept = GptKept(
-        4.0 * hidden + 2.0 * ffn,
-        model.heads,
-        inner=hidden,
-        key_value=hidden,
-        scores=3,
-        fp32_elements=(2.0 * hidden + ffn) / of_masks,
-        head_fp32=hidden / of_masks,
-    )
-    blocks = ((model.vocab_size * hidden,), *(layer,) * model.layers, classifier)
-    return Architecture(model.name, blocks, model.layers, hidden, 0, model.seq_length, kept)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from configs.batch import batch_problem
 from configs.errors import ConfigError
 from configs.files import read_given_json
 from configs.schema import Point
@@ -60,15 +59,7 @@ def read_user_json(path: Path) -> dict[str, Any]:
                 f"{path}: {key} = {json.dumps(value)}: text, where DeepSpeed takes no text for a "
                 f"number or a switch; write {meant} without quotes"
             )
-    for key in _BATCH:
-        value = table.get(key, 1)
-        if value != _AUTO and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ConfigError(
-                f"{path}: {key} = {json.dumps(value)}: give a whole number, 1 or more, or leave "
-                "it out"
-            )
-    found: dict[str, Any] = _without_auto(table)
-    return found
+    return _without_auto(table)
 
 
 def with_user_json(
@@ -80,7 +71,14 @@ def with_user_json(
         ConfigError: the file contradicts the point, or itself, or DeepSpeed would refuse it or read
             over a key of it; names key, value and remedy.
     """
-    _check_batches(table, point, path)
+    for key, field in _BATCH.items():
+        if key in table and table[key] != point.value(field):
+            flag = "set accumulation=" if field == "accumulation" else f"{field.replace('_', '-')} "
+            raise ConfigError(
+                f"{path}: {key} = {json.dumps(table[key])}: the run has {field} = "
+                f"{point.value(field)} on {point.dp} data-parallel rank(s); leave the key out, or "
+                f"give --{flag}{table[key]}"
+            )
     made = laid_over(config, table)
     before, after = dict(_leaves(config)), dict(_leaves(made))
     for key, field in _SAID_BY_FIELDS.items():
@@ -121,33 +119,6 @@ def _new_faults(
     return [note for note in (*after.unknown, *after.faults) if note not in known]
 
 
-def _check_batches(table: Mapping[str, Any], point: Point, path: Path) -> None:
-    total, micro, accumulation = (table.get(key) for key in _BATCH)
-    if total and micro and (problem := batch_problem(total, micro, point.dp)):
-        for key, field in _BATCH.items():
-            problem = problem.replace(field, key)
-        raise ConfigError(f"{path}: {problem}")
-    if total and micro and accumulation and total != micro * accumulation * point.dp:
-        product = micro * accumulation * point.dp
-        raise ConfigError(
-            f"{path}: train_batch_size {total} is not train_micro_batch_size_per_gpu {micro} x "
-            f"gradient_accumulation_steps {accumulation} x {point.dp} ranks = {product}; give "
-            f"train_batch_size {product}, or gradient_accumulation_steps "
-            f"{total // (micro * point.dp)}"
-        )
-    for key, field in _BATCH.items():
-        if key in table and table[key] != point.value(field):
-            raise ConfigError(
-                f"{path}: {key} = {table[key]}: the run has {field} = {point.value(field)} on "
-                f"{point.dp} data-parallel rank(s); leave the key out, or give --{_flag(field)} "
-                f"{table[key]}"
-            )
-
-
-def _flag(field: str) -> str:
-    return "set accumulation=" if field == "accumulation" else field.replace("_", "-")
-
-
 def _meant(text: str) -> str:
     """What a text stands for in JSON that is no text; empty for a word."""
     word = text.strip().lower()
@@ -164,11 +135,8 @@ def _leaves(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, A
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{before}{key}.")
         else:
-            yield from ((f"{before}{key}", one) for one in _each(value))
-
-
-def _each(value: object) -> list[Any]:
-    return value if isinstance(value, list) and value else [value]
+            values = value if isinstance(value, list) and value else [value]
+            yield from ((f"{before}{key}", one) for one in values)
 
 
 def _without_auto(table: Mapping[str, Any]) -> dict[str, Any]:

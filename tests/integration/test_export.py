@@ -23,7 +23,7 @@ from configs.errors import ConfigError
 from configs.study import load_study
 from dataset import indexed
 from dataset.tokenizer.bpe import ByteLevelBpe
-from launch.export import __main__ as export, gpt2
+from launch.export import __main__ as export, weights as exported_weights
 from launch.pair import documents
 from launch.trainer.checkpoint import find_checkpoint
 from launch.trainer.model import DTYPES
@@ -167,7 +167,7 @@ def test_hugging_face_computes_our_logits(folders, tmp_path, name, limit):
 def test_logits_differ_where_queries_keys_and_values_are_in_another_order(
     folders, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(gpt2, "by_kind", lambda rows, heads: rows)
+    monkeypatch.setattr(exported_weights, "by_kind", lambda rows, heads: rows)
     export.main([str(folders / "stages-and-shards"), "--out", str(tmp_path / "out")])
     assert difference(tmp_path / "out", folders / "stages-and-shards") > 1e-3
 
@@ -178,8 +178,8 @@ def test_queries_keys_and_values_of_all_heads_follow_each_other():
         [[100 * h + 10 * k + i] for h in (0, 1) for k in range(3) for i in range(size)]
     )
     expected = [100 * h + 10 * k + i for k in range(3) for h in range(heads) for i in range(size)]
-    assert gpt2.by_kind(rows, heads).flatten().tolist() == expected
-    assert gpt2.by_kind(rows.flatten(), heads).tolist() == expected
+    assert exported_weights.by_kind(rows, heads).flatten().tolist() == expected
+    assert exported_weights.by_kind(rows.flatten(), heads).tolist() == expected
 
 
 def test_names_in_a_checkpoint_are_those_of_the_whole_model(folders):

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +22,10 @@ from tokenizers import Tokenizer
 
 from configs.errors import ConfigError
 from configs.files import ROOT, write_json
+from dataset import indexed
+from dataset.errors import DatasetError
 from launch.frameworks.imdb.reviews import (
+    END,
     PAD,
     SPLITS,
     Reviews,
@@ -36,8 +37,6 @@ from launch.frameworks.imdb.reviews import (
 
 SYNTHETIC, IMDB = "synthetic-reviews", "imdb-reviews"
 CACHE = ROOT / "dataset" / "cache"
-_HEAD = struct.Struct("<9sQBQQ")
-_MAGIC, _VERSION, _INT32 = b"MMIDIDX\x00\x00", 1, 4
 _NUM_MARKS = 2
 """Numbers of a document before its tokens: split and label."""
 
@@ -114,21 +113,17 @@ def _recipe() -> str:
 
 def write(prefix: Path, reviews: Reviews, tokenizer: Tokenizer) -> None:
     """Tokenize three splits into ``PREFIX.bin``, ``PREFIX.idx`` and a manifest."""
-    lengths: list[int] = []
-    with prefix.with_suffix(".bin").open("wb") as file:
+    end_id = tokenizer.token_to_id(END)
+
+    def documents() -> Iterator[NDArray[np.int32]]:
         for number, split in enumerate(SPLITS):
             found = getattr(reviews, split)
             encoded = tokenizer.encode_batch([review.text for review in found])
             for review, encoding in zip(found, encoded, strict=True):
-                document = np.array([number, review.label, *encoding.ids], dtype=np.int32)
-                file.write(document.tobytes())
-                lengths.append(len(document))
-    sizes = np.array(lengths, dtype=np.int32)
-    offsets = np.concatenate([[0], np.cumsum(sizes[:-1], dtype=np.int64) * 4]).astype(np.int64)
-    head = _HEAD.pack(_MAGIC, _VERSION, _INT32, len(sizes), len(sizes) + 1)
-    documents = np.arange(len(sizes) + 1, dtype=np.int64)
-    index = head + sizes.tobytes() + offsets.tobytes() + documents.tobytes()
-    prefix.with_suffix(".idx").write_bytes(index)
+                # Every review ends in the token that is written behind it.
+                yield np.array([number, review.label, *encoding.ids[:-1]], dtype=np.int32)
+
+    indexed.write(prefix, documents(), end_id, tokenizer.get_vocab_size())
     tokenizer.save(f"{prefix}.tokenizer.json")
     manifest = {
         "prefix": prefix.name,
@@ -136,7 +131,7 @@ def write(prefix: Path, reviews: Reviews, tokenizer: Tokenizer) -> None:
         "vocab_size": tokenizer.get_vocab_size(),
         # Nothing may be assumed: RoBERTa's is 1.
         "pad_id": tokenizer.token_to_id(PAD),
-        "end_id": tokenizer.token_to_id("</s>"),
+        "end_id": end_id,
         "reviews": {split: len(getattr(reviews, split)) for split in SPLITS},
     }
     write_json(prefix.with_suffix(".manifest.json"), manifest)
@@ -149,25 +144,18 @@ def read(prefix: str) -> TokenizedReviews:
         ConfigError: a file is missing or is of another form.
     """
     try:
-        manifest: dict[str, Any] = json.loads(Path(f"{prefix}.manifest.json").read_bytes())
-        index = Path(f"{prefix}.idx").read_bytes()
-        tokens = np.fromfile(f"{prefix}.bin", dtype=np.int32)
-        magic, _, kind, count, _ = _HEAD.unpack_from(index)
-        if (magic, kind) != (_MAGIC, _INT32):
-            raise ValueError("not an index of 32-bit tokens")
-        if len(index) != _HEAD.size + count * 4 + count * 8 + (count + 1) * 8:
-            raise ValueError("the index is cut off")
-        sizes = np.frombuffer(index, np.int32, count, _HEAD.size)
-        if sizes.sum() != len(tokens):
-            raise ValueError(f"{sizes.sum()} tokens in the index, {len(tokens)} in the file")
+        manifest = json.loads(Path(f"{prefix}.manifest.json").read_bytes())
         known = {key: manifest[key] for key in ("pad_id", "end_id", "vocab_size", "source")}
-    except (OSError, ValueError, KeyError, struct.error) as error:
+        index = indexed.read(Path(prefix))
+        if index.num_indexed != len(index.ids):
+            raise ValueError(f"{index.num_indexed} tokens indexed, {len(index.ids)} in the file")
+    except (OSError, ValueError, KeyError, DatasetError) as error:
         raise ConfigError(
             f"data_prefix: {prefix} holds no tokenized reviews ({error}); give data_prefix = "
             f"{SYNTHETIC!r} or {IMDB!r}"
         ) from None
     splits: dict[str, Split] = {split: [] for split in SPLITS}
-    for document in np.split(tokens, np.cumsum(sizes)[:-1]):
-        number, label = (int(mark) for mark in document[:_NUM_MARKS])
-        splits[SPLITS[number]].append((document[_NUM_MARKS:], label))
+    for position in range(index.num_documents):
+        number, label, *_ = tokens = index.document(position).astype(np.int32)
+        splits[SPLITS[number]].append((tokens[_NUM_MARKS:], int(label)))
     return TokenizedReviews(splits, **known)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from launch.frameworks.imdb.files import Split, TokenizedReviews
 from launch.trainer.loop import PHASES
+from launch.trainer.runtime import leave_shm_out
 
 DECAY = 0.6
 """What the learning rate is multiplied by after every epoch."""
@@ -121,14 +121,12 @@ class ReviewsData(pl.LightningDataModule):
         return self._loader("train", sampler=sampler, drop_last=True)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """Load reviews that were held out of training."""
         return self._loader("validation")
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """Load reviews that are looked at once, after training."""
         return self._loader("test")
 
-    def _loader(self, split: str, **more: Any) -> DataLoader[Any]:  # noqa: ANN401 - DataLoader's
+    def _loader(self, split: str, **more: Any) -> DataLoader[Any]:
         return DataLoader(
             self._reviews[split],  # type: ignore[arg-type]  # a list is a data set
             batch_size=self._batch_size,
@@ -137,30 +135,6 @@ class ReviewsData(pl.LightningDataModule):
             persistent_workers=self._workers > 0,
             **more,
         )
-
-
-@dataclass
-class Tally:
-    """Loss and hits of the reviews seen since the last :meth:`take`, on this rank."""
-
-    loss: float = 0.0
-    hits: int = 0
-    count: int = 0
-
-    def add(self, loss: Tensor, scores: Tensor, labels: Tensor) -> None:
-        """Count a batch whose mean loss is ``loss``."""
-        self.loss += float(loss.detach()) * len(labels)
-        self.hits += int((scores.argmax(1) == labels).sum())
-        self.count += len(labels)
-
-    def take(self, device: torch.device) -> tuple[float, float] | None:
-        """Return mean loss and accuracy over the reviews of all ranks; None without reviews."""
-        sums = torch.tensor([self.loss, self.hits, self.count], dtype=torch.float64, device=device)
-        if dist.is_initialized():
-            dist.all_reduce(sums)
-        self.loss, self.hits, self.count = 0.0, 0, 0
-        loss, hits, count = sums.tolist()
-        return (loss / count, hits / count) if count else None
 
 
 class SentimentModule(pl.LightningModule):
@@ -178,50 +152,53 @@ class SentimentModule(pl.LightningModule):
         super().__init__()
         self.encoder = encoder
         self._lr, self._on_host = lr, on_host
-        self.tallies = {split: Tally() for split in ("train", "validation", "test")}
+        # Loss, hits and reviews of this rank since the epoch of a split began.
+        self._sums = {split: [0.0, 0.0, 0.0] for split in ("train", "validation", "test")}
         self.results: dict[str, float] = {}
         """``SPLIT_loss`` and ``SPLIT_accuracy`` of the last epoch of each split."""
 
     def _loss(self, split: str, batch: Batch) -> Tensor:
         scores = self.encoder(batch.tokens, batch.mask)
         loss = F.cross_entropy(scores.float(), batch.labels)
-        self.tallies[split].add(loss, scores, batch.labels)
+        num_reviews = len(batch.labels)
+        sums = self._sums[split]
+        sums[0] += float(loss.detach()) * num_reviews
+        sums[1] += int((scores.argmax(1) == batch.labels).sum())
+        sums[2] += num_reviews
         return loss
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the mean loss of a micro-batch."""
         return self._loss("train", batch)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Count a batch of the held-out reviews."""
         self._loss("validation", batch)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Count a batch of the test reviews."""
         self._loss("test", batch)
 
     def on_train_epoch_end(self) -> None:
-        """Take down what the epoch came to."""
         self._end("train")
 
     def on_validation_epoch_end(self) -> None:
-        """Take down what the epoch came to."""
         self._end("validation")
 
     def on_test_epoch_end(self) -> None:
-        """Take down what the epoch came to."""
         self._end("test")
 
     def _end(self, split: str) -> None:
-        found = self.tallies[split].take(self.device)
-        if found is None:
+        """Log means over the reviews of all ranks, not over batches."""
+        sums = torch.tensor(self._sums[split], dtype=torch.float64, device=self.device)
+        self._sums[split] = [0.0, 0.0, 0.0]
+        if dist.is_initialized():
+            dist.all_reduce(sums)
+        loss, hits, count = sums.tolist()
+        if not count:
             return
-        for name, value in zip((f"{split}_loss", f"{split}_accuracy"), found, strict=True):
+        for name, value in ((f"{split}_loss", loss / count), (f"{split}_accuracy", hits / count)):
             self.results[name] = value
             self.log(name, value, rank_zero_only=False, sync_dist=False)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """Make Adam without weight decay, and its schedule."""
         if self._on_host:
             from deepspeed.ops.adam import DeepSpeedCPUAdam
 
@@ -241,19 +218,13 @@ class CpuDeepSpeedStrategy(DeepSpeedStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        """Return the CPU, with an index because DeepSpeed asks for one."""
-        return torch.device("cpu", self.local_rank)
+        return torch.device("cpu", self.local_rank)  # DeepSpeed asks for an index
 
     def setup_environment(self) -> None:
-        """Set up as without DeepSpeed, whose check for CUDA is left out."""
-        DDPStrategy.setup_environment(self)
+        DDPStrategy.setup_environment(self)  # without DeepSpeedStrategy's check for CUDA
 
     def setup_distributed(self) -> None:
-        """Meet the other ranks; the indices of CUDA devices are not looked at."""
-        import deepspeed
-
-        # Compiling it takes minutes, and gloo does the few collectives there are.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        leave_shm_out()
         self.set_world_ranks()
         self._init_deepspeed_distributed()
 
@@ -289,14 +260,12 @@ class SecondsPerBatch(pl.Callback):
         self._on_gpu = False
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin an epoch."""
         self._on_gpu = trainer.strategy.root_device.type == "cuda"
         self._begin = self._epoch_begin = self._now()
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int
     ) -> None:
-        """Begin a micro-batch's forward."""
         self._mark = self._now()
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self.phases_ms = {f"{name}_ms": 0.0 for name in PHASES}
@@ -304,22 +273,19 @@ class SecondsPerBatch(pl.Callback):
     def on_before_backward(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor
     ) -> None:
-        """End forward."""
         self._end_phase("forward_ms")
 
     def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """End backward."""
         self._end_phase("backward_ms")
 
     def on_train_batch_end(
         self,
         trainer: pl.Trainer,
         pl_module: pl.LightningModule,
-        outputs: Any,  # noqa: ANN401 - Lightning's
+        outputs: Any,
         batch: object,
         batch_idx: int,
     ) -> None:
-        """End the update, and the iteration where this is its last micro-batch."""
         self._end_phase("update_ms")
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             now = self._now()

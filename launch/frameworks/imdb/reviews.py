@@ -32,8 +32,8 @@ SPLIT_SEED = 42
 """Chooses the reviews that are held out, the same ones in every run."""
 SYNTHETIC_SIZES = {"train": 1280, "validation": 320, "test": 640}
 TOKENIZER_REPOSITORY = "FacebookAI/roberta-base"
-PAD = "<pad>"
-SPECIAL_TOKENS = ("<s>", PAD, "</s>", "<unk>", "<mask>")
+PAD, END = "<pad>", "</s>"
+SPECIAL_TOKENS = ("<s>", PAD, END, "<unk>", "<mask>")
 """In RoBERTa's order, so that padding has id 1 as it has there, and not 0."""
 TRAINED_VOCABULARY = 1024
 """Largest vocabulary of a tokenizer that is trained on the synthetic reviews."""
@@ -252,8 +252,6 @@ def trained_tokenizer(texts: Iterable[str], vocab_size: int = TRAINED_VOCABULARY
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    ends = {word: (word, SPECIAL_TOKENS.index(word)) for word in ("<s>", "</s>")}
-    tokenizer.post_processor = processors.RobertaProcessing(
-        ends["</s>"], ends["<s>"], add_prefix_space=False
-    )
+    end, begin = ((word, SPECIAL_TOKENS.index(word)) for word in (END, "<s>"))
+    tokenizer.post_processor = processors.RobertaProcessing(end, begin, add_prefix_space=False)
     return tokenizer

@@ -1,8 +1,4 @@
-"""Train a point: ``python -m launch.frameworks.imdb.train RUN_JSON``, alone or by ``torchrun``.
-
-RUN_JSON is a run folder's ``run.json``; ``ds_config.json`` lies beside it (docs/design.md).
-Lightning has a loop of its own: a callback hands its iterations to the recorder of all trainers.
-"""
+"""Trains one point with Lightning, whose own loop hands its iterations to the recorder."""
 
 from __future__ import annotations
 
@@ -11,32 +7,30 @@ import os
 import resource
 import time
 import warnings
-from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from configs.errors import ConfigError
-from launch.trainer.runfile import Ranks, RunFile, run_and_leave, run_program
-
-if TYPE_CHECKING:
-    import torch
-
-    from launch.frameworks.imdb.files import TokenizedReviews
-    from launch.frameworks.imdb.module import ReviewsData, SecondsPerBatch, SentimentModule
+from deep_optimizer_states.state_reader import digest
+from launch.frameworks.imdb import files
+from launch.frameworks.imdb.encoder import SentimentEncoder, Shape
+from launch.frameworks.imdb.module import (
+    ReviewsData,
+    SecondsPerBatch,
+    SentimentModule,
+    strategy_of,
+)
+from launch.trainer.loop import Digests, device_name, state_digests
+from launch.trainer.recorder import Iteration, Recorder, finite_or_none
+from launch.trainer.runfile import Ranks, RunFile
+from launch.trainer.runtime import choose_device, plugin_installed, remember_cpu_info
 
 _GIB = 2.0**30
-
-
-def require_reviews(prefix: Path) -> Path:
-    """Return the prefix of tokenized reviews.
-
-    Raises:
-        ConfigError: they are not there.
-    """
-    manifest = prefix.with_name(f"{prefix.name}.manifest.json")
-    if not manifest.is_file():
-        raise ConfigError(f"data_prefix = {prefix}: {manifest} is missing; launch the run again")
-    return prefix
 
 
 def train(run: RunFile, ranks: Ranks) -> None:
@@ -46,16 +40,6 @@ def train(run: RunFile, ranks: Ranks) -> None:
         ConfigError: the user has to mend something.
     """
     started = time.perf_counter()
-    # Only now: torch, Lightning and DeepSpeed take seconds to import.
-    import lightning.pytorch as pl
-
-    from launch.frameworks.imdb import files
-    from launch.frameworks.imdb.module import SecondsPerBatch
-    from launch.frameworks.imdb.recording import Recording
-    from launch.trainer.loop import device_name
-    from launch.trainer.recorder import Recorder
-    from launch.trainer.runtime import choose_device, plugin_installed, remember_cpu_info
-
     with Recorder(run, ranks, counts_tokens=False) as recorder, plugin_installed(run):
         device = choose_device(run.point, ranks)
         os.environ["DS_ACCELERATOR"] = device.type
@@ -86,24 +70,28 @@ def train(run: RunFile, ranks: Ranks) -> None:
         trainer.fit(module, data)
         trainer.test(module, data, verbose=False)
         weights, optimizer_state = recording.digests
-        end = {
-            "iterations": recording.iterations,
-            "seconds": time.perf_counter() - started,
-            "weights_sha256": weights,
-            "optimizer_sha256": optimizer_state,
-        }
-        recorder.end({**end, **_summary(timing, module.results, trainer.strategy.root_device)})
+        recorder.event(
+            "end",
+            {
+                "iterations": recording.iterations,
+                "seconds": time.perf_counter() - started,
+                "weights_sha256": weights,
+                "optimizer_sha256": optimizer_state,
+                "epoch_s": fmean(timing.epochs_s) if timing.epochs_s else None,
+                "batch_s": timing.seconds_per_batch,
+                **_memory_gib(trainer.strategy.root_device),
+                **{name: finite_or_none(value) for name, value in module.results.items()},
+                "test_error": 1.0 - module.results["test_accuracy"],
+            },
+        )
 
 
-def build(run: RunFile, reviews: TokenizedReviews) -> tuple[SentimentModule, ReviewsData]:
+def build(run: RunFile, reviews: files.TokenizedReviews) -> tuple[SentimentModule, ReviewsData]:
     """Make module and data of a point.
 
     Raises:
         ConfigError: the model's vocabulary is smaller than the tokenizer's.
     """
-    from launch.frameworks.imdb.encoder import SentimentEncoder, Shape
-    from launch.frameworks.imdb.module import ReviewsData, SentimentModule
-
     point, model = run.point, run.point.model
     if reviews.vocab_size > model.vocab_size:
         raise ConfigError(
@@ -130,12 +118,8 @@ def build(run: RunFile, reviews: TokenizedReviews) -> tuple[SentimentModule, Rev
     return module, data
 
 
-def make_trainer(run: RunFile, ranks: Ranks, on_gpu: bool, callbacks: list[Any]) -> Any:  # noqa: ANN401
+def make_trainer(run: RunFile, ranks: Ranks, on_gpu: bool, callbacks: list[Any]) -> Any:
     """Make Lightning's trainer of a point: so many iterations, an evaluation after every epoch."""
-    import lightning.pytorch as pl
-
-    from launch.frameworks.imdb.module import strategy_of
-
     point = run.point
     local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.num_ranks))
     precision: Any = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}[point.dtype]
@@ -159,40 +143,107 @@ def make_trainer(run: RunFile, ranks: Ranks, on_gpu: bool, callbacks: list[Any])
     )
 
 
-def _summary(
-    timing: SecondsPerBatch, results: dict[str, float], device: torch.device
-) -> dict[str, Any]:
-    """Return what a run came to; every rank must call it.
+class Recording(pl.Callback):
+    """Records iterations and evaluations, and keeps the final state's digests.
 
-    Memory is that of the rank that took most: the peak of CUDA's allocator and of its resident set.
+    It must come after the callback that times.
     """
-    import torch.distributed as dist
 
-    from launch.frameworks.imdb.recording import allocated_peak_bytes
-    from launch.trainer.recorder import finite_or_none
+    def __init__(self, recorder: Recorder, timing: SecondsPerBatch) -> None:
+        self._recorder, self._timing = recorder, timing
+        self._losses: list[Tensor] = []
+        self._rate, self._num_skipped = 0.0, 0
+        self._grad_norm: float | None = None
+        self.digests: Digests = (None, None)
+        self.iterations = 0
 
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int
+    ) -> None:
+        self._rate = float(trainer.optimizers[0].param_groups[0]["lr"])
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: object
+    ) -> None:
+        # Without DeepSpeed the parameters still have their gradients now.
+        if not _is_deepspeed(trainer.model):
+            grads = [p.grad for p in pl_module.parameters() if p.grad is not None]
+            self._grad_norm = float(nn.utils.get_total_norm(grads))
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: object,
+        batch_idx: int,
+    ) -> None:
+        self._losses.append(outputs["loss"].detach().double())
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        self.iterations += 1
+        loss = _mean_over_ranks(torch.stack(self._losses).mean())
+        self._losses = []
+        if _is_deepspeed(trainer.model):
+            norm = trainer.model.get_global_grad_norm()  # type: ignore[union-attr, operator]
+            self._grad_norm = None if norm is None else float(norm)
+        # DeepSpeed leaves updates out where 16-bit gradients overflow.
+        skipped_before = self._num_skipped
+        self._num_skipped = int(getattr(trainer.model, "skipped_steps", 0))
+        seconds = self._timing.iterations_s[-1]
+        self._recorder.timer("interval-time", seconds)
+        self._recorder.iteration(
+            Iteration(
+                number=self.iterations,
+                seconds=seconds,
+                loss=loss,
+                learning_rate=self._rate,
+                skipped=self._num_skipped > skipped_before,
+                grad_norm=self._grad_norm,
+                phases_ms=self._timing.phases_ms,
+                device_bytes=_allocated_peak_bytes(trainer.strategy.root_device),
+            )
+        )
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, SentimentModule)
+        results = pl_module.results
+        loss, accuracy = results["validation_loss"], results["validation_accuracy"]
+        self._recorder.evaluation(self.iterations, loss, accuracy)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        model: Any = trainer.model  # Lightning takes the strategy down after this
+        # Without DeepSpeed every rank has the same weights, and optimizer state is not read.
+        is_engine = _is_deepspeed(model)
+        self.digests = state_digests(model) if is_engine else (digest(model.parameters()), None)
+
+
+def _is_deepspeed(model: object) -> bool:
+    return hasattr(model, "get_global_grad_norm")
+
+
+def _mean_over_ranks(value: Tensor) -> float:
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(value)
+        value = value / dist.get_world_size()
+    return value.item()
+
+
+def _allocated_peak_bytes(device: torch.device) -> int | None:
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def _memory_gib(device: torch.device) -> dict[str, Any]:
+    """Return peaks of CUDA's allocator, and of the rank with the largest resident set."""
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    mine = allocated_peak_bytes(device), resident
+    mine = _allocated_peak_bytes(device), resident
     everyone = [mine]
     if dist.is_initialized():
         everyone = everyone * dist.get_world_size()
         dist.all_gather_object(everyone, mine)
-    devices = [bytes_ / _GIB for bytes_, _ in everyone if bytes_ is not None]
+    devices = [allocated / _GIB for allocated, _ in everyone if allocated is not None]
     return {
-        "epoch_s": fmean(timing.epochs_s) if timing.epochs_s else None,
-        "batch_s": timing.seconds_per_batch,
         "device_peak_gib": max(devices, default=None),
         "device_peaks_gib": devices,
-        "rank_peak_gib": max(bytes_ for _, bytes_ in everyone) / _GIB,
-        **{name: finite_or_none(value) for name, value in results.items()},
-        "test_error": 1.0 - results["test_accuracy"],
+        "rank_peak_gib": max(held for _, held in everyone) / _GIB,
     }
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the program in this process; 0 after a finished run, 2 when the user has to mend it."""
-    return run_program(train, "launch.frameworks.imdb.train", __doc__, argv, require_reviews)
-
-
-if __name__ == "__main__":
-    run_and_leave(main)

@@ -24,13 +24,11 @@ from launch.frameworks.imdb.module import (
     ReviewsData,
     SecondsPerBatch,
     SentimentModule,
-    Tally,
     collate,
     strategy_of,
     truncated,
 )
-from launch.frameworks.imdb.recording import Recording
-from launch.frameworks.imdb.train import build, make_trainer
+from launch.frameworks.imdb.train import Recording, build, make_trainer
 from launch.trainer.recorder import Recorder
 from launch.trainer.runfile import RunFile, ranks_from_environment
 
@@ -200,13 +198,27 @@ def test_the_rate_falls_to_six_tenths_after_every_epoch(encoder):
     assert DECAY == 0.6
 
 
-def test_a_tally_means_over_reviews_and_not_over_batches():
-    tally = Tally()
-    right, wrong = torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]])
-    tally.add(torch.tensor(1.0), right.repeat(3, 1), torch.tensor([1, 1, 1]))
-    tally.add(torch.tensor(5.0), wrong, torch.tensor([1]))
-    assert tally.take(torch.device("cpu")) == (2.0, 0.75)
-    assert tally.take(torch.device("cpu")) is None
+class Scores(nn.Module):
+    """Takes tokens for scores."""
+
+    def forward(self, tokens, mask):
+        return tokens
+
+
+def test_results_are_means_over_reviews_and_not_over_batches(monkeypatch):
+    module = SentimentModule(Scores())
+    monkeypatch.setattr(module, "log", lambda *_args, **_options: None)
+    right, wrong = torch.tensor([[0.0, 9.0]]), torch.tensor([[9.0, 0.0]])
+    losses = [
+        float(module.training_step(SimpleNamespace(tokens=t, mask=None, labels=one), 0))
+        for t, one in ((right.repeat(3, 1), torch.tensor([1, 1, 1])), (wrong, torch.tensor([1])))
+    ]
+    module.on_train_epoch_end()
+    mean = (3 * losses[0] + losses[1]) / 4
+    assert module.results == {"train_loss": pytest.approx(mean), "train_accuracy": 0.75}
+    module.results.clear()
+    module.on_train_epoch_end()
+    assert module.results == {}, "an epoch begins anew"
 
 
 def test_iterations_epochs_and_phases_are_timed_with_accumulation(monkeypatch):

@@ -213,6 +213,8 @@ def test_prepared_reviews_are_made_once_and_anew_when_the_recipe_changes(tmp_pat
 
 def test_a_failure_leaves_no_half_made_reviews(tmp_path, monkeypatch):
     class BreaksOff:
+        token_to_id = get_vocab_size = lambda *_: 2
+
         def encode_batch(self, _texts):
             raise OSError("the disk is full")
 

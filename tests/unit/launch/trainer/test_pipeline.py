@@ -140,43 +140,11 @@ def test_a_saved_state_goes_on_bit_for_bit():
     assert all(torch.equal(a, b) for a, b in zip(mine.state, restored.state, strict=True))
 
 
-def link_bytes(mbit):
-    point = load_study("optimus-cc").make_point({"model": "tiny", "link_mbit": mbit})
-    return pipeline_adapter.LinkBytes(point)
-
-
-@pytest.fixture
-def sent(monkeypatch):
-    """Bytes sent by now, by interface; three ranks have sent as many as this one."""
-    sent = {INTERFACE: 5000, "lo": 1}
-
-    def counters(**_options):
-        return {name: SimpleNamespace(bytes_sent=number) for name, number in sent.items()}
-
-    monkeypatch.setattr(pipeline_adapter.psutil, "net_io_counters", counters)
-    monkeypatch.setattr(pipeline_adapter.dist, "all_reduce", lambda total: total.mul_(3))
-    return sent
-
-
-def test_every_iteration_of_every_rank_counts_and_nothing_between_them(sent):
-    counted = link_bytes(mbit=20)
-    for mib in (1, 2):
-        counted.begin()
-        sent[INTERFACE] += mib * 2**20
-        counted.end()
-        sent[INTERFACE] += 777  # an evaluation
-    assert counted.results(torch.device("cpu")) == {"kernel_sent_mib": 9.0}
-
-
-def test_of_links_as_they_are_nothing_is_told(sent):
-    counted = link_bytes(mbit=0)
-    counted.begin()
-    sent[INTERFACE] += 2**20
-    counted.end()
-    assert counted.results(torch.device("cpu")) == {}
-
-
-def test_a_rank_behind_no_link_is_told_how_to_be(sent):
+def test_a_ranks_own_link_is_counted_and_links_as_they_are_are_not(monkeypatch):
+    sent = {INTERFACE: SimpleNamespace(bytes_sent=5000), "lo": SimpleNamespace(bytes_sent=1)}
+    monkeypatch.setattr(pipeline_adapter.psutil, "net_io_counters", lambda **_options: sent)
+    assert pipeline_adapter.link_sent_bytes(point(link_mbit=20)) == 5000
+    assert pipeline_adapter.link_sent_bytes(point(link_mbit=0)) == 0
     del sent[INTERFACE]
     with pytest.raises(ConfigError, match="link_mbit = 20: this rank is behind no link"):
-        link_bytes(mbit=20).begin()
+        pipeline_adapter.link_sent_bytes(point(link_mbit=20))

@@ -19,13 +19,9 @@ from configs.study import default_study, make_point
 from launch.trainer.recorder import (
     Dashboards,
     Iteration,
-    MetricsFile,
     Recorder,
-    evaluation_line,
     flops_per_iteration,
     iteration_line,
-    vocabulary_line,
-    world_line,
 )
 from launch.trainer.runfile import RunFile, ranks_from_environment
 
@@ -81,7 +77,6 @@ def test_lines_have_the_shape_of_the_authors_logs(run, capfd):
     )
     ours = [*capfd.readouterr().out.splitlines(), iteration_line(POINT, ITERATION)]
     assert MODEL.num_parameters() == 5948837888
-    assert ours[:2] == [world_line(POINT), vocabulary_line(POINT)]
     log = next(ARTIFACT_LOGS.glob("*prefetch0*.log")).read_text()
     assert {shape(line) for line in ours} <= {shape(line) for line in log.splitlines()}
     assert ours[1] in log
@@ -92,10 +87,14 @@ def shape(line):
     return re.sub(r"\d+", "9", re.sub(r" +(?=\d)", " ", line))
 
 
-def test_padding_of_the_vocabulary_depends_on_the_tensor_parallel_degree():
-    assert vocabulary_line(POINT).endswith("with 47 dummy tokens (new size: 50304)")
-    two = POINT.model_copy(update={"tp": 2})
-    assert vocabulary_line(two).endswith("with 175 dummy tokens (new size: 50432)")
+@pytest.mark.parametrize(
+    ("tp", "end"),
+    [(1, "with 47 dummy tokens (new size: 50304)"), (2, "with 175 dummy tokens (new size: 50432)")],
+)
+def test_padding_of_the_vocabulary_depends_on_the_tensor_parallel_degree(run, tp, end, capfd):
+    point = POINT.model_copy(update={"tp": tp})
+    Recorder(replace(run, point=point), ranks_from_environment({}), {}).sizes()
+    assert capfd.readouterr().out.splitlines()[1].endswith(end)
 
 
 def test_operations_follow_from_the_real_number_of_parameters():
@@ -107,12 +106,19 @@ def test_operations_follow_from_the_real_number_of_parameters():
     assert flops_per_iteration(recomputed) == pytest.approx(expected * 3 * 4 / 3)
 
 
-def test_an_evaluation_is_told_in_megatrons_words():
-    line = evaluation_line(20, 2.0)
+def test_an_evaluation_is_told_in_megatrons_words(run, capfd):
+    def tell(recorder):
+        for iteration, loss in ((20, 2.0), (1, 1000.0), (1, math.nan)):
+            recorder.evaluation(iteration, loss)
+
+    events = record(run, tell)
+    line, large, unknown = capfd.readouterr().out.splitlines()
     assert line.startswith(" validation loss at iteration 20 | lm loss value: 2.000000E+00 | ")
     assert line.endswith(" | lm loss PPL: 7.389056E+00 |")
-    assert "lm loss PPL: 4.851652E+08" in evaluation_line(1, 1000.0)
-    assert "lm loss value: nan | lm loss PPL: nan |" in evaluation_line(1, math.nan)
+    assert "lm loss PPL: 4.851652E+08" in large
+    assert "lm loss value: nan | lm loss PPL: nan |" in unknown
+    assert events[0]["perplexity"] == math.exp(2.0)
+    assert (events[2]["loss"], events[2]["perplexity"]) == (None, None)
 
 
 def test_timers_and_checkpoints_are_told_in_megatrons_words(run, capfd):
@@ -179,7 +185,7 @@ def test_the_first_rank_writes_metrics_and_the_last_one_the_line(run, rank, capf
         recorder.sizes()
         recorder.iteration(ITERATION)
         recorder.evaluation(2, 1.0)
-        recorder.end({})
+        recorder.event("end", {})
     assert run.metrics_path.exists() == (rank == 0)
     out, err = capfd.readouterr()
     assert ("consumed samples" in out, "validation loss" in out) == (rank == 1, rank == 1)
@@ -187,17 +193,15 @@ def test_the_first_rank_writes_metrics_and_the_last_one_the_line(run, rank, capf
     assert err == "", "no dashboard is tried off rank 0"
 
 
-def test_events_are_on_disk_at_once_and_nothing_is_overwritten(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    metrics = MetricsFile(path)
-    assert not path.exists()
-    metrics.write("start", {"seed": 1})
-    assert path.read_text() == '{"event": "start", "seed": 1}\n'
-    with pytest.raises(ValueError, match="JSON"):
-        metrics.write("iteration", {"loss": math.nan})
-    metrics.close()
+def test_events_are_on_disk_at_once_and_nothing_is_overwritten(run):
+    with Recorder(run, ranks_from_environment({}), {}) as recorder:
+        assert not run.metrics_path.exists()
+        recorder.event("start", {"seed": 1})
+        assert run.metrics_path.read_text() == '{"event": "start", "seed": 1}\n'
+        with pytest.raises(ValueError, match="JSON"):
+            recorder.event("iteration", {"loss": math.nan})
     with pytest.raises(ConfigError, match="already there"):
-        MetricsFile(path).write("start", {})
+        Recorder(run, ranks_from_environment({}), {}).event("start", {})
 
 
 def test_a_line_comes_after_what_python_holds_back():
