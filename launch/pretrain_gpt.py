@@ -15,7 +15,7 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         Exit code: 0 after a finished run, 2 when the user has to mend something.
     """
-    return run_program(_train, "launch.pretrain_gpt", __doc__, argv)
+    return run_program(_train, __doc__, argv)
 
 
 def _train(run: RunFile, ranks: Ranks) -> None:

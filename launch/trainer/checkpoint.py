@@ -44,9 +44,7 @@ class Checkpoint:
     """A checkpoint that is whole, as its ``checkpoint.json`` says it."""
 
     path: Path
-    """Its folder, absolute."""
     iteration: int
-    """Iterations that had been done."""
     point: dict[str, Any]
     """Settings of the run that saved it."""
     data: Any
@@ -80,13 +78,9 @@ class Checkpoint:
         return reasons
 
     def damage(self, share: int = 0, num_shares: int = 1) -> str:
-        """Say what is wrong with its files; empty when nothing is.
+        """Say what is wrong with one share of its files; empty when nothing is.
 
         Every file is read once, for the checksums that are in it.
-
-        Args:
-            share: which part of the files to look at, from 0.
-            num_shares: parts that there are.
         """
         for name, num_bytes in sorted(self.files.items())[share::num_shares]:
             path = self.path / name
@@ -143,12 +137,8 @@ def _short(value: object) -> str:
 def save_whole(run: RunFile, iteration: int, write: Callable[[Path], None]) -> Path:
     """Save a checkpoint that has its name only once it is whole; every rank must call it.
 
-    What fails leaves the checkpoints before it as they are.
-
-    Args:
-        run: the run.
-        iteration: the one after which it is saved.
-        write: writes this rank's files into the folder that it is given.
+    ``write`` writes this rank's files into the folder that it is given. What fails leaves the
+    checkpoints before it as they are.
 
     Returns:
         The checkpoint's folder.

@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         Exit code: 2 when the user has to mend something.
     """
-    return run_program(_evaluate, MODULE, __doc__, argv)
+    return run_program(_evaluate, __doc__, argv)
 
 
 def _evaluate(run: RunFile, ranks: Ranks) -> None:

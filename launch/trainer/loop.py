@@ -68,13 +68,8 @@ def train(
 ) -> None:
     """Train a point from the first iteration, or from a checkpoint's, to the last.
 
-    A loss or gradient that is not finite is reported and does not stop the run.
-
-    Args:
-        run: the run.
-        ranks: this process's place in it.
-        distributed: sets up device and process groups.
-        make: makes model and data.
+    A loss or gradient that is not finite is reported and does not stop the run. ``distributed``
+    sets up device and process groups, ``make`` model and data.
 
     Raises:
         ConfigError: the user has to mend something.

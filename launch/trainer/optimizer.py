@@ -33,7 +33,7 @@ class Optimizer:
             parameters: of this rank, by the names they are saved under.
             point: learning rate, Adam's numbers and clipping.
             model_group: the ranks that hold one model, over TP and PP.
-            is_first_shard: whether what every tensor-parallel rank holds is counted here.
+            is_first_shard: this rank counts what every tensor-parallel rank holds.
         """
         self._names = list(parameters)
         self._parameters = list(parameters.values())

@@ -97,9 +97,8 @@ class Recorder:
         Args:
             run: the run.
             ranks: this process's place in it.
-            environment: says which dashboards are asked for; ``os.environ`` for None.
-            counts_tokens: whether all samples have the model's sequence length, so that tokens and
-                floating-point operations follow from the number of samples.
+            environment: says which dashboards are asked for; None for the process's own.
+            counts_tokens: whether all samples have the model's sequence length.
         """
         self._point, self._ranks, self._counts_tokens = run.point, ranks, counts_tokens
         self._path = run.metrics_path

@@ -36,17 +36,13 @@ ERROR = "pretrain_gpt: error: "
 
 @dataclass(frozen=True)
 class RunFile:
-    """What one run needs to know, as its run folder says it."""
+    """What one run needs to know, as its run folder says it; all that it writes goes there."""
 
     run_dir: Path
-    """The run folder; everything the trainer writes goes here."""
     point: Point
     ds_config: dict[str, Any]
-    """What ``deepspeed.initialize`` gets."""
     data_prefix: Path
-    """Prefix of Megatron's ``.bin`` and ``.idx``."""
     metrics_path: Path
-    """Where ``metrics.jsonl`` is made."""
     data_facts: Any = None
     """Sizes and checksums of the data's files; None where ``run.json`` has none."""
     checkpoint: Checkpoint | None = None
@@ -88,17 +84,11 @@ def read_run_file(
     continue_from: Path | None = None,
     require_data: Callable[[Path], Path] = require_token_files,
 ) -> RunFile:
-    """Read ``run.json`` and the ``ds_config.json`` beside it.
-
-    Args:
-        path: ``run.json``.
-        continue_from: folder of the checkpoint to begin at.
-        require_data: looks whether the data at a prefix is there.
+    """Read ``run.json`` and the ``ds_config.json`` beside it, and find data and checkpoint.
 
     Raises:
-        ConfigError: a file is missing or malformed, the two contradict each other, the data set is
-            not there, there is no checkpoint, or the folder already holds metrics of an earlier
-            run.
+        ConfigError: something is missing or malformed, the two files contradict each other, or the
+            folder already holds metrics of an earlier run.
     """
     table = read_given_json(path)
     version = table.get("schema_version")
@@ -160,12 +150,9 @@ def _require_agreement(path: Path, ds_config: dict[str, Any], point: Point) -> N
 def with_tuned_config(run: RunFile, config: str) -> RunFile:
     """Return the run under another config, as DeepSpeed's autotuner starts its experiments.
 
-    The batches and the stage are the config's. An experiment writes its metrics beside the figure
-    that the autotuner waits for, and not into the run's folder.
-
-    Args:
-        run: As its folder says it.
-        config: A path, or JSON in base64, which is what the autotuner hands over.
+    The config is a path, or JSON in base64, which is what the autotuner hands over. The batches and
+    the stage are the config's. An experiment writes its metrics beside the figure that the
+    autotuner waits for, and not into the run's folder.
 
     Raises:
         ConfigError: it is neither, or lacks a batch.
@@ -224,12 +211,12 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Rank 0 writes the metrics."""
+        """Tell whether this is rank 0, which writes the metrics."""
         return self.rank == 0
 
     @property
     def is_last(self) -> bool:
-        """The last rank writes the line of an iteration, as Megatron does."""
+        """Tell whether this rank writes the line of an iteration, as Megatron's last one does."""
         return self.rank == self.num_ranks - 1
 
     def require(self, point: Point) -> None:
@@ -251,11 +238,7 @@ class Ranks:
 
 
 def ranks_from_environment(environment: Mapping[str, str], local_rank: int | None = None) -> Ranks:
-    """Read the variables of :data:`DEFAULTS`; one process without them.
-
-    Args:
-        environment: ``os.environ``.
-        local_rank: The command line's, which wins over the environment's.
+    """Read the variables of :data:`DEFAULTS`; the command line's ``local_rank`` wins over them.
 
     Raises:
         ConfigError: a value is not a number, or there are several ranks and no meeting point.
@@ -285,24 +268,16 @@ def ranks_from_environment(environment: Mapping[str, str], local_rank: int | Non
 
 def run_program(
     train: Callable[[RunFile, Ranks], None],
-    module: str,
     description: str | None,
     argv: list[str] | None = None,
     require_data: Callable[[Path], Path] = require_token_files,
 ) -> int:
-    """Read what a trainer is given on its command line, and train.
-
-    Args:
-        train: trains a run as one of its ranks.
-        module: the program's, as ``python -m`` takes it.
-        description: what ``--help`` says of it.
-        argv: the command line without its first word; None for the process's own.
-        require_data: looks whether the data at a prefix is there.
+    """Read what a trainer is given on its command line, and train as one of the run's ranks.
 
     Returns:
         Exit code: 0 after a finished run, 2 when the user has to mend something.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("run_json", type=Path, help="run.json of a run folder")
     parser.add_argument(
         "--local_rank", "--local-rank", type=int, default=None, help="given by DeepSpeed's launcher"

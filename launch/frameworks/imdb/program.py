@@ -13,7 +13,7 @@ from launch.trainer.runfile import Ranks, RunFile, run_and_leave, run_program
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program in this process; 0 after a finished run, 2 when the user has to mend it."""
-    return run_program(_train, "launch.frameworks.imdb.program", __doc__, argv, require_reviews)
+    return run_program(_train, __doc__, argv, require_reviews)
 
 
 def require_reviews(prefix: Path) -> Path:

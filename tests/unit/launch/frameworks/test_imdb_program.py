@@ -12,10 +12,10 @@ from torch import nn
 
 from configs.study import load_study
 from launch.frameworks.imdb.encoder import (
-    PositionalEncoding,
     SentimentEncoder,
     Shape,
     masked_mean,
+    sines,
 )
 from launch.frameworks.imdb.files import TokenizedReviews
 from launch.frameworks.imdb.module import (
@@ -160,7 +160,7 @@ def test_the_order_of_words_counts(encoder):
 
 
 def test_positions_are_sines_and_cosines():
-    table = PositionalEncoding(8, 10)(torch.zeros(1, 10, 8))[0]
+    table = sines(8, 10)
     assert table[0].tolist() == [0, 1] * 4
     torch.testing.assert_close(
         table[3, :2],
