@@ -57,7 +57,7 @@ PHASES = ("compute", *COMMUNICATION, "update")
 """Parts of an iteration. In a pipeline one micro-batch's forward runs beside another's backward, so
 that both are one part: what of the schedule is no communication."""
 FORMAT = 2
-"""Of a rank's file of a checkpoint; the first format had a list of weights without names."""
+"""Of a rank's file of a checkpoint."""
 WORD_EMBEDDING = "embedding.word_embeddings.weight"
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 
@@ -412,24 +412,14 @@ def file_name(rank: int) -> str:
 
 
 def read_shard(path: Path, device: torch.device | str = "cpu", **options: Any) -> dict[str, Any]:
-    """Read a rank's file of a checkpoint.
-
-    Args:
-        path: of the file.
-        device: where tensors go.
-        options: of ``torch.load``.
+    """Read a rank's file of a checkpoint, with options of ``torch.load``.
 
     Raises:
-        ConfigError: it cannot be read, or is of the format before this one.
+        ConfigError: it cannot be read.
     """
     try:
         # Queries and errors have keys that are tuples, which is all that is not a tensor.
-        state = torch.load(path, map_location=device, weights_only=True, **options)
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True, **options)
     except (OSError, RuntimeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
-    if state.get("format") != FORMAT:
-        raise ConfigError(
-            f"{path}: format = {state.get('format', 1)}: this trainer reads {FORMAT}, in which "
-            "weights have names; train anew, or continue with the version that saved it"
-        )
-    return dict(state)
+    return state

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,7 +25,7 @@ from configs.schema import Point
 from configs.study import default_study, study_from
 from launch.trainer.checkpoint import Checkpoint, find_checkpoint
 
-SCHEMA_VERSIONS = (1, 2)
+SCHEMA_VERSION = 2
 INDEX_MAGIC = b"MMIDIDX\x00\x00"
 """How every ``.idx`` of Megatron begins."""
 COMPRESSION = "optimus_cc"
@@ -92,8 +92,8 @@ def read_run_file(
     """
     table = read_given_json(path)
     version = table.get("schema_version")
-    if version not in SCHEMA_VERSIONS:
-        raise ConfigError(f"{path}: schema_version = {version!r}: this trainer reads 1 and 2")
+    if version != SCHEMA_VERSION:
+        raise ConfigError(f"{path}: schema_version = {version!r}: this trainer reads 2")
     for field in ("point", "data_prefix"):
         if not table.get(field):
             raise ConfigError(f"{path}: field '{field}' is missing")
@@ -194,20 +194,18 @@ DEFAULTS = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "0",
 }
-"""Variables of a run's place, with their values for a process that is alone."""
+"""Variables of a run's place, with their values for a process that is alone, which may take any
+free port."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Place of this process among the run's; fields in the order of :data:`DEFAULTS`."""
+    """Place of this process among the run's."""
 
     rank: int
     local_rank: int
     """The index of the CUDA device."""
     num_ranks: int
-    master_addr: str
-    master_port: int
-    """0 lets a single process take any free one."""
 
     @property
     def is_first(self) -> bool:
@@ -234,7 +232,7 @@ class Ranks:
 
     def export(self, environment: MutableMapping[str, str]) -> None:
         """Set what torch and DeepSpeed read; without it DeepSpeed looks for MPI."""
-        environment.update(zip(DEFAULTS, map(str, astuple(self)), strict=True))
+        environment.update({**DEFAULTS, **environment, "LOCAL_RANK": str(self.local_rank)})
 
 
 def ranks_from_environment(environment: Mapping[str, str], local_rank: int | None = None) -> Ranks:
@@ -257,13 +255,7 @@ def ranks_from_environment(environment: Mapping[str, str], local_rank: int | Non
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         if num_ranks > 1 and name not in environment:
             raise ConfigError(f"{name} is not set, but WORLD_SIZE = {num_ranks}: use torchrun")
-    return Ranks(
-        rank=rank,
-        local_rank=number("LOCAL_RANK") if local_rank is None else local_rank,
-        num_ranks=num_ranks,
-        master_addr=environment.get("MASTER_ADDR", DEFAULTS["MASTER_ADDR"]),
-        master_port=number("MASTER_PORT"),
-    )
+    return Ranks(rank, number("LOCAL_RANK") if local_rank is None else local_rank, num_ranks)
 
 
 def run_program(

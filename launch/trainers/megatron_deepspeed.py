@@ -125,11 +125,6 @@ class MegatronDeepSpeed(Trainer):
 
     @classmethod
     def of(cls, given: Namespace) -> Self:
-        """Make it from the command line's options.
-
-        Raises:
-            ConfigError: the checkout is missing or is none.
-        """
         if given.megatron_dir is None:
             raise ConfigError(f"--trainer {cls.name} needs --megatron-dir DIR, its checkout")
         directory = given.megatron_dir.resolve()
@@ -142,7 +137,6 @@ class MegatronDeepSpeed(Trainer):
 
     @property
     def versions(self) -> dict[str, str]:
-        """Return the checkout's commit with a digest of local changes, and the flags added."""
         state = git_state(self.megatron_dir) or {}
         commit = state.get("commit", "no git checkout")
         changes = state.get("changes_sha256", "")[:16]
@@ -151,7 +145,6 @@ class MegatronDeepSpeed(Trainer):
         return {self.name: text, **({"megatron-flags": flags} if flags else {})}
 
     def refuse(self, point: Point) -> list[str]:
-        """Say why this trainer cannot run a point."""
         reasons = super().refuse(point)
         reasons += [
             f"{field} = {given!r}: --trainer megatron-deepspeed knows {value!r} alone; give that"
@@ -169,11 +162,6 @@ class MegatronDeepSpeed(Trainer):
         return reasons
 
     def ds_config(self, point: Point) -> dict[str, Any]:
-        """Return DeepSpeed's config of a run, without the optimizer, which comes from flags.
-
-        With ``paper_keys`` it asks for the engine in the keys of the paper's fork of DeepSpeed, in
-        place of our plugin's block.
-        """
         config = deepspeed_config(point)
         del config["optimizer"]
         if not self.paper_keys:
@@ -192,17 +180,14 @@ class MegatronDeepSpeed(Trainer):
         return config
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
-        """Return what every rank runs."""
         flags = megatron_flags(point, folder, data_prefix, runs_on_gpu(point, _machine()))
         words = (str(self.megatron_dir), *flags, *self.more_flags)
         return Program(str(_SCRIPT), words, folder / "run.json", is_module=False)
 
     def environment(self, point: Point) -> dict[str, str]:
-        """Return the accelerator, where DeepSpeed would choose another."""
         return {} if runs_on_gpu(point, _machine()) else {"DS_ACCELERATOR": "cpu"}
 
     def has_ended(self, folder: RunFolder, point: Point) -> bool:
-        """Tell whether the log has the last iteration's line."""
         found = (_CONSUMED.search(line) for line in last_lines(folder.log, 2000, 2**20))
         consumed = max((int(match[1]) for match in found if match), default=0)
         return consumed >= point.iterations * point.global_batch_size

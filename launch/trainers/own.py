@@ -45,7 +45,6 @@ class _WritesMetrics(Trainer):
     end_mark: ClassVar[str] = "'end' line in metrics.jsonl"
 
     def has_ended(self, folder: RunFolder, point: Point) -> bool:
-        """Tell whether the trainer wrote its last line."""
         return folder.has_ended()
 
 
@@ -79,11 +78,6 @@ class OwnTrainer(_WritesMetrics):
 
     @classmethod
     def of(cls, given: Namespace) -> Self:
-        """Make it from the command line's options.
-
-        Raises:
-            ConfigError: there is no checkpoint to begin at, or the user's JSON is wrong.
-        """
         checkpoint = None if given.continue_from is None else find_checkpoint(given.continue_from)
         if given.deepspeed_config is not None:
             read_user_json(given.deepspeed_config)
@@ -91,11 +85,10 @@ class OwnTrainer(_WritesMetrics):
 
     @property
     def versions(self) -> dict[str, str]:
-        """Tell a run that begins at a checkpoint from others: it lacks the first iterations."""
+        # A run that begins at a checkpoint lacks the first iterations.
         return {} if self.checkpoint is None else {"continued-from": str(self.checkpoint.path)}
 
     def refuse(self, point: Point) -> list[str]:
-        """Say why this trainer cannot run a point."""
         reasons = super().refuse(point)
         if self.checkpoint:
             reasons += self.checkpoint.differences(point)
@@ -106,18 +99,12 @@ class OwnTrainer(_WritesMetrics):
         return reasons
 
     def ds_config(self, point: Point) -> dict[str, Any]:
-        """Return DeepSpeed's config of a run, with the user's JSON over it.
-
-        Raises:
-            ConfigError: that contradicts the point.
-        """
         config = super().ds_config(point)
         if self.user_json is None:
             return config
         return with_user_json(config, read_user_json(self.user_json), point, self.user_json)
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
-        """Return what every rank runs; point and data stand in the folder."""
         run_json = folder / "run.json"
         more = () if self.checkpoint is None else ("--continue-from", str(self.checkpoint.path))
         return Program(self.module, (str(run_json), *more), run_json)
@@ -134,7 +121,6 @@ class PipelineTrainer(OwnTrainer):
     module: str = PIPELINE_MODULE
 
     def refuse(self, point: Point) -> list[str]:
-        """Say why this trainer cannot run a point."""
         needed = {"zero_stage": 0, "offload_optimizer": "none", "offload_param": "none"}
         reasons = [
             f"{name} = {getattr(point, name)!r}: --trainer {self.name} runs without DeepSpeed; "
@@ -173,7 +159,6 @@ class PipelineTrainer(OwnTrainer):
         return [*reasons, *self.checkpoint.differences(point)]
 
     def ds_config(self, point: Point) -> dict[str, Any]:
-        """Return what of DeepSpeed's config the program reads: batch sizes and compression."""
         config = deepspeed_config(point)
         return {key: config[key] for key in _KEPT_IN_A_PIPELINE if key in config}
 
@@ -238,11 +223,9 @@ class LightningTrainer(_WritesMetrics):
 
     @classmethod
     def of(cls, given: Namespace) -> Self:
-        """Make it; it has no options."""
         return cls()
 
     def refuse(self, point: Point) -> list[str]:
-        """Say why this trainer cannot run a point."""
         reasons = super().refuse(point)
         if point.tp > 1:
             reasons.append(f"tp = {point.tp}: --trainer {self.name} splits no layer; give tp = 1")
@@ -259,17 +242,14 @@ class LightningTrainer(_WritesMetrics):
         return reasons
 
     def ds_config(self, point: Point) -> dict[str, Any]:
-        """Return DeepSpeed's config of a run; empty for an engine that goes without DeepSpeed."""
         config = deepspeed_config(point)
         if config.pop(WITHOUT_DEEPSPEED, False):
             return {}
         return {key: value for key, value in config.items() if key not in LIGHTNINGS_OWN}
 
     def settings(self, point: Point, on_gpu: bool) -> list[Setting]:
-        """Refuse to predict memory: nothing is known of the encoder, which is small."""
         raise WorkloadError(f"--trainer {self.name}: its encoder is none of the known models")
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
-        """Return what every rank runs; point and data stand in the folder."""
         run_json = folder / "run.json"
         return Program(LIGHTNING_MODULE, (str(run_json),), run_json)

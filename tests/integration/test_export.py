@@ -273,16 +273,6 @@ def test_what_gpt2_has_not_is_refused_by_name(copy, tmp_path, field, value):
     assert refusal(run_dir, tmp_path).startswith(f"{field} = ")
 
 
-def test_a_checkpoint_without_names_is_refused(copy, tmp_path):
-    """The format before this one; whoever goes on training meets the same line."""
-    run_dir, folder = copy
-    change_state(folder / "rank-00000.pt", lambda state: state.pop("format"))
-    message = refusal(run_dir, tmp_path)
-    assert "format = 1: this trainer reads 2, in which weights have names" in message
-    with pytest.raises(ConfigError, match="format = 1"):
-        read_shard(folder / "rank-00000.pt")
-
-
 def test_nothing_is_overwritten(folders, whole):
     before = (whole / "model.safetensors").stat().st_mtime_ns
     with pytest.raises(ConfigError, match="already there"):

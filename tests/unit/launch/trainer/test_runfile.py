@@ -37,7 +37,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def _write(run_dir: Path, run: dict[str, Any], ds_config: dict[str, Any]) -> Path:
-    table = {"schema_version": 1, "point": POINT, "data_prefix": str(run_dir / "corpus.v1")}
+    table = {"schema_version": 2, "point": POINT, "data_prefix": str(run_dir / "corpus.v1")}
     (run_dir / "ds_config.json").write_text(json.dumps({**DS_CONFIG, **ds_config}))
     path = run_dir / "run.json"
     path.write_text(json.dumps({**table, **run}))
