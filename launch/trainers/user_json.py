@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -18,8 +17,6 @@ from ds_config.explain import explain
 from ds_config.release import Answer, NoAnswerError, Note, ask
 from launch.trainers.protocol import PLUGIN_BLOCK
 
-_NUMBER = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
-_WORDS = {"true": True, "false": False, "none": None, "null": None}
 _AUTO = "auto"
 _BATCH = {
     "train_batch_size": "global_batch_size",
@@ -47,18 +44,12 @@ def read_user_json(path: Path) -> dict[str, Any]:
     """Read and check the file; values that are ``auto`` are left out, so that the point's stand.
 
     Raises:
-        ConfigError: it cannot be read, is no JSON object, holds a number or a switch as text, or
-            chooses what the study's engines choose.
+        ConfigError: it cannot be read, is no JSON object, or chooses what the study's engines
+            choose.
     """
     table = read_given_json(path)
     if PLUGIN_BLOCK in table:
         raise ConfigError(f"{path}: {PLUGIN_BLOCK}: choose an engine of the study instead")
-    for key, value in _leaves(table):
-        if isinstance(value, str) and (meant := _meant(value)):
-            raise ConfigError(
-                f"{path}: {key} = {json.dumps(value)}: text, where DeepSpeed takes no text for a "
-                f"number or a switch; write {meant} without quotes"
-            )
     return _without_auto(table)
 
 
@@ -117,17 +108,6 @@ def _new_faults(
     after = explain(made, answer, num_ranks=point.dp)
     known = [*before.unknown, *before.faults]
     return [note for note in (*after.unknown, *after.faults) if note not in known]
-
-
-def _meant(text: str) -> str:
-    """What a text stands for in JSON that is no text; empty for a word."""
-    word = text.strip().lower()
-    if word in _WORDS:
-        return json.dumps(_WORDS[word])
-    if not _NUMBER.fullmatch(word):
-        return ""
-    number = float(word)
-    return str(int(number)) if number == int(number) and "." not in word else str(number)
 
 
 def _leaves(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
