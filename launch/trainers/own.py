@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from configs.errors import ConfigError
-from configs.schema import Point
-from deep_optimizer_states.predict.memory.architecture import FP32_BYTES, GptKept
+from configs.schema import Model, Point
+from deep_optimizer_states.predict.memory.architecture import FP32_BYTES, Architecture, GptKept
 from deep_optimizer_states.predict.memory.setting import Setting
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.ds_json import deepspeed_config
@@ -37,6 +37,7 @@ WITHOUT_DEEPSPEED = "without_deepspeed"
 """Key of an engine's ``ds_config`` that leaves DeepSpeed out altogether."""
 LIGHTNINGS_OWN = ("optimizer", "gradient_accumulation_steps", "gradient_clipping")
 """What Lightning itself puts into DeepSpeed's config, and refuses to find there."""
+NUM_CLASSES = 2
 _REVIEWS = ("synthetic-reviews", "imdb-reviews")
 
 
@@ -248,8 +249,36 @@ class LightningTrainer(_WritesMetrics):
         return {key: value for key, value in config.items() if key not in LIGHTNINGS_OWN}
 
     def settings(self, point: Point, on_gpu: bool) -> list[Setting]:
-        raise WorkloadError(f"--trainer {self.name}: its encoder is none of the known models")
+        if "dropout" not in point.values:
+            raise WorkloadError(f"dropout: the study has no such field, which {self.name} needs")
+        # Attention writes its scores on a CPU.
+        return [setting_of_point(point, encoder_of(point.model, on_gpu), is_flash=on_gpu)]
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
         run_json = folder / "run.json"
         return Program(LIGHTNING_MODULE, (str(run_json),), run_json)
+
+
+def encoder_of(model: Model, on_gpu: bool) -> Architecture:
+    """Count the parameters of the classifier, and what autograd keeps of it.
+
+    It has no output layer over the vocabulary. Dropout keeps masks: a byte a value on a GPU, and on
+    a CPU a number, for the scores too.
+    """
+    hidden, ffn = model.hidden, model.ffn
+    square, norm = (hidden * hidden, hidden), (hidden, hidden)
+    attention = (3 * hidden * hidden, 3 * hidden, *square)
+    layer = (*attention, *norm, ffn * hidden, ffn, hidden * ffn, hidden, *norm)
+    classifier = (*square, NUM_CLASSES * hidden, NUM_CLASSES)
+    of_masks = FP32_BYTES if on_gpu else 1  # how many numbers of a mask take the room of one
+    kept = GptKept(
+        4.0 * hidden + 2.0 * ffn,
+        model.heads,
+        inner=hidden,
+        key_value=hidden,
+        scores=3,
+        fp32_elements=(2.0 * hidden + ffn) / of_masks,
+        head_fp32=hidden / of_masks,
+    )
+    blocks = ((model.vocab_size * hidden,), *(layer,) * model.layers, classifier)
+    return Architecture(model.name, blocks, model.layers, hidden, 0, model.seq_length, kept)

@@ -3,9 +3,12 @@
 import re
 
 import pytest
+import torch
+from kept_memory import saved_bytes
 
 from configs.errors import ConfigError
 from configs.files import write_json
+from configs.schema import Model
 from configs.study import default_study, load_study
 from configs.sweep import load_sweep, sweep_names
 from deep_optimizer_states.config import read_settings
@@ -15,13 +18,14 @@ from launch.data import look_at
 from launch.describe import describe
 from launch.fit.machine import Machine
 from launch.frameworks.imdb import files
+from launch.frameworks.imdb.encoder import SentimentEncoder, Shape
 from launch.frameworks.imdb.program import require_reviews
 from launch.records.run_folder import RunFolder
 from launch.sweep import main
 from launch.task import RunOptions, Task
 from launch.trainer.runfile import read_run_file
 from launch.trainers import trainer_of
-from launch.trainers.own import LIGHTNINGS_OWN, LightningTrainer
+from launch.trainers.own import LIGHTNINGS_OWN, LightningTrainer, encoder_of
 
 STUDY = load_study("imdb")
 TRAINER = LightningTrainer()
@@ -201,6 +205,28 @@ def test_a_run_is_read_back_as_the_launcher_wrote_it(tmp_path):
     assert run.run_dir == tmp_path.resolve()
 
 
-def test_its_memory_is_not_predicted():
-    with pytest.raises(WorkloadError, match="its encoder is none of the known models"):
-        TRAINER.settings(point(), True)
+@pytest.mark.parametrize("dropout", [0.2, 0.0])
+def test_the_encoder_keeps_what_is_predicted(dropout):
+    """Without dropout a CPU's attention writes no scores either, as a GPU's does with it."""
+    on_gpu = not dropout
+    sizes = {"hidden": 96, "ffn": 200, "layers": 3, "heads": 6}
+    model = Model(name="x", **sizes, kv_heads=6, seq_length=64, vocab_size=300)
+    real = SentimentEncoder(300, 1, Shape(**sizes, max_length=64, dropout=dropout)).train()
+    found = encoder_of(model, on_gpu)
+    assert found.tensors == [parameter.numel() for parameter in real.parameters()]
+    tokens = torch.randint(2, 300, (2, 64))
+    saved = saved_bytes(real, lambda: real(tokens, torch.ones_like(tokens, dtype=torch.bool)))
+    sample = found.kept(4, 64, on_gpu)
+    assert sample.logits == 0
+    kept = 2 * model.layers * sample.layer
+    if on_gpu:
+        # No masks of a byte, and what would be dropped from is not copied.
+        kept -= model.layers * tokens.numel() * (2 * model.hidden + model.ffn + 4 * model.ffn)
+    else:
+        kept += 2 * sample.head
+    assert kept == pytest.approx(saved, rel=0.035)
+
+
+def test_a_study_without_dropout_gets_no_prediction_and_is_told():
+    with pytest.raises(WorkloadError, match="dropout: the study has no such field"):
+        TRAINER.settings(default_study().make_point({"model": "tiny"}), True)
