@@ -214,17 +214,17 @@ def test_a_plain_process_is_the_only_rank() -> None:
     assert set(environment) == set(TORCHRUN)
 
 
-def test_a_launchers_environment_is_taken_as_it_is() -> None:
-    ranks = ranks_from_environment(TORCHRUN)
-    environment: dict[str, str] = {}
-    ranks.export(environment)
-    assert environment == TORCHRUN
-    assert not ranks.is_first
-    assert ranks.is_last
-
-
-def test_the_command_lines_local_rank_wins() -> None:
-    assert ranks_from_environment(TORCHRUN, local_rank=0).local_rank == 0
+def test_a_launchers_environment_stays_and_the_command_lines_local_rank_wins() -> None:
+    for given in (None, 0):
+        ranks = ranks_from_environment(TORCHRUN, local_rank=given)
+        assert (ranks.local_rank, ranks.is_first, ranks.is_last) == (
+            1 if given is None else 0,
+            False,
+            True,
+        )
+        environment = dict(TORCHRUN)
+        ranks.export(environment)
+        assert environment == {**TORCHRUN, "LOCAL_RANK": str(ranks.local_rank)}
 
 
 @pytest.mark.parametrize(
