@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,7 +114,7 @@ def _recipe() -> str:
 
 def write(prefix: Path, reviews: Reviews, tokenizer: Tokenizer) -> None:
     """Tokenize three splits into ``PREFIX.bin``, ``PREFIX.idx`` and a manifest."""
-    end_id = tokenizer.token_to_id(END)
+    end_id: Any = tokenizer.token_to_id(END)
 
     def documents() -> Iterator[NDArray[np.int32]]:
         for number, split in enumerate(SPLITS):

@@ -183,11 +183,13 @@ def test_megatron_core_reads_the_same_documents(written):
     assert done.stdout.splitlines()[-1] == str(documents)
 
 
-@pytest.mark.parametrize("ending", [".bin", ".idx", ".manifest.json"])
-def test_a_damaged_file_is_refused(written, ending):
+@pytest.mark.parametrize(
+    ("ending", "lost"), [(".bin", 1), (".bin", 2), (".idx", 5), (".manifest.json", 5)]
+)
+def test_a_damaged_file_is_refused(written, ending, lost):
     _, prefix = written
     path = files.Path(prefix + ending)
-    path.write_bytes(path.read_bytes()[:-5])
+    path.write_bytes(path.read_bytes()[:-lost])
     with pytest.raises(ConfigError, match="holds no tokenized reviews"):
         files.read(prefix)
 

@@ -119,6 +119,18 @@ def test_moments_that_another_process_holds_leave_no_fingerprint_to_compare(dige
     assert state is None
 
 
+def test_state_that_one_of_the_ranks_cannot_read_has_no_fingerprint(monkeypatch):
+    def gather(everyone, mine):
+        everyone[:] = [mine, ("b", None)]
+
+    monkeypatch.setattr(loop.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(loop.dist, "all_gather_object", gather)
+    weights, state = loop.joined_over_ranks(("a", "c"))
+    assert weights is not None
+    assert weights != loop.joined_over_ranks(("d", "c"))[0]
+    assert state is None
+
+
 def test_more_parameters_than_hashing_is_worth_have_none(digests, monkeypatch):
     monkeypatch.setattr(loop, "MAX_NUMEL_PER_CORE", 1)
     monkeypatch.setattr(loop, "usable_cores", lambda: 4)
