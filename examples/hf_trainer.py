@@ -25,7 +25,7 @@ from transformers import (
 
 import deep_optimizer_states
 from launch.frameworks.imdb import files
-from launch.frameworks.imdb.data import collate
+from launch.frameworks.imdb.module import collate
 
 # The one line: without it DeepSpeed ignores the block below and runs as it comes.
 deep_optimizer_states.install()

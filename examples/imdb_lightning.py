@@ -19,11 +19,13 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 
 import deep_optimizer_states
 from launch.frameworks.imdb import files
-from launch.frameworks.imdb.data import ReviewsData
 from launch.frameworks.imdb.encoder import SentimentEncoder, Shape
-from launch.frameworks.imdb.module import SentimentModule
-from launch.frameworks.imdb.recording import SecondsPerBatch
-from launch.frameworks.imdb.strategies import strategy_of
+from launch.frameworks.imdb.module import (
+    ReviewsData,
+    SecondsPerBatch,
+    SentimentModule,
+    strategy_of,
+)
 
 # The one line: without it DeepSpeed ignores the block below and runs as it comes.
 deep_optimizer_states.install()

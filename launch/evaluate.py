@@ -21,12 +21,10 @@ from configs.errors import ConfigError
 from configs.files import read_json, write_json
 from launch.cli import Parser, count, run_command, say
 from launch.hosts.ranks import Program, free_port, ranks_command, ranks_environment
-from launch.trainer.checkpoint_files import FOLDER, Checkpoint, find_checkpoint
-from launch.trainer.performance import RESULT, WARMUP_BATCHES
-from launch.trainers.limits import PLUGIN_BLOCK
-
-_MODULE = "launch.trainer.performance"
-_ERROR = "performance: error: "
+from launch.trainer.checkpoint import FOLDER, Checkpoint, find_checkpoint
+from launch.trainer.evaluation import MODULE, RESULT, WARMUP_BATCHES
+from launch.trainer.runfile import ERROR
+from launch.trainers.protocol import PLUGIN_BLOCK
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,10 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _evaluate(
     checkpoint: Checkpoint, scratch: Path, options: argparse.Namespace
 ) -> dict[str, Any] | None:
-    """Start the ranks; None when they failed, after their last words."""
+    """Return what the ranks measured; None when they failed, after their last words."""
     num_ranks = _write_run(checkpoint, scratch, options)
     run_json = scratch / "run.json"
-    program = Program(_MODULE, (str(run_json), "--continue-from", str(checkpoint.path)), run_json)
+    program = Program(MODULE, (str(run_json), "--continue-from", str(checkpoint.path)), run_json)
     port = free_port()
     done = subprocess.run(
         ranks_command(program, num_ranks, port),
@@ -82,17 +80,17 @@ def _evaluate(
     if done.returncode == 0 and result.is_file():
         return read_json(result)
     lines = (done.stderr or done.stdout).strip().splitlines()
-    errors = [line for line in lines if line.startswith(_ERROR)]
+    errors = [line for line in lines if line.startswith(ERROR)]
     if errors:
-        raise ConfigError(errors[0].removeprefix(_ERROR))
+        raise ConfigError(errors[0].removeprefix(ERROR))
     sys.stderr.write("\n".join(lines[-20:]) + f"\nevaluation failed, exit code {done.returncode}\n")
     return None
 
 
 def _write_run(checkpoint: Checkpoint, scratch: Path, options: argparse.Namespace) -> int:
     """Describe the evaluation as a run of its own; the number of its ranks."""
-    folder = checkpoint.path.parent.parent
-    if checkpoint.path.parent.name != FOLDER or not (folder / "run.json").is_file():
+    folder = checkpoint.run_dir
+    if folder is None:
         raise ConfigError(f"{checkpoint.path}: lies in no run's folder; give RUN/{FOLDER}/NAME")
     if not any(checkpoint.path.glob("*model_states.pt")):
         raise ConfigError(

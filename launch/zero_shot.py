@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import torch
     from lm_eval import simple_evaluate
 
-    found = simple_evaluate(
+    found: Any = simple_evaluate(
         model="hf",
         model_args={"pretrained": str(options.folder)},
         tasks=tasks,
@@ -62,8 +62,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         bootstrap_iters=0,
         log_samples=False,
     )
-    assert found is not None  # it is so on the first process, which is the only one
-    versions = {name: str(version) for name, version in found["versions"].items()}
     record = {
         "schema_version": SCHEMA_VERSION,
         "model": str(options.folder.resolve()),
@@ -71,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "lm_eval": found.get("lm_eval_version"),
         "limit": options.limit,
         "num_samples": {name: n["effective"] for name, n in found["n-samples"].items()},
-        "task_versions": versions,
+        "task_versions": {name: str(version) for name, version in found["versions"].items()},
         "results": {name: _figures(result) for name, result in found["results"].items()},
     }
     write_json(options.out, record)

@@ -12,19 +12,18 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from configs.errors import ConfigError
-from configs.files import write_json
+from configs.files import read_json, write_json
 from configs.schema import Model
 from launch.cli import Parser, run_command, say
-from launch.export.tokenizer import Tokenizer, tokenizer_of
-from launch.trainer.checkpoint_files import Checkpoint, find_checkpoint
+from launch.trainer.checkpoint import Checkpoint, find_checkpoint
 
 SCHEMA_VERSION = 1
 """Of ``export.json``."""
+END_OF_DOCUMENT = "<|endoftext|>"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,14 +35,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         ConfigError: the user has to mend something.
     """
-    options = _parser().read(sys.argv[1:] if argv is None else argv)
+    parser = Parser("python -m launch.export", __doc__ or "")
+    parser.add_argument(
+        "checkpoint", type=Path, metavar="RUN", help="a run's folder or a checkpoint's"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to make")
+    parser.add_argument(
+        "--data-prefix", metavar="PREFIX", help="of the run's data, if they lie elsewhere now"
+    )
+    options = parser.read(sys.argv[1:] if argv is None else argv)
     out: Path = options.out
     if out.exists() or out.is_symlink():
         raise ConfigError(f"--out {out}: already there, and nothing is overwritten; give another")
     if importlib.util.find_spec("safetensors") is None:
         raise ConfigError("safetensors is not installed: pip install -r requirements/dev.txt")
     checkpoint = find_checkpoint(options.checkpoint)
-    tokenizer = tokenizer_of(checkpoint, options.data_prefix)
+    tokenizer = _tokenizer_of(checkpoint, options.data_prefix)
     out.parent.mkdir(parents=True, exist_ok=True)
     # Beside its place, so that it gets its name by one rename.
     scratch = out.with_name(f".{out.name}-{os.getpid()}")
@@ -59,32 +66,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> Parser:
-    parser = Parser("python -m launch.export", __doc__ or "")
-    parser.add_argument(
-        "checkpoint", type=Path, metavar="RUN", help="a run's folder or a checkpoint's"
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to make")
-    parser.add_argument(
-        "--data-prefix", metavar="PREFIX", help="of the run's data, if they lie elsewhere now"
-    )
-    return parser
+@dataclass(frozen=True)
+class _Tokenizer:
+    """A byte-level BPE vocabulary in the format of `tokenizers`, or why there is none."""
+
+    path: Path | None = None
+    end_of_document: int | None = None
+    """Its id; None where the vocabulary has none."""
+    prefix: str = ""
+    """Of the data that it was made for."""
+    lacking: str = ""
+    """Why there is none."""
 
 
-def _write(checkpoint: Checkpoint, tokenizer: Tokenizer, folder: Path) -> None:
+def _tokenizer_of(checkpoint: Checkpoint, data_prefix: str | None) -> _Tokenizer:
+    """Find the tokenizer beside the run's data, which may lie elsewhere than the run says."""
+    run_dir = checkpoint.run_dir
+    prefix = data_prefix or (read_json(run_dir / "run.json").get("data_prefix") if run_dir else "")
+    if not prefix:
+        return _Tokenizer(lacking="the checkpoint lies in no run's folder; give --data-prefix")
+    told = manifest.raw(Path(prefix))
+    if not told:
+        return _Tokenizer(lacking=f"the data {prefix} have no manifest that names one")
+    known, facts = told.get("files") or {}, checkpoint.data or {}
+    for end, trained_on in facts.items():
+        if known.get(f"{Path(prefix).name}{end}", trained_on) != trained_on:
+            raise ConfigError(
+                f"{prefix}{end}: other data than the checkpoint {checkpoint.path} was trained on; "
+                "give --data-prefix of its data"
+            )
+    path = Path(prefix).parent / str(told.get("tokenizer"))
+    if path.suffix != ".json" or not path.is_file():
+        return _Tokenizer(lacking=f"{path} is no tokenizer.json")
+    return _Tokenizer(path, told["eod"] if told["eod"] >= 0 else None, prefix)
+
+
+def _write(checkpoint: Checkpoint, tokenizer: _Tokenizer, folder: Path) -> None:
     # Only now: torch takes seconds to import.
     from huggingface_hub import save_torch_state_dict
 
-    from launch.export.gpt2 import gpt2_config, gpt2_weights, require_gpt2
     from launch.export.held_out import write_tasks
-    from launch.export.shards import merge
+    from launch.export.weights import gpt2_config, gpt2_weights, merge, require_gpt2
 
-    try:
-        model = Model.model_validate(checkpoint.point["model"])
-    except (KeyError, ValidationError) as error:
-        raise ConfigError(
-            f"{checkpoint.path}: checkpoint.json describes no model: {error}"
-        ) from None
+    model = Model.model_validate(checkpoint.point["model"])
     require_gpt2(model)
     weights = gpt2_weights(merge(checkpoint), model)
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
@@ -95,7 +119,14 @@ def _write(checkpoint: Checkpoint, tokenizer: Tokenizer, folder: Path) -> None:
         path.chmod((folder / "config.json").stat().st_mode)
     if tokenizer.path is not None:
         shutil.copyfile(tokenizer.path, folder / "tokenizer.json")
-        write_json(folder / "tokenizer_config.json", tokenizer.config(model.seq_length))
+        ends = () if tokenizer.end_of_document is None else ("bos_token", "eos_token")
+        config = {
+            # The class that takes tokenizer.json as it is.
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": model.seq_length,
+            **dict.fromkeys(ends, END_OF_DOCUMENT),
+        }
+        write_json(folder / "tokenizer_config.json", config)
         write_tasks(checkpoint, tokenizer.prefix, tokenizer.path, folder)
     write_json(
         folder / "export.json",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dataset import indexed
-from launch.trainer.checkpoint_files import Checkpoint
+from launch.trainer.checkpoint import Checkpoint
 
 PERPLEXITY, ENDINGS = "held_out_perplexity", "held_out_endings"
 FOLDER = "tasks"

@@ -7,7 +7,7 @@ import functools
 from configs.schema import Point
 from deep_optimizer_states.predict.model import ModelShape, model_from_table
 from launch.ds_json import deepspeed_config
-from launch.trainers.pipeline import COMPRESSION
+from launch.trainer.runfile import COMPRESSION
 from optimus_cc.predict import ELEMENT_BYTES, PredictionError, Workload, load_cluster, predict
 from optimus_cc.settings import Settings
 

@@ -20,7 +20,7 @@ from launch.process.members import Members
 from launch.process.monitor import Monitor
 from launch.process.nvml import Gpus
 from launch.process.supervise import Beside
-from launch.trainer.scalars import TENSORBOARD_VARIABLE, WANDB_VARIABLE
+from launch.trainer.recorder import TENSORBOARD_VARIABLE, WANDB_VARIABLE
 
 
 def scalar_environment(tensorboard: bool, wandb_project: str | None) -> dict[str, str]:

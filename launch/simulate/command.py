@@ -39,7 +39,7 @@ from launch.records.identity import settings_key
 from launch.records.run_folder import SCHEMA_VERSION, study_of, sweep_dir
 from launch.simulate.workloads import AsOf, as_of, workload_of
 from launch.task import results_of
-from launch.trainer.log import flops_per_iteration
+from launch.trainer.recorder import flops_per_iteration
 
 NOT_SIMULATED = ("loss", "memory", "utilisation")
 """Kinds of figures of what no prediction has."""

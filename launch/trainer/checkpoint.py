@@ -1,63 +1,144 @@
-"""Saves a run's checkpoints, each whole or not at all, and begins a run at one."""
+"""Checkpoints of a run: which there are, whether a point may go on from one, how one is saved.
+
+``RUN/checkpoints/iteration-000100`` holds what the trainer saved, and ``checkpoint.json``, which is
+written last. The folder has its name only once it is whole; ``latest`` beside it then names it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-import torch.distributed as dist
+from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigError
-from launch.trainer.checkpoint_files import (
-    DESCRIPTION,
-    FOLDER,
-    LATEST,
-    SCHEMA_VERSION,
-    Checkpoint,
-)
-from launch.trainer.runfile import RunFile
+from configs.files import write_json, write_text
+from configs.schema import Point
 
-_RANDOM_STATES = "random_states"
-"""Under this name DeepSpeed's file holds the generators' states of every rank."""
+if TYPE_CHECKING:
+    import torch
+
+    from launch.trainer.runfile import RunFile
+
+SCHEMA_VERSION = 1
+"""Of ``checkpoint.json``."""
+FOLDER = "checkpoints"
+"""Folder of a run's checkpoints."""
+DESCRIPTION = "checkpoint.json"
+LATEST = "latest"
+"""File that names the last checkpoint that is whole."""
+_MAY_DIFFER = {
+    *("name", "engine", "data_prefix", "device", "hog_share", "activation_checkpointing"),
+    *("eval_interval", "eval_iterations", "save_interval"),
+}
+"""Fields that change no bit of what a checkpoint holds, or none of how training goes on from it.
+The data itself is compared by its checksums."""
 
 
-def save_checkpoint(run: RunFile, engine: Any, iteration: int) -> Path:  # noqa: ANN401
-    """Save weights, optimizer state, schedule and random states; every rank must call it.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that is whole, as its ``checkpoint.json`` says it."""
 
-    What fails leaves the checkpoints before it as they are.
+    path: Path
+    iteration: int
+    point: dict[str, Any]
+    """Settings of the run that saved it."""
+    data: Any
+    """Sizes and checksums of the data that it read; None where they are not recorded."""
+    files: dict[str, int]
+    """What the trainer saved: name to size in bytes."""
 
-    Returns:
-        The checkpoint's folder.
+    @property
+    def run_dir(self) -> Path | None:
+        """The folder of the run that it lies in; None where it lies elsewhere."""
+        folder = self.path.parent.parent
+        is_of_run = self.path.parent.name == FOLDER and (folder / "run.json").is_file()
+        return folder if is_of_run else None
+
+    def differences(self, point: Point) -> list[str]:
+        """Say why a point cannot go on from here as if it had never stopped."""
+        given = point.model_dump(mode="json")
+        fields = point.study.fields.items() if point.study else ()
+        free = _MAY_DIFFER | {name for name, row in fields if row.only_some_engines}
+        reasons = [
+            f"{name} = {_short(value)}: the checkpoint {self.path} was saved with "
+            f"{_short(self.point.get(name))}; give that, or begin without a checkpoint"
+            for name, value in given.items()
+            if name not in free and value != self.point.get(name)
+        ]
+        if self.iteration >= point.iterations:
+            reasons.append(
+                f"iterations = {point.iterations}: the checkpoint {self.path} is of iteration "
+                f"{self.iteration}, so nothing is left to do; give a checkpoint from before"
+            )
+        return reasons
+
+    def damage(self, share: int = 0, num_shares: int = 1) -> str:
+        """Say what is wrong with one share of its files; empty when nothing is.
+
+        Every file is read once, for the checksums that are in it.
+        """
+        for name, num_bytes in sorted(self.files.items())[share::num_shares]:
+            path = self.path / name
+            try:
+                if path.stat().st_size != num_bytes:
+                    return f"{path}: has {path.stat().st_size} bytes instead of {num_bytes}"
+                with zipfile.ZipFile(path) as archive:
+                    bad = archive.testzip()
+            except (OSError, zipfile.BadZipFile) as error:
+                return f"{path}: {error}"
+            if bad is not None:
+                return f"{path}: {bad} does not have its checksum"
+        return ""
+
+
+def find_checkpoint(folder: Path) -> Checkpoint:
+    """Return the last checkpoint of a run's folder, or the one whose own folder is given.
 
     Raises:
-        OSError: the disk is full, or cannot be written.
+        ConfigError: there is none, or its description cannot be read.
     """
-    states: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(states, random_states(engine.device))
+    path = folder.resolve()
+    if not (path / DESCRIPTION).is_file():
+        latest = path / FOLDER / LATEST
+        try:
+            path = latest.parent / latest.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise ConfigError(
+                f"--continue-from {str(folder)!r}: no checkpoint there ({latest}: "
+                f"{error.strerror}); give the folder of a run that had save_interval above 0"
+            ) from None
+    source = path / DESCRIPTION
+    try:
+        table = json.loads(source.read_text(encoding="utf-8"))
+        if table["schema_version"] != SCHEMA_VERSION:
+            raise ConfigError(
+                f"{source}: schema_version = {table['schema_version']!r}: this trainer reads "
+                f"{SCHEMA_VERSION}"
+            )
+        files = {str(name): int(size) for name, size in table["files"].items()}
+        return Checkpoint(path, int(table["iteration"]), dict(table["point"]), table["data"], files)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{source}: not a checkpoint of this harness ({error!r}); give another folder to "
+            "--continue-from"
+        ) from None
 
-    def write(partial: Path) -> None:
-        engine.save_checkpoint(
-            str(partial.parent),
-            partial.name,
-            client_state={_RANDOM_STATES: states},
-            save_latest=False,
-        )
 
-    return save_whole(run, iteration, write)
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def save_whole(run: RunFile, iteration: int, write: Callable[[Path], None]) -> Path:
     """Save a checkpoint that has its name only once it is whole; every rank must call it.
 
-    Args:
-        run: the run.
-        iteration: the one after which it is saved.
-        write: writes this rank's files into the folder that it is given.
+    ``write`` writes this rank's files into the folder that it is given. What fails leaves the
+    checkpoints before it as they are.
 
     Returns:
         The checkpoint's folder.
@@ -65,19 +146,31 @@ def save_whole(run: RunFile, iteration: int, write: Callable[[Path], None]) -> P
     Raises:
         OSError: the disk is full, or cannot be written.
     """
+    import torch.distributed as dist
+
     parent = run.run_dir / FOLDER
     path = parent / f"iteration-{iteration:06d}"
     partial = path.with_suffix(".partial")
     try:
         write(partial)
-        for file in partial.iterdir():
+        files = list(partial.iterdir())
+        for file in files:
             _flush(file)
         dist.barrier()
         if dist.get_rank() == 0:
-            _describe(run, partial, iteration)
+            description = {
+                "schema_version": SCHEMA_VERSION,
+                "iteration": iteration,
+                "point": run.point.model_dump(mode="json"),
+                "data": run.data_facts,
+                "files": {file.name: file.stat().st_size for file in partial.iterdir()},
+            }
+            write_json(partial / DESCRIPTION, description)
+            _flush(partial)
             partial.rename(path)
             _flush(parent)
-            _replace(parent / LATEST, path.name)
+            write_text(parent / LATEST, path.name)
+            _flush(parent)
     except (OSError, RuntimeError) as error:
         # torch's writer of files tells of a full disk by a RuntimeError.
         shutil.rmtree(partial, ignore_errors=True)
@@ -89,27 +182,6 @@ def save_whole(run: RunFile, iteration: int, write: Callable[[Path], None]) -> P
     return path
 
 
-def _describe(run: RunFile, partial: Path, iteration: int) -> None:
-    files = {file.name: file.stat().st_size for file in partial.iterdir()}
-    description = {
-        "schema_version": SCHEMA_VERSION,
-        "iteration": iteration,
-        "point": run.point.model_dump(mode="json"),
-        "data": run.data_facts,
-        "files": files,
-    }
-    _replace(partial / DESCRIPTION, json.dumps(description, indent=2))
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file that is there whole, or as it was, even if power is cut."""
-    new = path.with_name(f"{path.name}.new")
-    new.write_text(text, encoding="utf-8")
-    _flush(new)
-    new.replace(path)
-    _flush(path.parent)
-
-
 def _flush(path: Path) -> None:
     """Have the disk hold what was written; of a folder, its entries."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -119,25 +191,14 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def load_checkpoint(run: RunFile, engine: Any, checkpoint: Checkpoint) -> None:  # noqa: ANN401
-    """Take up a checkpoint's weights, optimizer state, schedule and random states.
-
-    Every rank must call it.
-
-    Raises:
-        ConfigError: the checkpoint is damaged, or is of another point or other data.
-    """
-    require_usable(run, checkpoint)
-    _, state = engine.load_checkpoint(str(checkpoint.path.parent), checkpoint.path.name)
-    set_random_states(state[_RANDOM_STATES][dist.get_rank()], engine.device)
-
-
 def require_usable(run: RunFile, checkpoint: Checkpoint) -> None:
     """Check a checkpoint before anything of it is taken up; every rank must call it.
 
     Raises:
         ConfigError: the checkpoint is damaged, or is of another point or other data.
     """
+    import torch.distributed as dist
+
     reasons = checkpoint.differences(run.point)
     if None not in (run.data_facts, checkpoint.data) and run.data_facts != checkpoint.data:
         reasons.append(
@@ -152,7 +213,8 @@ def require_usable(run: RunFile, checkpoint: Checkpoint) -> None:
 
 
 def random_states(device: torch.device) -> dict[str, Any]:
-    """The states of all generators of this rank."""
+    """Return the states of all random generators of this rank."""
+    import torch
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
     return {
@@ -163,10 +225,12 @@ def random_states(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any], device: torch.device) -> None:
-    """Take over what :func:`random_states` gave."""
+    """Take over what :func:`random_states` gave, wherever it was loaded to."""
+    import torch
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
-    torch.set_rng_state(states["cpu"])
+    torch.set_rng_state(states["cpu"].cpu())
     if states["cuda"] is not None and device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"])
-    get_cuda_rng_tracker().set_states(states["megatron"])
+        torch.cuda.set_rng_state(states["cuda"].cpu())
+    trackers = {name: state.cpu() for name, state in states["megatron"].items()}
+    get_cuda_rng_tracker().set_states(trackers)

@@ -20,26 +20,19 @@ NO_PADDING_ID = -1
 """No token has it: samples are cut from a stream of documents and never padded."""
 
 
-@dataclass(frozen=True)
 class Vocabulary:
-    """The part of a tokenizer that megatron-core's data sets ask for."""
+    """The part of a tokenizer that megatron-core's data sets ask for.
 
-    vocab_size: int
-    """Tokens."""
-    eod: int
-    """Token that ends a document."""
-    pad: int = NO_PADDING_ID
-    """Token that fills short samples."""
+    ``eod`` ends a document. The name of the cached order of samples depends on
+    ``unique_identifiers``.
+    """
 
-    @property
-    def unique_identifiers(self) -> OrderedDict[str, Any]:
-        """What the name of the cached order of samples depends on."""
-        return OrderedDict(vocab_size=self.vocab_size, eod=self.eod)
+    pad = NO_PADDING_ID
 
-    @property
-    def unique_description(self) -> str:
-        """The same as text."""
-        return json.dumps(self.unique_identifiers)
+    def __init__(self, vocab_size: int, eod: int) -> None:
+        self.vocab_size, self.eod = vocab_size, eod
+        self.unique_identifiers = OrderedDict(vocab_size=vocab_size, eod=eod)
+        self.unique_description = json.dumps(self.unique_identifiers)
 
 
 @dataclass(frozen=True)

@@ -1,249 +1,236 @@
-"""The training loop: set up, iterate, measure, report."""
+"""The training loop of every trainer but Lightning's, and what measures an iteration."""
 
 from __future__ import annotations
 
-import os
+import contextlib
+import hashlib
+import importlib.metadata
+import math
+import platform
 import time
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from configs.schema import Point
-from launch.trainer import log
-from launch.trainer.checkpoint import load_checkpoint, save_checkpoint
-from launch.trainer.clock import PeakMemory, PhaseClock, reserved_peak_gib
-from launch.trainer.data import MicroBatch, MicroBatches, build_samples
-from launch.trainer.digest import state_digests
-from launch.trainer.metrics import MetricsFile, evaluation_fields, iteration_fields
-from launch.trainer.model import (
-    ParallelState,
-    build_model,
-    causal_mask,
-    initialize_engine,
-    num_local_parameters,
-)
-from launch.trainer.ranks import Ranks
-from launch.trainer.runfile import RunFile
-from launch.trainer.runtime import (
-    distributed,
-    plugin_installed,
-    spare_garbage_collector,
-    versions,
-)
-from launch.trainer.scalars import Scalars, scalars_of_run
-from launch.trainer.schedule import evaluates_after, saves_after
+from deep_optimizer_states.cores import usable_cores
+from deep_optimizer_states.state_reader import digest, read_state
+from launch.trainer.checkpoint import require_usable, save_whole
+from launch.trainer.recorder import Iteration, Recorder
+from launch.trainer.runfile import Ranks, RunFile
+
+MAX_NUMEL_PER_CORE = 300_000_000
+"""Above this many parameters a core, hashing would take longer than the run is worth."""
+PHASES = ("forward", "backward", "update")
+Digests = tuple[str | None, str | None]
+"""Of the weights, and of master weights and moments."""
 
 
-@dataclass(frozen=True)
-class Trainer:
-    """Everything an iteration touches on this rank."""
+class Adapter(Protocol):
+    """What the loop needs of a model and of those who train it; every rank has one and calls it."""
 
-    run: RunFile
-    ranks: Ranks
-    device: torch.device
-    mpu: ParallelState
-    engine: Any
-    batches: MicroBatches
-    validation: MicroBatches
-    mask: Tensor | None
+    packages: tuple[str, ...]
+    """Whose versions decide the numbers."""
 
-    @property
-    def point(self) -> Point:
-        """What is trained."""
-        return self.run.point
+    def begin_timing(self) -> None:
+        """Begin to count the time of the next iteration."""
+
+    def train(self, iteration: int) -> Iteration:
+        """Run every micro-batch and the update."""
+
+    def evaluate(self) -> float:
+        """Return the mean loss of the validation batches, the same ones every time."""
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's files of a checkpoint."""
+
+    def load(self, checkpoint: Path) -> None:
+        """Take up a checkpoint's weights, optimizer state, schedule and random states."""
+
+    def digests(self) -> Digests:
+        """Fingerprint the trained state of all ranks."""
+
+    def results(self) -> dict[str, Any]:
+        """Return further fields of the ``end`` event."""
 
 
-def train(run: RunFile, ranks: Ranks) -> None:
+def train(
+    run: RunFile,
+    ranks: Ranks,
+    distributed: Callable[[Point, Ranks], AbstractContextManager[torch.device]],
+    make: Callable[[RunFile, torch.device, Recorder], Adapter],
+) -> None:
     """Train a point from the first iteration, or from a checkpoint's, to the last.
 
-    A loss or gradient that is not finite is reported and does not stop the run.
+    A loss or gradient that is not finite is reported and does not stop the run. ``distributed``
+    sets up device and process groups, ``make`` model and data.
 
     Raises:
         ConfigError: the user has to mend something.
     """
     started = time.perf_counter()
-    log.write_only_whole_lines()
-    with (
-        MetricsFile(run.metrics_path if ranks.is_first else None) as metrics,
-        scalars_of_run(run, ranks.is_first, os.environ) as scalars,
-        distributed(run.point, ranks) as device,
-    ):
-        trainer = _set_up(run, ranks, device)
-        metrics.write("start", _start_fields(trainer))
-        _iterate(trainer, _begin(trainer), metrics, scalars)
-        weights, optimizer_state = state_digests(trainer.engine)
-        metrics.write(
+    with Recorder(run, ranks) as recorder, distributed(run.point, ranks) as device:
+        recorder.sizes()
+        adapter = make(run, device, recorder)
+        recorder.start(_start_fields(run, device, adapter.packages))
+        iterate(run, adapter, recorder)
+        weights, optimizer_state = adapter.digests()
+        recorder.event(
             "end",
             {
                 "iterations": run.point.iterations,
                 "seconds": time.perf_counter() - started,
                 "weights_sha256": weights,
                 "optimizer_sha256": optimizer_state,
-                "reserved_peak_gib": reserved_peak_gib(),
+                **adapter.results(),
             },
         )
 
 
-def _set_up(run: RunFile, ranks: Ranks, device: torch.device) -> Trainer:
+def _start_fields(run: RunFile, device: torch.device, packages: tuple[str, ...]) -> dict[str, Any]:
     point = run.point
-    if ranks.is_first:
-        log.write_line(log.world_line(point))
-        log.write_line(log.vocabulary_line(point))
-    mpu = ParallelState()
-    begin = time.perf_counter()
-    with plugin_installed(run):
-        model = build_model(run, mpu, device)
-        if mpu.get_data_parallel_rank() == 0:
-            line = log.parameters_line(mpu.get_model_parallel_rank(), num_local_parameters(model))
-            log.write_line(line)
-        engine = initialize_engine(run, model, mpu)
-    log.write_line(log.timer_line("model-and-optimizer-setup", time.perf_counter() - begin))
-    begin = time.perf_counter()
-    dp_rank = mpu.get_data_parallel_rank()
-    batches, validation = (
-        MicroBatches(samples, point, dp_rank, device) for samples in build_samples(run)
-    )
-    seconds = time.perf_counter() - begin
-    log.write_line(log.timer_line("train/valid/test-data-iterators-setup", seconds))
-    mask = causal_mask(point, device)
-    return Trainer(run, ranks, device, mpu, engine, batches, validation, mask)
-
-
-def _start_fields(trainer: Trainer) -> dict[str, Any]:
-    point, device = trainer.point, trainer.device
-    on_cuda = device.type == "cuda"
+    versions = {name: importlib.metadata.version(name) for name in packages}
     return {
-        "engine": str(point.engine),
         "parameters": point.model.num_parameters(point.tp),
         "vocab_size": point.model.vocab_size,
         "padded_vocab_size": point.model.padded_vocab_size(point.tp),
-        "device": torch.cuda.get_device_name(device) if on_cuda else "cpu",
-        "versions": versions(),
-        "num_ranks": point.num_ranks,
-        "seed": point.seed,
-        "continued_from": str(trainer.run.checkpoint.path) if trainer.run.checkpoint else None,
+        "device": device_name(device),
+        "versions": {"python": platform.python_version(), **versions},
+        "continued_from": str(run.checkpoint.path) if run.checkpoint else None,
     }
 
 
-def _begin(trainer: Trainer) -> int:
-    """Take up the checkpoint, if there is one; the first iteration to do."""
-    checkpoint = trainer.run.checkpoint
-    if checkpoint is None:
-        return 1
-    load_checkpoint(trainer.run, trainer.engine, checkpoint)
-    return checkpoint.iteration + 1
+def device_name(device: torch.device) -> str:
+    """Return the name of a GPU, or ``cpu``."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def _iterate(trainer: Trainer, first: int, metrics: MetricsFile, scalars: Scalars) -> None:
-    point, engine = trainer.point, trainer.engine
-    clock = PhaseClock(trainer.device)
-    peak = PeakMemory(trainer.device)
-    spare_garbage_collector()
+def iterate(run: RunFile, adapter: Adapter, recorder: Recorder) -> None:
+    """Train, evaluate and save from the run's first iteration to its last."""
+    point, first = run.point, 1
+    if run.checkpoint is not None:
+        require_usable(run, run.checkpoint)
+        adapter.load(run.checkpoint.path)
+        first = run.checkpoint.iteration + 1
     dist.barrier()
-    last_end = time.perf_counter()
-    for iteration in range(first, point.iterations + 1):
-        rate = float(engine.lr_scheduler.current)
-        skipped_before = engine.skipped_steps
-        loss = _train_one(trainer, iteration, clock)
-        result = log.IterationResult(
-            iteration=iteration,
-            seconds=time.perf_counter() - last_end,
-            loss=loss,
-            learning_rate=rate,
-            skipped=engine.skipped_steps > skipped_before,
-            loss_scale=float(getattr(engine.optimizer, "loss_scale", 1.0)),
-        )
-        last_end += result.seconds
-        log.write_line(log.timer_line("interval-time", result.seconds))
-        if trainer.ranks.is_last:
-            log.write_line(log.iteration_line(point, result))
-        if trainer.ranks.is_first:
-            norm = engine.get_global_grad_norm()
-            norm = None if norm is None else float(norm)
-            fields = iteration_fields(point, result, clock.take(), norm, peak.take())
-            metrics.write("iteration", fields)
-            scalars.write(fields, point.global_batch_size * point.model.seq_length)
-        else:
-            clock.take()
-        if evaluates_after(point, iteration) or saves_after(point, iteration):
-            _evaluate_and_save(trainer, iteration, metrics, scalars)
-            peak.take()
-            last_end = time.perf_counter()  # none of it counts to the next iteration
+    adapter.begin_timing()
+    for number in range(first, point.iterations + 1):
+        recorder.iteration(adapter.train(number))
+        if evaluates_after(point, number):
+            recorder.evaluation(number, adapter.evaluate())
+        if saves_after(point, number):
+            recorder.checkpoint(number, save_whole(run, number, adapter.save))
+        if evaluates_after(point, number) or saves_after(point, number):
+            adapter.begin_timing()
 
 
-def _evaluate_and_save(
-    trainer: Trainer, iteration: int, metrics: MetricsFile, scalars: Scalars
-) -> None:
-    """What an iteration is followed by, where the point asks for it."""
-    point = trainer.point
-    if evaluates_after(point, iteration):
-        loss = _evaluate(trainer)
-        if trainer.ranks.is_last:
-            log.write_line(log.evaluation_line(iteration, loss))
-        fields = evaluation_fields(point, iteration, loss)
-        metrics.write("evaluation", fields)
-        scalars.write_evaluation(fields)
-    if saves_after(point, iteration):
-        path = save_checkpoint(trainer.run, trainer.engine, iteration)
-        if trainer.ranks.is_first:
-            log.write_line(log.checkpoint_line(iteration, path))
+def evaluates_after(point: Point, iteration: int) -> bool:
+    """Tell whether an evaluation is due."""
+    return point.eval_interval > 0 and iteration % point.eval_interval == 0
 
 
-def _evaluate(trainer: Trainer) -> float:
-    """Mean loss of the validation batches, the same ones every time and on every rank."""
-    engine = trainer.engine
-    # DeepSpeed's forward timers and memory lines are left to training.
-    timers, engine.engine_timers.forward_timers = engine.engine_timers.forward_timers, []
-    breakdown, engine._config.memory_breakdown = engine._config.memory_breakdown, False
-    engine.eval()
-    with torch.no_grad():
-        losses = [
-            _forward(trainer, batch)
-            for iteration in range(1, trainer.point.eval_iterations + 1)
-            for batch in trainer.validation.of_iteration(iteration)
-        ]
-    engine.train()
-    engine.engine_timers.forward_timers = timers
-    engine._config.memory_breakdown = breakdown
-    return _mean(trainer, losses)
+def saves_after(point: Point, iteration: int) -> bool:
+    """Tell whether a checkpoint is due: at every interval, and then also at the end."""
+    is_last = iteration == point.iterations
+    return point.save_interval > 0 and (is_last or iteration % point.save_interval == 0)
 
 
-def _train_one(trainer: Trainer, iteration: int, clock: PhaseClock) -> float:
-    """Run every micro-batch and the update.
+def learning_rate(point: Point, iteration: int) -> float:
+    """Return the rate that ``iteration`` (from 1) is updated with: a warm-up, then half a cosine.
+
+    Megatron's formula over iterations: with ``lr_warmup_iterations`` 1 the first iteration has the
+    peak, and the last one ``min_lr``.
+    """
+    warmup, last = point.lr_warmup_iterations, point.iterations
+    if warmup > 0 and iteration <= warmup:
+        return point.lr * iteration / warmup
+    if iteration > last:
+        return point.min_lr
+    share = (iteration - warmup) / (last - warmup)
+    return point.min_lr + (point.lr - point.min_lr) * 0.5 * (math.cos(math.pi * share) + 1.0)
+
+
+class PhaseClock:
+    """Sums the wall time of each phase over an iteration's micro-batches.
+
+    Forward is without reading the samples, backward with the gradients' reduction and their way to
+    the host, update the optimizer's step.
+    """
+
+    def __init__(self, device: torch.device, phases: tuple[str, ...] = PHASES) -> None:
+        self._on_cuda = device.type == "cuda"
+        self._ms = dict.fromkeys(phases, 0.0)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time the body; on CUDA, until the device has finished what the body launched."""
+        self._synchronize()
+        begin = time.perf_counter()
+        yield
+        self._synchronize()
+        self._ms[name] += (time.perf_counter() - begin) * 1000.0
+
+    def take(self) -> dict[str, float]:
+        """Return ``forward_ms`` and so on since the last call; starts again at zero."""
+        taken, self._ms = self._ms, dict.fromkeys(self._ms, 0.0)
+        return {f"{name}_ms": milliseconds for name, milliseconds in taken.items()}
+
+    def _synchronize(self) -> None:
+        if self._on_cuda:
+            torch.cuda.synchronize()
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """Return the most device memory allocated at once since the last call; None without CUDA."""
+    if device.type != "cuda":
+        return None
+    peak = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return peak
+
+
+def state_digests(engine: Any) -> Digests:  # noqa: ANN401 - DeepSpeed's
+    """Fingerprint the 16-bit weights, and the master weights with both moments, of all ranks.
+
+    Every rank hashes what it holds: under ZeRO-3 its partitions without their padding, which is
+    uninitialised memory. Every rank must call it.
 
     Returns:
-        Loss, mean over the global batch; the same on every rank.
+        Hex digests of the weights and of the optimizer state; both None when any rank holds
+        ``MAX_NUMEL_PER_CORE`` elements a core or more, the second where another process than the
+        rank holds the moments.
     """
-    engine = trainer.engine
-    losses: list[Tensor] = []
-    for batch in trainer.batches.of_iteration(iteration):
-        with clock.phase("forward"):
-            loss = _forward(trainer, batch)
-        with clock.phase("backward"):
-            engine.backward(loss)
-        with clock.phase("update"):
-            # Updates after the last micro-batch alone; DeepSpeed counts them.
-            engine.step()
-        losses.append(loss.detach())
-    return _mean(trainer, losses)
+    subgroups = read_state(engine)
+    weights = [tensor for subgroup in subgroups for tensor in subgroup.weights]
+    state = [t for subgroup in subgroups for t in (*subgroup.masters, *subgroup.moments)]
+    mine: Digests = (None, None)
+    if sum(tensor.numel() for tensor in weights) < MAX_NUMEL_PER_CORE * usable_cores():
+        has_moments = all(subgroup.moments for subgroup in subgroups)
+        mine = (_digest_of_each(weights), _digest_of_each(state) if has_moments else None)
+    return joined_over_ranks(mine)
 
 
-def _forward(trainer: Trainer, batch: MicroBatch) -> Tensor:
-    """Loss of a micro-batch, its mean over the tokens."""
-    token_losses: Tensor = trainer.engine(
-        input_ids=batch.tokens,
-        position_ids=batch.position_ids,
-        attention_mask=trainer.mask,
-        labels=batch.labels,
-    )
-    return token_losses.mean()
+def joined_over_ranks(mine: Digests) -> Digests:
+    """Join each rank's digests in the order of ranks; None where a rank has none."""
+    everyone: list[Digests] = [mine] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    weights, state = zip(*everyone, strict=True)
+    return _joined(weights), _joined(state)
 
 
-def _mean(trainer: Trainer, losses: list[Tensor]) -> float:
-    """Mean over the micro-batches of every data-parallel rank."""
-    total = torch.stack(losses).double().mean()
-    dist.all_reduce(total, group=trainer.mpu.get_data_parallel_group())
-    return total.item() / trainer.point.dp
+def _digest_of_each(tensors: list[Tensor]) -> str | None:
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        return _joined(tuple(pool.map(lambda tensor: digest([tensor]), tensors)))
+
+
+def _joined(digests: tuple[str | None, ...]) -> str | None:
+    found = [text for text in digests if text is not None]
+    if len(found) < len(digests):
+        return None
+    return hashlib.sha256("\n".join(found).encode()).hexdigest()

@@ -61,7 +61,7 @@ class _TorchOnCpu:
 
 
 def _cuda(self: torch.Tensor) -> torch.Tensor:
-    """A tied embedding is moved to CUDA before its copies are made equal; here it stays."""
+    """Leave a tied embedding where it is, which is moved before its copies are made equal."""
     return self
 
 
@@ -70,32 +70,6 @@ FOR_PIPELINES = (
     ("torch", "Tensor.cuda", _cuda),
 )
 """What a pipeline of several stages needs besides."""
-
-
-def verify(*, pipelines: bool = False) -> None:
-    """Check that megatron-core is the version this module was written for.
-
-    Args:
-        pipelines: whether there are several stages.
-
-    Raises:
-        RuntimeError: a minor version that is not known, or a patched name is gone.
-    """
-    version = importlib.metadata.version("megatron-core")
-    if version.rpartition(".")[0] not in SUPPORTED_VERSIONS:
-        known = " or ".join(f"megatron-core=={number}.*" for number in SUPPORTED_VERSIONS)
-        raise RuntimeError(
-            f"megatron-core {version}: the CPU support was not written for it; install {known}"
-        )
-    for module, name, _ in _patched(pipelines):
-        try:
-            operator.attrgetter(name)(importlib.import_module(module))
-        except AttributeError:
-            raise RuntimeError(f"megatron-core {version}: {module}.{name} is gone") from None
-
-
-def _patched(pipelines: bool) -> tuple[tuple[str, str, Any], ...]:
-    return (*PATCHED, *(FOR_PIPELINES if pipelines else ()))
 
 
 def apply(*, pipelines: bool = False) -> None:
@@ -107,12 +81,20 @@ def apply(*, pipelines: bool = False) -> None:
         pipelines: whether there are several stages.
 
     Raises:
-        RuntimeError: see :func:`verify`.
+        RuntimeError: a minor version that is not known, or a name to replace is gone.
     """
-    verify(pipelines=pipelines)
-    for module, name, ours in _patched(pipelines):
+    version = importlib.metadata.version("megatron-core")
+    if version.rpartition(".")[0] not in SUPPORTED_VERSIONS:
+        known = " or ".join(f"megatron-core=={number}.*" for number in SUPPORTED_VERSIONS)
+        raise RuntimeError(
+            f"megatron-core {version}: the CPU support was not written for it; install {known}"
+        )
+    for module, name, ours in (*PATCHED, *(FOR_PIPELINES if pipelines else ())):
         owner, _, attribute = name.rpartition(".")
-        imported = importlib.import_module(module)
-        setattr(operator.attrgetter(owner)(imported) if owner else imported, attribute, ours)
+        place = importlib.import_module(module)
+        place = operator.attrgetter(owner)(place) if owner else place
+        if not hasattr(place, attribute):
+            raise RuntimeError(f"megatron-core {version}: {module}.{name} is gone")
+        setattr(place, attribute, ours)
     # A tracker warns of every draw from the CPU's generator, which here is its own.
     logging.getLogger(_RANDOM).setLevel(logging.ERROR)

@@ -1,10 +1,8 @@
-"""Builds a GPT from megatron-core and hands it to DeepSpeed."""
+"""Builds a GPT from megatron-core, whole or a stage of a pipeline."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,8 +10,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from configs.schema import Model, Point
-from launch.trainer.runfile import RunFile
-from launch.trainer.schedule import CosineSchedule
 
 ROTARY_BASE = 10000
 """Base of the rotary frequencies, as in LLaMA and Megatron."""
@@ -38,41 +34,12 @@ _ARCHITECTURES: dict[str, dict[str, Any]] = {
 """What tells the architectures apart, in megatron-core's words."""
 
 
-class ParallelState:
-    """megatron-core's process groups under the names DeepSpeed calls them by."""
-
-    def __init__(self) -> None:
-        from megatron.core import parallel_state
-
-        self.get_data_parallel_group = parallel_state.get_data_parallel_group
-        self.get_data_parallel_rank = parallel_state.get_data_parallel_rank
-        self.get_data_parallel_world_size = parallel_state.get_data_parallel_world_size
-        self.get_model_parallel_group = parallel_state.get_tensor_model_parallel_group
-        self.get_model_parallel_rank = parallel_state.get_tensor_model_parallel_rank
-        self.get_model_parallel_world_size = parallel_state.get_tensor_model_parallel_world_size
-        # DeepSpeed's checkpoints ask for the newer names.
-        self.get_tensor_model_parallel_group = self.get_model_parallel_group
-        self.get_tensor_model_parallel_rank = self.get_model_parallel_rank
-        self.get_tensor_model_parallel_world_size = self.get_model_parallel_world_size
-
-
-@dataclass(frozen=True)
 class Stage:
-    """A part of a pipeline, from its first layer to its last."""
+    """A part of a pipeline: the first looks tokens up, the last computes the loss."""
 
-    index: int = 0
-    """From 0."""
-    num_stages: int = 1
-
-    @property
-    def is_first(self) -> bool:
-        """It looks tokens up."""
-        return self.index == 0
-
-    @property
-    def is_last(self) -> bool:
-        """It computes the loss."""
-        return self.index == self.num_stages - 1
+    def __init__(self, index: int = 0, num_stages: int = 1) -> None:
+        self.index, self.num_stages = index, num_stages
+        self.is_first, self.is_last = index == 0, index == num_stages - 1
 
 
 WHOLE = Stage()
@@ -80,7 +47,7 @@ WHOLE = Stage()
 
 
 def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - TransformerConfig
-    """The point's model in megatron-core's words; there is no dropout.
+    """Return the point's model in megatron-core's words; there is no dropout.
 
     Fusions that need apex or Transformer Engine are off. Without CUDA the weights are made whole
     in fp32 and then cut, which makes them the same for every tensor-parallel degree; with CUDA
@@ -96,6 +63,10 @@ def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - Tra
             "recompute_method": "uniform",
             "recompute_num_layers": 1,
         }
+    # Which layers each stage has; megatron-core numbers layers by it.
+    layout = [["decoder"] * number for number in model.layers_of_stages(point.pp)]
+    layout[0].insert(0, "embedding")
+    layout[-1].append("loss")
     return TransformerConfig(
         num_layers=model.layers,
         hidden_size=model.hidden,
@@ -111,7 +82,7 @@ def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - Tra
         pipeline_dtype=dtype,
         tensor_model_parallel_size=point.tp,
         pipeline_model_parallel_size=point.pp,
-        pipeline_model_parallel_layout=_layout(point) if point.pp > 1 else None,
+        pipeline_model_parallel_layout=layout if point.pp > 1 else None,
         # It would wait for CUDA, on a CPU too, because of a bug that torch no longer has.
         batch_p2p_sync=False,
         use_cpu_initialization=on_cpu,
@@ -124,14 +95,6 @@ def transformer_config(point: Point, on_cpu: bool) -> Any:  # noqa: ANN401 - Tra
         **_ARCHITECTURES[model.architecture],
         **recompute,
     )
-
-
-def _layout(point: Point) -> list[list[str]]:
-    """Which layers each stage has, in megatron-core's words; it numbers layers by them."""
-    layout = [["decoder"] * number for number in point.model.layers_of_stages(point.pp)]
-    layout[0].insert(0, "embedding")
-    layout[-1].append("loss")
-    return layout
 
 
 def make_gpt(point: Point, on_cpu: bool, stage: Stage = WHOLE) -> Any:  # noqa: ANN401 - GPTModel
@@ -225,75 +188,15 @@ class PositionEmbedding(torch.nn.Embedding):
         torch.nn.init.normal_(self.weight, std=EMBEDDING_STD)
 
 
-def build_model(run: RunFile, mpu: ParallelState, device: torch.device) -> Any:  # noqa: ANN401
-    """Make the model, under ZeRO-3 with its parameters partitioned from the start.
-
-    There no rank ever holds more than one whole layer, so a model need not fit into one device.
-    An engine whose row says ``zero_init = false`` gets the whole model, which DeepSpeed then cuts.
-    """
-    import deepspeed
-
-    point = run.point
-    partitioned: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if point.zero_stage == 3 and (point.study is None or point.row.zero_init):
-        partitioned = deepspeed.zero.Init(
-            data_parallel_group=mpu.get_data_parallel_group(),
-            # The type comes out of it: DeepSpeed up to 0.19.8 takes bf16 for any ``dtype`` that is
-            # given here, fp32 too, where the device has no fp16.
-            config_dict_or_path=run.ds_config,
-            mpu=mpu,
-        )
-    with partitioned:
-        model = make_gpt(point, on_cpu=device.type == "cpu")
-    if point.model.architecture == "llama":
-        # zero.Init gives every new float tensor the model's type; rotary frequencies need fp32.
-        model.rotary_pos_emb.inv_freq = rotary_frequencies(point.model, device)
-    return model
-
-
 def rotary_frequencies(model: Model, device: torch.device) -> Tensor:
-    """Rotary angles per position, (head size / 2,) fp32 on ``device``."""
+    """Return rotary angles per position, (head size / 2,) fp32 on ``device``."""
     size = model.hidden // model.heads
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device=device) / size
     return 1.0 / (ROTARY_BASE**exponents)
 
 
-def initialize_engine(run: RunFile, model: Any, mpu: ParallelState) -> Any:  # noqa: ANN401
-    """Hand the model to DeepSpeed; the optimizer comes from ``ds_config.json``.
-
-    Returns:
-        DeepSpeed's engine.
-    """
-    import deepspeed
-    from deepspeed.accelerator import get_accelerator
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-    parameters, optimizer = list(model.parameters()), None
-    if run.point.offload_optimizer == "none" and get_accelerator().device_name() == "cpu":
-        # DeepSpeed would compile a FusedAdam for CPUs, for a minute; this is its arithmetic.
-        optimizer = DeepSpeedCPUAdam(parameters, **run.ds_config["optimizer"]["params"])
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        model_parameters=parameters,
-        optimizer=optimizer,
-        config=run.ds_config,
-        lr_scheduler=lambda optimizer: CosineSchedule(optimizer, run.point),
-        mpu=mpu,
-        dist_init_required=False,
-    )
-    if run.ds_config.get("compile", {}).get("deepcompile"):
-        engine.compile()  # until then DeepSpeed ignores the setting
-    engine.train()
-    return engine
-
-
-def num_local_parameters(model: torch.nn.Module) -> int:
-    """Parameters of this tensor-parallel rank, over its data-parallel ranks."""
-    return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
-
-
 def causal_mask(point: Point, device: torch.device) -> Tensor | None:
-    """Mask for stock attention, (1, 1, sequence, sequence) bool, true where hidden."""
+    """Return the mask of stock attention, (1, 1, sequence, sequence) bool, true where hidden."""
     if point.attention == "sdpa":
         return None
     length = point.model.seq_length

@@ -1,39 +1,46 @@
-"""Reads a run folder: ``run.json`` and ``ds_config.json``, checked before anything slow starts."""
+"""What a trainer's program is given: run folder, place among the ranks, command line.
+
+All of it is checked before anything slow is imported.
+"""
 
 from __future__ import annotations
 
+import argparse
 import base64
+import faulthandler
 import json
-from collections.abc import Callable
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from configs.errors import ConfigError
 from configs.files import read_given_json
 from configs.schema import Point
 from configs.study import default_study, study_from
-from launch.trainer.checkpoint_files import Checkpoint, find_checkpoint
+from launch.trainer.checkpoint import Checkpoint, find_checkpoint
 
-SCHEMA_VERSIONS = (1, 2)
+SCHEMA_VERSION = 2
 INDEX_MAGIC = b"MMIDIDX\x00\x00"
 """How every ``.idx`` of Megatron begins."""
+COMPRESSION = "optimus_cc"
+"""Key of ``ds_config.json`` that holds what is compressed."""
+ERROR = "pretrain_gpt: error: "
+"""How the line begins that tells the user what to mend; the launcher looks for it."""
 
 
 @dataclass(frozen=True)
 class RunFile:
-    """What one run needs to know, as its run folder says it."""
+    """What one run needs to know, as its run folder says it; all that it writes goes there."""
 
     run_dir: Path
-    """The run folder; everything the trainer writes goes here."""
     point: Point
-    """Model, engine mode and knobs."""
     ds_config: dict[str, Any]
-    """What ``deepspeed.initialize`` gets."""
     data_prefix: Path
-    """Prefix of Megatron's ``.bin`` and ``.idx``."""
     metrics_path: Path
-    """Where ``metrics.jsonl`` is made."""
     data_facts: Any = None
     """Sizes and checksums of the data's files; None where ``run.json`` has none."""
     checkpoint: Checkpoint | None = None
@@ -46,25 +53,24 @@ class RunFile:
 
     @property
     def uses_plugin(self) -> bool:
-        """Whether ``ds_config.json`` holds an enabled ``deep_optimizer_states`` block."""
+        """Tell whether ``ds_config.json`` holds an enabled ``deep_optimizer_states`` block."""
         block = self.ds_config.get("deep_optimizer_states")
         return isinstance(block, dict) and bool(block.get("enabled", False))
 
 
 def require_token_files(prefix: Path) -> Path:
-    """The prefix of a ``.bin`` and an ``.idx`` of Megatron's that are there.
+    """Return the prefix of Megatron's ``.bin`` and ``.idx``.
 
     Raises:
-        ConfigError: one of them is not.
+        ConfigError: one of them is missing or of another format.
     """
-    for suffix in (".bin", ".idx"):
-        path = prefix.with_name(prefix.name + suffix)
+    data, index = (prefix.with_name(prefix.name + end) for end in (".bin", ".idx"))
+    for path in (data, index):
         if not path.is_file():
             raise ConfigError(
                 f"data_prefix = {prefix}: {path} is missing; make it with "
                 "'python -m dataset prepare' or give another prefix"
             )
-    index = prefix.with_name(f"{prefix.name}.idx")
     with index.open("rb") as file:
         if file.read(len(INDEX_MAGIC)) != INDEX_MAGIC:
             raise ConfigError(f"data_prefix = {prefix}: {index} is not an index of Megatron's")
@@ -76,29 +82,20 @@ def read_run_file(
     continue_from: Path | None = None,
     require_data: Callable[[Path], Path] = require_token_files,
 ) -> RunFile:
-    """Read ``run.json`` and the ``ds_config.json`` beside it.
-
-    Args:
-        path: ``run.json``.
-        continue_from: folder of the checkpoint to begin at.
-        require_data: looks whether the data at a prefix is there.
+    """Read ``run.json`` and the ``ds_config.json`` beside it, and find data and checkpoint.
 
     Raises:
-        ConfigError: a file is missing or malformed, the two contradict each other, the data set is
-            not there, there is no checkpoint, or the folder already holds metrics of an earlier
-            run.
+        ConfigError: something is missing or malformed, the two files contradict each other, or the
+            folder already holds metrics of an earlier run.
     """
     table = read_given_json(path)
     version = table.get("schema_version")
-    if version not in SCHEMA_VERSIONS:
-        raise ConfigError(f"{path}: schema_version = {version!r}: this trainer reads 1 and 2")
+    if version != SCHEMA_VERSION:
+        raise ConfigError(f"{path}: schema_version = {version!r}: this trainer reads 2")
     for field in ("point", "data_prefix"):
         if not table.get(field):
             raise ConfigError(f"{path}: field '{field}' is missing")
-    study = study_from(table["study"], str(path)) if table.get("study") else default_study()
-    if not isinstance(table["point"], dict):
-        raise ConfigError(f"{path}: field 'point' is not a table of fields")
-    point = study.point_type.read(table["point"], f"{path}: point")
+    point = _point(table, path)
     run_dir = path.resolve().parent
     ds_config = read_given_json(run_dir / "ds_config.json")
     if ds_config or point.zero_stage:  # else the run goes without DeepSpeed
@@ -108,26 +105,48 @@ def read_run_file(
         raise ConfigError(
             f"{metrics_path}: already there; a run is never overwritten, start it in a new folder"
         )
+    data = (table.get("provenance") or {}).get("data")
     return RunFile(
         run_dir=run_dir,
         point=point,
         ds_config=ds_config,
         data_prefix=require_data(Path(table["data_prefix"])),
         metrics_path=metrics_path,
-        data_facts=_contents((table.get("provenance") or {}).get("data")),
+        # Data that were moved keep their sizes and checksums.
+        data_facts={end: data.get(end) for end in (".bin", ".idx")} if data else None,
         checkpoint=None if continue_from is None else find_checkpoint(continue_from),
     )
 
 
+def _point(table: Mapping[str, Any], path: Path) -> Point:
+    study = study_from(table["study"], str(path)) if table.get("study") else default_study()
+    if not isinstance(table["point"], dict):
+        raise ConfigError(f"{path}: field 'point' is not a table of fields")
+    return study.point_type.read(table["point"], f"{path}: point")
+
+
+def _require_agreement(path: Path, ds_config: dict[str, Any], point: Point) -> None:
+    """Stage and batch sizes stand in both files; a difference would silently change the run."""
+    zero = ds_config.get("zero_optimization")
+    found = {**ds_config, "zero_optimization.stage": zero.get("stage") if zero else None}
+    expected = {
+        "zero_optimization.stage": point.zero_stage,
+        "train_batch_size": point.global_batch_size,
+        "train_micro_batch_size_per_gpu": point.micro_batch_size,
+    }
+    for field, value in expected.items():
+        if found.get(field) != value:
+            raise ConfigError(
+                f"{path}: {field} = {found.get(field)!r}: run.json's point says {value}"
+            )
+
+
 def with_tuned_config(run: RunFile, config: str) -> RunFile:
-    """The run under another config, as DeepSpeed's autotuner starts its experiments.
+    """Return the run under another config, as DeepSpeed's autotuner starts its experiments.
 
-    The batches and the stage are the config's. An experiment writes its metrics beside the figure
-    that the autotuner waits for, and not into the run's folder.
-
-    Args:
-        run: As its folder says it.
-        config: A path, or JSON in base64, which is what the autotuner hands over.
+    The config is a path, or JSON in base64, which is what the autotuner hands over. The batches and
+    the stage are the config's. An experiment writes its metrics beside the figure that the
+    autotuner waits for, and not into the run's folder.
 
     Raises:
         ConfigError: it is neither, or lacks a batch.
@@ -148,12 +167,11 @@ def with_tuned_config(run: RunFile, config: str) -> RunFile:
     if not isinstance(micro, int) or not isinstance(count, int):
         raise ConfigError(f"{path}: train_micro_batch_size_per_gpu = {micro!r}: no whole number")
     zero, tuning = table.get("zero_optimization") or {}, table.get("autotuning") or {}
-    offload = (zero.get("offload_optimizer") or {}).get("device") or "none"
     changed = {
         "micro_batch_size": micro,
         "global_batch_size": micro * count * point.dp,
         "zero_stage": zero.get("stage", 0),
-        "offload_optimizer": offload,
+        "offload_optimizer": (zero.get("offload_optimizer") or {}).get("device") or "none",
     }
     waits_for = tuning.get("metric_path") or tuning.get("model_info_path")
     metrics = Path(waits_for).with_name("metrics.jsonl") if waits_for else run.metrics_path
@@ -163,25 +181,127 @@ def with_tuned_config(run: RunFile, config: str) -> RunFile:
     )
 
 
-def _contents(data: Any) -> Any:  # noqa: ANN401 - what a file says
-    """Of what ``run.json`` says of the data, that which moved data keep: sizes and checksums."""
-    return {end: data.get(end) for end in (".bin", ".idx")} if isinstance(data, dict) else None
+DEFAULTS = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
+"""Variables of a run's place, with their values for a process that is alone, which may take any
+free port."""
 
 
-def _require_agreement(path: Path, ds_config: dict[str, Any], point: Point) -> None:
-    """Stage and batch sizes stand in both files; a difference would silently change the run."""
-    zero = ds_config.get("zero_optimization")
-    found = {
-        **ds_config,
-        "zero_optimization.stage": zero.get("stage") if isinstance(zero, dict) else None,
-    }
-    expected = {
-        "zero_optimization.stage": point.zero_stage,
-        "train_batch_size": point.global_batch_size,
-        "train_micro_batch_size_per_gpu": point.micro_batch_size,
-    }
-    for field, value in expected.items():
-        if found.get(field) != value:
+@dataclass(frozen=True)
+class Ranks:
+    """Place of this process among the run's."""
+
+    rank: int
+    local_rank: int
+    """The index of the CUDA device."""
+    num_ranks: int
+
+    @property
+    def is_first(self) -> bool:
+        """Tell whether this is rank 0, which writes the metrics."""
+        return self.rank == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Tell whether this rank writes the line of an iteration, as Megatron's last one does."""
+        return self.rank == self.num_ranks - 1
+
+    def require(self, point: Point) -> None:
+        """Check that as many processes run as the point asks for.
+
+        Raises:
+            ConfigError: more or fewer.
+        """
+        if self.num_ranks != point.num_ranks:
             raise ConfigError(
-                f"{path}: {field} = {found.get(field)!r}: run.json's point says {value}"
+                f"WORLD_SIZE = {self.num_ranks}: the point needs tp {point.tp} x pp {point.pp} x "
+                f"dp {point.dp} = {point.num_ranks} ranks; start it with torchrun --nproc-per-node "
+                f"{point.num_ranks}"
             )
+
+    def export(self, environment: MutableMapping[str, str]) -> None:
+        """Set what torch and DeepSpeed read; without it DeepSpeed looks for MPI."""
+        environment.update({**DEFAULTS, **environment, "LOCAL_RANK": str(self.local_rank)})
+
+
+def ranks_from_environment(environment: Mapping[str, str], local_rank: int | None = None) -> Ranks:
+    """Read the variables of :data:`DEFAULTS`; the command line's ``local_rank`` wins over them.
+
+    Raises:
+        ConfigError: a value is not a number, or there are several ranks and no meeting point.
+    """
+
+    def number(name: str) -> int:
+        text = environment.get(name, DEFAULTS[name])
+        try:
+            return int(text)
+        except ValueError:
+            raise ConfigError(f"{name} = {text!r}: not a number") from None
+
+    rank, num_ranks = number("RANK"), number("WORLD_SIZE")
+    if not 0 <= rank < num_ranks:
+        raise ConfigError(f"RANK = {rank}: must lie between 0 and WORLD_SIZE {num_ranks} - 1")
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        if num_ranks > 1 and name not in environment:
+            raise ConfigError(f"{name} is not set, but WORLD_SIZE = {num_ranks}: use torchrun")
+    return Ranks(rank, number("LOCAL_RANK") if local_rank is None else local_rank, num_ranks)
+
+
+def run_program(
+    train: Callable[[RunFile, Ranks], None],
+    description: str | None,
+    argv: list[str] | None = None,
+    require_data: Callable[[Path], Path] = require_token_files,
+) -> int:
+    """Read what a trainer is given on its command line, and train as one of the run's ranks.
+
+    Returns:
+        Exit code: 0 after a finished run, 2 when the user has to mend something.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("run_json", type=Path, help="run.json of a run folder")
+    parser.add_argument(
+        "--local_rank", "--local-rank", type=int, default=None, help="given by DeepSpeed's launcher"
+    )
+    parser.add_argument(
+        "--continue-from", type=Path, default=None, help="folder of the checkpoint to begin at"
+    )
+    parser.add_argument(
+        "--deepspeed_config", default=None, help="in place of ds_config.json; by the autotuner"
+    )
+    arguments = parser.parse_args(argv)
+    try:
+        run = read_run_file(arguments.run_json, arguments.continue_from, require_data)
+        if arguments.deepspeed_config is not None:
+            run = with_tuned_config(run, arguments.deepspeed_config)
+        ranks = ranks_from_environment(os.environ, arguments.local_rank)
+        ranks.require(run.point)
+        ranks.export(os.environ)
+        train(run, ranks)
+    except ConfigError as error:
+        # Every rank meets the same cause; one line of it is enough.
+        if os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(f"{ERROR}{error}\n")
+        return 2
+    return 0
+
+
+def run_and_leave(main: Callable[[], int]) -> NoReturn:
+    """Run a trainer's program and end its process.
+
+    SIGUSR1 makes it write where every thread is: the launcher asks a run that hangs what it does.
+    After good work the interpreter is not torn down: with gloo that now and then ends in SIGABRT,
+    and torchrun would call the run failed.
+    """
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+    code = main()
+    if code == 0:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    sys.exit(code)

@@ -6,9 +6,7 @@ import contextlib
 import functools
 import gc
 import importlib
-import importlib.metadata
 import os
-import platform
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,13 +16,15 @@ import torch
 from configs.errors import ConfigError
 from configs.schema import Point
 from launch.trainer import megatron_cpu
-from launch.trainer.ranks import Ranks
-from launch.trainer.runfile import RunFile
+from launch.trainer.runfile import Ranks, RunFile
+
+SEED_STEP = 100
+"""What is added to the seed from stage to stage, as in Megatron: their weights must differ."""
 
 
 @contextlib.contextmanager
 def distributed(point: Point, ranks: Ranks) -> Iterator[torch.device]:
-    """Set up device, seed and process groups; leave the groups when the run went well.
+    """Set up device, seed, DeepSpeed and process groups; leave the groups when the run went well.
 
     After a failure the groups are left alone: waiting for the other ranks could take for ever, and
     the launcher ends them.
@@ -33,31 +33,65 @@ def distributed(point: Point, ranks: Ranks) -> Iterator[torch.device]:
         ConfigError: the point asks for CUDA and there is none.
     """
     device = choose_device(point, ranks)
-    if device.type == "cuda":
-        make_deterministic()
-    prepare_libraries(device)
+    os.environ["DS_ACCELERATOR"] = device.type
+    # DeepSpeed calls a name that newer torch renames; one warning a bucket would fill the log.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    remember_cpu_info()
+    _import_megatron(device, "deepspeed.runtime.zero.muon.muon_optimizer")
+    spare_garbage_collector()
     import deepspeed
-    from megatron.core import parallel_state
 
     deepspeed.utils.logging.set_log_level_from_string("info")
     if device.type == "cpu":
-        # Compiling it takes minutes, and gloo does the few collectives there are.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(
-        dist_backend="gloo" if device.type == "cpu" else "nccl", auto_mpi_discovery=False
-    )
+        leave_shm_out()
+    deepspeed.init_distributed(dist_backend=_backend(device), auto_mpi_discovery=False)
+    with _parallel_groups(point):
+        yield device
+
+
+@contextlib.contextmanager
+def distributed_pipeline(point: Point, ranks: Ranks) -> Iterator[torch.device]:
+    """Do what :func:`distributed` does for the stages of a pipeline, without DeepSpeed."""
+    device = choose_device(point, ranks)
+    _import_megatron(device, pipelines=True)
+    torch.distributed.init_process_group(_backend(device))
+    with _parallel_groups(point):
+        yield device
+
+
+def _backend(device: torch.device) -> str:
+    return "gloo" if device.type == "cpu" else "nccl"
+
+
+@contextlib.contextmanager
+def _parallel_groups(point: Point) -> Iterator[None]:
+    from megatron.core import parallel_state
+
     parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=point.tp, create_gloo_process_groups=False
+        tensor_model_parallel_size=point.tp,
+        pipeline_model_parallel_size=point.pp,
+        create_gloo_process_groups=False,
     )
-    seed_everything(point.seed)
-    yield device
+    seed_everything(point.seed + SEED_STEP * parallel_state.get_pipeline_model_parallel_rank())
+    yield
     torch.distributed.barrier()
     parallel_state.destroy_model_parallel()
     torch.distributed.destroy_process_group()
 
 
+def seed_everything(seed: int) -> None:
+    """Make weights and order the same in every run and for every data-parallel degree."""
+    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+    torch.manual_seed(seed)
+    model_parallel_cuda_manual_seed(seed)
+
+
 def choose_device(point: Point, ranks: Ranks) -> torch.device:
     """Take this rank's CUDA device, or the CPU.
+
+    On CUDA, kernels are chosen that give the same bits in every run, since engines are compared bit
+    by bit; an operation without such a kernel warns.
 
     Raises:
         ConfigError: the point asks for CUDA and there is none, or too few.
@@ -72,35 +106,23 @@ def choose_device(point: Point, ranks: Ranks) -> torch.device:
         )
     device = torch.device("cuda", ranks.local_rank)
     torch.cuda.set_device(device)
-    return device
-
-
-def make_deterministic() -> None:
-    """Choose CUDA kernels that give the same bits in every run: engines are compared bit by bit.
-
-    An operation without such a kernel warns. Must come before the first matrix product.
-    """
+    # Before the first matrix product.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     # The flag would also fill every new buffer with NaN, which costs time and protects nothing.
     deterministic: Any = torch.utils.deterministic
     deterministic.fill_uninitialized_memory = False
+    return device
 
 
-def prepare_libraries(device: torch.device) -> None:
-    """Import megatron-core and DeepSpeed for the device, and quiet what says nothing here."""
-    os.environ["DS_ACCELERATOR"] = device.type
+def _import_megatron(device: torch.device, *others: str, pipelines: bool = False) -> None:
     # Apex and Transformer Engine are missing, which megatron-core says ten times.
     warnings.filterwarnings("ignore", category=UserWarning, module=r"megatron\.core")
-    # DeepSpeed calls a name that newer torch renames; one warning a bucket would fill the log.
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-    remember_cpu_info()
     with eager_imports():
         if device.type == "cpu":
-            megatron_cpu.apply()
-        for module in ("megatron.core.models.gpt", "deepspeed.runtime.zero.muon.muon_optimizer"):
+            megatron_cpu.apply(pipelines=pipelines)
+        for module in ("megatron.core.models.gpt", *others):
             importlib.import_module(module)
-    spare_garbage_collector()
 
 
 @contextlib.contextmanager
@@ -110,8 +132,12 @@ def eager_imports() -> Iterator[None]:
     They belong to megatron-core's fusions and to DeepSpeed's Muon, neither of which this trainer
     uses, yet decorating loads torch's compiler: about two seconds a process.
     """
+
+    def as_it_is(model: Callable[..., Any] | None = None, **_options: object) -> Any:  # noqa: ANN401
+        return (lambda function: function) if model is None else model
+
     compiler = torch.compile
-    torch.compile = _as_it_is
+    torch.compile = as_it_is
     try:
         yield
     finally:
@@ -129,6 +155,13 @@ def remember_cpu_info() -> None:
         cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
 
 
+def leave_shm_out() -> None:
+    """Keep DeepSpeed from compiling an op for minutes; gloo does the few collectives there are."""
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
 def spare_garbage_collector() -> None:
     """Take everything made so far out of the garbage collector's sight.
 
@@ -137,10 +170,6 @@ def spare_garbage_collector() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-def _as_it_is(model: Callable[..., Any] | None = None, **_options: object) -> Callable[..., Any]:
-    return (lambda function: function) if model is None else model
 
 
 @contextlib.contextmanager
@@ -169,18 +198,3 @@ def plugin_installed(run: RunFile) -> Iterator[None]:
         yield
     except (plugin.ConfigError, plugin.UnsupportedDeepSpeedError, plugin.KernelError) as error:
         raise ConfigError(f"deep_optimizer_states: {error}") from None
-
-
-def seed_everything(seed: int) -> None:
-    """Make weights and order the same in every run and for every data-parallel degree."""
-    from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
-
-    torch.manual_seed(seed)
-    model_parallel_cuda_manual_seed(seed)
-
-
-def versions() -> dict[str, str]:
-    """Versions of what decides the numbers."""
-    names = ("torch", "deepspeed", "megatron-core", "numpy")
-    found = {name: importlib.metadata.version(name) for name in names}
-    return {"python": platform.python_version(), **found}

@@ -6,10 +6,8 @@ from argparse import Namespace
 
 from configs.errors import ConfigError
 from configs.study import Study
-from launch.trainers.lightning import LightningTrainer
 from launch.trainers.megatron_deepspeed import MegatronDeepSpeed
-from launch.trainers.own import OwnTrainer
-from launch.trainers.pipeline import PipelineTrainer
+from launch.trainers.own import LightningTrainer, OwnTrainer, PipelineTrainer
 from launch.trainers.protocol import Trainer
 
 TRAINERS: dict[str, type[Trainer]] = {
@@ -20,7 +18,7 @@ OWN_TRAINER: Trainer = OwnTrainer()
 
 
 def trainer_of(given: Namespace, study: Study | None = None) -> Trainer:
-    """The trainer that the command line asks for; else the one that all engines of a study need.
+    """Make the trainer that the command line asks for; else the one that all engines need.
 
     Raises:
         ConfigError: an option is another trainer's, or one of its own is missing or wrong.

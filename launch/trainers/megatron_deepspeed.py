@@ -1,8 +1,13 @@
-"""A checkout of Megatron-DeepSpeed, the user's own."""
+"""A checkout of Megatron-DeepSpeed, the user's own: its flags, and its config of DeepSpeed.
+
+Flags have the names of the commit in ``third_party/versions.toml``. Megatron-DeepSpeed makes
+optimizer and learning-rate schedule itself, from flags.
+"""
 
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from argparse import Namespace
 from collections.abc import Callable, Mapping
@@ -13,21 +18,77 @@ from typing import Any, ClassVar, Self
 from configs.errors import ConfigError
 from configs.files import last_lines
 from configs.schema import Point
+from configs.templates import filled
+from launch.ds_json import deepspeed_config
 from launch.fit.capacity import runs_on_gpu
 from launch.fit.machine import Machine, probe_machine
 from launch.hosts.ranks import Program
 from launch.records.provenance import git_state
 from launch.records.run_folder import RunFolder
-from launch.trainers.megatron_flags import (
-    MegatronFiles,
-    flag_limits,
-    megatron_ds_config,
-    megatron_flags,
-)
-from launch.trainers.protocol import Trainer
+from launch.trainers.protocol import PLUGIN_BLOCK, Trainer
 
 _SCRIPT = Path(__file__).with_name("run_megatron.py")
 _CONSUMED = re.compile(r"\| consumed samples:\s*(\d+) \|")
+_ONLY = {
+    "model.architecture": "llama",
+    "attention": "local",
+    "dtype": "bf16",
+    "zero_stage": 3,
+    "offload_optimizer": "cpu",
+    "offload_param": "none",
+    "save_interval": 0,
+    "eval_interval": 0,
+}
+"""Fields that the flags say in one way alone, which is the paper's."""
+_FLAGS = """
+--tensor-model-parallel-size {point.tp}
+--num-layers {model.layers}
+--hidden-size {model.hidden}
+--ffn-hidden-size {model.ffn}
+--num-attention-heads {model.heads}
+--num-key-value-heads {model.kv_heads}
+--seq-length {model.seq_length}
+--max-position-embeddings {model.seq_length}
+--use-rotary-position-embeddings
+--untie-embeddings-and-output-weights
+--swiglu
+--normalization rmsnorm
+--disable-bias-linear
+--bf16
+--no-query-key-layer-scaling
+--attention-dropout 0
+--hidden-dropout 0
+--data-path {data_prefix}
+--data-impl mmap
+--data-cache-path {folder}/index-cache
+--split {point.split}
+--tokenizer-type NullTokenizer
+--vocab-size {vocab_size}
+--micro-batch-size {point.micro_batch_size}
+--global-batch-size {point.global_batch_size}
+--train-iters {point.iterations}
+--seed {point.seed}
+--lr {point.lr}
+--min-lr {point.min_lr}
+--lr-decay-style cosine
+--lr-warmup-iters {point.lr_warmup_iterations}
+--weight-decay {point.weight_decay}
+--clip-grad {point.clip_grad}
+--optimizer adam
+--adam-beta1 {point.adam_beta1}
+--adam-beta2 {point.adam_beta2}
+--adam-eps {point.adam_eps}
+--log-interval 1
+--save-interval {never}
+--eval-interval {never}
+--eval-iters 0
+--deepspeed
+--deepspeed_config {folder}/ds_config.json
+--zero-stage 3
+--no-pipeline-parallel
+--cpu-optimizer
+"""
+"""Split into words before values are filled in, so that a value may hold blanks."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +125,6 @@ class MegatronDeepSpeed(Trainer):
 
     @classmethod
     def of(cls, given: Namespace) -> Self:
-        """From the command line's options.
-
-        Raises:
-            ConfigError: the checkout is missing or is none.
-        """
         if given.megatron_dir is None:
             raise ConfigError(f"--trainer {cls.name} needs --megatron-dir DIR, its checkout")
         directory = given.megatron_dir.resolve()
@@ -81,7 +137,6 @@ class MegatronDeepSpeed(Trainer):
 
     @property
     def versions(self) -> dict[str, str]:
-        """The checkout's commit with a digest of local changes, and the flags added."""
         state = git_state(self.megatron_dir) or {}
         commit = state.get("commit", "no git checkout")
         changes = state.get("changes_sha256", "")[:16]
@@ -90,26 +145,49 @@ class MegatronDeepSpeed(Trainer):
         return {self.name: text, **({"megatron-flags": flags} if flags else {})}
 
     def refuse(self, point: Point) -> list[str]:
-        """Why this trainer cannot run a point."""
-        return super().refuse(point) + flag_limits(point, self.paper_keys)
+        reasons = super().refuse(point)
+        reasons += [
+            f"{field} = {given!r}: --trainer megatron-deepspeed knows {value!r} alone; give that"
+            for field, value in _ONLY.items()
+            if (given := operator.attrgetter(field)(point)) != value
+        ]
+        if not self.paper_keys:
+            return reasons
+        if not point.row.keys:
+            reasons.append(f"engine '{point.engine}': the paper's fork has no keys for it")
+        if point.values.get("just_in_time"):
+            reasons.append("just_in_time = true: the paper's fork has no such forward; give false")
+        if point.values.get("stride") == 1:
+            reasons.append("stride = 1: the paper's fork needs 2 or more")
+        return reasons
 
     def ds_config(self, point: Point) -> dict[str, Any]:
-        """DeepSpeed's config of a run; optimizer and schedule come from flags."""
-        return megatron_ds_config(point, self.paper_keys)
+        config = deepspeed_config(point)
+        del config["optimizer"]
+        if not self.paper_keys:
+            return config
+        block = config.pop(PLUGIN_BLOCK, None)
+        # A hybrid update brings its asynchronous gradients with it.
+        default = {
+            "prefetch_optimizer": 0,
+            "part_grads_async": int(block is not None),
+            "prefetch_optimizer_gap": 0,
+        }
+        own = filled(point.row.keys, point.values)
+        keys = {key: value for key, value in own.items() if not isinstance(value, list)}
+        ratio = point.value("offload_ratio")
+        config["zero_optimization"]["offload_optimizer"] |= {"ratio": ratio, **default, **keys}
+        return config
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
-        """What every rank runs."""
-        files = MegatronFiles(data_prefix, folder / "ds_config.json", folder / "index-cache")
-        flags = megatron_flags(point, files, runs_on_gpu(point, _machine()))
+        flags = megatron_flags(point, folder, data_prefix, runs_on_gpu(point, _machine()))
         words = (str(self.megatron_dir), *flags, *self.more_flags)
         return Program(str(_SCRIPT), words, folder / "run.json", is_module=False)
 
     def environment(self, point: Point) -> dict[str, str]:
-        """The accelerator, where DeepSpeed would choose another."""
         return {} if runs_on_gpu(point, _machine()) else {"DS_ACCELERATOR": "cpu"}
 
     def has_ended(self, folder: RunFolder, point: Point) -> bool:
-        """Whether the log has the last iteration's line."""
         found = (_CONSUMED.search(line) for line in last_lines(folder.log, 2000, 2**20))
         consumed = max((int(match[1]) for match in found if match), default=0)
         return consumed >= point.iterations * point.global_batch_size
@@ -117,3 +195,33 @@ class MegatronDeepSpeed(Trainer):
 
 _machine: Callable[[], Machine] = functools.cache(probe_machine)
 """Asked once: it may start a process that loads torch."""
+
+
+def megatron_flags(point: Point, folder: Path, data_prefix: str, on_gpu: bool) -> list[str]:
+    """Return the arguments of ``pretrain_gpt.py``.
+
+    Args:
+        point: the run; one that the trainer does not refuse.
+        folder: of the run; the order of samples is kept there, since data may be read-only.
+        data_prefix: of the ``.bin`` and ``.idx``.
+        on_gpu: whether the ranks use CUDA; without it Megatron's fused kernels are switched off.
+    """
+    words = [*_FLAGS.split()]
+    if point.activation_checkpointing:
+        words += ["--checkpoint-activations", "--deepspeed-activation-checkpointing"]
+    # Of no effect under DeepSpeed, but on by default, and refused without apex.
+    words.append("--no-gradient-accumulation-fusion")
+    if not on_gpu:
+        words += ["--no-masked-softmax-fusion", "--distributed-backend", "gloo"]
+    values = {
+        "point": point,
+        "model": point.model,
+        "data_prefix": data_prefix,
+        "folder": folder,
+        # The text is tokens already. This tokenizer counts its end of document to the vocabulary,
+        # as the last token, which is where GPT-2's is.
+        "vocab_size": point.model.vocab_size - 1,
+        # Neither a checkpoint nor an evaluation within a run.
+        "never": point.iterations + 1,
+    }
+    return [word.format_map(values) for word in words]

@@ -1,25 +1,56 @@
-"""The harness's own trainer: megatron-core's GPT under DeepSpeed."""
+"""The harness's own trainers: GPT under DeepSpeed, GPT in a pipeline, and Lightning's program."""
 
 from __future__ import annotations
 
 import argparse
 from argparse import Namespace
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from configs.errors import ConfigError
-from configs.schema import Point
+from configs.schema import Model, Point
+from deep_optimizer_states.predict.memory.architecture import FP32_BYTES, Architecture, GptKept
+from deep_optimizer_states.predict.memory.setting import Setting
+from deep_optimizer_states.predict.workload import WorkloadError
+from launch.ds_json import deepspeed_config
 from launch.hosts.ranks import TRAINER_MODULE, Program
 from launch.records.run_folder import RunFolder
-from launch.trainer.checkpoint_files import Checkpoint, find_checkpoint
+from launch.simulate.workloads import gpt_of, setting_of_point
+from launch.trainer.checkpoint import Checkpoint, find_checkpoint
+from launch.trainer.runfile import COMPRESSION
 from launch.trainers.protocol import Trainer
 from launch.trainers.user_json import read_user_json, with_user_json
+from optimus_cc.settings import Settings
+
+PIPELINE_MODULE = "launch.pretrain_pipeline"
+LIGHTNING_MODULE = "launch.frameworks.imdb.program"
+_KEPT_IN_A_PIPELINE = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "zero_optimization",
+    COMPRESSION,
+)
+"""What of a run's ``ds_config.json`` means something without DeepSpeed."""
+WITHOUT_DEEPSPEED = "without_deepspeed"
+"""Key of an engine's ``ds_config`` that leaves DeepSpeed out altogether."""
+LIGHTNINGS_OWN = ("optimizer", "gradient_accumulation_steps", "gradient_clipping")
+"""What Lightning itself puts into DeepSpeed's config, and refuses to find there."""
+NUM_CLASSES = 2
+_REVIEWS = ("synthetic-reviews", "imdb-reviews")
+
+
+class _WritesMetrics(Trainer):
+    writes_metrics: ClassVar[bool] = True
+    end_mark: ClassVar[str] = "'end' line in metrics.jsonl"
+
+    def has_ended(self, folder: RunFolder, point: Point) -> bool:
+        return folder.has_ended()
 
 
 @dataclass(frozen=True)
-class OwnTrainer(Trainer):
+class OwnTrainer(_WritesMetrics):
     """megatron-core's GPT under DeepSpeed, by :mod:`launch.pretrain_gpt`."""
 
     name: ClassVar[str] = "megatron-core"
@@ -38,8 +69,6 @@ class OwnTrainer(Trainer):
         },
         "--trainer-module": {"help": argparse.SUPPRESS},
     }
-    writes_metrics: ClassVar[bool] = True
-    end_mark: ClassVar[str] = "'end' line in metrics.jsonl"
 
     module: str = TRAINER_MODULE
     """What the ranks run; tests put another in its place."""
@@ -48,28 +77,19 @@ class OwnTrainer(Trainer):
     user_json: Path | None = None
     """DeepSpeed's JSON of the user's own; None without one."""
 
-    default_module: ClassVar[str] = TRAINER_MODULE
-    """What the ranks run by default."""
-
     @classmethod
     def of(cls, given: Namespace) -> Self:
-        """From the command line's options.
-
-        Raises:
-            ConfigError: there is no checkpoint to begin at, or the user's JSON is wrong.
-        """
         checkpoint = None if given.continue_from is None else find_checkpoint(given.continue_from)
         if given.deepspeed_config is not None:
             read_user_json(given.deepspeed_config)
-        return cls(given.trainer_module or cls.default_module, checkpoint, given.deepspeed_config)
+        return cls(given.trainer_module or cls.module, checkpoint, given.deepspeed_config)
 
     @property
     def versions(self) -> dict[str, str]:
-        """Nothing, but for a run that begins at a checkpoint: it lacks the first iterations."""
+        # A run that begins at a checkpoint lacks the first iterations.
         return {} if self.checkpoint is None else {"continued-from": str(self.checkpoint.path)}
 
     def refuse(self, point: Point) -> list[str]:
-        """Why this trainer cannot run a point."""
         reasons = super().refuse(point)
         if self.checkpoint:
             reasons += self.checkpoint.differences(point)
@@ -80,22 +100,185 @@ class OwnTrainer(Trainer):
         return reasons
 
     def ds_config(self, point: Point) -> dict[str, Any]:
-        """DeepSpeed's config of a run, with the user's JSON over it.
-
-        Raises:
-            ConfigError: that contradicts the point.
-        """
         config = super().ds_config(point)
         if self.user_json is None:
             return config
         return with_user_json(config, read_user_json(self.user_json), point, self.user_json)
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
-        """What every rank runs; point and data stand in the folder."""
         run_json = folder / "run.json"
         more = () if self.checkpoint is None else ("--continue-from", str(self.checkpoint.path))
         return Program(self.module, (str(run_json), *more), run_json)
 
-    def has_ended(self, folder: RunFolder, point: Point) -> bool:
-        """Whether the trainer wrote its last line."""
-        return folder.has_ended()
+
+@dataclass(frozen=True)
+class PipelineTrainer(OwnTrainer):
+    """megatron-core's GPT over stages, shards and replicas, whose communication may be compressed.
+
+    There is no DeepSpeed: optimizer state is on the device of the rank, whole.
+    """
+
+    name: ClassVar[str] = "megatron-pipeline"
+    module: str = PIPELINE_MODULE
+
+    def refuse(self, point: Point) -> list[str]:
+        needed = {"zero_stage": 0, "offload_optimizer": "none", "offload_param": "none"}
+        reasons = [
+            f"{name} = {getattr(point, name)!r}: --trainer {self.name} runs without DeepSpeed; "
+            f"give {name} = {value!r}"
+            for name, value in needed.items()
+            if getattr(point, name) != value
+        ]
+        if self.user_json is not None:
+            reasons.append(
+                f"--deepspeed-config {self.user_json}: --trainer {self.name} runs without "
+                "DeepSpeed; leave it out"
+            )
+        if point.dtype == "fp16":
+            reasons.append(
+                f"dtype = 'fp16': --trainer {self.name} has no loss scale; give 'bf16' or 'fp32'"
+            )
+        if point.dtype == "bf16" and point.grad_accum_dtype == "fp32":
+            reasons.append(
+                f"grad_accum_dtype = 'fp32': --trainer {self.name} sums a bf16 model's gradients "
+                "in bf16; give grad_accum_dtype = 'bf16', or dtype = 'fp32'"
+            )
+        if point.model.layers < point.pp:
+            reasons.append(
+                f"pp = {point.pp}: a stage needs a layer, and the model has {point.model.layers}; "
+                "give a smaller pp"
+            )
+        if self.checkpoint is None:
+            return reasons
+        # Queries and errors of the compression belong to the engine that made them.
+        saved = self.checkpoint.point.get("engine")
+        if saved != point.engine:
+            reasons.append(
+                f"engine = {point.engine!r}: the checkpoint {self.checkpoint.path} was saved with "
+                f"{saved!r}; give that, or begin without a checkpoint"
+            )
+        return [*reasons, *self.checkpoint.differences(point)]
+
+    def ds_config(self, point: Point) -> dict[str, Any]:
+        config = deepspeed_config(point)
+        return {key: config[key] for key in _KEPT_IN_A_PIPELINE if key in config}
+
+    def settings(self, point: Point, on_gpu: bool) -> list[Setting]:
+        """Say what a rank of each stage holds.
+
+        In 1F1B a stage keeps as many micro-batches' activations as there are stages from it on.
+        """
+        whole, last = gpt_of(point), point.pp - 1
+        first, *rest, end = whole.blocks
+        assert isinstance(whole.kept, GptKept)
+        found = []
+        for stage, layers in enumerate(point.model.layers_of_stages(point.pp)):
+            blocks, kept = rest[:layers], replace(whole.kept, head=0.0, logits=0.0)
+            if not stage:
+                blocks = [first, *blocks]
+            if stage == last:
+                is_tied = last and point.model.architecture == "gpt2"
+                blocks, kept = [*blocks, end, first[:1] if is_tied else ()], whole.kept
+            part = replace(whole, blocks=tuple(blocks), num_layers=layers, kept=kept)
+            found.append(
+                setting_of_point(
+                    point,
+                    part,
+                    in_flight=min(last - stage + 1, point.accumulation),
+                    compression_bytes=_errors_bytes(point, stage, part.numel),
+                )
+            )
+        return found
+
+
+def _errors_bytes(point: Point, stage: int, numel: int) -> float:
+    """Bytes of what messages and gradients of a stage left out; queries are small beside them."""
+    settings = Settings(**deepspeed_config(point).get(COMPRESSION, {}))
+    if not settings.use_error_feedback:
+        return 0.0
+    message = point.model.seq_length * point.micro_batch_size * point.model.hidden
+    kept = message * (settings.inter_grad_comp and stage > 0)
+    kept += numel * (settings.compresses_gradients_of(stage) and point.dp > 1)
+    return float(FP32_BYTES * kept)
+
+
+def _prepared(name: str, makes: bool) -> str | None:
+    # Tokenizing needs packages that no other trainer loads.
+    from launch.frameworks.imdb.files import prefix_if_made, prepared
+
+    return prepared(name) if makes else prefix_if_made(name)
+
+
+@dataclass(frozen=True)
+class LightningTrainer(_WritesMetrics):
+    """The program of film reviews, by :mod:`launch.frameworks.imdb.program`.
+
+    Each of Lightning's strategies is an engine of a study.
+    """
+
+    name: ClassVar[str] = "lightning"
+    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    own_data: ClassVar[Mapping[str, Callable[[str, bool], str | None]]] = dict.fromkeys(
+        _REVIEWS, _prepared
+    )
+
+    @classmethod
+    def of(cls, given: Namespace) -> Self:
+        return cls()
+
+    def refuse(self, point: Point) -> list[str]:
+        reasons = super().refuse(point)
+        if point.tp > 1:
+            reasons.append(f"tp = {point.tp}: --trainer {self.name} splits no layer; give tp = 1")
+        if point.data_prefix not in _REVIEWS:
+            reasons.append(
+                f"data_prefix = {point.data_prefix!r}: --trainer {self.name} reads reviews; give "
+                f"{' or '.join(map(repr, _REVIEWS))}"
+            )
+        missing = [name for name in ("dropout", "loader_workers") if name not in point.values]
+        if missing:
+            reasons.append(
+                f"the study has no field {missing[0]!r}, which --trainer {self.name} needs"
+            )
+        return reasons
+
+    def ds_config(self, point: Point) -> dict[str, Any]:
+        config = deepspeed_config(point)
+        if config.pop(WITHOUT_DEEPSPEED, False):
+            return {}
+        return {key: value for key, value in config.items() if key not in LIGHTNINGS_OWN}
+
+    def settings(self, point: Point, on_gpu: bool) -> list[Setting]:
+        if "dropout" not in point.values:
+            raise WorkloadError(f"dropout: the study has no such field, which {self.name} needs")
+        # Attention writes its scores on a CPU.
+        return [setting_of_point(point, encoder_of(point.model, on_gpu), is_flash=on_gpu)]
+
+    def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
+        run_json = folder / "run.json"
+        return Program(LIGHTNING_MODULE, (str(run_json),), run_json)
+
+
+def encoder_of(model: Model, on_gpu: bool) -> Architecture:
+    """Count the parameters of the classifier, and what autograd keeps of it.
+
+    It has no output layer over the vocabulary. Dropout keeps masks: a byte a value on a GPU, and on
+    a CPU a number, for the scores too.
+    """
+    hidden, ffn = model.hidden, model.ffn
+    square, norm = (hidden * hidden, hidden), (hidden, hidden)
+    attention = (3 * hidden * hidden, 3 * hidden, *square)
+    layer = (*attention, *norm, ffn * hidden, ffn, hidden * ffn, hidden, *norm)
+    classifier = (*square, NUM_CLASSES * hidden, NUM_CLASSES)
+    of_masks = FP32_BYTES if on_gpu else 1  # how many numbers of a mask take the room of one
+    kept = GptKept(
+        4.0 * hidden + 2.0 * ffn,
+        model.heads,
+        inner=hidden,
+        key_value=hidden,
+        scores=3,
+        fp32_elements=(2.0 * hidden + ffn) / of_masks,
+        head_fp32=hidden / of_masks,
+    )
+    blocks = ((model.vocab_size * hidden,), *(layer,) * model.layers, classifier)
+    return Architecture(model.name, blocks, model.layers, hidden, 0, model.seq_length, kept)

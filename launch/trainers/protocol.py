@@ -1,4 +1,4 @@
-"""What the launcher needs to know of a trainer."""
+"""What the launcher needs to know of a trainer, and what DeepSpeed cannot run under any."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from launch.ds_json import deepspeed_config
 from launch.hosts.ranks import Program
 from launch.records.run_folder import RunFolder
 from launch.simulate.workloads import setting_of_point
-from launch.trainers.limits import deepspeed_limits
+
+PLUGIN_BLOCK = "deep_optimizer_states"
 
 
 class Trainer(Protocol):
@@ -35,7 +36,7 @@ class Trainer(Protocol):
 
     @classmethod
     def of(cls, given: Namespace) -> Self:
-        """From the command line's options.
+        """Make it from the command line's options.
 
         Raises:
             ConfigError: an option is missing or wrong.
@@ -43,19 +44,19 @@ class Trainer(Protocol):
 
     @property
     def versions(self) -> dict[str, str]:
-        """What tells this trainer's runs from those of others."""
+        """Tell this trainer's runs from those of others."""
         return {}
 
     def refuse(self, point: Point) -> list[str]:
-        """Why this trainer cannot run a point, each reason with field, value and remedy.
+        """Say why this trainer cannot run a point, each reason with field, value and remedy.
 
         A trainer that has a pipeline gives reasons of its own alone.
         """
         pipeline = f"pp = {point.pp}: --trainer {self.name} has no pipeline; give pp = 1"
-        return [*([pipeline] if point.pp > 1 else []), *deepspeed_limits(point)]
+        return [*([pipeline] if point.pp > 1 else []), *_deepspeed_limits(point)]
 
     def ds_config(self, point: Point) -> dict[str, Any]:
-        """DeepSpeed's config of a run."""
+        """Return DeepSpeed's config of a run."""
         return deepspeed_config(point)
 
     def settings(self, point: Point, on_gpu: bool) -> list[Setting]:
@@ -71,7 +72,7 @@ class Trainer(Protocol):
         return [setting_of_point(point)]
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
-        """What every rank runs.
+        """Return what every rank runs.
 
         Args:
             point: the run; one that :meth:`refuse` has no reason against.
@@ -80,8 +81,42 @@ class Trainer(Protocol):
         """
 
     def environment(self, point: Point) -> dict[str, str]:
-        """Variables that it needs, over those of every run."""
+        """Return variables that it needs, over those of every run."""
         return {}
 
     def has_ended(self, folder: RunFolder, point: Point) -> bool:
-        """Whether a run came to its end, whatever its exit code."""
+        """Tell whether a run came to its end, whatever its exit code."""
+
+
+def _deepspeed_limits(point: Point) -> list[str]:
+    stage, offload = point.zero_stage, point.offload_optimizer
+    reasons = []
+    if stage == 0 and offload != "none":
+        reasons.append(
+            f"zero_stage = 0: goes without offload_optimizer = '{offload}'; give "
+            "offload_optimizer = 'none', or zero_stage 1 to 3"
+        )
+    if stage < 3 and point.offload_param != "none":
+        reasons.append(
+            f"offload_param = '{point.offload_param}': needs zero_stage = 3, not {stage}; give "
+            "offload_param = 'none'"
+        )
+    ratio = point.values.get("offload_ratio", 1.0)
+    if (stage < 3 or offload == "none") and ratio < 1:
+        reasons.append(
+            f"offload_ratio = {ratio:g}: needs zero_stage = 3 and offload_optimizer "
+            "= 'cpu'; give offload_ratio = 1"
+        )
+    if stage == 0 and point.dtype == "bf16" and point.grad_accum_dtype == "fp32":
+        reasons.append(
+            "grad_accum_dtype = 'fp32': a bf16 model at zero_stage = 0 sums its gradients in "
+            "bf16; give grad_accum_dtype = 'bf16', or zero_stage 1 to 3"
+        )
+    # The plugin takes the place of an optimizer that is offloaded to host memory.
+    if offload != "cpu" and PLUGIN_BLOCK in deepspeed_config(point):
+        reference = point.study.reference if point.study else point.engine
+        reasons.append(
+            f"offload_optimizer = {offload!r}: engine '{point.engine}' needs offload_optimizer = "
+            f"'cpu'; give that, or engine '{reference}'"
+        )
+    return reasons

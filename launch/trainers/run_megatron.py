@@ -29,42 +29,37 @@ def main(arguments: list[str]) -> None:
     if "LOCAL_WORLD_SIZE" in os.environ:
         # DeepSpeed's launcher sets it; on CPUs it is the number of devices.
         os.environ.setdefault("LOCAL_SIZE", os.environ["LOCAL_WORLD_SIZE"])
-    _stand_in_for_unused_packages()
+    # What Megatron-DeepSpeed imports at its start, uses for no GPT, and may be missing: DeepSpeed
+    # dropped its compression in 0.19.7; torchvision is for models of pictures.
+    _stand_in("deepspeed.compression.compress", init_compression=_refuse, redundancy_clean=_refuse)
+    _stand_in("torchvision.transforms")
+    _stand_in("torchvision.datasets", VisionDataset=object)
     if _asks_for_plugin(flags):
         # Not imported for stock DeepSpeed: what is compared with must not depend on it.
         from deep_optimizer_states import install
 
         install()
+    if "LOCAL_RANK" in os.environ and not any(
+        flag.replace("-", "_").startswith("__local_rank") for flag in flags
+    ):
+        # torchrun says it in the environment alone; the script takes 0 without the flag.
+        flags = [*flags, f"--local_rank={os.environ['LOCAL_RANK']}"]
     script = str(directory / SCRIPT)
-    sys.argv = [script, *flags, *_local_rank(flags)]
+    sys.argv = [script, *flags]
     runpy.run_path(script, run_name="__main__")
-    _leave_process_group()
-
-
-def _local_rank(flags: list[str]) -> list[str]:
-    """What torchrun says in the environment alone; the script takes 0 without it."""
-    rank = os.environ.get("LOCAL_RANK")
-    given = any(flag.replace("-", "_").startswith("__local_rank") for flag in flags)
-    return [] if rank is None or given else [f"--local_rank={rank}"]
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_initialized():
+        # Without this a process now and then ends in SIGABRT after good work.
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 def _asks_for_plugin(flags: list[str]) -> bool:
-    """Whether DeepSpeed's config holds an enabled block of ours."""
     if CONFIG_FLAG not in flags:
         return False
     path = Path(flags[flags.index(CONFIG_FLAG) + 1])
     block = json.loads(path.read_text(encoding="utf-8")).get(BLOCK, {})
     return bool(block.get("enabled", False))
-
-
-def _stand_in_for_unused_packages() -> None:
-    """Provide what Megatron-DeepSpeed imports at its start, uses for no GPT, and may be missing.
-
-    DeepSpeed dropped its compression in 0.19.7; torchvision is for models of pictures.
-    """
-    _stand_in("deepspeed.compression.compress", init_compression=_refuse, redundancy_clean=_refuse)
-    _stand_in("torchvision.transforms")
-    _stand_in("torchvision.datasets", VisionDataset=object)
 
 
 def _stand_in(name: str, **attributes: object) -> None:
@@ -92,14 +87,6 @@ def _make_module(name: str) -> None:
 
 def _refuse(*_arguments: object, **_options: object) -> None:
     raise NotImplementedError("this version of DeepSpeed has no compression")
-
-
-def _leave_process_group() -> None:
-    """End in order: without it a process now and then ends in SIGABRT after good work."""
-    dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

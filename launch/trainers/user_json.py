@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -12,14 +11,12 @@ from typing import Any
 
 from configs.errors import ConfigError
 from configs.files import read_given_json
-from configs.schema import Point, batch_problem
+from configs.schema import Point
 from configs.templates import laid_over
 from ds_config.explain import explain
 from ds_config.release import Answer, NoAnswerError, Note, ask
-from launch.trainers.limits import PLUGIN_BLOCK
+from launch.trainers.protocol import PLUGIN_BLOCK
 
-_NUMBER = re.compile(r"[-+]?(\d[\d_]*(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
-_WORDS = {"true": True, "false": False, "none": None, "null": None}
 _AUTO = "auto"
 _BATCH = {
     "train_batch_size": "global_batch_size",
@@ -47,27 +44,13 @@ def read_user_json(path: Path) -> dict[str, Any]:
     """Read and check the file; values that are ``auto`` are left out, so that the point's stand.
 
     Raises:
-        ConfigError: it cannot be read, is no JSON object, holds a number or a switch as text, or
-            chooses what the study's engines choose.
+        ConfigError: it cannot be read, is no JSON object, or chooses what the study's engines
+            choose.
     """
     table = read_given_json(path)
     if PLUGIN_BLOCK in table:
         raise ConfigError(f"{path}: {PLUGIN_BLOCK}: choose an engine of the study instead")
-    for key, value in _leaves(table):
-        if isinstance(value, str) and (meant := _meant(value)):
-            raise ConfigError(
-                f"{path}: {key} = {json.dumps(value)}: text, where DeepSpeed takes no text for a "
-                f"number or a switch; write {meant} without quotes"
-            )
-    for key in _BATCH:
-        value = table.get(key, 1)
-        if value != _AUTO and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ConfigError(
-                f"{path}: {key} = {json.dumps(value)}: give a whole number, 1 or more, or leave "
-                "it out"
-            )
-    found: dict[str, Any] = _without_auto(table)
-    return found
+    return _without_auto(table)
 
 
 def with_user_json(
@@ -79,7 +62,14 @@ def with_user_json(
         ConfigError: the file contradicts the point, or itself, or DeepSpeed would refuse it or read
             over a key of it; names key, value and remedy.
     """
-    _check_batches(table, point, path)
+    for key, field in _BATCH.items():
+        if key in table and table[key] != point.value(field):
+            flag = "set accumulation=" if field == "accumulation" else f"{field.replace('_', '-')} "
+            raise ConfigError(
+                f"{path}: {key} = {json.dumps(table[key])}: the run has {field} = "
+                f"{point.value(field)} on {point.dp} data-parallel rank(s); leave the key out, or "
+                f"give --{flag}{table[key]}"
+            )
     made = laid_over(config, table)
     before, after = dict(_leaves(config)), dict(_leaves(made))
     for key, field in _SAID_BY_FIELDS.items():
@@ -120,54 +110,13 @@ def _new_faults(
     return [note for note in (*after.unknown, *after.faults) if note not in known]
 
 
-def _check_batches(table: Mapping[str, Any], point: Point, path: Path) -> None:
-    total, micro, accumulation = (table.get(key) for key in _BATCH)
-    if total and micro and (problem := batch_problem(total, micro, point.dp)):
-        for key, field in _BATCH.items():
-            problem = problem.replace(field, key)
-        raise ConfigError(f"{path}: {problem}")
-    if total and micro and accumulation and total != micro * accumulation * point.dp:
-        product = micro * accumulation * point.dp
-        raise ConfigError(
-            f"{path}: train_batch_size {total} is not train_micro_batch_size_per_gpu {micro} x "
-            f"gradient_accumulation_steps {accumulation} x {point.dp} ranks = {product}; give "
-            f"train_batch_size {product}, or gradient_accumulation_steps "
-            f"{total // (micro * point.dp)}"
-        )
-    for key, field in _BATCH.items():
-        if key in table and table[key] != point.value(field):
-            raise ConfigError(
-                f"{path}: {key} = {table[key]}: the run has {field} = {point.value(field)} on "
-                f"{point.dp} data-parallel rank(s); leave the key out, or give --{_flag(field)} "
-                f"{table[key]}"
-            )
-
-
-def _flag(field: str) -> str:
-    return "set accumulation=" if field == "accumulation" else field.replace("_", "-")
-
-
-def _meant(text: str) -> str:
-    """What a text stands for in JSON that is no text; empty for a word."""
-    word = text.strip().lower()
-    if word in _WORDS:
-        return json.dumps(_WORDS[word])
-    if not _NUMBER.fullmatch(word):
-        return ""
-    number = float(word)
-    return str(int(number)) if number == int(number) and "." not in word else str(number)
-
-
 def _leaves(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{before}{key}.")
         else:
-            yield from ((f"{before}{key}", one) for one in _each(value))
-
-
-def _each(value: object) -> list[Any]:
-    return value if isinstance(value, list) and value else [value]
+            values = value if isinstance(value, list) and value else [value]
+            yield from ((f"{before}{key}", one) for one in values)
 
 
 def _without_auto(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,11 +23,11 @@ from configs.errors import ConfigError
 from configs.study import load_study
 from dataset import indexed
 from dataset.tokenizer import ByteLevelBpe
-from launch.export import __main__ as export, gpt2
-from launch.trainer.checkpoint_files import find_checkpoint
+from launch.export import __main__ as export, weights as exported_weights
+from launch.trainer.checkpoint import find_checkpoint
 from launch.trainer.model import DTYPES
-from launch.trainer.pipeline.shards import read_shard
-from launch.trainers.pipeline import PipelineTrainer
+from launch.trainer.pipeline_adapter import read_shard
+from launch.trainers.own import PipelineTrainer
 
 pytestmark = pytest.mark.slow
 WORKER = Path(__file__).resolve().parents[1] / "support" / "logits_worker.py"
@@ -166,7 +166,7 @@ def test_hugging_face_computes_our_logits(folders, tmp_path, name, limit):
 def test_logits_differ_where_queries_keys_and_values_are_in_another_order(
     folders, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(gpt2, "by_kind", lambda rows, heads: rows)
+    monkeypatch.setattr(exported_weights, "by_kind", lambda rows, heads: rows)
     export.main([str(folders / "stages-and-shards"), "--out", str(tmp_path / "out")])
     assert difference(tmp_path / "out", folders / "stages-and-shards") > 1e-3
 
@@ -177,8 +177,8 @@ def test_queries_keys_and_values_of_all_heads_follow_each_other():
         [[100 * h + 10 * k + i] for h in (0, 1) for k in range(3) for i in range(size)]
     )
     expected = [100 * h + 10 * k + i for k in range(3) for h in range(heads) for i in range(size)]
-    assert gpt2.by_kind(rows, heads).flatten().tolist() == expected
-    assert gpt2.by_kind(rows.flatten(), heads).tolist() == expected
+    assert exported_weights.by_kind(rows, heads).flatten().tolist() == expected
+    assert exported_weights.by_kind(rows.flatten(), heads).tolist() == expected
 
 
 def test_names_in_a_checkpoint_are_those_of_the_whole_model(folders):
@@ -270,16 +270,6 @@ def test_what_gpt2_has_not_is_refused_by_name(copy, tmp_path, field, value):
     run_dir, folder = copy
     change_description(folder, lambda table: table["point"]["model"].update({field: value}))
     assert refusal(run_dir, tmp_path).startswith(f"{field} = ")
-
-
-def test_a_checkpoint_without_names_is_refused(copy, tmp_path):
-    """The format before this one; whoever goes on training meets the same line."""
-    run_dir, folder = copy
-    change_state(folder / "rank-00000.pt", lambda state: state.pop("format"))
-    message = refusal(run_dir, tmp_path)
-    assert "format = 1: this trainer reads 2, in which weights have names" in message
-    with pytest.raises(ConfigError, match="format = 1"):
-        read_shard(folder / "rank-00000.pt")
 
 
 def test_nothing_is_overwritten(folders, whole):

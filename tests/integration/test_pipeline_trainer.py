@@ -15,7 +15,7 @@ from configs.errors import ConfigError
 from configs.study import load_study
 from launch import evaluate
 from launch.fit.pipelines import workload_of
-from launch.trainers.pipeline import PipelineTrainer
+from launch.trainers.own import PipelineTrainer
 from optimus_cc import Settings
 from optimus_cc.memory import state_bytes
 from optimus_cc.predict import Costs, predict

@@ -70,15 +70,14 @@ import torch
 from configs.schema import Point
 from configs.study import default_study
 from launch.ds_json import deepspeed_config
-from launch.trainer import model
-from launch.trainer.ranks import ranks_from_environment
-from launch.trainer.runfile import RunFile
+from launch.trainer import deepspeed_adapter
+from launch.trainer.runfile import RunFile, ranks_from_environment
 from launch.trainer.runtime import distributed
 ranks_from_environment({}).export(__import__("os").environ)
 point = Point(model=default_study().load_model("tiny")[0], device="cpu")
 run = RunFile(Path(), point, deepspeed_config(point), Path(), Path())
 with distributed(point, ranks_from_environment({})) as device:
-    gpt = model.build_model(run, model.ParallelState(), device)
+    gpt = deepspeed_adapter.build_model(run, deepspeed_adapter.ParallelState(), device)
     angles = gpt.rotary_pos_emb(128)[:, 0, 0, :]
     weights = {str(p.dtype) for p in gpt.parameters()}
 parts = sum(hasattr(p, "ds_id") for p in gpt.parameters())

@@ -11,38 +11,33 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from launch.trainer.metrics import MetricsFile
-from launch.trainer.ranks import ranks_from_environment
-from launch.trainer.runfile import read_run_file
-from launch.trainer.scalars import scalars_of_run
+from launch.trainer.recorder import Recorder
+from launch.trainer.runfile import ranks_from_environment, read_run_file
 
 
 def main(arguments):
-    from launch.trainer.pipeline.loop import Training
-    from launch.trainer.pipeline.runtime import distributed
+    from launch.trainer.loop import iterate
+    from launch.trainer.pipeline_adapter import PipelineAdapter
+    from launch.trainer.runtime import distributed_pipeline
 
     for argument in arguments:
         port, _, path = argument.partition(":")
         os.environ["MASTER_PORT"] = port
         ranks = ranks_from_environment(os.environ)
         run = read_run_file(Path(path))
-        with (
-            MetricsFile(None) as metrics,
-            scalars_of_run(run, False, {}) as scalars,
-            distributed(run.point, ranks) as device,
-        ):
-            training = Training(run, ranks, device)
-            training.iterate(1, metrics, scalars)
-            leave_logits(training.rank, Path(path).with_name("logits.pt"))
+        with Recorder(run, ranks, {}) as recorder, distributed_pipeline(run.point, ranks) as device:
+            adapter = PipelineAdapter(run, device, recorder)
+            iterate(run, adapter, recorder)
+            leave_logits(adapter, Path(path).with_name("logits.pt"))
 
 
 @torch.no_grad()
-def leave_logits(rank, path):
+def leave_logits(adapter, path):
     from megatron.core.pipeline_parallel.schedules import (
         forward_backward_pipelining_without_interleaving,
     )
 
-    point = rank.point
+    point = adapter.point
     length = point.model.seq_length
     generator = torch.Generator().manual_seed(7)
     size = (point.micro_batch_size, length)
@@ -51,22 +46,22 @@ def leave_logits(rank, path):
     answers = []
 
     def step(_batches, model):
-        answers.append(model(tokens, positions, rank.mask))
+        answers.append(model(tokens, positions, adapter.mask))
         return answers[-1], lambda output: (output.sum(), {})
 
     forward_backward_pipelining_without_interleaving(
         forward_step_func=step,
         data_iterator=None,
-        model=rank.model,
+        model=adapter.model,
         num_microbatches=1,
         seq_length=length,
         micro_batch_size=point.micro_batch_size,
         forward_only=True,
-        p2p_communicator=rank.communicator,
-        pg_collection=rank.groups,
+        p2p_communicator=adapter.communicator,
+        pg_collection=adapter.groups,
     )
-    groups = rank.groups
-    if not rank.part.is_last or groups.dp.rank():
+    groups = adapter.groups
+    if not adapter.part.is_last or groups.dp.rank():
         return
     parts = [torch.empty_like(answers[0]) for _ in range(groups.tp.size())]
     dist.all_gather(parts, answers[0].contiguous(), group=groups.tp)

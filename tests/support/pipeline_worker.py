@@ -9,13 +9,12 @@ import sys
 from pathlib import Path
 
 from configs.errors import ConfigError
-from launch.trainer.checkpoint_files import find_checkpoint
-from launch.trainer.ranks import ranks_from_environment
-from launch.trainer.runfile import read_run_file
+from launch.trainer.checkpoint import find_checkpoint
+from launch.trainer.runfile import ranks_from_environment, read_run_file
 
 
 def main(arguments):
-    from launch.trainer.pipeline.loop import train
+    from launch.trainer.pipeline_adapter import train
 
     for argument in arguments:
         port, _, words = argument.partition(":")

@@ -55,7 +55,7 @@ def write_run(
     }
     point = default_study().point_type(**{**defaults, **fields})
     run = {
-        "schema_version": 1,
+        "schema_version": 2,
         "run_id": "test",
         "point": point.model_dump(mode="json"),
         "log": point.log_name,

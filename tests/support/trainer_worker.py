@@ -10,10 +10,9 @@ import os
 import sys
 from pathlib import Path
 
-from launch.trainer.checkpoint_files import find_checkpoint
-from launch.trainer.metrics import MetricsFile
-from launch.trainer.ranks import ranks_from_environment
-from launch.trainer.runfile import read_run_file
+from launch.trainer.checkpoint import find_checkpoint
+from launch.trainer.recorder import Recorder
+from launch.trainer.runfile import ranks_from_environment, read_run_file
 
 
 def main(arguments):
@@ -34,10 +33,9 @@ def main(arguments):
 def train(run, ranks, device):
     from deepspeed.accelerator import get_accelerator
 
-    from launch.trainer import loop
-    from launch.trainer.digest import state_digests
+    from launch.trainer.deepspeed_adapter import DeepSpeedAdapter, num_local_parameters
+    from launch.trainer.loop import iterate
     from launch.trainer.runtime import seed_everything
-    from launch.trainer.scalars import Scalars
 
     if device.type == "cpu":
         # DeepSpeed's CPU accelerator says no to fp16 on most processors, and torch computes in it
@@ -45,35 +43,35 @@ def train(run, ranks, device):
         type(get_accelerator()).is_fp16_supported = lambda _: run.point.dtype == "fp16"
     seed_everything(run.point.seed)
     try:
-        with MetricsFile(run.metrics_path if ranks.is_first else None) as metrics:
-            trainer = loop._set_up(run, ranks, device)
-            loop._iterate(trainer, loop._begin(trainer), metrics, Scalars([]))
+        with Recorder(run, ranks, {}) as recorder:
+            adapter = DeepSpeedAdapter(run, device, recorder)
+            iterate(run, adapter, recorder)
     except Exception as error:
         if run.point.num_ranks > 1:
             raise
         return {"error": f"{type(error).__name__}: {error}"}
-    module = trainer.engine.module
+    module = adapter.engine.module
     result = {
-        "digests": state_digests(trainer.engine),
-        "parameters": loop.num_local_parameters(module),
+        "digests": adapter.digests(),
+        "parameters": num_local_parameters(module),
         "dtype": str(next(module.parameters()).dtype),
     }
     if run.point.save_interval and run.point.tp == 1:
-        leave_logits(trainer, run.run_dir / "logits.pt")
-    trainer.engine.destroy()
+        leave_logits(adapter, ranks, run.run_dir / "logits.pt")
+    adapter.engine.destroy()
     return result
 
 
-def leave_logits(trainer, path):
+def leave_logits(adapter, ranks, path):
     import torch
 
-    model = trainer.point.model
-    size = (trainer.point.micro_batch_size, model.seq_length)
+    model = adapter.point.model
+    size = (adapter.point.micro_batch_size, model.seq_length)
     tokens = torch.randint(model.vocab_size, size, generator=torch.Generator().manual_seed(7))
     positions = torch.arange(model.seq_length).expand(size)
     with torch.no_grad():  # on every rank, since under ZeRO-3 they gather the weights together
-        logits = trainer.engine(tokens, positions, trainer.mask)
-    if trainer.ranks.is_first:
+        logits = adapter.engine(tokens, positions, adapter.mask)
+    if ranks.is_first:
         torch.save({"tokens": tokens, "logits": logits}, path)
 
 

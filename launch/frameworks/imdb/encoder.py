@@ -33,25 +33,17 @@ class Shape:
     """Share of values that training leaves out."""
 
 
-DEFAULT_SHAPE = Shape()
+def sines(hidden: int, max_length: int) -> Tensor:
+    """Return sines and cosines of every position, (max_length, hidden).
 
-
-class PositionalEncoding(nn.Module):
-    """Adds sines and cosines of every position, so that equal words at two places differ."""
-
-    def __init__(self, hidden: int, max_length: int) -> None:
-        super().__init__()
-        position = torch.arange(max_length)[:, None]
-        rate = torch.exp(torch.arange(0, hidden, 2) * (-math.log(10_000.0) / hidden))
-        table = torch.zeros(max_length, hidden)
-        table[:, 0::2] = torch.sin(position * rate)
-        table[:, 1::2] = torch.cos(position * rate)[:, : hidden // 2]
-        self.table: Tensor
-        self.register_buffer("table", table, persistent=False)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """``states`` (reviews, length, hidden) with the positions added."""
-        return states + self.table[: states.shape[1]].to(states.dtype)
+    They are added to the tokens, so that equal words at two places differ.
+    """
+    position = torch.arange(max_length)[:, None]
+    rate = torch.exp(torch.arange(0, hidden, 2) * (-math.log(10_000.0) / hidden))
+    table = torch.zeros(max_length, hidden)
+    table[:, 0::2] = torch.sin(position * rate)
+    table[:, 1::2] = torch.cos(position * rate)[:, : hidden // 2]
+    return table
 
 
 class Block(nn.Module):
@@ -72,7 +64,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        """``states`` (reviews, length, hidden); nobody attends to where ``mask`` is False."""
+        """Return new states (reviews, length, hidden); nobody attends where ``mask`` is False."""
         attended = self.out(self._attend(states, mask))
         states = self.attention_norm(states + self.dropout(attended))
         fed = states + self.dropout(self.feed_forward(states))
@@ -96,22 +88,18 @@ class Block(nn.Module):
 class SentimentEncoder(nn.Module):
     """Tokens to two scores."""
 
-    def __init__(self, vocab_size: int, pad_id: int, shape: Shape = DEFAULT_SHAPE) -> None:
-        """Make it with random weights.
-
-        Args:
-            vocab_size: tokens that the tokenizer knows.
-            pad_id: the tokenizer's padding, whose embedding stays zero.
-            shape: sizes and dropout.
-        """
+    def __init__(self, vocab_size: int, pad_id: int, shape: Shape | None = None) -> None:
+        """Make it with random weights; the embedding of ``pad_id``, the padding, stays zero."""
         super().__init__()
+        shape = shape or Shape()
         hidden, dropout = shape.hidden, shape.dropout
         self._scale = math.sqrt(hidden)
         self.embedding = nn.Embedding(vocab_size, hidden, padding_idx=pad_id)
         nn.init.normal_(self.embedding.weight, std=hidden**-0.5)
         with torch.no_grad():
             self.embedding.weight[pad_id].zero_()
-        self.positions = PositionalEncoding(hidden, shape.max_length)
+        self.positions: Tensor
+        self.register_buffer("positions", sines(hidden, shape.max_length), persistent=False)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.classifier = nn.Sequential(
@@ -122,8 +110,10 @@ class SentimentEncoder(nn.Module):
         )
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Scores (reviews, 2) of tokens (reviews, length), padded where ``mask`` is False."""
-        states = self.dropout(self.positions(self.embedding(tokens) * self._scale))
+        """Return scores (reviews, 2) of tokens (reviews, length), padded where not ``mask``."""
+        states = self.embedding(tokens) * self._scale
+        positions = self.positions[: states.shape[1]].to(states.dtype)
+        states = self.dropout(states + positions)
         for block in self.blocks:
             states = block(states, mask)
         scores: Tensor = self.classifier(masked_mean(states, mask))
@@ -131,14 +121,9 @@ class SentimentEncoder(nn.Module):
 
 
 def masked_mean(states: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the tokens of each review; padding counts neither above nor below the line.
+    """Return the mean over the tokens of each review, (reviews, hidden).
 
-    Args:
-        states: (reviews, length, hidden).
-        mask: bool (reviews, length), True where there is a token.
-
-    Returns:
-        (reviews, hidden).
+    Padding, where ``mask`` is False, counts neither above nor below the line.
     """
     weights = mask[:, :, None].to(states.dtype)
     return (states * weights).sum(1) / weights.sum(1)

@@ -10,32 +10,36 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import struct
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from dataset.errors import DatasetError
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from configs.files import ROOT
-from launch.frameworks.imdb.errors import ImdbError
-from launch.frameworks.imdb.reviews import SPLITS, Reviews, hub_reviews, synthetic_reviews
-from launch.frameworks.imdb.tokenizer import pad_id, roberta_tokenizer, trained_tokenizer
+from configs.errors import ConfigError
+from configs.files import ROOT, write_json
+from dataset import indexed
+from launch.frameworks.imdb.reviews import (
+    END,
+    PAD,
+    SPLITS,
+    Reviews,
+    hub_reviews,
+    roberta_tokenizer,
+    synthetic_reviews,
+    trained_tokenizer,
+)
 
 SYNTHETIC, IMDB = "synthetic-reviews", "imdb-reviews"
 CACHE = ROOT / "dataset" / "cache"
-_HEAD = struct.Struct("<9sQBQQ")
-_MAGIC, _VERSION, _INT32 = b"MMIDIDX\x00\x00", 1, 4
 _NUM_MARKS = 2
 """Numbers of a document before its tokens: split and label."""
-_MAKERS = ("grammar.py", "reviews.py", "tokenizer.py", "files.py")
-"""Whoever changes one of these makes other files, in another folder."""
 
 Split = list[tuple[NDArray[np.int32], int]]
 """Tokens, without truncation or padding, and label of each review."""
@@ -54,28 +58,33 @@ class TokenizedReviews:
     """Where the reviews come from, in words."""
 
     def __getitem__(self, split: str) -> Split:
-        """Reviews of ``train``, ``validation`` or ``test``."""
+        """Return the reviews of ``train``, ``validation`` or ``test``."""
         return self.splits[split]
 
 
 def prepared(name: str) -> str:
-    """Absolute prefix of tokenized reviews, which are made if they are not there yet.
+    """Return the absolute prefix of tokenized reviews, which are made if they are not there yet.
 
     Args:
         name: ``synthetic-reviews``, or ``imdb-reviews`` which come from the hub.
 
     Raises:
-        ImdbError: the hub's files cannot be had.
+        ConfigError: the hub's files cannot be had.
     """
     folder = _folder(name)
     if prefix_if_made(name) is None:
         reviews, tokenizer = _SOURCES[name]()
-        _make_folder(folder, lambda path: write(path / name, reviews, tokenizer))
+        CACHE.mkdir(parents=True, exist_ok=True)
+        # The folder appears with all of its files at once, whoever else is making it.
+        with tempfile.TemporaryDirectory(dir=CACHE, prefix=f".{folder.name}-") as made:
+            write(Path(made) / name, reviews, tokenizer)
+            if not folder.exists():
+                Path(made).replace(folder)
     return str(folder / name)
 
 
 def prefix_if_made(name: str) -> str | None:
-    """Absolute prefix of tokenized reviews that are there already; None if they are not."""
+    """Return the absolute prefix of tokenized reviews; None if they are not there yet."""
     prefix = _folder(name) / name
     return str(prefix) if prefix.with_suffix(".manifest.json").is_file() else None
 
@@ -96,84 +105,58 @@ _SOURCES: dict[str, Callable[[], tuple[Reviews, Tokenizer]]] = {
 
 
 def _recipe() -> str:
-    """A short digest of the code and the package that the files are made by."""
+    """Digest the code and the package that the files are made by, so that others lie elsewhere."""
     found = hashlib.sha256(metadata.version("tokenizers").encode())
-    for name in _MAKERS:
+    for name in ("reviews.py", "files.py"):
         found.update(Path(__file__).with_name(name).read_bytes())
     return found.hexdigest()[:8]
 
 
-def _make_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Let a folder appear with all of its files at once, whoever else is making it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-    try:
-        fill(made)
-        if not folder.exists():
-            made.replace(folder)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-
-
 def write(prefix: Path, reviews: Reviews, tokenizer: Tokenizer) -> None:
     """Tokenize three splits into ``PREFIX.bin``, ``PREFIX.idx`` and a manifest."""
-    lengths: list[int] = []
-    with prefix.with_suffix(".bin").open("wb") as file:
+    end_id: Any = tokenizer.token_to_id(END)
+
+    def documents() -> Iterator[NDArray[np.int32]]:
         for number, split in enumerate(SPLITS):
             found = getattr(reviews, split)
             encoded = tokenizer.encode_batch([review.text for review in found])
             for review, encoding in zip(found, encoded, strict=True):
-                document = np.array([number, review.label, *encoding.ids], dtype=np.int32)
-                file.write(document.tobytes())
-                lengths.append(len(document))
-    _write_index(prefix.with_suffix(".idx"), lengths)
+                # Every review ends in the token that is written behind it.
+                yield np.array([number, review.label, *encoding.ids[:-1]], dtype=np.int32)
+
+    indexed.write(prefix, documents(), end_id, tokenizer.get_vocab_size())
+    tokenizer.save(f"{prefix}.tokenizer.json")
     manifest = {
         "prefix": prefix.name,
         "source": reviews.source,
         "vocab_size": tokenizer.get_vocab_size(),
-        "pad_id": pad_id(tokenizer),
-        "end_id": tokenizer.token_to_id("</s>"),
+        # Nothing may be assumed: RoBERTa's is 1.
+        "pad_id": tokenizer.token_to_id(PAD),
+        "end_id": end_id,
         "reviews": {split: len(getattr(reviews, split)) for split in SPLITS},
     }
-    tokenizer.save(f"{prefix}.tokenizer.json")
-    text = json.dumps(manifest, indent=2) + "\n"
-    prefix.with_suffix(".manifest.json").write_text(text, encoding="utf-8")
-
-
-def _write_index(path: Path, lengths: Sequence[int]) -> None:
-    sizes = np.array(lengths, dtype=np.int32)
-    offsets = np.concatenate([[0], np.cumsum(sizes[:-1], dtype=np.int64) * 4]).astype(np.int64)
-    head = _HEAD.pack(_MAGIC, _VERSION, _INT32, len(sizes), len(sizes) + 1)
-    documents = np.arange(len(sizes) + 1, dtype=np.int64)
-    path.write_bytes(head + sizes.tobytes() + offsets.tobytes() + documents.tobytes())
+    write_json(prefix.with_suffix(".manifest.json"), manifest)
 
 
 def read(prefix: str) -> TokenizedReviews:
     """Read what :func:`write` wrote.
 
     Raises:
-        ImdbError: a file is missing or is of another form.
+        ConfigError: a file is missing or is of another form.
     """
     try:
-        manifest: dict[str, Any] = json.loads(Path(f"{prefix}.manifest.json").read_bytes())
-        index = Path(f"{prefix}.idx").read_bytes()
-        tokens = np.fromfile(f"{prefix}.bin", dtype=np.int32)
-        magic, _, kind, count, _ = _HEAD.unpack_from(index)
-        if (magic, kind) != (_MAGIC, _INT32):
-            raise ValueError("not an index of 32-bit tokens")
-        if len(index) != _HEAD.size + count * 4 + count * 8 + (count + 1) * 8:
-            raise ValueError("the index is cut off")
-        sizes = np.frombuffer(index, np.int32, count, _HEAD.size)
-        if sizes.sum() != len(tokens):
-            raise ValueError(f"{sizes.sum()} tokens in the index, {len(tokens)} in the file")
+        manifest = json.loads(Path(f"{prefix}.manifest.json").read_bytes())
         known = {key: manifest[key] for key in ("pad_id", "end_id", "vocab_size", "source")}
-    except (OSError, ValueError, KeyError, struct.error) as error:
-        raise ImdbError(
+        index = indexed.read(Path(prefix))
+        if index.num_indexed != len(index.ids):
+            raise ValueError(f"{index.num_indexed} tokens indexed, {len(index.ids)} in the file")
+    except (OSError, ValueError, KeyError, DatasetError) as error:
+        raise ConfigError(
             f"data_prefix: {prefix} holds no tokenized reviews ({error}); give data_prefix = "
             f"{SYNTHETIC!r} or {IMDB!r}"
         ) from None
     splits: dict[str, Split] = {split: [] for split in SPLITS}
-    for document in np.split(tokens, np.cumsum(sizes)[:-1]):
-        number, label = (int(mark) for mark in document[:_NUM_MARKS])
-        splits[SPLITS[number]].append((document[_NUM_MARKS:], label))
+    for position in range(index.num_documents):
+        number, label, *_ = tokens = index.document(position).astype(np.int32)
+        splits[SPLITS[number]].append((tokens[_NUM_MARKS:], int(label)))
     return TokenizedReviews(splits, **known)

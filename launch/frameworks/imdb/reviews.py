@@ -1,29 +1,91 @@
-"""Film reviews with their sentiment: IMDB from the Hugging Face hub, or a synthetic set.
+"""Film reviews with their sentiment and a tokenizer: IMDB from the Hugging Face hub, or synthetic.
 
 Train, validation and test never share a review: the validation split is taken out of what the hub
 calls ``train``, and the hub's ``test`` is left as it is.
+
+Synthetic reviews come from a small grammar. A review's label is the sign of what most of its
+opinions say. What makes it hard to read off single words: opinions against the verdict, negated
+adjectives, and sentences about the story that hold adjectives without meaning an opinion. Some
+verdicts are wrong on purpose, so that no model that has learned the grammar gets everything right.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
-from launch.frameworks.imdb.errors import ImdbError
-from launch.frameworks.imdb.grammar import compose
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from configs.errors import ConfigError
 
 NEGATIVE, POSITIVE = 0, 1
 SPLITS = ("train", "validation", "test")
-REPOSITORY = "stanfordnlp/imdb"
+IMDB_REPOSITORY = "stanfordnlp/imdb"
 """Data set of 25,000 reviews for training and 25,000 for tests, half of each kind positive."""
 VALIDATION_SHARE = 0.1
 """Share of the hub's training reviews that is held out for validation."""
 SPLIT_SEED = 42
 """Chooses the reviews that are held out, the same ones in every run."""
 SYNTHETIC_SIZES = {"train": 1280, "validation": 320, "test": 640}
+TOKENIZER_REPOSITORY = "FacebookAI/roberta-base"
+PAD, END = "<pad>", "</s>"
+SPECIAL_TOKENS = ("<s>", PAD, END, "<unk>", "<mask>")
+"""In RoBERTa's order, so that padding has id 1 as it has there, and not 0."""
+TRAINED_VOCABULARY = 1024
+"""Largest vocabulary of a tokenizer that is trained on the synthetic reviews."""
+NOISE = 0.06
+"""Share of reviews whose label is not what their opinions say."""
+AGREES = 0.85
+"""Share of a review's opinions that are on the side of its label."""
+NEGATED = 0.15
+"""Share of opinions that negate an adjective of the other side."""
+
+_GOOD = (
+    *("brilliant", "moving", "gripping", "charming", "inventive", "tender", "hilarious"),
+    *("convincing", "graceful", "sharp", "haunting", "warm", "fresh", "dazzling", "clever"),
+)
+_BAD = (
+    *("dull", "clumsy", "tedious", "shallow", "lifeless", "predictable", "grating", "muddled"),
+    *("wooden", "stale", "pointless", "sloppy", "dreary", "forced", "hollow"),
+)
+_ASPECTS = (
+    *("the acting", "the script", "the camera work", "the pacing", "the score", "the ending"),
+    *("the dialogue", "the lead", "the editing", "the humour", "the opening", "the villain"),
+)
+_OPINIONS = (
+    "{aspect} is {adverb} {adjective}",
+    "i found {aspect} {adverb} {adjective}",
+    "{aspect} felt {adjective} from start to finish",
+    "everybody told me that {aspect} would be {adjective}, and it is",
+    "there is something {adjective} about {aspect}",
+)
+_NEGATED = (
+    "{aspect} is not {adjective} at all",
+    "i would never call {aspect} {adjective}",
+    "nothing about {aspect} is {adjective}",
+)
+_ADVERBS = ("really", "quite", "rather", "truly", "somewhat", "oddly", "simply")
+_PEOPLE = ("a retired sailor", "two sisters", "a young clerk", "an old painter", "a lonely judge")
+_PLACES = ("a harbour town", "the far north", "a crowded city", "an empty hotel", "the desert")
+_EVENTS = (
+    "finds a letter that was never sent",
+    "must choose between a friend and a promise",
+    "loses everything in a single night",
+    "waits for a train that does not come",
+    "hides a secret from the whole family",
+)
+_STORY = (
+    "the story follows {person} in {place}",
+    "in {place}, {person} {event}",
+    "it begins when {person} {event}",
+    "critics argued over a {adjective} scene with {person}",
+    "i saw it with a friend who once lived in {place}",
+)
+_JOINTS = (". ", ". ", ". ", ", and ", "; ", ". still, ", ". then again, ")
 
 
 class Review(NamedTuple):
@@ -46,7 +108,7 @@ class Reviews:
 
 
 def synthetic_reviews(seed: int = 7) -> Reviews:
-    """Reviews composed from a grammar, for machines without a network.
+    """Compose reviews from the grammar, for machines without a network.
 
     They look like the real set (two balanced classes, texts of very different lengths) and are no
     substitute for it: accuracy on them says nothing about IMDB.
@@ -58,7 +120,7 @@ def synthetic_reviews(seed: int = 7) -> Reviews:
         found: list[Review] = []
         while len(found) < size:
             label = len(found) % 2
-            text = compose(random_numbers, positive=label == POSITIVE)
+            text = _compose(random_numbers, positive=label == POSITIVE)
             if text not in seen:  # A review of another split would leak its label.
                 seen.add(text)
                 found.append(Review(text, label))
@@ -67,14 +129,50 @@ def synthetic_reviews(seed: int = 7) -> Reviews:
     return Reviews(**splits, source="synthetic reviews, composed from a grammar (not IMDB)")
 
 
+def _compose(numbers: Random, positive: bool) -> str:
+    says = positive != (numbers.random() < NOISE)
+    num_opinions = numbers.choice((1, 3, 3, 3, 5))
+    # An odd number of opinions with fewer than half against the verdict never leaves it open.
+    against = sum(numbers.random() > AGREES for _ in range(num_opinions))
+    sides = [says] * num_opinions
+    for place in range(min(against, num_opinions // 2)):
+        sides[place] = not says
+    sentences = [_opinion(numbers, good) for good in sides]
+    sentences += [_story(numbers) for _ in range(numbers.choice((0, 0, 1, 1, 3)))]
+    numbers.shuffle(sentences)
+    text = sentences[0]
+    for sentence in sentences[1:]:
+        text += numbers.choice(_JOINTS) + sentence
+    return f"{text}."
+
+
+def _opinion(numbers: Random, good: bool) -> str:
+    negated = numbers.random() < NEGATED
+    words = _GOOD if good != negated else _BAD
+    return numbers.choice(_NEGATED if negated else _OPINIONS).format(
+        aspect=numbers.choice(_ASPECTS),
+        adverb=numbers.choice(_ADVERBS),
+        adjective=numbers.choice(words),
+    )
+
+
+def _story(numbers: Random) -> str:
+    return numbers.choice(_STORY).format(
+        person=numbers.choice(_PEOPLE),
+        place=numbers.choice(_PLACES),
+        event=numbers.choice(_EVENTS),
+        adjective=numbers.choice(_GOOD + _BAD),
+    )
+
+
 def hub_reviews(endpoint: str | None = None) -> Reviews:
-    """IMDB from the Hugging Face hub, downloaded once into the hub's own cache.
+    """Read IMDB from the Hugging Face hub, downloaded once into the hub's own cache.
 
     Args:
         endpoint: address of the hub; None for ``HF_ENDPOINT`` or the public one.
 
     Raises:
-        ImdbError: the files cannot be had, or do not hold reviews with labels 0 and 1.
+        ConfigError: the files cannot be had, or do not hold reviews with labels 0 and 1.
     """
     train = read_parquet(fetch("plain_text/train-00000-of-00001.parquet", endpoint))
     test = read_parquet(fetch("plain_text/test-00000-of-00001.parquet", endpoint))
@@ -84,25 +182,25 @@ def hub_reviews(endpoint: str | None = None) -> Reviews:
         train=tuple(train[num_held_out:]),
         validation=tuple(train[:num_held_out]),
         test=tuple(test),
-        source=f"{REPOSITORY} from the Hugging Face hub",
+        source=f"{IMDB_REPOSITORY} from the Hugging Face hub",
     )
 
 
-def fetch(name: str, endpoint: str | None, repository: str = REPOSITORY) -> Path:
-    """A file of a repository of the hub, from the cache or the network.
+def fetch(name: str, endpoint: str | None, repository: str = IMDB_REPOSITORY) -> Path:
+    """Return a file of a repository of the hub, from the cache or the network.
 
     Raises:
-        ImdbError: it is neither in the cache nor to be had.
+        ConfigError: it is neither in the cache nor to be had.
     """
     # Loading the client takes a second, and the synthetic set needs none of it.
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    kind = "dataset" if repository == REPOSITORY else None
+    kind = "dataset" if repository == IMDB_REPOSITORY else None
     try:
         return Path(hf_hub_download(repository, name, repo_type=kind, endpoint=endpoint))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ImdbError(
+        raise ConfigError(
             f"{repository}/{name} cannot be downloaded from the Hugging Face hub "
             f"({type(error).__name__}); check the network or HF_ENDPOINT, or take the synthetic "
             "reviews with data_prefix = 'synthetic-reviews'"
@@ -110,10 +208,10 @@ def fetch(name: str, endpoint: str | None, repository: str = REPOSITORY) -> Path
 
 
 def read_parquet(path: Path) -> list[Review]:
-    """Reviews of a Parquet file with columns ``text`` and ``label``.
+    """Read reviews from a Parquet file with columns ``text`` and ``label``.
 
     Raises:
-        ImdbError: a column is missing, or a label is neither 0 nor 1.
+        ConfigError: a column is missing, or a label is neither 0 nor 1.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -121,10 +219,39 @@ def read_parquet(path: Path) -> list[Review]:
     try:
         table = parquet.read_table(path, columns=["text", "label"]).to_pydict()
     except (OSError, pa.ArrowException) as error:
-        raise ImdbError(
+        raise ConfigError(
             f"{path}: no Parquet file with columns text and label ({error}); download it anew"
         ) from None
-    strange = set(table["label"]) - {NEGATIVE, POSITIVE}
-    if strange:
-        raise ImdbError(f"{path}: label = {min(strange)}: only 0 and 1 mean a sentiment")
+    unknown = set(table["label"]) - {NEGATIVE, POSITIVE}
+    if unknown:
+        raise ConfigError(f"{path}: label = {min(unknown)}: only 0 and 1 mean a sentiment")
     return [Review(*pair) for pair in zip(table["text"], table["label"], strict=True)]
+
+
+def roberta_tokenizer(endpoint: str | None = None) -> Tokenizer:
+    """Read the tokenizer of ``roberta-base``, downloaded once into the hub's own cache.
+
+    Raises:
+        ConfigError: it cannot be had.
+    """
+    return Tokenizer.from_file(str(fetch("tokenizer.json", endpoint, TOKENIZER_REPOSITORY)))
+
+
+def trained_tokenizer(texts: Iterable[str], vocab_size: int = TRAINED_VOCABULARY) -> Tokenizer:
+    """Train a byte-level BPE tokenizer like RoBERTa's.
+
+    Only training reviews may go in: what validation and test consist of is not to be known.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    end, begin = ((word, SPECIAL_TOKENS.index(word)) for word in (END, "<s>"))
+    tokenizer.post_processor = processors.RobertaProcessing(end, begin, add_prefix_space=False)
+    return tokenizer

@@ -1,35 +1,36 @@
-"""Train a point: ``python -m launch.frameworks.imdb.train RUN_JSON``, alone or by ``torchrun``.
-
-RUN_JSON is a run folder's ``run.json``; ``ds_config.json`` lies beside it (docs/design.md).
-"""
+"""Trains one point with Lightning, whose own loop hands its iterations to the recorder."""
 
 from __future__ import annotations
 
 import logging
 import os
+import resource
 import time
 import warnings
-from collections.abc import Mapping
-from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
 from configs.errors import ConfigError
-from launch.trainer.program import answer_when_asked, leave, run_program
-from launch.trainer.ranks import Ranks
-from launch.trainer.runfile import RunFile
-from launch.trainer.scalars import TENSORBOARD_VARIABLE, WANDB_VARIABLE
+from deep_optimizer_states.state_reader import digest
+from launch.frameworks.imdb import files
+from launch.frameworks.imdb.encoder import SentimentEncoder, Shape
+from launch.frameworks.imdb.module import (
+    ReviewsData,
+    SecondsPerBatch,
+    SentimentModule,
+    strategy_of,
+)
+from launch.trainer.loop import Digests, device_name, state_digests
+from launch.trainer.recorder import Iteration, Recorder, finite_or_none
+from launch.trainer.runfile import Ranks, RunFile
+from launch.trainer.runtime import choose_device, plugin_installed, remember_cpu_info
 
-
-def require_reviews(prefix: Path) -> Path:
-    """The prefix of tokenized reviews that are there.
-
-    Raises:
-        ConfigError: they are not.
-    """
-    manifest = prefix.with_name(f"{prefix.name}.manifest.json")
-    if not manifest.is_file():
-        raise ConfigError(f"data_prefix = {prefix}: {manifest} is missing; launch the run again")
-    return prefix
+_GIB = 2.0**30
 
 
 def train(run: RunFile, ranks: Ranks) -> None:
@@ -39,54 +40,58 @@ def train(run: RunFile, ranks: Ranks) -> None:
         ConfigError: the user has to mend something.
     """
     started = time.perf_counter()
-    # Only now: torch, Lightning and DeepSpeed take seconds to import.
-    import lightning.pytorch as pl
-    import torch
-
-    from launch.frameworks.imdb import files
-    from launch.frameworks.imdb.recording import GradientNorm, Recorder, SecondsPerBatch, summary
-    from launch.trainer.log import parameters_line, world_line, write_line
-    from launch.trainer.metrics import MetricsFile
-
-    on_gpu = _prepare(run, ranks)
-    pl.seed_everything(run.point.seed, workers=True, verbose=False)
-    reviews = files.read(str(run.data_prefix))
-    module, data = build(run, reviews)
-    timing, norm = SecondsPerBatch(), GradientNorm()
-    with MetricsFile(run.metrics_path if ranks.is_first else None) as metrics:
-        recorder = Recorder(run.point, metrics, timing, norm, _digests)
-        loggers = loggers_of(run, os.environ)
-        trainer = make_trainer(run, ranks, on_gpu, [timing, norm, recorder], loggers)
+    with Recorder(run, ranks, counts_tokens=False) as recorder, plugin_installed(run):
+        device = choose_device(run.point, ranks)
+        os.environ["DS_ACCELERATOR"] = device.type
+        # Advice on loader processes and on what Lightning's own dependencies will rename.
+        warnings.filterwarnings("ignore", module=r"(lightning|torch|deepspeed)\.")
+        logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+        if run.ds_config:
+            remember_cpu_info()
+        pl.seed_everything(run.point.seed, workers=True, verbose=False)
+        reviews = files.read(str(run.data_prefix))
+        module, data = build(run, reviews)
+        timing = SecondsPerBatch()
+        recording = Recording(recorder, timing)
+        trainer = make_trainer(run, ranks, device.type == "cuda", [timing, recording])
         parameters = sum(param.numel() for param in module.parameters())
+        recorder.sizes()
         if ranks.is_first:
-            write_line(world_line(run.point))
-            write_line(parameters_line(0, parameters))
-        device = torch.cuda.get_device_name(ranks.local_rank) if on_gpu else "cpu"
-        metrics.write("start", _start_fields(run, parameters, device, reviews))
+            recorder.parameters(parameters)
+        recorder.start(
+            {
+                "parameters": parameters,
+                "vocab_size": reviews.vocab_size,
+                "device": device_name(device),
+                "reviews": reviews.source,
+                "pad_id": reviews.pad_id,
+            }
+        )
         trainer.fit(module, data)
         trainer.test(module, data, verbose=False)
-        found = summary(timing, module.results, trainer.strategy.root_device)
-        weights, state = recorder.digests
-        end = {
-            "iterations": recorder.iterations,
-            "seconds": time.perf_counter() - started,
-            "weights_sha256": weights,
-            "optimizer_sha256": state,
-        }
-        metrics.write("end", {**end, **found})
+        weights, optimizer_state = recording.digests
+        recorder.event(
+            "end",
+            {
+                "iterations": recording.iterations,
+                "seconds": time.perf_counter() - started,
+                "weights_sha256": weights,
+                "optimizer_sha256": optimizer_state,
+                "epoch_s": fmean(timing.epochs_s) if timing.epochs_s else None,
+                "batch_s": timing.seconds_per_batch,
+                **_memory_gib(trainer.strategy.root_device),
+                **{name: finite_or_none(value) for name, value in module.results.items()},
+                "test_error": 1.0 - module.results["test_accuracy"],
+            },
+        )
 
 
-def build(run: RunFile, reviews: Any) -> tuple[Any, Any]:  # noqa: ANN401 - loaded late
-    """Module and data of a point.
+def build(run: RunFile, reviews: files.TokenizedReviews) -> tuple[SentimentModule, ReviewsData]:
+    """Make module and data of a point.
 
     Raises:
         ConfigError: the model's vocabulary is smaller than the tokenizer's.
     """
-    from launch.frameworks.imdb.data import ReviewsData
-    from launch.frameworks.imdb.encoder import SentimentEncoder, Shape
-    from launch.frameworks.imdb.module import SentimentModule
-    from launch.frameworks.imdb.strategies import offloads_optimizer
-
     point, model = run.point, run.point.model
     if reviews.vocab_size > model.vocab_size:
         raise ConfigError(
@@ -102,7 +107,7 @@ def build(run: RunFile, reviews: Any) -> tuple[Any, Any]:  # noqa: ANN401 - load
         dropout=point.value("dropout"),
     )
     encoder = SentimentEncoder(model.vocab_size, reviews.pad_id, shape)
-    module = SentimentModule(encoder, point.lr, on_host=offloads_optimizer(run.ds_config))
+    module = SentimentModule(encoder, point.lr, on_host=point.offload_optimizer != "none")
     data = ReviewsData(
         reviews,
         point.micro_batch_size,
@@ -113,19 +118,8 @@ def build(run: RunFile, reviews: Any) -> tuple[Any, Any]:  # noqa: ANN401 - load
     return module, data
 
 
-def make_trainer(
-    run: RunFile,
-    ranks: Ranks,
-    on_gpu: bool,
-    callbacks: list[Any],
-    loggers: list[Any],
-) -> Any:  # noqa: ANN401 - Lightning's trainer
-    """Lightning's trainer of a point: so many iterations, an evaluation after every epoch."""
-    import lightning.pytorch as pl
-    from lightning.pytorch.callbacks import LearningRateMonitor
-
-    from launch.frameworks.imdb.strategies import strategy_of
-
+def make_trainer(run: RunFile, ranks: Ranks, on_gpu: bool, callbacks: list[Any]) -> Any:
+    """Make Lightning's trainer of a point: so many iterations, an evaluation after every epoch."""
     point = run.point
     local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.num_ranks))
     precision: Any = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}[point.dtype]
@@ -139,9 +133,8 @@ def make_trainer(
         max_epochs=-1,
         accumulate_grad_batches=point.accumulation,
         gradient_clip_val=point.clip_grad or None,
-        callbacks=[*callbacks, *([LearningRateMonitor()] if loggers else [])],
-        logger=loggers or False,
-        log_every_n_steps=1,
+        callbacks=callbacks,
+        logger=False,
         default_root_dir=run.run_dir,
         num_sanity_val_steps=0,
         enable_checkpointing=False,
@@ -150,88 +143,107 @@ def make_trainer(
     )
 
 
-def loggers_of(run: RunFile, environment: Mapping[str, str]) -> list[Any]:
-    """Lightning's loggers that the launcher asked for; ``WANDB_MODE=offline`` needs no network.
+class Recording(pl.Callback):
+    """Records iterations and evaluations, and keeps the final state's digests.
 
-    On the other ranks Lightning's loggers write nothing.
+    It must come after the callback that times.
     """
-    from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
-    found: list[Any] = []
-    if environment.get(TENSORBOARD_VARIABLE):
-        found.append(TensorBoardLogger(run.run_dir, name="tensorboard", version=""))
-    if project := environment.get(WANDB_VARIABLE):
-        name = f"{run.run_dir.parent.name}/{run.run_dir.name}"
-        found.append(WandbLogger(name=name, project=project, save_dir=run.run_dir))
-    return found
+    def __init__(self, recorder: Recorder, timing: SecondsPerBatch) -> None:
+        self._recorder, self._timing = recorder, timing
+        self._losses: list[Tensor] = []
+        self._rate, self._num_skipped = 0.0, 0
+        self._grad_norm: float | None = None
+        self.digests: Digests = (None, None)
+        self.iterations = 0
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int
+    ) -> None:
+        self._rate = float(trainer.optimizers[0].param_groups[0]["lr"])
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: object
+    ) -> None:
+        # Without DeepSpeed the parameters still have their gradients now.
+        if not _is_deepspeed(trainer.model):
+            grads = [p.grad for p in pl_module.parameters() if p.grad is not None]
+            self._grad_norm = float(nn.utils.get_total_norm(grads))
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: object,
+        batch_idx: int,
+    ) -> None:
+        self._losses.append(outputs["loss"].detach().double())
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return
+        self.iterations += 1
+        loss = _mean_over_ranks(torch.stack(self._losses).mean())
+        self._losses = []
+        if _is_deepspeed(trainer.model):
+            norm = trainer.model.get_global_grad_norm()  # type: ignore[union-attr, operator]
+            self._grad_norm = None if norm is None else float(norm)
+        # DeepSpeed leaves updates out where 16-bit gradients overflow.
+        skipped_before = self._num_skipped
+        self._num_skipped = int(getattr(trainer.model, "skipped_steps", 0))
+        seconds = self._timing.iterations_s[-1]
+        self._recorder.timer("interval-time", seconds)
+        self._recorder.iteration(
+            Iteration(
+                number=self.iterations,
+                seconds=seconds,
+                loss=loss,
+                learning_rate=self._rate,
+                skipped=self._num_skipped > skipped_before,
+                grad_norm=self._grad_norm,
+                phases_ms=self._timing.phases_ms,
+                device_bytes=_allocated_peak_bytes(trainer.strategy.root_device),
+            )
+        )
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, SentimentModule)
+        results = pl_module.results
+        loss, accuracy = results["validation_loss"], results["validation_accuracy"]
+        self._recorder.evaluation(self.iterations, loss, accuracy)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        model: Any = trainer.model  # Lightning takes the strategy down after this
+        # Without DeepSpeed every rank has the same weights, and optimizer state is not read.
+        is_engine = _is_deepspeed(model)
+        self.digests = state_digests(model) if is_engine else (digest(model.parameters()), None)
 
 
-def _prepare(run: RunFile, ranks: Ranks) -> bool:
-    """Choose the device and ready the libraries; whether it is a GPU.
-
-    Raises:
-        ConfigError: the point asks for CUDA and there is none, or the plugin refuses.
-    """
-    from launch.trainer.log import write_only_whole_lines
-    from launch.trainer.runtime import choose_device, make_deterministic, remember_cpu_info
-
-    write_only_whole_lines()
-    device = choose_device(run.point, ranks)
-    os.environ["DS_ACCELERATOR"] = device.type
-    if device.type == "cuda":
-        make_deterministic()
-    # Advice on loader processes and on what Lightning's own dependencies will rename.
-    warnings.filterwarnings("ignore", module=r"(lightning|torch|deepspeed)\.")
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    if not run.ds_config:
-        return device.type == "cuda"
-    remember_cpu_info()
-    if "deep_optimizer_states" in run.ds_config:
-        _install_plugin()
-    return device.type == "cuda"
+def _is_deepspeed(model: object) -> bool:
+    return hasattr(model, "get_global_grad_norm")
 
 
-def _install_plugin() -> None:
-    import deep_optimizer_states as plugin
-
-    try:
-        plugin.install()
-    except (plugin.ConfigError, plugin.UnsupportedDeepSpeedError, plugin.KernelError) as error:
-        raise ConfigError(f"deep_optimizer_states: {error}") from None
+def _mean_over_ranks(value: Tensor) -> float:
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(value)
+        value = value / dist.get_world_size()
+    return value.item()
 
 
-def _digests(model: Any) -> tuple[str | None, str | None]:  # noqa: ANN401 - Lightning's
-    """Fingerprints of weights and optimizer state; without DeepSpeed of the weights alone."""
-    from deep_optimizer_states.state_reader import digest
-    from launch.frameworks.imdb.recording import is_deepspeed
-    from launch.trainer.digest import state_digests
-
-    return state_digests(model) if is_deepspeed(model) else (digest(model.parameters()), None)
+def _allocated_peak_bytes(device: torch.device) -> int | None:
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
-def _start_fields(
-    run: RunFile,
-    parameters: int,
-    device: str,
-    reviews: Any,  # noqa: ANN401 - loaded late
-) -> dict[str, Any]:
+def _memory_gib(device: torch.device) -> dict[str, Any]:
+    """Return peaks of CUDA's allocator, and of the rank with the largest resident set."""
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    mine = _allocated_peak_bytes(device), resident
+    everyone = [mine]
+    if dist.is_initialized():
+        everyone = everyone * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+    devices = [allocated / _GIB for allocated, _ in everyone if allocated is not None]
     return {
-        "engine": str(run.point.engine),
-        "parameters": parameters,
-        "vocab_size": reviews.vocab_size,
-        "device": device,
-        "num_ranks": run.point.num_ranks,
-        "seed": run.point.seed,
-        "reviews": reviews.source,
-        "pad_id": reviews.pad_id,
+        "device_peak_gib": max(devices, default=None),
+        "device_peaks_gib": devices,
+        "rank_peak_gib": max(held for _, held in everyone) / _GIB,
     }
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the program in this process; 0 after a finished run, 2 when the user has to mend it."""
-    return run_program(train, "launch.frameworks.imdb.train", __doc__, argv, require_reviews)
-
-
-if __name__ == "__main__":
-    answer_when_asked()
-    leave(main())

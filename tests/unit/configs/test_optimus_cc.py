@@ -6,7 +6,7 @@ import pytest
 
 from configs.study import load_study
 from configs.sweep import load_sweep, sweep_names
-from launch.trainers.pipeline import PipelineTrainer
+from launch.trainers.own import PipelineTrainer
 from optimus_cc import Settings, low_rank, sizes
 
 STUDY = load_study("optimus-cc")

@@ -36,8 +36,8 @@ KNOW_DEEPSPEED = {
 KNOW_ONE_THING = {
     ("benchmarks/memory/rank.py", "ds_numel"),
     ("benchmarks/memory/rank.py", "ds_tensor"),
-    ("launch/trainer/loop.py", "_config"),
-    ("launch/trainer/model.py", "ds_numel"),
+    ("launch/trainer/deepspeed_adapter.py", "_config"),
+    ("launch/trainer/deepspeed_adapter.py", "ds_numel"),
     ("launch/trainer/runtime.py", "deepspeed.runtime.zero.muon.muon_optimizer"),
 }
 """What others know of them: a partitioned parameter's size and tensor, a switch of memory lines,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from configs.errors import ConfigError
-from launch.export.shards import merge
-from launch.trainer.checkpoint_files import Checkpoint
+from launch.export.weights import merge
+from launch.trainer.checkpoint import Checkpoint
 
 FLAT = torch.arange(6.0)
 

@@ -19,13 +19,13 @@ from launch.describe import describe
 from launch.fit.machine import Machine
 from launch.frameworks.imdb import files
 from launch.frameworks.imdb.encoder import SentimentEncoder, Shape
-from launch.frameworks.imdb.train import loggers_of, require_reviews
+from launch.frameworks.imdb.program import require_reviews
 from launch.records.run_folder import RunFolder
 from launch.sweep import main
 from launch.task import RunOptions, Task
-from launch.trainer.runfile import RunFile, read_run_file
-from launch.trainers import lightning, trainer_of
-from launch.trainers.lightning import LightningTrainer, encoder_of
+from launch.trainer.runfile import read_run_file
+from launch.trainers import trainer_of
+from launch.trainers.own import LIGHTNINGS_OWN, LightningTrainer, encoder_of
 
 STUDY = load_study("imdb")
 TRAINER = LightningTrainer()
@@ -98,7 +98,7 @@ def test_ours_differs_from_what_it_is_held_against_by_its_own_block_alone():
 def test_lightnings_own_keys_are_left_to_it():
     for engine in STUDY.engines:
         config = TRAINER.ds_config(point(engine=engine, clip_grad=1.0))
-        assert not config.keys() & set(lightning._LIGHTNINGS_OWN)
+        assert not config.keys() & set(LIGHTNINGS_OWN)
 
 
 @pytest.mark.parametrize(
@@ -203,29 +203,6 @@ def test_a_run_is_read_back_as_the_launcher_wrote_it(tmp_path):
     run = read_run_file(tmp_path / "run.json", None, require_reviews)
     assert (run.point, run.ds_config, run.data_prefix) == (made, {}, prefix)
     assert run.run_dir == tmp_path.resolve()
-
-
-class TestLoggers:
-    def loggers(self, monkeypatch, tmp_path, environment):
-        made = []
-        for name in ("TensorBoardLogger", "WandbLogger"):
-            monkeypatch.setattr(
-                f"lightning.pytorch.loggers.{name}",
-                lambda *_, kind=name, **options: made.append((kind, options)) or kind,
-            )
-        folder = tmp_path / "stem" / "run-001"
-        run = RunFile(folder, point(), {}, tmp_path / "reviews", folder / "metrics.jsonl")
-        return loggers_of(run, environment), made
-
-    def test_none_unasked(self, monkeypatch, tmp_path):
-        assert self.loggers(monkeypatch, tmp_path, {}) == ([], [])
-
-    def test_those_that_the_launcher_asked_for(self, monkeypatch, tmp_path):
-        environment = {"DOS_TENSORBOARD": "1", "DOS_WANDB_PROJECT": "films"}
-        found, made = self.loggers(monkeypatch, tmp_path, environment)
-        assert found == ["TensorBoardLogger", "WandbLogger"]
-        assert made[1][1]["project"] == "films"
-        assert made[1][1]["name"] == "stem/run-001"
 
 
 @pytest.mark.parametrize("dropout", [0.2, 0.0])

@@ -6,15 +6,11 @@ import pytest
 
 from configs.study import make_point
 from launch.ds_json import deepspeed_config
-from launch.trainers.megatron_flags import (
-    MegatronFiles,
-    flag_limits,
-    megatron_ds_config,
-    megatron_flags,
-)
+from launch.trainers.megatron_deepspeed import MegatronDeepSpeed, megatron_flags
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "megatron"
-FILES = MegatronFiles("/data/text_document", Path("/run/ds_config.json"), Path("/run/index-cache"))
+FILES = Path("/run"), "/data/text_document"
+OURS, PAPERS = (MegatronDeepSpeed(Path("/x"), paper_keys) for paper_keys in (False, True))
 POINTS = {
     "tiny-cpu": ({"model": "tiny"}, False),
     "7B-gpu": ({"model": "7B", "tp": 2, "dp": 2}, True),
@@ -24,7 +20,7 @@ POINTS = {
 @pytest.mark.parametrize("name", POINTS)
 def test_the_flags_of_a_point_are_the_golden_ones(name):
     table, on_gpu = POINTS[name]
-    flags = megatron_flags(make_point(table), FILES, on_gpu)
+    flags = megatron_flags(make_point(table), *FILES, on_gpu)
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("GOLDEN_REWRITE"):
         path.write_text("\n".join(flags) + "\n")
@@ -50,26 +46,26 @@ def test_every_knob_of_the_point_is_in_the_flags():
         "iterations": ("--train-iters", 9),
     }
     table = {name: given for name, (_, given) in fields.items()}
-    flags = megatron_flags(make_point({"model": "tiny", **table}), FILES, False)
+    flags = megatron_flags(make_point({"model": "tiny", **table}), *FILES, False)
     for flag, given in fields.values():
         found = value(flags, flag)
         assert (found if isinstance(given, str) else float(found)) == given
 
 
 def test_the_vocabulary_counts_the_tokenizers_own_token():
-    flags = megatron_flags(make_point({"model": "7B"}), FILES, True)
+    flags = megatron_flags(make_point({"model": "7B"}), *FILES, True)
     assert int(value(flags, "--vocab-size")) + 1 == 50257
 
 
 def test_checkpointing_can_be_left_out():
     point = make_point({"model": "tiny", "activation_checkpointing": False})
-    assert not [f for f in megatron_flags(point, FILES, False) if "checkpoint-act" in f]
+    assert not [f for f in megatron_flags(point, *FILES, False) if "checkpoint-act" in f]
 
 
 def test_what_the_flags_cannot_say_is_refused():
-    assert flag_limits(make_point({"model": "tiny"}), paper_keys=True) == []
+    assert PAPERS.refuse(make_point({"model": "tiny"})) == []
     point = make_point({"model": "tiny", "attention": "sdpa", "save_interval": 5})
-    first, second = flag_limits(point, paper_keys=False)
+    first, second = OURS.refuse(point)
     assert first == (
         "attention = 'sdpa': --trainer megatron-deepspeed knows 'local' alone; give that"
     )
@@ -80,8 +76,8 @@ def test_deepspeeds_config_leaves_the_optimizer_to_the_flags():
     point = make_point({"model": "tiny", "engine": "hybrid", "stride": 2})
     ours = deepspeed_config(point)
     del ours["optimizer"]
-    assert megatron_ds_config(point, paper_keys=False) == ours
-    stock = megatron_ds_config(make_point({"model": "tiny"}), paper_keys=False)
+    assert OURS.ds_config(point) == ours
+    stock = OURS.ds_config(make_point({"model": "tiny"}))
     assert "deep_optimizer_states" not in stock
 
 
@@ -95,7 +91,7 @@ def test_deepspeeds_config_leaves_the_optimizer_to_the_flags():
 )
 def test_the_papers_keys_stand_where_its_fork_reads_them(engine, expected):
     point = make_point({"model": "tiny", **engine})
-    config = megatron_ds_config(point, paper_keys=True)
+    config = PAPERS.ds_config(point)
     assert "deep_optimizer_states" not in config
     offload = config["zero_optimization"]["offload_optimizer"]
     names = ("prefetch_optimizer", "part_grads_async", "prefetch_optimizer_gap")
@@ -109,6 +105,6 @@ def test_the_papers_keys_stand_where_its_fork_reads_them(engine, expected):
 
 def test_the_fork_has_no_stride_of_one():
     point = make_point({"model": "tiny", "engine": "H", "stride": 1})
-    (reason,) = flag_limits(point, paper_keys=True)
+    (reason,) = PAPERS.refuse(point)
     assert reason.startswith("stride = 1: ")
-    assert flag_limits(point, paper_keys=False) == []
+    assert OURS.refuse(point) == []

@@ -11,13 +11,8 @@ from configs.study import make_point
 from launch import cli
 from launch.fit.machine import Machine
 from launch.records.run_folder import RunFolder
-from launch.trainers import (
-    OWN_TRAINER,
-    TRAINERS,
-    megatron_deepspeed,
-    trainer_of,
-)
-from launch.trainers.pipeline import MODULE
+from launch.trainers import OWN_TRAINER, TRAINERS, megatron_deepspeed, trainer_of
+from launch.trainers.own import PIPELINE_MODULE
 
 POINT = make_point({"model": "tiny", "iterations": 3, "global_batch_size": 4})
 LINE = " iteration {n}/ 3 | consumed samples: {samples:12d} | consumed tokens: 5 | lm loss: 1.0 |\n"
@@ -228,4 +223,4 @@ def test_a_run_that_continues_another_is_told_from_whole_ones(tmp_path):
 def test_an_option_that_two_trainers_have_is_given_to_the_chosen_one(tmp_path):
     words = ["--trainer", "megatron-pipeline", "--trainer-module", "some.module"]
     assert trainer(*words).program(POINT, tmp_path, "/d").name == "some.module"
-    assert trainer(*words[:2]).program(POINT, tmp_path, "/d").name == MODULE
+    assert trainer(*words[:2]).program(POINT, tmp_path, "/d").name == PIPELINE_MODULE

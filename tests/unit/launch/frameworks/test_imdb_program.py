@@ -1,5 +1,6 @@
 """The program's parts: batches, encoder, masked mean, strategies, and the faults that stay out."""
 
+import json
 from functools import partial
 from types import SimpleNamespace
 from typing import ClassVar
@@ -10,22 +11,26 @@ import torch
 from torch import nn
 
 from configs.study import load_study
-from launch.frameworks.imdb.data import ReviewsData, collate, truncated
 from launch.frameworks.imdb.encoder import (
-    PositionalEncoding,
     SentimentEncoder,
     Shape,
     masked_mean,
+    sines,
 )
 from launch.frameworks.imdb.files import TokenizedReviews
-from launch.frameworks.imdb.module import DECAY, SentimentModule, Tally
-from launch.frameworks.imdb.recording import GradientNorm, Recorder, SecondsPerBatch
-from launch.frameworks.imdb.strategies import (
+from launch.frameworks.imdb.module import (
+    DECAY,
     CpuDeepSpeedStrategy,
-    offloads_optimizer,
+    ReviewsData,
+    SecondsPerBatch,
+    SentimentModule,
+    collate,
     strategy_of,
+    truncated,
 )
-from launch.frameworks.imdb.train import make_trainer
+from launch.frameworks.imdb.train import Recording, build, make_trainer
+from launch.trainer.recorder import Recorder
+from launch.trainer.runfile import RunFile, ranks_from_environment
 
 PAD, END = 1, 2
 SHAPE = Shape(hidden=16, ffn=32, layers=2, heads=4, max_length=12, dropout=0.0)
@@ -155,7 +160,7 @@ def test_the_order_of_words_counts(encoder):
 
 
 def test_positions_are_sines_and_cosines():
-    table = PositionalEncoding(8, 10)(torch.zeros(1, 10, 8))[0]
+    table = sines(8, 10)
     assert table[0].tolist() == [0, 1] * 4
     torch.testing.assert_close(
         table[3, :2],
@@ -193,13 +198,27 @@ def test_the_rate_falls_to_six_tenths_after_every_epoch(encoder):
     assert DECAY == 0.6
 
 
-def test_a_tally_means_over_reviews_and_not_over_batches():
-    tally = Tally()
-    right, wrong = torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]])
-    tally.add(torch.tensor(1.0), right.repeat(3, 1), torch.tensor([1, 1, 1]))
-    tally.add(torch.tensor(5.0), wrong, torch.tensor([1]))
-    assert tally.take(torch.device("cpu")) == (2.0, 0.75)
-    assert tally.take(torch.device("cpu")) is None
+class Scores(nn.Module):
+    """Takes tokens for scores."""
+
+    def forward(self, tokens, mask):
+        return tokens
+
+
+def test_results_are_means_over_reviews_and_not_over_batches(monkeypatch):
+    module = SentimentModule(Scores())
+    monkeypatch.setattr(module, "log", lambda *_args, **_options: None)
+    right, wrong = torch.tensor([[0.0, 9.0]]), torch.tensor([[9.0, 0.0]])
+    losses = [
+        float(module.training_step(SimpleNamespace(tokens=t, mask=None, labels=one), 0))
+        for t, one in ((right.repeat(3, 1), torch.tensor([1, 1, 1])), (wrong, torch.tensor([1])))
+    ]
+    module.on_train_epoch_end()
+    mean = (3 * losses[0] + losses[1]) / 4
+    assert module.results == {"train_loss": pytest.approx(mean), "train_accuracy": 0.75}
+    module.results.clear()
+    module.on_train_epoch_end()
+    assert module.results == {}, "an epoch begins anew"
 
 
 def test_iterations_epochs_and_phases_are_timed_with_accumulation(monkeypatch):
@@ -219,7 +238,7 @@ def test_iterations_epochs_and_phases_are_timed_with_accumulation(monkeypatch):
         timing.on_train_batch_end(trainer, module, None, None, batch)
     assert len(timing.iterations_s) == 2
     assert [name for name, _ in logged] == ["seconds_per_batch"] * 2
-    assert timing.phases_ms == {"forward": 2000.0, "backward": 2000.0, "update": 2000.0}
+    assert timing.phases_ms == dict.fromkeys(("forward_ms", "backward_ms", "update_ms"), 2000.0)
     assert len(timing.epochs_s) == 1
     assert timing.epochs_s[0] >= sum(timing.iterations_s)
 
@@ -257,40 +276,37 @@ class TestStrategies:
         ranks = SimpleNamespace(num_ranks=4, rank=0, is_first=True)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
         monkeypatch.setattr(pl, "Trainer", lambda **given: given)
-        given = make_trainer(run, ranks, False, [], [])
+        given = make_trainer(run, ranks, False, [])
         assert (given["devices"], given["num_nodes"]) == (2, 2)
         assert type(given["strategy"]) is CpuDeepSpeedStrategy
 
-    @pytest.mark.parametrize(
-        ("zero", "offloads"),
-        [
-            ({}, False),
-            ({"offload_optimizer": {"device": "none"}}, False),
-            ({"offload_optimizer": {"device": "cpu"}}, True),
-        ],
-    )
-    def test_the_hosts_adam_is_taken_where_the_optimizer_is_offloaded(self, zero, offloads):
-        assert offloads_optimizer({"zero_optimization": zero}) is offloads
-        assert not offloads_optimizer(None)
+
+@pytest.mark.parametrize(
+    ("engine", "offloads"), [("no-deepspeed", False), ("deepspeed-stage-2-offload", True)]
+)
+def test_the_hosts_adam_is_taken_where_the_optimizer_is_offloaded(engine, offloads, reviews):
+    point = load_study("imdb").make_point({"model": "tiny", "engine": engine})
+    module, _ = build(SimpleNamespace(point=point), reviews)
+    assert module._on_host is offloads
 
 
-def test_an_update_that_deepspeed_leaves_out_is_written_as_skipped(capfd):
+def test_an_update_that_deepspeed_leaves_out_is_written_as_skipped(tmp_path, capfd):
     """Else an fp16 run that never updates would be told as one that trains."""
-    written = []
-    metrics = SimpleNamespace(write=lambda event, fields: written.append(fields["skipped"]))
-    timing = SimpleNamespace(iterations_s=[0.5], phases_ms={})
     point = load_study("imdb").make_point({"model": "tiny"})
-    recorder = Recorder(point, metrics, timing, GradientNorm(), lambda model: (None, None))
+    run = RunFile(tmp_path, point, {}, tmp_path / "x", tmp_path / "metrics.jsonl")
+    timing = SimpleNamespace(iterations_s=[0.5], phases_ms={})
     engine = SimpleNamespace(skipped_steps=0, get_global_grad_norm=lambda: 1.0)
     trainer = SimpleNamespace(
         model=engine,
         accumulate_grad_batches=1,
-        is_global_zero=True,
         strategy=SimpleNamespace(root_device=torch.device("cpu")),
     )
-    for skipped_so_far in (0, 1, 1, 2):
-        engine.skipped_steps = skipped_so_far
-        recorder.on_train_batch_end(trainer, None, {"loss": torch.tensor(1.0)}, None, 0)
+    with Recorder(run, ranks_from_environment({}), {}, counts_tokens=False) as recorder:
+        recording = Recording(recorder, timing)
+        for skipped_so_far in (0, 1, 1, 2):
+            engine.skipped_steps = skipped_so_far
+            recording.on_train_batch_end(trainer, None, {"loss": torch.tensor(1.0)}, None, 0)
+    written = [json.loads(line)["skipped"] for line in run.metrics_path.read_text().splitlines()]
     assert written == [False, True, False, True]
     lines = [line for line in capfd.readouterr().out.splitlines() if "lm loss" in line]
     assert sum("skipped iterations:   1 |" in line for line in lines) == 2

@@ -10,21 +10,18 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from configs.files import ROOT
-from launch.frameworks.imdb import files, grammar, reviews as reviews_module
-from launch.frameworks.imdb.errors import ImdbError
+from configs.errors import ConfigError
+from launch.frameworks.imdb import files, reviews as reviews_module
 from launch.frameworks.imdb.reviews import (
+    PAD,
+    SPECIAL_TOKENS,
     SPLITS,
     Review,
     Reviews,
     hub_reviews,
     read_parquet,
-    synthetic_reviews,
-)
-from launch.frameworks.imdb.tokenizer import (
-    SPECIAL_TOKENS,
-    pad_id,
     roberta_tokenizer,
+    synthetic_reviews,
     trained_tokenizer,
 )
 
@@ -59,7 +56,9 @@ def test_synthetic_reviews_say_that_they_are_and_are_the_same_every_time(synthet
 
 def test_counting_good_and_bad_words_does_not_solve_them(synthetic):
     """Else accuracy would say nothing of what the encoder has learned."""
-    good, bad = (re.compile("|".join(words)) for words in (grammar._GOOD, grammar._BAD))
+    good, bad = (
+        re.compile("|".join(words)) for words in (reviews_module._GOOD, reviews_module._BAD)
+    )
     balances = [len(good.findall(r.text)) - len(bad.findall(r.text)) for r in synthetic.test]
     guesses = [balance > 0 for balance in balances]
     hits = np.mean([g == r.label for g, r in zip(guesses, synthetic.test, strict=True)])
@@ -101,12 +100,12 @@ def test_imdb_is_read_from_the_hub_with_validation_held_out_of_training(imdb):
 
 
 def test_robertas_tokenizer_is_read_from_the_hub(imdb):
-    assert pad_id(roberta_tokenizer(imdb.url)) == 1
+    assert roberta_tokenizer(imdb.url).token_to_id(PAD) == 1
 
 
 def test_a_hub_that_does_not_answer_is_told_in_a_sentence(imdb):
     imdb.files.clear()
-    with pytest.raises(ImdbError, match=r"stanfordnlp/imdb/.* cannot be downloaded .* take the"):
+    with pytest.raises(ConfigError, match=r"stanfordnlp/imdb/.* cannot be downloaded .* take the"):
         hub_reviews(imdb.url)
 
 
@@ -119,33 +118,26 @@ def test_a_hub_that_does_not_answer_is_told_in_a_sentence(imdb):
 )
 def test_a_label_that_is_no_sentiment_is_refused(tmp_path, changed, message):
     table(tmp_path / "x.parquet", 40, **changed)
-    with pytest.raises(ImdbError, match=message):
+    with pytest.raises(ConfigError, match=message):
         read_parquet(tmp_path / "x.parquet")
 
 
 def test_a_file_without_reviews_is_refused(tmp_path):
     parquet.write_table(pa.table({"line": [1]}), tmp_path / "x.parquet")
-    with pytest.raises(ImdbError, match="columns text and label"):
+    with pytest.raises(ConfigError, match="columns text and label"):
         read_parquet(tmp_path / "x.parquet")
     (tmp_path / "x.parquet").write_text("no parquet")
-    with pytest.raises(ImdbError, match="columns text and label"):
+    with pytest.raises(ConfigError, match="columns text and label"):
         read_parquet(tmp_path / "x.parquet")
 
 
 def test_the_trained_tokenizer_has_robertas_special_tokens_and_gives_texts_back():
     tokenizer = trained_tokenizer(["a moving film", "a dull film"] * 5, 400)
     assert [tokenizer.token_to_id(word) for word in SPECIAL_TOKENS] == list(range(5))
-    assert pad_id(tokenizer) == 1
+    assert tokenizer.token_to_id(PAD) == 1
     encoded = tokenizer.encode("a dull film, naïve 🎬")
     assert (encoded.tokens[0], encoded.tokens[-1]) == ("<s>", "</s>")
     assert tokenizer.decode(encoded.ids) == "a dull film, naïve 🎬"
-
-
-def test_a_tokenizer_without_padding_is_refused():
-    from tokenizers import Tokenizer, models
-
-    with pytest.raises(ImdbError, match="no token '<pad>'"):
-        pad_id(Tokenizer(models.BPE()))
 
 
 REVIEWS = Reviews(
@@ -191,12 +183,14 @@ def test_megatron_core_reads_the_same_documents(written):
     assert done.stdout.splitlines()[-1] == str(documents)
 
 
-@pytest.mark.parametrize("ending", [".bin", ".idx", ".manifest.json"])
-def test_a_damaged_file_is_refused(written, ending):
+@pytest.mark.parametrize(
+    ("ending", "lost"), [(".bin", 1), (".bin", 2), (".idx", 5), (".manifest.json", 5)]
+)
+def test_a_damaged_file_is_refused(written, ending, lost):
     _, prefix = written
     path = files.Path(prefix + ending)
-    path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(ImdbError, match="holds no tokenized reviews"):
+    path.write_bytes(path.read_bytes()[:-lost])
+    with pytest.raises(ConfigError, match="holds no tokenized reviews"):
         files.read(prefix)
 
 
@@ -221,6 +215,8 @@ def test_prepared_reviews_are_made_once_and_anew_when_the_recipe_changes(tmp_pat
 
 def test_a_failure_leaves_no_half_made_reviews(tmp_path, monkeypatch):
     class BreaksOff:
+        token_to_id = get_vocab_size = lambda *_: 2
+
         def encode_batch(self, _texts):
             raise OSError("the disk is full")
 
@@ -229,8 +225,3 @@ def test_a_failure_leaves_no_half_made_reviews(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="full"):
         files.prepared(files.SYNTHETIC)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_recipe_is_of_the_code_that_makes_the_files():
-    folder = ROOT / "launch" / "frameworks" / "imdb"
-    assert all((folder / name).is_file() for name in files._MAKERS)

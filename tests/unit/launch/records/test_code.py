@@ -3,7 +3,7 @@ import pytest
 from launch.hosts.ranks import TRAINER_MODULE
 from launch.records import code
 from launch.records.code import code_of
-from launch.trainers.pipeline import MODULE as PIPELINE_MODULE
+from launch.trainers.own import PIPELINE_MODULE
 
 
 @pytest.fixture
@@ -79,8 +79,9 @@ def test_the_real_trainer_is_known_with_the_plugin_and_without_the_sweeps():
     assert not any(name.startswith(("parse/", "plots/", "launch/sweep")) for name in files)
 
 
-def test_the_trainer_with_a_pipeline_is_known_with_its_compression_and_without_the_other_loop():
+def test_the_trainer_with_a_pipeline_is_known_with_its_compression_and_without_the_other_trainer():
     files = code_of([PIPELINE_MODULE])
-    assert {"launch/trainer/pipeline/loop.py", "src/optimus_cc/backpropagation.py"} <= set(files)
+    assert {"launch/trainer/pipeline_adapter.py", "src/optimus_cc/backpropagation.py"} <= set(files)
     assert "src/optimus_cc/megatron.py" in files
-    assert "launch/trainer/loop.py" not in files
+    assert "launch/trainer/loop.py" in files
+    assert "launch/trainer/deepspeed_adapter.py" not in files

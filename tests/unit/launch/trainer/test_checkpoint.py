@@ -1,4 +1,5 @@
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -6,46 +7,40 @@ import torch
 import torch.distributed as dist
 from full_disk import files_of_at_most
 
+from configs.errors import ConfigError
 from configs.study import make_point
-from launch.trainer import checkpoint
-from launch.trainer.checkpoint_files import find_checkpoint
+from launch.trainer.checkpoint import find_checkpoint, save_whole
 
 POINT = make_point({"model": "tiny"})
 
 
-class FakeEngine:
-    """Saves one file, as DeepSpeed's engine does it."""
+def writer(error=None):
+    """Write one file, as a rank does it, and break off where an error is given."""
 
-    device = torch.device("cpu")
+    def write(folder):
+        folder.mkdir(parents=True)
+        torch.save({"weights": torch.arange(100_000)}, folder / "states.pt")
+        if error:
+            raise error
 
-    def __init__(self, error=None):
-        self.error = error
-
-    def save_checkpoint(self, folder, tag, client_state, save_latest):
-        assert not save_latest
-        path = checkpoint.Path(folder) / tag
-        path.mkdir(parents=True)
-        torch.save({"weights": torch.arange(100_000), **client_state}, path / "states.pt")
-        if self.error:
-            raise self.error
+    return write
 
 
-@pytest.fixture(autouse=True)
-def one_rank(monkeypatch):
-    monkeypatch.setattr(checkpoint, "random_states", lambda _device: None)
+@pytest.fixture
+def one_rank():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, one_rank):
     return SimpleNamespace(run_dir=tmp_path, point=POINT, data_facts={".bin": 1})
 
 
 def test_latest_names_the_last_checkpoint(run):
     for iteration in (3, 6):
-        path = checkpoint.save_checkpoint(run, FakeEngine(), iteration)
+        path = save_whole(run, iteration, writer())
         found = find_checkpoint(run.run_dir)
         assert (found.path, found.iteration, found.data) == (path, iteration, {".bin": 1})
         assert found.damage() == ""
@@ -53,9 +48,9 @@ def test_latest_names_the_last_checkpoint(run):
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(run):
-    first = checkpoint.save_checkpoint(run, FakeEngine(), 3)
+    first = save_whole(run, 3, writer())
     with files_of_at_most(50_000), pytest.raises(OSError, match="iteration 6 not saved") as caught:
-        checkpoint.save_checkpoint(run, FakeEngine(), 6)
+        save_whole(run, 6, writer())
     assert "earlier ones are still there" in str(caught.value)
     found = find_checkpoint(run.run_dir)
     assert (found.path, found.damage()) == (first, "")
@@ -63,8 +58,106 @@ def test_a_full_disk_leaves_the_checkpoint_before(run):
 
 
 def test_a_save_that_is_cut_short_has_no_checkpoints_name(run):
-    first = checkpoint.save_checkpoint(run, FakeEngine(), 3)
+    first = save_whole(run, 3, writer())
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.save_checkpoint(run, FakeEngine(KeyboardInterrupt()), 6)
+        save_whole(run, 6, writer(KeyboardInterrupt()))
     assert find_checkpoint(run.run_dir).path == first
     assert not (first.parent / "iteration-000006").exists()
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    path = tmp_path / "run-001" / "checkpoints" / "iteration-000004"
+    path.mkdir(parents=True)
+    files = {}
+    for name in ("a.pt", "b.pt"):
+        torch.save({"x": torch.arange(100)}, path / name)
+        files[name] = (path / name).stat().st_size
+    description = {
+        "schema_version": 1,
+        "iteration": 4,
+        "point": POINT.model_dump(mode="json"),
+        "data": {".bin": 1},
+        "files": files,
+    }
+    (path / "checkpoint.json").write_text(json.dumps(description))
+    (path.parent / "latest").write_text(path.name)
+    return path.parent.parent
+
+
+def test_the_last_checkpoint_of_a_run_is_found_by_either_folder(run_dir):
+    path = run_dir / "checkpoints" / "iteration-000004"
+    found = find_checkpoint(run_dir)
+    assert (found.path, found.iteration, found.data) == (path, 4, {".bin": 1})
+    assert find_checkpoint(path) == found
+    assert found.differences(POINT) == []
+    assert found.damage() == ""
+
+
+def test_a_folder_without_a_checkpoint_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"no checkpoint there .*save_interval above 0"):
+        find_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"schema_version": 1, "iteration": 4}', "\x00\xff"]
+)
+def test_what_is_no_checkpoint_of_ours_is_named(run_dir, text):
+    description = run_dir / "checkpoints" / "iteration-000004" / "checkpoint.json"
+    description.write_text(text)
+    with pytest.raises(ConfigError, match="not a checkpoint of this harness"):
+        find_checkpoint(run_dir)
+
+
+def test_a_checkpoint_of_another_form_is_named(run_dir):
+    description = run_dir / "checkpoints" / "iteration-000004" / "checkpoint.json"
+    description.write_text(description.read_text().replace('version": 1', 'version": 2'))
+    with pytest.raises(ConfigError, match="schema_version = 2"):
+        find_checkpoint(run_dir)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"seed": 7}, "seed = 7: .* was saved with 1234"),
+        ({"iterations": 99}, "iterations = 99"),
+        ({"subgroup_numel": 100}, "subgroup_numel = 100"),
+        ({"dtype": "fp32"}, 'dtype = "fp32"'),
+        ({"split": "1,1,1"}, "split = .1,1,1."),
+    ],
+)
+def test_a_point_that_could_not_have_saved_it_is_refused(run_dir, fields, named):
+    reasons = find_checkpoint(run_dir).differences(make_point({"model": "tiny", **fields}))
+    assert len(reasons) == 1
+    assert re.search(named, reasons[0])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"engine": "hybrid", "stride": 2}, {"name": "x"}, {"save_interval": 3}, {"eval_interval": 3}],
+)
+def test_what_changes_no_bit_may_differ(run_dir, fields):
+    assert find_checkpoint(run_dir).differences(make_point({"model": "tiny", **fields})) == []
+
+
+def test_a_checkpoint_of_the_last_iteration_leaves_nothing_to_do(run_dir):
+    description = run_dir / "checkpoints" / "iteration-000004" / "checkpoint.json"
+    table = json.loads(description.read_text())
+    description.write_text(json.dumps({**table, "iteration": POINT.iterations}))
+    (reason,) = find_checkpoint(run_dir).differences(POINT)
+    assert "nothing is left to do" in reason
+
+
+def test_damage_is_found_by_whoever_looks_at_the_file(run_dir):
+    checkpoint = find_checkpoint(run_dir)
+    path = checkpoint.path / "b.pt"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert f"{path}: has {len(whole) - 1} bytes instead of {len(whole)}" in checkpoint.damage()
+    middle = whole.index(torch.arange(100).numpy().tobytes()) + 80
+    path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    assert "does not have its checksum" in checkpoint.damage()
+    assert "does not have its checksum" in checkpoint.damage(1, 2)
+    assert checkpoint.damage(0, 2) == ""
+    path.unlink()
+    assert "No such file" in checkpoint.damage()

@@ -6,7 +6,7 @@ import torch
 
 from configs.errors import ConfigError
 from configs.schema import Model, Point
-from launch.trainer.data import MicroBatches, Vocabulary, read_vocabulary, sample_indices
+from launch.trainer.data import MicroBatches, read_vocabulary, sample_indices
 
 MODEL = Model(
     name="m", hidden=64, ffn=96, layers=2, heads=4, kv_heads=2, seq_length=8, vocab_size=100
@@ -59,7 +59,8 @@ def test_a_token_outside_the_vocabulary_is_named() -> None:
 
 def test_the_manifest_beside_the_data_says_what_ends_a_document(tmp_path: Path) -> None:
     point = Point(model=MODEL)
-    assert read_vocabulary(tmp_path / "corpus", point) == Vocabulary(100, 99)
+    vocabulary = read_vocabulary(tmp_path / "corpus", point)
+    assert (vocabulary.vocab_size, vocabulary.eod) == (100, 99)
     (tmp_path / "manifest.json").write_text(json.dumps({"vocab_size": 90, "eod": 7}))
     vocabulary = read_vocabulary(tmp_path / "corpus", point)
     assert (vocabulary.vocab_size, vocabulary.eod) == (90, 7)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from launch.trainer import megatron_cpu
-from launch.trainer.megatron_cpu import verify
 
 
 @pytest.fixture(autouse=True)
@@ -20,34 +19,33 @@ def _quiet_import() -> Iterator[None]:
         yield
 
 
-def test_the_installed_megatron_core_is_the_one_the_shims_were_written_for() -> None:
-    verify()
-    version = importlib.metadata.version("megatron-core")
-    assert version.rpartition(".")[0] in megatron_cpu.SUPPORTED_VERSIONS
+@pytest.fixture(autouse=True)
+def restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put back afterwards what is replaced."""
+    for module, name, _ in (*megatron_cpu.PATCHED, *megatron_cpu.FOR_PIPELINES):
+        owner, _, attribute = name.rpartition(".")
+        place = importlib.import_module(module)
+        place = operator.attrgetter(owner)(place) if owner else place
+        monkeypatch.setattr(place, attribute, getattr(place, attribute))
 
 
 @pytest.mark.parametrize("version", ["0.17.0", "0.1.9", "1.16.1", "0.160.1"])
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda _: version)
     with pytest.raises(RuntimeError, match=rf"megatron-core {version}: .*megatron-core==0\.16\.\*"):
-        verify()
+        megatron_cpu.apply()
 
 
-def test_a_patched_name_that_is_gone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = (*megatron_cpu.PATCHED, ("megatron.core.tensor_parallel.random", "no_such_name", None))
-    monkeypatch.setattr(megatron_cpu, "PATCHED", gone)
-    with pytest.raises(RuntimeError, match="no_such_name is gone"):
-        verify()
-
-
-def test_a_name_that_only_pipelines_need_is_not_looked_for_without_them(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("names", ["PATCHED", "FOR_PIPELINES"])
+def test_a_name_that_is_gone_is_refused_where_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch, names: str
 ) -> None:
     gone = ("megatron.core.pipeline_parallel.schedules", "no_such_name", None)
-    monkeypatch.setattr(megatron_cpu, "FOR_PIPELINES", (gone,))
-    verify()
+    monkeypatch.setattr(megatron_cpu, names, (*getattr(megatron_cpu, names), gone))
+    if names == "FOR_PIPELINES":
+        megatron_cpu.apply()
     with pytest.raises(RuntimeError, match="no_such_name is gone"):
-        verify(pipelines=True)
+        megatron_cpu.apply(pipelines=True)
 
 
 def test_the_shims_have_the_signatures_they_replace() -> None:
@@ -58,13 +56,9 @@ def test_the_shims_have_the_signatures_they_replace() -> None:
 
 
 @pytest.fixture
-def tracker(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """megatron-core's own, on the CPU; what is patched is put back afterwards."""
+def tracker() -> Any:
+    """megatron-core's own, on the CPU."""
     random: Any = importlib.import_module("megatron.core.tensor_parallel.random")
-    monkeypatch.setattr(torch.cuda, "current_device", torch.cuda.current_device)
-    monkeypatch.setattr(random.CudaRNGStatesTracker, "add", random.CudaRNGStatesTracker.add)
-    for name in ("_get_cuda_rng_state", "_set_cuda_rng_state"):
-        monkeypatch.setattr(random, name, getattr(random, name))
     megatron_cpu.apply()
     return random.CudaRNGStatesTracker()
 

@@ -1,4 +1,5 @@
 import base64
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -6,9 +7,14 @@ from typing import Any
 import pytest
 
 from configs.errors import ConfigError
+from configs.schema import Model, Point
 from configs.study import default_study
+from launch.hosts.ranks import TRAINER_MODULE
 from launch.pretrain_gpt import main
-from launch.trainer.runfile import read_run_file, with_tuned_config
+from launch.process.job import Ending
+from launch.process.outcome import judge
+from launch.trainer.runfile import ranks_from_environment, read_run_file, with_tuned_config
+from launch.trainers.own import LIGHTNING_MODULE, PIPELINE_MODULE
 
 POINT: dict[str, Any] = {
     "model": {"name": "m", "hidden": 64, "ffn": 96, "layers": 2, "heads": 4, "kv_heads": 2},
@@ -31,7 +37,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def _write(run_dir: Path, run: dict[str, Any], ds_config: dict[str, Any]) -> Path:
-    table = {"schema_version": 1, "point": POINT, "data_prefix": str(run_dir / "corpus.v1")}
+    table = {"schema_version": 2, "point": POINT, "data_prefix": str(run_dir / "corpus.v1")}
     (run_dir / "ds_config.json").write_text(json.dumps({**DS_CONFIG, **ds_config}))
     path = run_dir / "run.json"
     path.write_text(json.dumps({**table, **run}))
@@ -177,3 +183,70 @@ def test_a_config_of_the_autotuner_that_is_none_is_named(run_dir: Path, config: 
     run = read_run_file(run_dir / "run.json")
     with pytest.raises(ConfigError, match=r"--deepspeed_config|missing\.json: cannot be read"):
         with_tuned_config(run, config)
+
+
+@pytest.mark.parametrize("module", [TRAINER_MODULE, PIPELINE_MODULE, LIGHTNING_MODULE])
+def test_what_the_user_has_to_mend_is_a_line_that_the_launcher_finds(module, capsys, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    assert importlib.import_module(module).main(["/nowhere/run.json"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pretrain_gpt: error: /nowhere/run.json: cannot be read:")
+    assert judge(Ending(2, 1.0), [line], has_ended=False).cause == line
+
+
+MODEL = Model(name="m", hidden=64, ffn=96, layers=2, heads=4, kv_heads=2)
+TORCHRUN = {
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_a_plain_process_is_the_only_rank() -> None:
+    ranks = ranks_from_environment({})
+    assert (ranks.rank, ranks.local_rank, ranks.num_ranks) == (0, 0, 1)
+    assert ranks.is_first
+    assert ranks.is_last
+    environment: dict[str, str] = {}
+    ranks.export(environment)
+    assert set(environment) == set(TORCHRUN)
+
+
+def test_a_launchers_environment_stays_and_the_command_lines_local_rank_wins() -> None:
+    for given in (None, 0):
+        ranks = ranks_from_environment(TORCHRUN, local_rank=given)
+        assert (ranks.local_rank, ranks.is_first, ranks.is_last) == (
+            1 if given is None else 0,
+            False,
+            True,
+        )
+        environment = dict(TORCHRUN)
+        ranks.export(environment)
+        assert environment == {**TORCHRUN, "LOCAL_RANK": str(ranks.local_rank)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE = 'two'"),
+        ({"RANK": "2"}, "RANK = 2"),
+        ({"RANK": "-1"}, "RANK = -1"),
+        ({"MASTER_PORT": None}, "MASTER_PORT is not set"),
+        ({"RANK": None}, "RANK is not set"),
+    ],
+)
+def test_a_broken_environment_is_named(changes: dict[str, str | None], named: str) -> None:
+    merged = {**TORCHRUN, **changes}
+    environment = {name: value for name, value in merged.items() if value is not None}
+    with pytest.raises(ConfigError, match=named):
+        ranks_from_environment(environment)
+
+
+def test_the_number_of_ranks_must_be_the_points() -> None:
+    ranks = ranks_from_environment(TORCHRUN)
+    ranks.require(Point(model=MODEL, tp=2))
+    ranks.require(Point(model=MODEL, dp=2, global_batch_size=2))
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE = 2.*tp 2 x pp 1 x dp 2 = 4.*torchrun"):
+        ranks.require(Point(model=MODEL, tp=2, dp=2, global_batch_size=2))

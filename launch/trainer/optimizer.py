@@ -1,4 +1,4 @@
-"""AdamW over the parameters of one rank, with the norm and the clipping of the whole model's."""
+"""The pipeline's optimizer: AdamW over a rank's parameters, clipped by the whole model's norm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from configs.schema import Point
-from launch.trainer.schedule import learning_rate
+from launch.trainer.loop import learning_rate
 from optimus_cc.gradients import gradient_of
 
 
@@ -33,7 +33,7 @@ class Optimizer:
             parameters: of this rank, by the names they are saved under.
             point: learning rate, Adam's numbers and clipping.
             model_group: the ranks that hold one model, over TP and PP.
-            is_first_shard: whether what every tensor-parallel rank holds is counted here.
+            is_first_shard: this rank counts what every tensor-parallel rank holds.
         """
         self._names = list(parameters)
         self._parameters = list(parameters.values())
@@ -65,11 +65,8 @@ class Optimizer:
         gradients = [gradient_of(p).float() for p in self._parameters]
         counted = (g for g, counts in zip(gradients, self._counted, strict=True) if counts)
         squares = [g.square().sum(dtype=torch.float64) for g in counted]
-        total = (
-            torch.stack(squares).sum()
-            if squares
-            else gradients[0].new_zeros((), dtype=torch.float64)
-        )
+        nothing = gradients[0].new_zeros((), dtype=torch.float64)
+        total = torch.stack(squares).sum() if squares else nothing
         dist.all_reduce(total, group=self._group)
         norm = float(total.sqrt())
         if not torch.isfinite(total):
@@ -99,10 +96,8 @@ class Optimizer:
     def state_dict(self) -> dict[str, Any]:
         """Master weights and moments, to go on as if training had not stopped."""
         masters = (master.detach() for master in self._masters)
-        return {
-            "masters": dict(zip(self._names, masters, strict=True)),
-            "adam": self._adam.state_dict(),
-        }
+        named = dict(zip(self._names, masters, strict=True))
+        return {"masters": named, "adam": self._adam.state_dict()}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:

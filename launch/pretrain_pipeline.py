@@ -1,4 +1,4 @@
-"""Train one point: ``python -m launch.trainer.pipeline.pretrain_gpt RUN_JSON``, as one rank.
+"""Train one point in a pipeline: ``python -m launch.pretrain_pipeline RUN_JSON``, as one rank.
 
 RUN_JSON is a run folder's ``run.json``; ``ds_config.json`` lies beside it, of which the batch sizes
 and the block ``optimus_cc`` count here. The log goes to stdout, ``metrics.jsonl`` into the folder.
@@ -6,9 +6,7 @@ and the block ``optimus_cc`` count here. The log goes to stdout, ``metrics.jsonl
 
 from __future__ import annotations
 
-from launch.trainer.program import answer_when_asked, leave, run_program
-from launch.trainer.ranks import Ranks
-from launch.trainer.runfile import RunFile
+from launch.trainer.runfile import Ranks, RunFile, run_and_leave, run_program
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,16 +15,15 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         Exit code: 0 after a finished run, 2 when the user has to mend something.
     """
-    return run_program(_train, "launch.trainer.pipeline.pretrain_gpt", __doc__, argv)
+    return run_program(_train, __doc__, argv)
 
 
 def _train(run: RunFile, ranks: Ranks) -> None:
     # Only now: torch and megatron-core take seconds to import.
-    from launch.trainer.pipeline.loop import train
+    from launch.trainer.pipeline_adapter import train
 
     train(run, ranks)
 
 
 if __name__ == "__main__":
-    answer_when_asked()
-    leave(main())
+    run_and_leave(main)

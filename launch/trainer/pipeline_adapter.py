@@ -1,0 +1,425 @@
+"""megatron-core's GPT over TP, PP and DP without DeepSpeed, as the training loop takes it.
+
+Communication may be compressed (``optimus_cc``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from configs.errors import ConfigError
+from configs.schema import Point
+from deep_optimizer_states.state_reader import digest
+from launch.hosts.namespaces import INTERFACE
+from launch.trainer import loop
+from launch.trainer.checkpoint import random_states, set_random_states
+from launch.trainer.data import MicroBatch, MicroBatches, build_samples
+from launch.trainer.loop import Digests, PhaseClock, joined_over_ranks, learning_rate, peak_bytes
+from launch.trainer.model import DTYPES, Stage as Part, causal_mask, make_gpt
+from launch.trainer.optimizer import Optimizer
+from launch.trainer.recorder import Iteration, Recorder, finite_or_none, perplexity
+from launch.trainer.runfile import COMPRESSION as BLOCK, Ranks, RunFile
+from launch.trainer.runtime import distributed_pipeline
+from optimus_cc import (
+    COMPRESSION,
+    GradientReduction,
+    Kind,
+    Settings,
+    SettingsError,
+    Stage,
+    Traffic,
+)
+from optimus_cc.embedding import Place, TiedEmbedding, make_group
+from optimus_cc.error_statistics import STATISTICS
+from optimus_cc.memory import held_bytes
+
+COMMUNICATION = {
+    "forward_messages": Kind.FORWARD,
+    "backward_messages": Kind.BACKWARD,
+    "compression": COMPRESSION,
+    "gradients": Kind.GRADIENTS,
+    "embedding": Kind.EMBEDDING,
+}
+"""Phases of an iteration that are communication, and their names in :class:`optimus_cc.Traffic`."""
+PHASES = ("compute", *COMMUNICATION, "update")
+"""Parts of an iteration. In a pipeline one micro-batch's forward runs beside another's backward, so
+that both are one part: what of the schedule is no communication."""
+FORMAT = 2
+"""Of a rank's file of a checkpoint."""
+WORD_EMBEDDING = "embedding.word_embeddings.weight"
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
+
+
+def train(run: RunFile, ranks: Ranks) -> None:
+    """Train a point as one rank of a pipeline; see :func:`loop.train`."""
+    settings_of(run)  # what is wrong with it is said before anything slow
+    loop.train(run, ranks, distributed_pipeline, PipelineAdapter)
+
+
+def settings_of(run: RunFile) -> Settings:
+    """Return the compression of a run, none by default.
+
+    Raises:
+        ConfigError: a setting is not known, is wrong, or does not go with the pipeline or model.
+    """
+    block = run.ds_config.get(BLOCK, {})
+    known = [field.name for field in dataclasses.fields(Settings)]
+    if not isinstance(block, dict) or any(name not in known for name in block):
+        wrong = sorted(set(block) - set(known)) if isinstance(block, dict) else block
+        raise ConfigError(f"{BLOCK}: {wrong} not known; settings are {', '.join(known)}")
+    try:
+        settings = Settings(**block)
+        settings.check_stages(run.point.pp)
+    except SettingsError as error:
+        raise ConfigError(f"{BLOCK}: {error}") from None
+    if settings.emb_comm_opt and run.point.model.architecture != "gpt2":
+        raise ConfigError(
+            f"{BLOCK}: emb_comm_opt = True: architecture "
+            f"'{run.point.model.architecture}' has no tied embedding; take 'gpt2', or leave it out"
+        )
+    return settings
+
+
+class PipelineAdapter(loop.Adapter):
+    """A rank's part of the model, and all that moves and reduces its gradients."""
+
+    packages = ("torch", "megatron-core", "numpy")
+
+    def __init__(self, run: RunFile, device: torch.device, recorder: Recorder) -> None:
+        """Make the part of the model with its initial weights, and read the data's order.
+
+        Raises:
+            ConfigError: see :func:`settings_of`.
+        """
+        from megatron.core.process_groups_config import ProcessGroupCollection
+
+        from optimus_cc.megatron import CompressedCommunicator, FinalizeGradients
+
+        point, settings = run.point, settings_of(run)
+        self.point, self.device = point, device
+        self.groups: Any = ProcessGroupCollection.use_mpu_process_groups()
+        self.part = Part(self.groups.pp.rank(), point.pp)
+        # Norms and learned positions are made in fp32, whatever the model's type.
+        model = make_gpt(point, device.type == "cpu", self.part).to(device, DTYPES[point.dtype])
+        self.model = model
+        self.traffic = Traffic(device)
+        self.reduction = GradientReduction(
+            model.parameters(),
+            Stage(self.part.index, point.pp, self.groups.dp),
+            settings,
+            num_iterations=point.iterations,
+            tied=self._tied_embedding(settings),
+            traffic=self.traffic,
+        )
+        model.config.finalize_model_grads_func = FinalizeGradients(self.reduction)
+        self.communicator: Any = CompressedCommunicator(
+            self.groups.pp, model.config, settings, device, traffic=self.traffic
+        )
+        tp_rank, dp_rank = self.groups.tp.rank(), self.groups.dp.rank()
+        self.optimizer = Optimizer(
+            named_weights(model), point, self.groups.mp, is_first_shard=tp_rank == 0
+        )
+        if dp_rank == 0:
+            count = sum(p.numel() for p in model.parameters())
+            recorder.parameters(count, tp_rank, self.part.index)
+        self._batches, self._validation = (
+            MicroBatches(samples, point, dp_rank, device) for samples in build_samples(run)
+        )
+        self.mask = causal_mask(point, device)
+        self._clock = PhaseClock(device, ("schedule", "update"))
+        self._link_bytes = 0
+        self._sent_bytes: Counter[str] = Counter()
+        self._device_peak_bytes = 0
+        # Sums and numbers of each link's statistics of what compression left out.
+        self._errors = torch.zeros(2, point.pp - 1, len(STATISTICS), dtype=torch.float64)
+        self._validation_loss: float | None = None
+
+    def _tied_embedding(self, settings: Settings) -> TiedEmbedding | None:
+        if self.point.model.architecture != "gpt2":
+            return None
+        has_embedding = self.part.is_first or self.part.is_last
+        place = Place(self.groups.tp.rank(), self.groups.dp.rank(), has_embedding)
+        group = make_group(place, settings.emb_comm_opt)
+        if group is None:
+            return None
+        weight = self.model.shared_embedding_or_output_weight()
+        return TiedEmbedding(weight, group, settings.emb_comm_opt)
+
+    def begin_timing(self) -> None:
+        """Do nothing: an iteration begins when all ranks have brought the last one together."""
+
+    def train(self, iteration: int) -> Iteration:
+        link_before = link_sent_bytes(self.point)
+        begin = time.perf_counter()
+        self.model.zero_grad()
+        self.traffic.reset()
+        with self._clock.phase("schedule"):
+            losses = self._run(self._batches.of_iteration(iteration))
+        with self._clock.phase("update"):
+            norm = self.optimizer.step(iteration)
+        # After the norm, for which all ranks wait anyway: before, waiting for the last stage's
+        # loss would look like computing.
+        loss = self._mean(losses)
+        sent_bytes, times = self._over_ranks(time.perf_counter() - begin)
+        # What was sent has arrived: all ranks have reduced their times.
+        self._link_bytes += link_sent_bytes(self.point) - link_before
+        self._sent_bytes.update(sent_bytes)
+        iteration_ms, *phases = times.mean(0).tolist()
+        stages_ms = {
+            name: [round(ms, 3) for ms in column]
+            for name, column in zip(PHASES, times.T[1:].tolist(), strict=True)
+        }
+        device_bytes = peak_bytes(self.device)
+        self._device_peak_bytes = max(self._device_peak_bytes, device_bytes or 0)
+        return Iteration(
+            number=iteration,
+            seconds=iteration_ms / 1e3,
+            loss=loss,
+            learning_rate=learning_rate(self.point, iteration),
+            skipped=not math.isfinite(norm),
+            grad_norm=norm,
+            phases_ms={f"{name}_ms": ms for name, ms in zip(PHASES, phases, strict=True)},
+            device_bytes=device_bytes,
+            more={**sent_bytes, "stages_ms": stages_ms, **self._errors_of_links()},
+        )
+
+    def _run(self, batches: Iterator[MicroBatch], *, forward_only: bool = False) -> list[Tensor]:
+        """Run an iteration's micro-batches; gradients are reduced at the end, unless forward only.
+
+        Returns:
+            Loss of each micro-batch on the last stage, nothing on the others.
+        """
+        from megatron.core.pipeline_parallel.schedules import (
+            forward_backward_pipelining_without_interleaving,
+        )
+
+        losses: list[Tensor] = forward_backward_pipelining_without_interleaving(
+            forward_step_func=self._forward_step,
+            data_iterator=batches,
+            model=self.model,
+            num_microbatches=self.point.accumulation,
+            seq_length=self.point.model.seq_length,
+            micro_batch_size=self.point.micro_batch_size,
+            forward_only=forward_only,
+            p2p_communicator=self.communicator,
+            pg_collection=self.groups,
+        )
+        return losses
+
+    def _forward_step(
+        self, batches: Iterator[MicroBatch], model: Callable[..., Tensor]
+    ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor]]]:
+        batch = next(batches)
+        output = model(batch.tokens, batch.position_ids, self.mask, labels=batch.labels)
+        return output, _mean_loss
+
+    def _mean(self, losses: list[Tensor]) -> float:
+        """Mean over the global batch; every rank waits for the last stage, which has the losses."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        if self.part.is_last:
+            total += torch.stack(losses).double().mean()
+            dist.all_reduce(total, group=self.groups.dp)
+        last = dist.get_process_group_ranks(self.groups.pp)[-1]
+        dist.broadcast(total, src=last, group=self.groups.pp)
+        return total.item() / self.point.dp
+
+    def _over_ranks(self, seconds: float) -> tuple[dict[str, int], Tensor]:
+        """Bring together what the ranks measured of an iteration, after which all begin the next.
+
+        Stages wait for each other in different calls: the first for gradients, the last for
+        activations. No single rank stands for the pipeline, so that the iteration and its phases
+        are means over ranks, which add up as those of one rank do. It is one all-reduce of some
+        numbers, outside of what is timed.
+
+        Args:
+            seconds: how long the iteration took here.
+
+        Returns:
+            ``forward_bytes`` and so on, of all ranks together; and means over the ranks of a stage
+            in ms, (stages, 1 + phases) fp64: the iteration, then each of :data:`PHASES`.
+        """
+        clock, waited = self._clock.take(), self.traffic.seconds()
+        communication = [1e3 * waited[kind] for kind in COMMUNICATION.values()]
+        compute = clock["schedule_ms"] - sum(communication)
+        times = torch.zeros(self.point.pp, 1 + len(PHASES), dtype=torch.float64)
+        mine = [1e3 * seconds, compute, *communication, clock["update_ms"]]
+        times[self.part.index] = torch.tensor(mine, dtype=torch.float64)
+        # Numbers of bytes are exact in this type up to 2^53.
+        sent_here = [self.traffic.sent[kind].sent_bytes for kind in Kind]
+        sent = torch.tensor(sent_here, dtype=torch.float64)
+        total = torch.cat([sent, times.flatten()]).to(self.device)
+        dist.all_reduce(total)
+        sent_bytes = {
+            f"{kind}_bytes": int(count)
+            for kind, count in zip(Kind, total[: len(sent)].tolist(), strict=True)
+        }
+        of_stages = total[len(sent) :].cpu().view_as(times)
+        return sent_bytes, of_stages / (self.point.tp * self.point.dp)
+
+    def _errors_of_links(self) -> dict[str, float | None]:
+        """Means over an iteration's compressed messages, ``link_R_STATISTIC``, if asked for.
+
+        Link ``R`` ends at stage ``R``. A link without such messages, or without one that another
+        micro-batch followed, has no fields for what is missing.
+        """
+        statistics = self.communicator.compressor.statistics
+        if statistics is None:
+            return {}
+        everything = torch.zeros_like(self._errors, device=self.device)
+        mine = statistics.take()
+        if not self.part.is_first:
+            everything[:, self.part.index - 1] = mine.to(self.device)
+        dist.all_reduce(everything)
+        sums, counts = everything.cpu()
+        means, known = sums / counts, counts > 0
+        # Averages over a run are of sizes: links and iterations must not cancel each other out.
+        self._errors += torch.stack([torch.where(known, means.abs(), 0.0), known.double()])
+        return {
+            f"link_{link}_{name}": finite_or_none(means[link, index].item())
+            for link in range(len(means))
+            for index, name in enumerate(STATISTICS)
+            if known[link, index]
+        }
+
+    def evaluate(self) -> float:
+        self.model.eval()
+        count = self.point.eval_iterations
+        with torch.no_grad():
+            of_batches = map(self._validation.of_iteration, range(1, count + 1))
+            losses = [self._mean(self._run(batch, forward_only=True)) for batch in of_batches]
+        self.model.train()
+        self._validation_loss = sum(losses) / count
+        return self._validation_loss
+
+    def _compression_state(self) -> dict[str, Any]:
+        return {
+            "messages": self.communicator.compressor.state_dict(),
+            "reduction": self.reduction.state_dict(),
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's file of a checkpoint: weights by names, and what merging them needs."""
+
+        def axis(weight: Any) -> int | None:
+            is_split = getattr(weight, "tensor_model_parallel", False)
+            return weight.partition_dim if is_split else None
+
+        weights = named_weights(self.model)
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {
+            "format": FORMAT,
+            "place": {name: getattr(self.groups, name).rank() for name in ("tp", "pp", "dp")},
+            "split_along": {name: axis(weight) for name, weight in weights.items()},
+            "rank": {"optimizer": self.optimizer.state_dict(), **self._compression_state()},
+            "random": random_states(self.device),
+        }
+        torch.save(state, folder / file_name(dist.get_rank()))
+        dist.barrier()
+
+    def load(self, checkpoint: Path) -> None:
+        state = read_shard(checkpoint / file_name(dist.get_rank()), self.device)
+        self.optimizer.load_state_dict(state["rank"]["optimizer"])
+        self.communicator.compressor.load_state_dict(state["rank"]["messages"])
+        self.reduction.load_state_dict(state["rank"]["reduction"])
+        set_random_states(state["random"], self.device)
+
+    def digests(self) -> Digests:
+        weights = [p.detach() for p in self.model.parameters()]
+        return joined_over_ranks((digest(weights), digest(self.optimizer.state)))
+
+    def results(self) -> dict[str, Any]:
+        sizes = {"compression_state_bytes": held_bytes(self._compression_state())}
+        if self.device.type == "cuda":
+            sizes["device_peak_bytes"] = self._device_peak_bytes
+        most = torch.tensor(list(sizes.values()), device=self.device)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        count = {**self._sent_bytes, **dict(zip(sizes, most.tolist(), strict=True))}
+        found: dict[str, Any] = {
+            f"{name.removesuffix('_bytes')}_mib": n / 2**20 for name, n in count.items()
+        }
+        found["counted_sent_mib"] = sum(self._sent_bytes.values()) / 2**20
+        if self.point.link_mbit:
+            total = torch.tensor(self._link_bytes, device=self.device)
+            dist.all_reduce(total)
+            found["kernel_sent_mib"] = total.item() / 2**20
+        if self.communicator.compressor.statistics is not None:
+            sums, counts = self._errors.sum(1)
+            means = (sums / counts).tolist()
+            found |= dict(zip(STATISTICS, map(finite_or_none, means), strict=True))
+        if (loss := self._validation_loss) is not None:
+            found["validation_loss"] = finite_or_none(loss)
+            found["validation_perplexity"] = finite_or_none(perplexity(loss))
+        return found
+
+
+def _mean_loss(token_losses: Tensor) -> tuple[Tensor, Tensor]:
+    loss = token_losses.mean()
+    # The schedule scales the first in place, which the second must not share.
+    return loss, loss.detach().clone()
+
+
+def link_sent_bytes(point: Point) -> int:
+    """Return the bytes that the kernel counts as sent on this rank's own link, headers included.
+
+    0 without a link of its own: ranks of one machine share an interface with everything else on it.
+
+    Raises:
+        ConfigError: the point asks for a link, and this rank has none.
+    """
+    if not point.link_mbit:
+        return 0
+    links = psutil.net_io_counters(pernic=True, nowrap=False)
+    if INTERFACE not in links:
+        raise ConfigError(
+            f"link_mbit = {point.link_mbit}: this rank is behind no link; start it with "
+            "python -m launch.run, or give link_mbit = 0"
+        )
+    sent: int = links[INTERFACE].bytes_sent
+    return sent
+
+
+def named_weights(model: Any) -> dict[str, torch.nn.Parameter]:
+    """Return a stage's weights by the names that they have in a model without a pipeline.
+
+    megatron-core counts the layers of every stage from 0, and calls the last stage's copy of a tied
+    embedding an output layer: here both copies have one name.
+    """
+    numbers = [layer.layer_number - 1 for layer in model.decoder.layers]
+
+    def whole(name: str) -> str:
+        if name == "output_layer.weight" and model.share_embeddings_and_output_weights:
+            return WORD_EMBEDDING
+        return _LAYER.sub(lambda found: f"decoder.layers.{numbers[int(found[1])]}.", name)
+
+    return {whole(name): weight for name, weight in model.named_parameters()}
+
+
+def file_name(rank: int) -> str:
+    """Return the name of a rank's file in a checkpoint's folder."""
+    return f"rank-{rank:05d}.pt"
+
+
+def read_shard(path: Path, device: torch.device | str = "cpu", **options: Any) -> dict[str, Any]:
+    """Read a rank's file of a checkpoint, with options of ``torch.load``.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        # Queries and errors have keys that are tuples, which is all that is not a tensor.
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True, **options)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    return state

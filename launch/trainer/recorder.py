@@ -1,0 +1,388 @@
+"""Writes down what a run does: log lines, ``metrics.jsonl`` and, if asked for, dashboards.
+
+Every trainer gives its iterations to one :class:`Recorder`. Log lines have the shapes of the
+paper's logs, so that its own parser reads them. ``metrics.jsonl`` has one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import math
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, Self
+
+import psutil
+
+from configs.errors import ConfigError
+from configs.schema import Point
+from launch.trainer.runfile import Ranks, RunFile
+
+TENSORBOARD_VARIABLE = "DOS_TENSORBOARD"
+"""Set by the launcher when TensorBoard was asked for."""
+WANDB_VARIABLE = "DOS_WANDB_PROJECT"
+"""The project of Weights & Biases, when it was asked for."""
+CLOSE_S = 60.0
+"""Longest wait for the last numbers to be written or sent."""
+LARGEST_LOSS = 20.0
+"""Megatron prints the perplexity of this loss for every larger one."""
+_ITERATION_SCALARS = {
+    "loss": "train/loss",
+    "grad_norm": "train/grad_norm",
+    "learning_rate": "train/learning_rate",
+    "iteration_ms": "time/iteration_ms",
+    "forward_ms": "time/forward_ms",
+    "backward_ms": "time/backward_ms",
+    "update_ms": "time/update_ms",
+    "tokens_per_s": "time/tokens_per_s",
+    "host_memory_bytes": "memory/host_bytes",
+    "device_memory_bytes": "memory/device_bytes",
+}
+_EVALUATION_SCALARS = {
+    "loss": "validation/loss",
+    "perplexity": "validation/perplexity",
+    "accuracy": "validation/accuracy",
+}
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What came out of one iteration."""
+
+    number: int
+    """From 1."""
+    seconds: float
+    loss: float
+    """Mean over the global batch."""
+    learning_rate: float
+    """Rate of this iteration's update."""
+    skipped: bool = False
+    """The update was left out because the gradient norm was not finite."""
+    grad_norm: float | None = None
+    phases_ms: Mapping[str, float] = field(default_factory=dict)
+    """``forward_ms`` and so on."""
+    device_bytes: int | None = None
+    """Peak of the device's memory; None without CUDA."""
+    loss_scale: float = 1.0
+    """What an fp16 model's loss was multiplied by."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of the event in ``metrics.jsonl``."""
+
+
+class Recorder:
+    """The one writer of a run's log lines, ``metrics.jsonl`` and dashboards.
+
+    Every rank has one. Rank 0 writes the metrics, the last rank the line of an iteration, as
+    Megatron does.
+    """
+
+    def __init__(
+        self,
+        run: RunFile,
+        ranks: Ranks,
+        environment: Mapping[str, str] | None = None,
+        *,
+        counts_tokens: bool = True,
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            run: the run.
+            ranks: this process's place in it.
+            environment: says which dashboards are asked for; None for the process's own.
+            counts_tokens: whether all samples have the model's sequence length.
+        """
+        self._point, self._ranks, self._counts_tokens = run.point, ranks, counts_tokens
+        self._path = run.metrics_path
+        self._file: IO[str] | None = None
+        asked_for = os.environ if environment is None else environment
+        makers: list[Callable[[], Any]] = []
+        if ranks.is_first and asked_for.get(TENSORBOARD_VARIABLE):
+            makers.append(partial(_TensorBoard, run))
+        if ranks.is_first and (project := asked_for.get(WANDB_VARIABLE)):
+            makers.append(partial(_WeightsAndBiases, run, project))
+        self._dashboards = Dashboards(makers)
+
+    def __enter__(self) -> Self:
+        _write_only_whole_lines()
+        self._dashboards.open()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._dashboards.close()
+        if self._file is not None:
+            self._file.close()
+
+    def event(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Append an object to ``metrics.jsonl`` on rank 0; it is on disk when the call returns.
+
+        Numbers that are not finite must have been replaced by None.
+
+        Raises:
+            ConfigError: the file of another run is there.
+        """
+        if not self._ranks.is_first:
+            return
+        if self._file is None:
+            try:
+                self._file = self._path.open("x", encoding="utf-8")
+            except FileExistsError:
+                raise ConfigError(f"{self._path}: already there; take a new folder") from None
+        self._file.write(json.dumps({"event": name, **fields}, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def start(self, fields: Mapping[str, Any]) -> None:
+        """Write the ``start`` event.
+
+        Raises:
+            ConfigError: the metrics of another run are there.
+        """
+        point = self._point
+        known = {"engine": str(point.engine), "num_ranks": point.num_ranks, "seed": point.seed}
+        self.event("start", {**known, **fields})
+
+    def sizes(self) -> None:
+        """Write the lines of parallel groups and vocabulary."""
+        if not self._ranks.is_first:
+            return
+        point = self._point
+        write_line(
+            f"using world size: {point.num_ranks}, data-parallel-size: {point.dp}, "
+            f"sequence-parallel size: 1, tensor-model-parallel size: {point.tp}, "
+            f"pipeline-model-parallel size: {point.pp} "
+        )
+        if self._counts_tokens:
+            size, padded = point.model.vocab_size, point.model.padded_vocab_size(point.tp)
+            write_line(
+                f" > padded vocab (size: {size}) with {padded - size} dummy tokens "
+                f"(new size: {padded})"
+            )
+
+    def parameters(self, count: int, tp_rank: int = 0, stage: int = 0) -> None:
+        """Write the line of the parameters of one tensor-parallel rank of a pipeline stage."""
+        write_line(
+            " > number of parameters on (tensor, pipeline) model parallel rank "
+            f"({tp_rank}, {stage}): {count}"
+        )
+
+    def timer(self, name: str, seconds: float) -> None:
+        """Write ``<TIMER:interval-time,0.125>``."""
+        write_line(f"<TIMER:{name},{seconds!r}>")
+
+    def iteration(self, iteration: Iteration) -> None:
+        """Write an iteration down."""
+        if self._ranks.is_last:
+            write_line(iteration_line(self._point, iteration, counts_tokens=self._counts_tokens))
+        if not self._ranks.is_first:
+            return
+        point = self._point
+        fields: dict[str, Any] = {
+            "iteration": iteration.number,
+            "iteration_ms": iteration.seconds * 1000.0,
+            **iteration.phases_ms,
+            "loss": finite_or_none(iteration.loss),
+            "grad_norm": finite_or_none(iteration.grad_norm),
+            "learning_rate": iteration.learning_rate,
+            "host_memory_bytes": psutil.Process().memory_info().rss,
+            "device_memory_bytes": iteration.device_bytes,
+            "skipped": iteration.skipped,
+            **iteration.more,
+        }
+        tokens = point.global_batch_size * point.model.seq_length
+        scalars = dict(fields)
+        if self._counts_tokens:
+            fields["tokens"] = iteration.number * tokens
+            scalars["tokens_per_s"] = tokens / iteration.seconds
+        if fields["loss"] is None:
+            fields["loss_text"] = str(iteration.loss)
+        self.event("iteration", fields)
+        self._dashboards.write(iteration.number, _named(scalars, _ITERATION_SCALARS))
+
+    def evaluation(self, iteration: int, loss: float, accuracy: float | None = None) -> None:
+        """Write an evaluation down: of a classifier with its accuracy, else with a perplexity."""
+        point = self._point
+        fields = {"iteration": iteration, "loss": finite_or_none(loss)}
+        if accuracy is None:
+            end = f"lm loss PPL: {_loss_text(perplexity(loss))}"
+            fields["perplexity"] = finite_or_none(perplexity(loss))
+            tokens = point.global_batch_size * point.model.seq_length
+            fields["tokens"] = point.eval_iterations * tokens
+        else:
+            end = f"accuracy: {accuracy:.4f}"
+            fields["accuracy"] = accuracy
+        if self._ranks.is_last:
+            value = _loss_text(loss)
+            write_line(
+                f" validation loss at iteration {iteration} | lm loss value: {value} | {end} |"
+            )
+        self.event("evaluation", fields)
+        self._dashboards.write(iteration, _named(fields, _EVALUATION_SCALARS))
+
+    def checkpoint(self, iteration: int, path: Path) -> None:
+        """Write the line of a checkpoint."""
+        if self._ranks.is_first:
+            write_line(f"  successfully saved checkpoint at iteration {iteration:7d} to {path}")
+
+
+def write_line(text: str) -> None:
+    """Write one whole line to stdout in one system call, so that ranks do not glue theirs."""
+    sys.stdout.flush()
+    rest = f"{text}\n".encode()
+    while rest:
+        rest = rest[os.write(1, rest) :]
+
+
+def _write_only_whole_lines() -> None:
+    """Make Python hand over lines at once; torchrun's ``python -u`` splits off every newline."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
+
+
+def iteration_line(point: Point, iteration: Iteration, *, counts_tokens: bool = True) -> str:
+    """Return the line of one iteration; TFLOPs are per rank, see :func:`flops_per_iteration`."""
+    length, seconds = point.model.seq_length, iteration.seconds
+    samples = iteration.number * point.global_batch_size
+    tflops = flops_per_iteration(point) / (seconds * point.num_ranks * 1e12)
+
+    def of_tokens(*fields: str) -> Iterable[str]:
+        return fields if counts_tokens else ()
+
+    fields = (
+        f"elapsed_time {seconds:.6f}",
+        f"consumed samples: {samples:12d}",
+        *of_tokens(f"consumed tokens: {samples * length:12d}"),
+        f"elapsed time per iteration (ms): {seconds * 1000.0:.1f}",
+        f"learning rate: {iteration.learning_rate:.3E}",
+        f"global batch size: {point.global_batch_size:5d}",
+        f"lm loss: {_loss_text(iteration.loss)}",
+        *of_tokens(f"loss scale: {iteration.loss_scale:.1f}", f"actual seqlen: {length:5d}"),
+        f"number of skipped iterations: {int(iteration.skipped):3d}",
+        f"number of nan iterations: {int(math.isnan(iteration.loss)):3d}",
+        f"samples per second: {point.global_batch_size / seconds:.3f}",
+        *of_tokens(f"TFLOPs: {tflops:.2f}"),
+    )
+    return f" {' | '.join(fields)} |"
+
+
+def perplexity(loss: float) -> float:
+    """Return the exponential of the loss; above a loss of 20 that of 20, as in Megatron."""
+    return math.exp(min(loss, LARGEST_LOSS)) if math.isfinite(loss) else loss
+
+
+def flops_per_iteration(point: Point) -> float:
+    """Return the floating-point operations of one iteration, over all ranks.
+
+    ``(6N + 12 l h s)`` a token: N counts every parameter of the model, twice for forward and four
+    times for backward; the second term is attention's two products of activations, not halved for
+    the causal mask. A third more when activations are recomputed. The paper's logs use Megatron's
+    formula for a GPT-2 block instead (feed-forward of 4h, no grouped queries), so its TFLOPs do not
+    compare with these.
+    """
+    model = point.model
+    attention = 12 * model.layers * model.hidden * model.seq_length
+    per_token = 6 * model.num_parameters(point.tp) + attention
+    recompute = 4 / 3 if point.activation_checkpointing else 1.0
+    return per_token * recompute * point.global_batch_size * model.seq_length
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """Return the number itself, or None where JSON has no word for it."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _loss_text(loss: float) -> str:
+    return f"{loss:.6E}" if math.isfinite(loss) else str(loss)
+
+
+class Dashboards:
+    """Hands numbers to a thread that passes them on, so that no iteration waits for a dashboard.
+
+    A dashboard that fails is left out from then on; it never fails a run.
+    """
+
+    def __init__(self, makers: Iterable[Callable[[], Any]]) -> None:
+        """Note what makes each dashboard: something with ``write`` and ``close``."""
+        self._makers = makers
+        self._boards: list[Any] = []
+        self._waiting: queue.SimpleQueue[tuple[int, dict[str, float]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def open(self) -> None:
+        """Open the dashboards."""
+        for make in self._makers:
+            _works(partial(self._open, make))
+        if self._boards:
+            self._thread = threading.Thread(target=self._pass_on, name="scalars", daemon=True)
+            self._thread.start()
+
+    def _open(self, make: Callable[[], Any]) -> None:
+        self._boards.append(make())
+
+    def write(self, iteration: int, scalars: dict[str, float]) -> None:
+        """Hand over the numbers of an iteration; returns at once."""
+        if self._thread is not None:
+            self._waiting.put((iteration, scalars))
+
+    def close(self) -> None:
+        """Wait until the last numbers are written."""
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join(timeout=CLOSE_S)
+
+    def _pass_on(self) -> None:
+        boards = self._boards
+        while (item := self._waiting.get()) is not None:
+            boards = [board for board in boards if _works(partial(board.write, *item))]
+        for board in boards:
+            _works(board.close)
+
+
+class _TensorBoard:
+    def __init__(self, run: RunFile) -> None:
+        tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
+        self._writer = tensorboard.SummaryWriter(str(run.run_dir / "tensorboard"))
+        self.close = self._writer.close
+
+    def write(self, iteration: int, scalars: Mapping[str, float]) -> None:
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, iteration)
+        self._writer.flush()
+
+
+class _WeightsAndBiases:
+    def __init__(self, run: RunFile, project: str) -> None:
+        wandb: Any = importlib.import_module("wandb")
+        self._run = wandb.init(
+            project=project,
+            name=f"{run.run_dir.parent.name}/{run.run_dir.name}",
+            dir=str(run.run_dir),
+            config=run.point.model_dump(mode="json"),
+        )
+        self.close = self._run.finish
+
+    def write(self, iteration: int, scalars: Mapping[str, float]) -> None:
+        self._run.log(dict(scalars), step=iteration)
+
+
+def _named(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float]:
+    return {
+        name: float(values[field]) for field, name in names.items() if values.get(field) is not None
+    }
+
+
+def _works(action: Callable[[], object]) -> bool:
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - a dashboard must not end a run
+        sys.stderr.write(f"scalars: left out from now on: {type(error).__name__}: {error}\n")
+        return False
+    return True
