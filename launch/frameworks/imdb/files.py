@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dataset.errors import DatasetError
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from configs.errors import ConfigError
 from configs.files import ROOT, write_json
 from dataset import indexed
+from dataset.files import DatasetError
 from launch.frameworks.imdb.reviews import (
     END,
     PAD,
