@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import sys
 import threading
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.files import printable
-from launch.process.growing import GrowingFile, meanwhile
+from launch.process.watch import GrowingFile, iteration_event, meanwhile
 from launch.records.run_folder import RunFolder
 
 TERMINAL_S = 1.0
@@ -32,17 +31,14 @@ class Tail:
         self._newest: dict[str, Any] | None = None
 
     def look(self) -> dict[str, Any] | None:
-        """Fields of the newest iteration."""
+        """Return the fields of the newest iteration."""
         for line in self._file.new_lines():
-            with contextlib.suppress(ValueError):
-                value = json.loads(line)
-                if isinstance(value, dict) and value.get("event") == "iteration":
-                    self._newest = value
+            self._newest = iteration_event(line) or self._newest
         return self._newest
 
 
 def progress_text(newest: dict[str, Any] | None, iterations: int) -> str:
-    """``iteration 7 of 20, 0.25 s each, loss 8.123``; says so before the first."""
+    """Return ``iteration 7 of 20, 0.25 s each, loss 8.123``; says so before the first."""
     if newest is None:
         return "starting"
     loss, took_ms = newest.get("loss"), newest.get("iteration_ms")
@@ -55,7 +51,7 @@ def progress_text(newest: dict[str, Any] | None, iterations: int) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """``45 s``, ``12 min``, ``3 h 20 min``."""
+    """Return ``45 s``, ``12 min``, ``3 h 20 min``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
@@ -83,27 +79,22 @@ class Live:
         started, tail = time.monotonic(), Tail(folder.metrics)
         on_terminal = sys.stdout.isatty()
         while not ended.wait(TERMINAL_S if on_terminal else PLAIN_S):
-            text = self.text(tail.look(), time.monotonic() - started)
-            with contextlib.suppress(OSError):
-                self._write(text, on_terminal)
+            text = printable(self.text(tail.look(), time.monotonic() - started))
+            width = shutil.get_terminal_size().columns
+            _write(f"\r\x1b[K{text[: width - 1]}" if on_terminal else f"{text}\n")
         if on_terminal:
-            with contextlib.suppress(OSError):
-                self._write("", on_terminal)
+            _write("\r\x1b[K")
 
     def text(self, newest: dict[str, Any] | None, seconds: float) -> str:
-        """The line of this moment."""
+        """Return the line of this moment."""
         line = f"{self.head}: {progress_text(newest, self.iterations)}"
         if self.others_s is None or self.point_s is None:
             return line
-        left = self.others_s + max(0.0, self.point_s - seconds)
-        return f"{line}; the sweep needs about {duration_text(left)} more"
+        left_s = self.others_s + max(0.0, self.point_s - seconds)
+        return f"{line}; the sweep needs about {duration_text(left_s)} more"
 
-    @staticmethod
-    def _write(text: str, on_terminal: bool) -> None:
-        text = printable(text)
-        if on_terminal:
-            width = shutil.get_terminal_size().columns
-            sys.stdout.write(f"\r\x1b[K{text[: width - 1]}")
-        else:
-            sys.stdout.write(f"{text}\n")
+
+def _write(text: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stdout.write(text)
         sys.stdout.flush()

@@ -27,7 +27,7 @@ WATCH_S = 2.0
 
 
 def sweep_folders(folder: Path) -> list[Path]:
-    """The sweep folders that a path names: itself, or those in it; of single runs as well.
+    """Return the sweep folders that a path names: itself, or those in it; of single runs as well.
 
     Raises:
         ConfigError: there are none.
@@ -51,7 +51,7 @@ def _is_simulated(sweep: Path, folder: Path) -> bool:
 
 
 def sweep_status(folder: Path) -> dict[str, Any]:
-    """One sweep as plain data: its name, counts by status, and an entry for each run.
+    """Return one sweep as plain data: its name, counts by status, and an entry for each run.
 
     Runs that are asked for and have no folder yet are ``pending``. Of runs that no sweep asked for,
     each point's newest has an entry.
@@ -117,7 +117,7 @@ def _status_or_damage(folder: Path) -> dict[str, Any]:
 
 
 def status_text(sweep: dict[str, Any]) -> str:
-    """A sweep's status as lines of text; what files say is made printable."""
+    """Return a sweep's status as lines of text; what files say is made printable."""
     counts = ", ".join(f"{number} {word}" for word, number in sweep["counts"].items())
     counts = sweep.get("error") or counts
     if sweep.get("simulated"):
@@ -132,7 +132,7 @@ def status_text(sweep: dict[str, Any]) -> str:
 
 
 def build_parser() -> cli.Parser:
-    """Options of ``launch.status``."""
+    """Return the options of ``launch.status``."""
     parser = cli.Parser("python -m launch.status", "How sweeps stand.")
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "results", metavar="FOLDER")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -8,7 +8,6 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from configs.errors import ConfigError, explain
 from configs.overrides import MODEL_FIELDS
@@ -19,13 +18,20 @@ from deep_optimizer_states.predict.machine import load_machine
 from launch import cli
 from launch.data import with_data
 from launch.derive import derive
-from launch.describe import describe
-from launch.fit import dtype
-from launch.fit.capacity import PROFILES, largest_model_that_fits, refuse_if_short
-from launch.fit.estimate import TimeLimit
-from launch.fit.machine import Machine, probe_machine
+from launch.estimate import TimeLimit
+from launch.execute import describe
+from launch.fit import (
+    PROFILES,
+    Machine,
+    dtype_text,
+    in_fast_type,
+    largest_model_that_fits,
+    probe_machine,
+    refuse_if_lacking,
+    refuse_if_short,
+)
+from launch.hosts.launchers import TORCHRUN
 from launch.listing import listing
-from launch.needs import refuse_if_lacking
 from launch.records.ledger import Choice, read_records
 from launch.records.run_folder import sweep_dir
 from launch.simulate.command import (
@@ -35,8 +41,7 @@ from launch.simulate.command import (
     simulate_sweep,
 )
 from launch.simulate.workloads import AsOf
-from launch.summary import write_summary
-from launch.sweep_index import reasons_in_index, write_index
+from launch.sweep_index import reasons_in_index, write_index, write_summary
 from launch.sweep_runner import (
     Plan,
     Request,
@@ -57,7 +62,7 @@ LargestModel = Callable[[Sequence[str], Callable[[str], Sequence[Point]]], str]
 
 
 def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
-    """The points of a sweep on this machine.
+    """Return the points of a sweep on this machine.
 
     Without a GPU, and without a model that was asked for, a sweep runs in its small form.
 
@@ -71,7 +76,7 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
     sweep, found = _sized(sweep, given, is_tiny, largest)
     points, data = with_data(found, given)
     options = RunOptions.of(given, sweep.name, sweep.study)
-    points, reasons = dtype.in_fast_type(points, machine, options, _type_that_stays(given, options))
+    points, reasons = in_fast_type(points, machine, options, _type_that_stays(given, options))
     options = replace(options, dtype_reasons=reasons)
     return Plan(sweep, tuple(points), machine, options, data)
 
@@ -181,7 +186,7 @@ def _is_tiny(sweep: Sweep, given: Namespace, machine: Machine) -> bool:
 
 
 def choose_points(points: Sequence[Point], only: Sequence[str], index: int | None) -> list[str]:
-    """Names of the points that ``--only`` and ``--index`` ask for, in the plan's order.
+    """Return the names of the points that ``--only`` and ``--index`` ask for, in the plan's order.
 
     Args:
         points: the plan's.
@@ -224,7 +229,7 @@ def dry_run(plan: Plan, names: Sequence[str], request: Request) -> None:
 
 
 def as_on_gpus(plan: Plan) -> Plan:
-    """The plan as a machine with GPUs would run it; the same where one is here."""
+    """Return the plan as a machine with GPUs would run it; the same where one is here."""
     if plan.machine.gpu_free_bytes:
         return plan
     points = [
@@ -235,7 +240,7 @@ def as_on_gpus(plan: Plan) -> Plan:
 
 
 def build_parser(study: Study | None = None) -> cli.Parser:
-    """Options of the main job, with one for each field of a study where it is known."""
+    """Return the options of the main job, with one for each field of a study where it is known."""
     parser = cli.Parser("bash master-script.sh", "Run a sweep, then make its report.")
     what = parser.add_argument_group("what to run")
     switch = partial(what.add_argument, action="store_true")
@@ -309,10 +314,10 @@ def main(argv: Sequence[str]) -> int:
     if given.list:
         cli.say(listing(given.study))
         return 0
-    if given.node_rank is not None:
+    if given.launcher == TORCHRUN and (given.nnodes or 1) > 1:
         raise ConfigError(
-            "--node-rank starts one node of one run: use python -m launch.run on every node, or "
-            "--hostfile or --srun for a sweep"
+            f"--nnodes {given.nnodes}: torchrun's other machines are started by hand, a run at a "
+            "time; use python -m launch.run, or --launcher srun or deepspeed for a sweep"
         )
     if given.all and given.sweep is not None:
         raise ConfigError(f"--all runs every sweep: leave out --all or --sweep {given.sweep}")
@@ -329,28 +334,26 @@ def main(argv: Sequence[str]) -> int:
     for plan in plans:
         if len(plans) > 1:
             cli.say(f"sweep '{plan.sweep.name}': {plan.sweep.description}")
-        code = _run_plan(plan, given, [other.folder for other in plans], limit)
+        code = _run_plan(plan, given, plans, limit)
         if code > 128:
             return code
         worst = worst or code
     return worst
 
 
-def _run_plan(
-    plan: Plan, given: Namespace, folders: Sequence[Path], limit: TimeLimit | None
-) -> int:
+def _run_plan(plan: Plan, given: Namespace, plans: Sequence[Plan], limit: TimeLimit | None) -> int:
     names = choose_points(plan.points, given.only, given.index)
     if given.list_points:
         cli.say(_numbered(plan.points, names))
         return 0
-    for line in (plan.data, dtype.words(plan.options.dtype_reasons)):
+    for line in (plan.data, dtype_text(plan.options.dtype_reasons)):
         if line:
             cli.say(line)
     everything = len(names) == len(plan.points)
     request = Request(
         choice=given.choice or Choice.MISSING,
         chosen=None if everything else frozenset(names),
-        shared=tuple(folders) if given.all else (),
+        shared=tuple(other.folder for other in plans) if given.all else (),
         # The hosts of a far run are not this one.
         memory_check=not given.no_memory_check and not plan.options.launcher.is_far,
         time_limit=limit,

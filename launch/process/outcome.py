@@ -6,7 +6,7 @@ import re
 import signal
 from collections.abc import Sequence
 
-from launch.process.job import Ending
+from launch.process.supervise import Ending
 from launch.records.run_folder import Status
 
 TIMEOUT_EXIT_CODE = 124
@@ -39,7 +39,7 @@ def judge(
     disk_is_full: bool = False,
     end_mark: str = "'end' line in metrics.jsonl",
 ) -> Status:
-    """Status of a run.
+    """Return the status of a run.
 
     Args:
         ending: how the ranks' command ended.

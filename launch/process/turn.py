@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import getpass
 import json
 import os
 import tempfile
@@ -18,6 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+from configs.files import printable
+
 LOCK_VARIABLE = "DOS_LOCK_FILE"
 """Environment variable with another path of the lock, such as one that containers share."""
 LOOK_S = 0.5
@@ -25,7 +26,7 @@ LOOK_S = 0.5
 
 
 def lock_path() -> Path:
-    """Where the lock lies, the same for every user of this machine."""
+    """Return where the lock lies, the same for every user of this machine."""
     given = os.environ.get(LOCK_VARIABLE)
     return Path(given) if given else Path(tempfile.gettempdir()) / "deep-optimizer-states.lock"
 
@@ -83,7 +84,8 @@ def _describe(file: IO[str], what: str) -> None:
     with contextlib.suppress(OSError):
         file.seek(0)
         file.truncate()
-        json.dump({"pid": os.getpid(), "user": _user(), "what": what} if what else {}, file)
+        table = {"pid": os.getpid(), "user": os.environ.get("USER") or os.getuid(), "what": what}
+        json.dump(table if what else {}, file)
         file.flush()
 
 
@@ -92,13 +94,5 @@ def _holder(file: IO[str]) -> str:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         file.seek(0)
         table = json.loads(file.read(4096))
-        text = f"process {int(table['pid'])} of {table['user']} measures {table['what']}"
-        return "".join(letter if letter.isprintable() else "?" for letter in text)
+        return printable(f"process {int(table['pid'])} of {table['user']} measures {table['what']}")
     return "another process measures on this machine"
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())

@@ -13,9 +13,9 @@ from configs.sweep import load_sweep
 from deep_optimizer_states.predict.memory.peaks import GIB
 from launch import sweep_runner, task as task_module
 from launch.execute import execute
-from launch.fit.machine import Machine
+from launch.fit import Machine
 from launch.process.turn import LOCK_VARIABLE, lock_path
-from launch.records.driver import Driver
+from launch.records.run_folder import Driver
 from launch.sweep_runner import Plan, Progress, Request, run_all
 from launch.task import RunOptions
 from launch.trainers.own import OwnTrainer

@@ -5,8 +5,8 @@ import importlib
 import pytest
 
 from launch.hosts.ranks import TRAINER_MODULE
-from launch.process.job import Ending
 from launch.process.outcome import judge
+from launch.process.supervise import Ending
 from launch.trainers.pipeline import MODULE
 
 

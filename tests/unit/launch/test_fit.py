@@ -8,10 +8,9 @@ from configs.sweep import load_sweep
 from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
 from deep_optimizer_states.predict.memory.arrays import arrays_of
 from deep_optimizer_states.predict.memory.peaks import GIB
+from launch import fit
 from launch.ds_json import deepspeed_config
-from launch.fit import capacity
-from launch.fit.capacity import MARGIN, largest_model_that_fits, runs_on_gpu, unused_gpus
-from launch.fit.machine import Machine
+from launch.fit import MARGIN, Machine, largest_model_that_fits, runs_on_gpu, unused_gpus
 from launch.simulate import workloads
 from launch.trainers import OWN_TRAINER, TRAINERS
 
@@ -23,7 +22,7 @@ SMALL_GPU = Machine(host_free_bytes=480 * GIB, gpu_free_bytes=(16 * GIB,))
 predict, shortages, refuse_if_short, memory_text = (
     functools.partial(function, trainer=OWN_TRAINER)
     for function in (
-        capacity.predict, capacity.shortages, capacity.refuse_if_short, capacity.memory_text
+        fit.predict, fit.shortages, fit.refuse_if_short, fit.memory_text
     )
 )  # fmt: skip
 
@@ -217,10 +216,10 @@ def test_all_ten_strategies_for_film_reviews_fit_the_card_of_their_text():
     card = Machine(host_free_bytes=64 * GIB, gpu_free_bytes=(24 * GIB,))
     assert len({each.engine for each in points}) == 10
     for each in points:
-        assert capacity.shortages(each, card, FILM_REVIEWS) == []
-        text = capacity.memory_text(each, card, FILM_REVIEWS)
+        assert fit.shortages(each, card, FILM_REVIEWS) == []
+        text = fit.memory_text(each, card, FILM_REVIEWS)
         assert text.startswith("predicted host"), text
-    need = capacity.predict(points[0], True, FILM_REVIEWS)
+    need = fit.predict(points[0], True, FILM_REVIEWS)
     assert need.device_bytes / 1e9 == pytest.approx(PUBLISHED_GB, rel=0.15)
 
 
@@ -236,8 +235,8 @@ def staged(model, **fields):
 def test_each_stage_of_a_pipeline_has_a_need_of_its_own():
     """In 1F1B the first stages keep more micro-batches, the last one has the logits."""
     each = staged("gpt2-2.5B", tp=8, pp=4, dp=2, global_batch_size=512, micro_batch_size=8)
-    text = capacity.memory_text(each, Machine(10_000 * GIB, (80 * GIB,) * 64), STAGES)
-    need = capacity.predict(each, True, STAGES)
+    text = fit.memory_text(each, Machine(10_000 * GIB, (80 * GIB,) * 64), STAGES)
+    need = fit.predict(each, True, STAGES)
     stages = ", ".join(f"{num_bytes / GIB:.1f}" for num_bytes in need.stages)
     assert f"(a rank of each stage: {stages} GiB): fits this machine" in text
     assert list(need.stages) == sorted(need.stages, reverse=True)
@@ -251,7 +250,7 @@ def test_each_stage_of_a_pipeline_has_a_need_of_its_own():
     assert "model as it is read" not in arrays  # a stage is made on its device
     logits = [each.kept.logits for each in STAGES.settings(each, True)]
     assert [found > 0 for found in logits] == [False, False, False, True]
-    none = capacity.memory_text(each, LAPTOP, STAGES)
+    none = fit.memory_text(each, LAPTOP, STAGES)
     assert none.endswith("tp 8 x pp 4 x dp 2 needs 64 GPUs, 0 found")
     assert "ZeRO" not in none
 
