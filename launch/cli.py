@@ -109,10 +109,8 @@ def add_field_options(parser: Parser, study: Study, of_sweep: bool = False) -> N
     Values stay text; the schema reads and checks them, with one wording of errors for files and
     command lines.
 
-    Args:
-        parser: the command's; an option that it has already stays.
-        study: whose fields they are.
-        of_sweep: leave out what tells a sweep's points apart: name and engine.
+    An option that the parser has already stays. A sweep's leave out what tells its points apart:
+    name and engine.
     """
     known, left_out = parser._option_string_actions, ("name", "engine") if of_sweep else ()
 

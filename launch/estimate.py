@@ -49,13 +49,7 @@ class Estimate:
 
 
 def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> Estimate:
-    """Estimate the seconds that a point will take.
-
-    Args:
-        point: what is to be run.
-        machine: where.
-        records: runs of before, the newest last.
-    """
+    """Estimate the seconds that a point will take, after earlier runs, the newest last."""
     key = settings_key(point)
     for record in reversed(records):
         same = record.point_key.startswith(key) and record.status == "ok"

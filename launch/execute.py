@@ -22,13 +22,12 @@ from launch.data import data_prefix, embedded_words, look_at
 from launch.estimate import estimate
 from launch.fit import Machine, lacks, memory_text, probe_machine, runs_on_gpu
 from launch.hosts.launchers import tuned_config
-from launch.live import duration_text
 from launch.process.extensions import extensions_folder, ready_extensions
 from launch.process.members import Members
 from launch.process.monitor import Gpus, Monitor, look_around
 from launch.process.outcome import judge
 from launch.process.supervise import Companion, Ending, Job, Limits, supervise
-from launch.process.watch import add_note
+from launch.process.watch import add_note, duration_text
 from launch.records.ledger import read_records
 from launch.records.provenance import provenance
 from launch.records.run_folder import (
@@ -60,12 +59,7 @@ class Outcome:
 
 
 def execute(task: Task, options: RunOptions, watch: Watch = contextlib.nullcontext) -> Outcome:
-    """Run a task in a new folder, to its end.
-
-    Args:
-        task: what to run.
-        options: how.
-        watch: opened on the run's folder while its ranks run.
+    """Run a task in a new folder, to its end; ``watch`` is opened while its ranks run.
 
     Raises:
         ConfigError: the results folder cannot be made, or that of compiled ops not written.
@@ -176,11 +170,7 @@ def _judged(ending: Ending, folder: RunFolder, point: Point, options: RunOptions
 def describe(point: Point, machine: Machine, options: RunOptions, more: Sequence[str] = ()) -> str:
     """Say what a run of ``point`` would be: folder, command, memory, time and DeepSpeed's JSON.
 
-    Args:
-        point: what would be run.
-        machine: where.
-        options: how.
-        more: lines to show after its name.
+    The lines ``more`` come after its name.
 
     Raises:
         ConfigError: the point's own data is not there, or the hosts cannot run so many ranks.

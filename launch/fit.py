@@ -203,32 +203,13 @@ def refuse_if_short(point: Point, machine: Machine, trainer: Trainer) -> None:
     raise ConfigError(f"{what} does not fit: {'; '.join(lines)}. {remedy}")
 
 
-def unused_gpus(point: Point, machine: Machine) -> str:
-    """Say how to use all GPUs of this machine; empty where all are used."""
-    gpus, alone = len(machine.gpu_free_bytes), point.tp * point.pp
-    if not runs_on_gpu(point, machine) or gpus <= point.num_ranks:
-        return ""
-    more = gpus // alone
-    return (
-        f"{point.num_ranks} of {gpus} GPUs used (tp {point.tp} x pp {point.pp} x dp {point.dp}); "
-        f"--dp {more} with --global-batch-size a multiple of {more * point.micro_batch_size} "
-        f"uses {more * alone}"
-    )
-
-
 def largest_model_that_fits(
     names: Sequence[str],
     points_of: Callable[[str], Sequence[Point]],
     machine: Machine,
     trainer: Trainer,
 ) -> str:
-    """Return the name of the largest model all of whose points fit the machine.
-
-    Args:
-        names: the models, smallest first.
-        points_of: the points to run with a model of this name.
-        machine: what is free.
-        trainer: what the ranks run.
+    """Return the name of the largest model, the smallest first, all of whose points fit.
 
     Raises:
         ConfigError: not even the smallest fits.
@@ -329,11 +310,8 @@ def in_fast_type(
     matrix product spends minutes on each of its runs, so that there it computes in fp32. All
     points change or none does, so that engines are compared in one type.
 
-    Args:
-        points: what is asked for.
-        machine: where it runs; torch is asked about it only if a point is open.
-        options: how it runs. Of other hosts it is not known what they multiply.
-        stays: type of earlier runs that are kept, which decides then; empty where none are.
+    Torch is asked only if a point is open. Of other hosts it is not known what they multiply. The
+    type of earlier runs that are kept, ``stays``, decides where there are any.
 
     Returns:
         The points, and the reason by the names of those that changed.

@@ -51,8 +51,6 @@ def run_point(point: Point, options: RunOptions, dry_run: bool, memory_check: bo
         cli.say(describe(point, machine, options))
         return 0
     fit.refuse_if_lacking(point, machine, options)
-    if not options.launcher.is_far and (unused := fit.unused_gpus(point, machine)):
-        cli.say(unused)
     if memory_check and not options.launcher.is_far:
         fit.refuse_if_short(point, machine, options.trainer)
     task = Task.each([point], options)[0]

@@ -16,7 +16,7 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.files import ROOT
 from launch import cli
-from launch.live import Tail, duration_text, progress_text
+from launch.process.watch import Tail, duration_text, progress_text
 from launch.records.ledger import Record, read_records
 from launch.sweep_index import INDEX, read_index
 
@@ -38,16 +38,16 @@ def sweep_folders(folder: Path) -> list[Path]:
     places = ("*", "*/*")
     every = {path.parent for place in places for path in folder.glob(f"{place}/{INDEX}")}
     every |= {path.parents[2] for place in places for path in folder.glob(f"{place}/{_RUN}")}
-    found = sorted(path for path in every if not _is_simulated(path, folder))
+    found = sorted(
+        path
+        for path in every
+        if path.parent == folder or not path.parent.name.startswith("simulated-")
+    )
     if every and not found:
         raise ConfigError(f"{folder}: only simulated sweeps in it, of which nothing was run")
     if not found:
         raise ConfigError(f"{folder}: no sweep in it; give a results folder or a sweep's")
     return found
-
-
-def _is_simulated(sweep: Path, folder: Path) -> bool:
-    return sweep.parent != folder and sweep.parent.name.startswith("simulated-")
 
 
 def sweep_status(folder: Path) -> dict[str, Any]:
@@ -96,24 +96,13 @@ def _entry(record: Record) -> dict[str, Any]:
         "iterations": record.iterations,
         "loss": None if newest is None else newest.get("loss"),
     }
-    if record.status == "running":
-        entry["detail"] = progress_text(newest, record.iterations)
-    elif record.status == "ok":
-        loss = entry["loss"]
-        took = "" if record.seconds is None else f"{duration_text(record.seconds)}, "
-        entry["detail"] = f"{took}last loss {'none' if loss is None else f'{loss:.4f}'}"
-    else:
-        entry["detail"] = record.cause
-    return entry
-
-
-def _status_or_damage(folder: Path) -> dict[str, Any]:
-    """:func:`sweep_status`, or what is wrong with a sweep among others that are fine."""
-    try:
-        return sweep_status(folder)
-    except ConfigError as error:
-        about = {"sweep": folder.name, "folder": str(folder), "error": str(error)}
-        return {**about, "counts": {DAMAGED: 1}, "runs": []}
+    loss = "none" if entry["loss"] is None else f"{entry['loss']:.4f}"
+    took = "" if record.seconds is None else f"{duration_text(record.seconds)}, "
+    details = {
+        "running": progress_text(newest, record.iterations),
+        "ok": f"{took}last loss {loss}",
+    }
+    return {**entry, "detail": details.get(record.status, record.cause)}
 
 
 def status_text(sweep: dict[str, Any]) -> str:
@@ -152,8 +141,15 @@ def main(argv: Sequence[str]) -> int:
     given = build_parser().read(argv)
     while True:
         folders = sweep_folders(given.folder)
-        look = sweep_status if folders == [given.folder] else _status_or_damage
-        found = [look(folder) for folder in folders]
+        found = []
+        for folder in folders:
+            try:
+                found.append(sweep_status(folder))
+            except ConfigError as error:
+                if folders == [given.folder]:
+                    raise
+                about = {"sweep": folder.name, "folder": str(folder), "error": str(error)}
+                found.append({**about, "counts": {DAMAGED: 1}, "runs": []})
         if given.json:
             cli.say(json.dumps(found, indent=2))
         else:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,59 +48,6 @@ _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:,+=@-]*")
 """A value in a directive, which the batch system reads, not the shell."""
 _TIME = re.compile(r"(\d{1,4}):([0-5]\d):([0-5]\d)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-
-
-@dataclass(frozen=True)
-class Ask:
-    """What every job asks of the batch system."""
-
-    scheduler: str
-    """``slurm``, ``pbs`` or ``lsf``."""
-    account: str = ""
-    queue: str = ""
-    """Slurm's partition."""
-    time: str = ""
-    """``HH:MM:SS``."""
-    gpus_per_node: int = 0
-    cpus_per_node: int = 0
-    max_parallel: int = 0
-    """Tasks of an array that run at a time; 0 for no limit."""
-    share_nodes: bool = False
-    """Whether other jobs may run on the same nodes, and disturb what is timed."""
-    extra: Sequence[str] = ()
-    """Directives of the user's own, whole lines."""
-    setup: Sequence[str] = ()
-    """The user's own lines of shell, run first."""
-
-    def check(self) -> None:
-        """Refuse what would be more than a value in its line.
-
-        Raises:
-            ConfigError: names the option.
-        """
-        for option, value in (("--account", self.account), ("--queue", self.queue)):
-            if value and not _WORD.fullmatch(value):
-                raise ConfigError(
-                    f"{option} {value!r}: use letters, digits and . _ / : , + = @ - alone"
-                )
-        if self.time and not _TIME.fullmatch(self.time):
-            raise ConfigError(f"--time {self.time!r}: write HH:MM:SS, such as 04:00:00")
-        prefix = DIRECTIVES[self.scheduler]
-        for line in self.extra:
-            if not line.startswith(prefix) or _CONTROL.search(line):
-                raise ConfigError(f"--extra {line!r}: give one line that begins with {prefix!r}")
-        for line in self.setup:
-            if _CONTROL.search(line.replace("\t", " ")):
-                raise ConfigError(f"--setup {line!r}: give one line; repeat the option for more")
-            if line.lstrip().startswith(tuple(DIRECTIVES.values())):
-                raise ConfigError(f"--setup {line!r}: give directives with --extra")
-
-    @property
-    def hours_minutes(self) -> str:
-        """The time as LSF takes it, a begun minute as a whole one."""
-        hours, minutes, seconds = (int(part) for part in self.time.split(":"))
-        total = hours * 60 + minutes + (seconds > 0)
-        return f"{total // 60}:{total % 60:02d}"
 
 
 @dataclass(frozen=True)
@@ -139,13 +86,37 @@ def bash_quote(value: object) -> str:
     return "$'" + _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", escaped) + "'"
 
 
-def render(ask: Ask, job: BatchJob) -> str:
-    """Return the script of a job.
+def check_ask(ask: Namespace) -> None:
+    """Refuse options of which more than a value would stand in their line.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    for option, value in (("--account", ask.account), ("--queue", ask.queue)):
+        if value and not _WORD.fullmatch(value):
+            raise ConfigError(
+                f"{option} {value!r}: use letters, digits and . _ / : , + = @ - alone"
+            )
+    if ask.time and not _TIME.fullmatch(ask.time):
+        raise ConfigError(f"--time {ask.time!r}: write HH:MM:SS, such as 04:00:00")
+    prefix = DIRECTIVES[ask.scheduler]
+    for line in ask.extra:
+        if not line.startswith(prefix) or _CONTROL.search(line):
+            raise ConfigError(f"--extra {line!r}: give one line that begins with {prefix!r}")
+    for line in ask.setup:
+        if _CONTROL.search(line.replace("\t", " ")):
+            raise ConfigError(f"--setup {line!r}: give one line; repeat the option for more")
+        if line.lstrip().startswith(tuple(DIRECTIVES.values())):
+            raise ConfigError(f"--setup {line!r}: give directives with --extra")
+
+
+def render(ask: Namespace, job: BatchJob) -> str:
+    """Return the script of a job, with what :func:`build_parser`'s options ask of the batch system.
 
     Raises:
         ConfigError: a value cannot stand where it is to.
     """
-    ask.check()
+    check_ask(ask)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -153,8 +124,15 @@ def render(ask: Ask, job: BatchJob) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["q"] = bash_quote
+    environment.filters.update(q=bash_quote, hours_minutes=_hours_minutes)
     return environment.get_template(f"{ask.scheduler}.sh.j2").render(ask=ask, job=job)
+
+
+def _hours_minutes(time: str) -> str:
+    """A time as LSF takes it, a begun minute as a whole one."""
+    hours, minutes, seconds = (int(part) for part in time.split(":"))
+    total = hours * 60 + minutes + (seconds > 0)
+    return f"{total // 60}:{total % 60:02d}"
 
 
 @dataclass(frozen=True)
@@ -320,7 +298,7 @@ def _next_folder(parent: Path) -> Path:
     return parent / f"{max(numbers, default=0) + 1:03d}"
 
 
-def submit(plan: Plan, ask: Ask, jobs: Sequence[BatchJob]) -> None:
+def submit(plan: Plan, ask: Namespace, jobs: Sequence[BatchJob]) -> None:
     """Write the scripts and submit them; ``submission.json`` tells how far it came.
 
     The last job waits for all others.
@@ -400,14 +378,13 @@ def main(argv: Sequence[str]) -> int:
     cut = words.index("--") if "--" in words else len(words)
     given = build_parser().read(words[:cut])
     plan, options = _plan(given, words[cut + 1 :])
-    ask = Ask(**{field.name: getattr(given, field.name) for field in fields(Ask)})
-    ask.check()
+    check_ask(given)
     jobs = make_jobs(plan, given, options, words[cut + 1 :])
     if given.dry_run:
         for job in jobs:
-            cli.say(f"# {job.script}\n{render(ask, job)}")
+            cli.say(f"# {job.script}\n{render(given, job)}")
         return 0
-    submit(plan, ask, jobs)
+    submit(plan, given, jobs)
     return 0
 
 

@@ -71,12 +71,7 @@ def write_index(
 ) -> None:
     """Write ``sweep.json`` anew from the run folders, see docs/design.md.
 
-    Args:
-        sweep: what is asked for.
-        folder: ``RESULTS/SWEEP``.
-        tasks: its runs.
-        records: runs that may stand for them, the newest last.
-        reasons: why points were left out, by their names.
+    Records, the newest last, stand for the tasks; reasons, by name, say why points were left out.
     """
     newest = {(record.point_key, record.repeat): record for record in records}
     have_run = {point_key for point_key, _ in newest}
@@ -127,14 +122,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def write_summary(folder: Path, exit_code: int, has_findings: bool) -> None:
-    """Write both summaries beside ``sweep.json``.
-
-    Args:
-        folder: ``RESULTS/SWEEP``.
-        exit_code: of the call that ends.
-        has_findings: whether its tables are of this call, so that comparisons can be taken from
-            them.
-    """
+    """Write both summaries, with comparisons if the tables are of this call."""
     index = read_json(folder / INDEX)
     findings = read_json(folder / "tables" / "findings.json") if has_findings else {}
     runs = []

@@ -15,11 +15,11 @@ from configs.schema import Point
 from configs.study import Study
 from configs.sweep import Sweep
 from launch import cli
-from launch.estimate import AS_BEFORE, Estimate, TimeLimit, estimate
+from launch.estimate import AS_BEFORE, TimeLimit, estimate
 from launch.execute import Outcome, execute
 from launch.fit import Machine, lacks, shortages
-from launch.live import Live, duration_text
 from launch.process.members import end_leftovers
+from launch.process.watch import Live, duration_text
 from launch.records.ledger import INTERRUPTED, Choice, Decision, Record, decide, read_records
 from launch.records.run_folder import Driver, RunFolder, Status, sweep_dir
 from launch.sweep_index import reasons_in_index, write_index
@@ -77,8 +77,6 @@ class Progress:
     """Signal that stopped the call; 0 when nothing did."""
     pace: list[float] = field(default_factory=list)
     """Seconds that runs took, as shares of what was estimated."""
-    longest_s: float = 0.0
-    """Seconds of the longest run."""
 
 
 @dataclass(frozen=True)
@@ -173,8 +171,7 @@ class _Call:
             return None
         reason = why_not_here(task.point, self.plan, self.request.memory_check)
         if self.request.time_limit and not reason:
-            expected = estimate(task.point, self.plan.machine, records)
-            reason = self.request.time_limit.refuse(self._probable_s(expected))
+            reason = self.request.time_limit.refuse(self._seconds(task, records) or 0.0)
         if not reason:
             return decision
         self.progress.unfit += 1
@@ -182,23 +179,22 @@ class _Call:
         cli.say(f"{head}: left out: {reason}")
         return None
 
-    def _probable_s(self, expected: Estimate) -> float:
-        """Seconds of a run as far as can be told; the longest one's where nothing tells of it."""
-        if expected.seconds is None:
-            return self.progress.longest_s
+    def _seconds(self, task: Task, records: Sequence[Record]) -> float | None:
+        """Seconds of a run, a rough figure at the pace of the runs so far; None if not known."""
+        expected = estimate(task.point, self.plan.machine, records)
         is_known = expected.how == AS_BEFORE or not self.progress.pace
-        return expected.seconds * (1.0 if is_known else median(self.progress.pace))
+        pace = 1.0 if is_known else median(self.progress.pace)
+        return None if expected.seconds is None else expected.seconds * pace
 
     def _run_one(self, rest: Sequence[Task], head: str) -> Outcome | None:
         """Run the first of ``rest``; None when it could not be started."""
         task, options, progress = rest[0], self.plan.options, self.progress
         records = self._records()
-        expected = estimate(task.point, self.plan.machine, records)
         if limit := self.request.time_limit:
             limits_s = (options.timeout_s, limit.left_s)
             options = replace(options, timeout_s=min(s for s in limits_s if s is not None))
         try:
-            outcome = execute(task, options, self._live(rest, records, head, expected).watch)
+            outcome = execute(task, options, self._live(rest, records, head).watch)
         except (ConfigError, OSError) as error:
             # A full disk, a folder that became read-only: the next point is tried all the same.
             progress.failed += 1
@@ -206,10 +202,10 @@ class _Call:
             return None
         status, loss = outcome.status, outcome.folder.last_loss()
         seconds = status.seconds or 0.0
-        progress.longest_s = max(progress.longest_s, seconds)
         line = f"{head}: {status.status} in {seconds:.1f} s, last loss {loss if loss else 'none'}"
         if status.status == "ok":
             progress.ok += 1
+            expected = estimate(task.point, self.plan.machine, records)
             if seconds and expected.seconds:
                 progress.pace.append(seconds / expected.seconds)
             cli.say(line)
@@ -221,22 +217,20 @@ class _Call:
         cli.say(f"{line}; {status.cause}; see {outcome.folder.log}")
         return outcome
 
-    def _live(
-        self, rest: Sequence[Task], records: Sequence[Record], head: str, expected: Estimate
-    ) -> Live:
-        """Progress of this run and of the sweep, where there is something to tell the time by."""
-        iterations, pace = rest[0].point.iterations, self.progress.pace
-        if expected.seconds is None or not (pace or expected.how == AS_BEFORE):
+    def _live(self, rest: Sequence[Task], records: Sequence[Record], head: str) -> Live:
+        """Progress of this run, and the seconds of the sweep where something tells them."""
+        iterations = rest[0].point.iterations
+        expected = estimate(rest[0].point, self.plan.machine, records)
+        if not (self.progress.pace or expected.how == AS_BEFORE):
             return Live(head, iterations, None, None)
-        usual = median(pace) if pace else 1.0
         others = [
-            (estimate(task.point, self.plan.machine, records).seconds or 0.0) * usual
+            self._seconds(task, records) or 0.0
             for task in rest[1:]
             if self.request.asks(task.point.name)
             and _decided(task, records, self.request.choice).run
             and not why_not_here(task.point, self.plan, self.request.memory_check)
         ]
-        return Live(head, iterations, sum(others), expected.seconds * usual)
+        return Live(head, iterations, sum(others), self._seconds(rest[0], records))
 
     def _await_others(self) -> None:
         """Wait for runs of this plan that other calls on this machine have going on.
@@ -335,15 +329,8 @@ def what_would_run(plan: Plan, request: Request) -> dict[str, list[Decision]]:
 
 
 def total_text(plan: Plan, would_run: Mapping[str, Sequence[Decision]]) -> str:
-    """Say how long the runs that are left will take, as far as can be told beforehand.
-
-    Args:
-        plan: what the sweep asks for.
-        would_run: of :func:`what_would_run`, the points that the user asked for.
-    """
-    records: list[Record] = []
-    with contextlib.suppress(OSError):
-        records = read_records(plan.folder)
+    """Say how long the runs that are left of the points in ``would_run`` will take, if known."""
+    records = read_records(plan.folder)
     points = [point for point in plan.points if point.name in would_run]
     runs = {name: sum(one.run for one in each) for name, each in would_run.items()}
     each = {p.name: estimate(p, plan.machine, records) for p in points if runs[p.name]}

@@ -35,19 +35,14 @@ class RunOptions:
     timeout_s: float | None = None
     """Seconds a run may take; None for no limit."""
     echo: bool = False
-    """Copy the log to the terminal."""
     trainer: Trainer = OWN_TRAINER
-    """What the ranks run."""
     hang_s: float | None = None
     """Seconds a run may make no progress; None adapts them to the run, 0 is no limit."""
     monitor_s: float = 1.0
     """Seconds between two samples of the monitor; 0 for none."""
     tensorboard: bool = False
-    """Write scalars for TensorBoard."""
     wandb_project: str | None = None
-    """Send scalars to this project of Weights & Biases."""
     launcher: Launcher = THIS_MACHINE
-    """Where the ranks run, and who starts them."""
     share: bool = False
     """Measure beside the runs of other drivers instead of taking turns with them."""
     dtype_reasons: Mapping[str, str] = field(default_factory=dict)
@@ -134,13 +129,9 @@ class Task:
     def each(
         cls, points: Sequence[Point], options: RunOptions, makes_data: bool = True
     ) -> list[Self]:
-        """Return a task of every point on this machine, and prepare the data.
+        """Return a task of every point on this machine, and make or fetch its data.
 
-        Args:
-            points: to run.
-            options: how.
-            makes_data: make or fetch data that the harness or the trainer can make; without, points
-                whose data are not there yet are left out.
+        Without ``makes_data`` points whose data are not there yet are left out.
 
         Raises:
             ConfigError: a point's data is not there.

@@ -119,9 +119,6 @@ def end_leftovers(token: str) -> list[int]:
     Only processes that carry the run's token in their environment are touched: SIGTERM, then
     SIGKILL after the grace.
 
-    Args:
-        token: the run's, as ``status.json`` keeps it while the run lasts.
-
     Returns:
         Ids of the processes that were there; empty as well when ``token`` is not one.
     """

@@ -54,12 +54,7 @@ class Gpus:
     """Some GPUs of this machine; none where the library, the driver or a GPU is missing."""
 
     def __init__(self, visible: str | None, count: int) -> None:
-        """Choose them.
-
-        Args:
-            visible: ``CUDA_VISIBLE_DEVICES`` of who uses them; None for all.
-            count: how many of those it sees it uses.
-        """
+        """Choose the first ``count`` of ``CUDA_VISIBLE_DEVICES``, which is None for all."""
         self._nvml: Any = None
         self._handles: list[Any] = []
         if count <= 0:
@@ -150,9 +145,6 @@ def _names(visible: str | None, num_gpus: int) -> list[str]:
 def look_around(gpus: Gpus) -> dict[str, Any]:
     """Look how busy the machine is before a run is timed: its times may suffer from it.
 
-    Args:
-        gpus: those that the run will use.
-
     Returns:
         ``cpu_percent`` (of the cores that we may use, 0 to 100), ``load_1min``, ``gpu_processes``
         (``device_id``, ``pid``, ``memory_bytes`` or null) and ``busy``: in words what disturbs,
@@ -185,14 +177,7 @@ class Monitor:
     """Samples while the block lasts."""
 
     def __init__(self, members: Members, path: Path, interval_s: float, devices: Gpus) -> None:
-        """Say what to sample.
-
-        Args:
-            members: the run's processes; nobody else may ask for samples of them.
-            path: ``monitor.jsonl``; empty until the first interval is over.
-            interval_s: seconds between two samples.
-            devices: the GPUs of the run's ranks; its ``sample`` may take a while.
-        """
+        """Say what to sample; nobody else may ask ``members`` for samples."""
         self._members = members
         self._path = path
         self._interval_s = interval_s
@@ -279,13 +264,9 @@ class Monitor:
 
 
 def run_bytes(processes: Mapping[int, int | None] | None, own: Collection[int]) -> int | None:
-    """Return the bytes of a GPU that a run's own processes hold.
+    """Return the bytes of a GPU that a run's own processes hold, of those that compute on it.
 
     None where the driver does not say, or may mean our own by ids that this container lacks.
-
-    Args:
-        processes: those that compute on it, see :meth:`Gpus.processes`.
-        own: ids of the run's processes.
     """
     if processes is None:
         return None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import tempfile
 import time
@@ -33,12 +32,9 @@ def lock_path() -> Path:
 
 @contextlib.contextmanager
 def turn(what: str, say: Callable[[str], object], share: bool = False) -> Iterator[None]:
-    """Wait until nobody else measures on this machine; the block is our turn.
+    """Wait until nobody else measures on this machine; the block is our turn to measure ``what``.
 
-    Args:
-        what: what is measured, for those who wait for us.
-        say: gets one line when we have to wait.
-        share: measure beside others, without waiting and without making others wait.
+    ``say`` gets a line when we have to wait; ``share`` measures beside others instead.
     """
     file = None if share else _open(lock_path(), say)
     if file is None:
@@ -81,18 +77,18 @@ def _wait(file: IO[str], say: Callable[[str], object]) -> None:
 
 def _describe(file: IO[str], what: str) -> None:
     """Leave word of our turn; a full disk loses it and nothing else."""
+    user = os.environ.get("USER") or os.getuid()
     with contextlib.suppress(OSError):
         file.seek(0)
         file.truncate()
-        table = {"pid": os.getpid(), "user": os.environ.get("USER") or os.getuid(), "what": what}
-        json.dump(table if what else {}, file)
+        file.write(f"process {os.getpid()} of {user} measures {what}" if what else "")
         file.flush()
 
 
 def _holder(file: IO[str]) -> str:
     """Who has the turn, as its file says; anybody may have written there."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    text = ""
+    with contextlib.suppress(OSError, ValueError):
         file.seek(0)
-        table = json.loads(file.read(4096))
-        return printable(f"process {int(table['pid'])} of {table['user']} measures {table['what']}")
-    return "another process measures on this machine"
+        text = printable(file.read(4096))
+    return text or "another process measures on this machine"

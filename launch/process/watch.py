@@ -1,4 +1,4 @@
-"""What shows how a run fares: its growing files, whether it moves, its stacks, kernel kills.
+"""What shows how a run fares: growing files, whether it moves, stacks, kernel kills, progress.
 
 A run's heartbeat is the growth of its log and of its ``metrics.jsonl``. The trainer answers SIGUSR1
 with the stacks of all its threads. SIGUSR1 ends a process that does not expect it, so it goes only
@@ -22,10 +22,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from configs.files import printable
 from launch.process.members import POLL_S
+from launch.records.run_folder import RunFolder
 
 MOST_BYTES = 2**20
 """Most that one look reads; of a larger growth, the end."""
@@ -37,6 +40,10 @@ SLOWEST_FACTOR = 20.0
 """Longest silence in slowest iterations so far."""
 LOOK_S = 0.5
 """Seconds between two looks."""
+TERMINAL_S = 1.0
+"""Seconds between two looks on a terminal."""
+PLAIN_S = 60.0
+"""Seconds between two lines elsewhere."""
 NOTE = "[launch] "
 """How every line begins that the launcher adds to a run's log."""
 ANSWER_S = 2.0
@@ -45,7 +52,7 @@ QUIET_S = 0.2
 """Seconds without a new byte after which an answer is whole."""
 _CANNOT_ANSWER = "TtDZX"
 """States of a process that runs no handler: stopped, traced, uninterruptible, dead."""
-_ITERATION_LINE = re.compile(rb"elapsed time per iteration \(ms\):\s*([0-9.]+)")
+_ITERATION_LINE = re.compile(rb"elapsed time per iteration \(ms\):\s*(\d+\.?\d*)")
 
 
 class GrowingFile:
@@ -80,7 +87,7 @@ class GrowingFile:
         return lines
 
 
-def iteration_event(line: bytes) -> dict[str, object] | None:
+def iteration_event(line: bytes) -> dict[str, Any] | None:
     """Return the fields of an ``iteration`` event of ``metrics.jsonl``; None for any other line."""
     with contextlib.suppress(ValueError):
         event = json.loads(line)
@@ -151,14 +158,7 @@ class ProgressWatch:
         hang_s: float | None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin to watch.
-
-        Args:
-            log: output of the ranks.
-            metrics: the trainer's ``metrics.jsonl``; None where the trainer writes none.
-            hang_s: longest silence in seconds; None adapts it to the run, 0 allows any.
-            now: clock, in seconds.
-        """
+        """Begin to watch for silences longer than ``hang_s``; None adapts it, 0 allows any."""
         # Each file with what finds an iteration's time in a line, and the times found, in ms.
         self._files: list[tuple[GrowingFile, Callable[[bytes], float | None], list[float]]] = []
         for path, read in ((log, _ms_in_log), (metrics, _ms_in_metrics)):
@@ -198,21 +198,15 @@ class ProgressWatch:
 
 def _ms_in_log(line: bytes) -> float | None:
     match = _ITERATION_LINE.search(line)
-    return _number(match[1]) if match else None
+    return float(match[1]) if match else None
 
 
 def _ms_in_metrics(line: bytes) -> float | None:
     event = iteration_event(line)
-    return None if event is None else _number(event.get("iteration_ms"))
-
-
-def _number(value: object) -> float:
-    """A time as a log or a file says it; 0 where that is no number."""
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return 0.0
-    return number if math.isfinite(number) else 0.0
+    if event is None:
+        return None
+    took = event.get("iteration_ms")
+    return float(took) if isinstance(took, int | float) and math.isfinite(took) else 0.0
 
 
 def add_note(log: Path, text: str) -> None:
@@ -222,11 +216,9 @@ def add_note(log: Path, text: str) -> None:
 
 
 def dump_stacks(processes: Iterable[psutil.Process], log: Path) -> None:
-    """Let each process write its stacks to the log, one after the other.
+    """Let each process write its stacks to the log, which its output goes to, one after the other.
 
-    Args:
-        processes: members of one run whose output goes to ``log``.
-        log: where the states of the processes and what does not answer are noted.
+    The states of the processes, and those that do not answer, are noted there.
     """
     for process in processes:
         state = _status_field(process.pid, "State") or "unknown"
@@ -301,12 +293,7 @@ class OomKills:
     """What the kernel's out-of-memory killer has killed since: the evidence behind ``oom-host``."""
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
-        """Choose the nearest counter that can be read: this control group's, or the machine's.
-
-        Args:
-            proc: where the kernel shows its processes.
-            cgroups: where control groups are mounted.
-        """
+        """Choose the nearest counter that can be read: this control group's, or the machine's."""
         groups = re.findall(r"^\d+:([^:]*):/?(.*)$", _text(proc / "self" / "cgroup"), re.MULTILINE)
         new = [path for controllers, path in groups if not controllers]
         old = [path for controllers, path in groups if "memory" in controllers.split(",")]
@@ -331,3 +318,80 @@ class OomKills:
 def _count(file: Path) -> int | None:
     match = re.search(r"^oom_kill (\d+)$", _text(file), re.MULTILINE)
     return int(match[1]) if match else None
+
+
+class Tail:
+    """The newest iteration of a growing ``metrics.jsonl``, read piece by piece."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = GrowingFile(path)
+        self._newest: dict[str, Any] | None = None
+
+    def look(self) -> dict[str, Any] | None:
+        """Return the fields of the newest iteration."""
+        for line in self._file.new_lines():
+            self._newest = iteration_event(line) or self._newest
+        return self._newest
+
+
+def progress_text(newest: dict[str, Any] | None, iterations: int) -> str:
+    """Return ``iteration 7 of 20, 0.25 s each, loss 8.123``; says so before the first."""
+    if newest is None:
+        return "starting"
+    loss, took_ms = newest.get("loss"), newest.get("iteration_ms")
+    parts = [f"iteration {newest.get('iteration')} of {iterations}"]
+    if isinstance(took_ms, int | float):
+        parts.append(f"{took_ms / 1000:.3g} s each")
+    is_number = isinstance(loss, int | float)
+    parts.append(f"loss {loss:.4f}" if is_number else f"loss {newest.get('loss_text', 'none')}")
+    return ", ".join(parts)
+
+
+def duration_text(seconds: float) -> str:
+    """Return ``45 s``, ``12 min``, ``3 h 20 min``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
+
+
+@dataclass(frozen=True)
+class Live:
+    """Shows the progress of one run after the other."""
+
+    head: str
+    """``[3/12] tiny vanilla``."""
+    iterations: int
+    """Iterations of the run."""
+    others_s: float | None
+    """Seconds that the points after it will take, as far as can be told."""
+    point_s: float | None
+    """The same of this one."""
+
+    def watch(self, folder: RunFolder) -> AbstractContextManager[None]:
+        """Show progress until the block ends."""
+        return meanwhile(partial(self._show, folder))
+
+    def _show(self, folder: RunFolder, ended: threading.Event) -> None:
+        started, tail = time.monotonic(), Tail(folder.metrics)
+        on_terminal = sys.stdout.isatty()
+        while not ended.wait(TERMINAL_S if on_terminal else PLAIN_S):
+            text = printable(self.text(tail.look(), time.monotonic() - started))
+            width = shutil.get_terminal_size().columns
+            _write(f"\r\x1b[K{text[: width - 1]}" if on_terminal else f"{text}\n")
+        if on_terminal:
+            _write("\r\x1b[K")
+
+    def text(self, newest: dict[str, Any] | None, seconds: float) -> str:
+        """Return the line of this moment."""
+        line = f"{self.head}: {progress_text(newest, self.iterations)}"
+        if self.others_s is None or self.point_s is None:
+            return line
+        left_s = self.others_s + max(0.0, self.point_s - seconds)
+        return f"{line}; the sweep needs about {duration_text(left_s)} more"
+
+
+def _write(text: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stdout.write(text)
+        sys.stdout.flush()

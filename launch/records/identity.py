@@ -30,12 +30,7 @@ PLUGIN = _SOURCE if _SOURCE.is_dir() else Path(deep_optimizer_states.__file__).p
 
 
 def point_key(point: Point, data: Mapping[str, Any]) -> str:
-    """Return the key of a point's settings and data, wherever it lies and whatever it is called.
-
-    Args:
-        point: the point.
-        data: as :func:`data_facts` gives it.
-    """
+    """Return the key of a point's settings and :func:`data_facts`; its name is none of them."""
     return f"{settings_key(point)}-{_digest(data)}"
 
 
@@ -58,22 +53,12 @@ def setup_key(provenance: Mapping[str, Any]) -> str:
 
 
 def code_facts(files: Mapping[str, str], settings: object) -> dict[str, Any]:
-    """Return the part ``code`` of the provenance.
-
-    Args:
-        files: as :func:`code_of` gives them.
-        settings: what else the checkout makes of a point: DeepSpeed's JSON, words, variables.
-    """
+    """Return the part ``code`` of the provenance, of files and what they make of a point."""
     return {"sha256": _digest(files), "settings": _digest(settings), "files": dict(files)}
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Say in what a run's setup differs from today's: ``code changed: launch/trainer/loop.py``.
-
-    Args:
-        before: the parts :data:`SETUP` of a run's provenance.
-        now: those that it would have now.
-    """
+    """Say in what a run's :data:`SETUP` differs from today's: ``code changed: launch/cli.py``."""
     found = []
     code = [part.get("code") or {} for part in (before, now)]
     paths = _differing(*(part.get("files") or {} for part in code))
@@ -124,11 +109,9 @@ def _digest(value: object) -> str:
 def code_of(entries: Iterable[str]) -> dict[str, str]:
     """Hash the files that programs execute, by their paths in the checkout.
 
+    Programs are modules or paths of scripts; those that are not the checkout's are left out.
     Imports within functions count. Files of the plugin that are no Python (kernels, models) count
     where any of the plugin does.
-
-    Args:
-        entries: modules, or paths of scripts; those that are not the checkout's are left out.
     """
     found: set[Path] = set()
     for entry in entries:

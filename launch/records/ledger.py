@@ -132,13 +132,9 @@ def decide(
     choice: Choice,
     setup: Mapping[str, Any],
 ) -> Decision:
-    """Decide whether a point is to be run.
+    """Decide whether a point is to be run, after earlier runs of which the newest is last.
 
-    Args:
-        keys: its point key, the setup key of this call, and the repeat.
-        records: earlier runs, the newest last.
-        choice: what the user asked for.
-        setup: what the setup key is of, to say what changed.
+    ``keys`` are its point key, the setup key of this call, which is of ``setup``, and the repeat.
     """
     point_key, setup_key, repeat = keys
     own = [r for r in records if (r.point_key, r.repeat) == (point_key, repeat)]

@@ -33,11 +33,7 @@ REDACTED = "(redacted)"
 
 
 def provenance(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return everything about this machine and checkout that a reader of the results may ask for.
-
-    Args:
-        environment: the ranks' environment; only names that matter are kept.
-    """
+    """Return what a reader of the results may ask about this machine, checkout and environment."""
     return {
         **machine_and_checkout(),
         "argv": [redact(argument) for argument in sys.argv],

@@ -134,19 +134,17 @@ class RunFolder:
     ) -> None:
         """Write ``run.json``, of the point and what else is known, and ``ds_config.json``."""
         write_json(self.path / "ds_config.json", ds_config)
-        write_json(
-            self.run_json,
-            {
-                "schema_version": SCHEMA_VERSION,
-                "run_id": f"{self.path.parent.name}/{self.path.name}",
-                "started": datetime.now(UTC).isoformat(timespec="seconds"),
-                "log": self.log_name,
-                "metrics": self.metrics.name,
-                **facts,
-                "point": point.model_dump(mode="json"),
-                "study": study_of(point),
-            },
-        )
+        run = {
+            "schema_version": SCHEMA_VERSION,
+            "run_id": f"{self.path.parent.name}/{self.path.name}",
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "log": self.log_name,
+            "metrics": self.metrics.name,
+            **facts,
+            "point": point.model_dump(mode="json"),
+            "study": study_of(point),
+        }
+        write_json(self.run_json, run)
 
     def write_status(self, status: Status) -> None:
         """Write ``status.json``, with the log's last lines."""
@@ -166,12 +164,12 @@ class RunFolder:
             return status
         except OSError as error:
             lost, number = f"status.json could not be written: {error.strerror}", error.errno
-        cause = f"{status.cause}; {lost}" if status.cause else lost
-        status = replace(status, cause=cause)
+        status = replace(status, cause=f"{status.cause}; {lost}" if status.cause else lost)
         if number in _FULL and _overwrite(self.path / "status.json", status):
-            cause = f"{cause}; written in place, without last_lines"
-        sys.stderr.write(f"{self.path}: {cause}\n")
-        return replace(status, cause=cause)
+            words = f"{status.cause}; written in place, without last_lines"
+            status = replace(status, cause=words)
+        sys.stderr.write(f"{self.path}: {status.cause}\n")
+        return status
 
     def last_loss(self) -> float | None:
         """Return the loss of the last iteration; None when there is none or it is not finite."""

@@ -1,5 +1,6 @@
 import os
 import subprocess
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,21 +8,16 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from configs.errors import ConfigError
-from launch.submit import Ask, BatchJob, bash_quote, render
+from launch.submit import BatchJob, bash_quote, build_parser, render
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "cluster"
 SCHEDULERS = ("slurm", "pbs", "lsf")
 ODD = 'it\'s "two"\nlines; $HOME `id` \\ %'
-ASK = Ask(
-    scheduler="slurm",
-    account="a-1",
-    queue="big",
-    time="01:30:30",
-    gpus_per_node=4,
-    cpus_per_node=32,
-    max_parallel=2,
-    setup=("module load cuda", "export NCCL_DEBUG=INFO"),
-)
+ASK = [
+    *("--sweep", "stride", "--account", "a-1", "--queue", "big", "--time", "01:30:30"),
+    *("--gpus-per-node", "4", "--cpus-per-node", "32", "--max-parallel", "2"),
+]
+SETUP = ("module load cuda", "export NCCL_DEBUG=INFO")
 ARRAY = BatchJob(
     name="stride-1-node",
     folder=Path("/results/stride/submissions/001"),
@@ -39,7 +35,8 @@ DIRECTIVE = {"slurm": "#SBATCH ", "pbs": "#PBS ", "lsf": "#BSUB "}
 
 
 def script(scheduler, job, **changes):
-    return render(replace(ASK, scheduler=scheduler, **changes), job)
+    given = vars(build_parser().read(["--scheduler", scheduler, *ASK]))
+    return render(Namespace(**{**given, "setup": SETUP, **changes}), job)
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
