@@ -260,6 +260,10 @@ CASES = {
     "version 2": ("0::/slurm/job_7", "slurm/job_7/memory.events"),
     "version 2 seen from its container": ("0::/kubepods/x", "memory.events"),
     "version 1": ("9:cpu,memory:/job\n0::/", "memory/job/memory.oom_control"),
+    "version 1 of several hierarchies": (
+        "7:cpu:/other\n4:memory:/job",
+        "memory/job/memory.oom_control",
+    ),
     "version 1 seen from its container": ("4:memory:/docker/x", "memory/memory.oom_control"),
 }
 
@@ -269,10 +273,13 @@ def test_kills_of_the_own_control_group_count(roots, case):
     proc, cgroups = roots
     line, file = CASES[case]
     (proc / "self" / "cgroup").write_text(line + "\n")
-    put(proc / "vmstat", 100)
+    others = (proc / "vmstat", cgroups / "memory" / "other" / "memory.oom_control")
+    for path in others:
+        put(path, 100)
     put(cgroups / file, 3)
     kills = OomKills(proc, cgroups)
-    put(proc / "vmstat", 150)  # somebody else's on the same machine
+    for path in others:
+        put(path, 150)  # somebody else's on the same machine
     assert kills.since() == 0
     put(cgroups / file, 5)
     assert kills.since() == 2
