@@ -36,8 +36,8 @@ how     --dry-run           show what would run and why: points, commands, JSON,
         --timeout SECONDS   end a run that takes longer; --hang-timeout: that stands still so long
         --no-memory-check   start a run even if memory looks short; --share: beside other calls' runs
         --echo, --no-echo (the runs' logs), --monitor-interval SECONDS, --tensorboard, --wandb PROJECT
-where   --launcher torchrun|deepspeed, --hostfile FILE, --srun, --remote-shell WORDS, --nnodes N,
-        --num-gpus N, --node-rank I, --master-addr HOST, --master-port P, --autotuning tune|run
+where   --launcher torchrun|deepspeed|srun, --hostfile FILE, --nnodes N, --num-gpus N,
+        --rdzv-endpoint HOST:PORT, --autotuning tune|run
 trainer --trainer megatron-core|megatron-pipeline|lightning|megatron-deepspeed, --megatron-dir DIR,
         --paper-keys, --megatron-flag WORD, --continue-from RUN_FOLDER, --deepspeed-config FILE
 predict --simulate          predict the sweep in its full form, run nothing: tables, figures, report

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -23,16 +24,17 @@ from configs.cli import (
 from configs.overrides import MODEL_FIELDS
 from configs.study import Study, default_study, load_study
 from launch.data import LaunchError
-from launch.hosts.options import add_launch_options
+from launch.hosts.launchers import KINDS, TORCHRUN
+from launch.trainers import OWN_TRAINER, TRAINERS
 
 
 def add_study_option(parser: cli.Options) -> None:
-    """``--study``, which :func:`study_in` reads."""
+    """Add ``--study``, which :func:`study_in` reads."""
     cli.add_study(parser, default_study().name)
 
 
 def study_in(argv: Sequence[str]) -> Study:
-    """The study that a command line names, or the default one; fields of points are its own.
+    """Return the study that a command line names, or the default one; it has the points' fields.
 
     Raises:
         ConfigError: there is no such study, or its file is wrong.
@@ -44,15 +46,13 @@ def study_in(argv: Sequence[str]) -> Study:
 
 
 def add_field_options(parser: Parser, study: Study, of_sweep: bool = False) -> None:
-    """One option for each field of a point and of its model.
+    """Add an option for each field of a point and of its model.
 
     Values stay text; the schema reads and checks them, with one wording of errors for files and
     command lines.
 
-    Args:
-        parser: the command's; an option that it has already stays.
-        study: whose fields they are.
-        of_sweep: leave out what tells a sweep's points apart: name and engine.
+    An option that the parser has already stays. A sweep's leave out what tells its points apart:
+    name and engine.
     """
     known, left_out = parser._option_string_actions, ("name", "engine") if of_sweep else ()
 
@@ -71,14 +71,14 @@ def add_field_options(parser: Parser, study: Study, of_sweep: bool = False) -> N
 
 
 def field_overrides(options: argparse.Namespace, study: Study) -> dict[str, str]:
-    """The fields that were given, as text."""
+    """Return the fields that were given, as text."""
     names = [*study.point_type.model_fields, *MODEL_FIELDS]
     given = vars(options)
     return {name: given[name] for name in names if given.get(name) is not None}
 
 
 def add_run_options(parser: Parser, echo: bool) -> None:
-    """Options of every command that starts runs."""
+    """Add the options of every command that starts runs."""
 
     def value(flag: str, metavar: str, text: str, **more: Any) -> None:  # noqa: ANN401
         parser.add_argument(flag, metavar=metavar, help=text, **more)
@@ -106,7 +106,35 @@ def add_run_options(parser: Parser, echo: bool) -> None:
     parser.add_argument("--share", action="store_true", help=share)
     memory = "start a run even if memory looks short"
     parser.add_argument("--no-memory-check", action="store_true", help=memory)
-    add_launch_options(parser)
+    _add_launch_options(parser)
+
+
+def _add_launch_options(parser: Parser) -> None:
+    where = parser.add_argument_group(
+        "where the ranks run (results and data must lie on a file system that all hosts share)"
+    )
+    add = where.add_argument
+    kind = "who starts them; srun on the nodes of the Slurm job we are in [default torchrun]"
+    add("--launcher", choices=KINDS, default=TORCHRUN, help=kind)
+    hosts = "with --launcher deepspeed: start them on these hosts: HOST slots=N"
+    add("--hostfile", type=Path, metavar="FILE", help=hosts)
+    add("--nnodes", type=count, metavar="N", help="use N machines, equally")
+    endpoint = "where the ranks meet; with torchrun, on this machine, which is the first"
+    add("--rdzv-endpoint", metavar="HOST:PORT", help=endpoint)
+    ranks = "ranks on each machine, GPUs or not: a point with another number of them is refused"
+    add("--num-gpus", type=count, metavar="N", help=ranks)
+    autotuning = (
+        "let DeepSpeed's launcher look for a config first (it needs the package tabulate, drops "
+        "the offload section, and chooses the micro-batch; what it finds is in the run's folder)"
+    )
+    add("--autotuning", choices=("tune", "run"), help=autotuning)
+    trainer = parser.add_argument_group("what the ranks run")
+    own = f"[default the study's only one, else {OWN_TRAINER.name}]"
+    trainer.add_argument("--trainer", choices=TRAINERS, help=own)
+    # Two trainers may have an option in common.
+    options = {flag: known.options[flag] for known in TRAINERS.values() for flag in known.options}
+    for flag, settings in options.items():
+        trainer.add_argument(flag, **settings)
 
 
 def _flag(name: str) -> str:

@@ -56,7 +56,7 @@ _ENGINE_KEYS = ("prefetch_optimizer", "part_grads_async", "prefetch_optimizer_ga
 
 
 def build_parser() -> cli.Parser:
-    """The paper's flags, and the options of every run."""
+    """Return the paper's flags, and the options of every run."""
     parser = cli.Parser("bash config-n-run.sh", "Run one point, given by the paper's flags.")
     for flag in FLAGS:
         default = "required" if flag.default is None else f"default {flag.default or 'as -P'}"
@@ -75,10 +75,9 @@ def build_parser() -> cli.Parser:
 
 
 def point_from_flags(values: dict[str, str | None]) -> Point:
-    """The point that the flags describe; GPT-2's vocabulary, as in the paper.
+    """Return the point that the flags describe, None where one was left out, by their fields.
 
-    Args:
-        values: field to value, as given; None for a flag that was left out.
+    The vocabulary is GPT-2's, as in the paper.
 
     Raises:
         ConfigError: a flag is missing or its value is wrong; the flag is named.

@@ -18,7 +18,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Debt:
         self._seconds = 0.0
 
     def due_s(self, now: float) -> float:
-        """Seconds of work due at ``now``; below 0 when too much was done."""
+        """Return the seconds of work due at ``now``; below 0 when too much was done."""
         passed_s, self._at = now - self._at, now
         self._seconds = min(self._seconds + self._share * passed_s, MOST_DEBT_S)
         return self._seconds
@@ -53,7 +53,7 @@ class Debt:
         self._seconds -= seconds
 
     def rest_s(self) -> float:
-        """Seconds to sleep until work is due again, looking at the world now and then."""
+        """Return the seconds to sleep until work is due again, at most a slice."""
         return min(max(-self._seconds / self._share, 0.0), SLICE_S)
 
 
@@ -86,7 +86,7 @@ class CpuHolder:
         time.sleep(5 * SLICE_S)
 
     def held_s(self) -> float:
-        """Processor seconds of all workers, over the cores."""
+        """Return the processor seconds of all workers, over the cores."""
         return (self._used_s() - self._before_s) / self._cores
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ class GpuHolder:
         self._slices += 1
 
     def held_s(self) -> float:
-        """Slices done, at their duration on a free device."""
+        """Return the time of the slices done, at their duration on a free device."""
         return self._slices * self._slice_s
 
     def close(self) -> None:
@@ -175,25 +175,6 @@ class GpuHolder:
         return float(begin.elapsed_time(end)) / 1000.0
 
 
-def hold(
-    holder: CpuHolder | GpuHolder,
-    report: Callable[[float, float | None], None],
-    stop: Callable[[], bool],
-) -> None:
-    """Hold until ``stop``; report the seconds passed and the share held, None at the beginning."""
-    started = time.monotonic()
-    report(0.0, None)
-    reported = started
-    while not stop():
-        holder.step()
-        now = time.monotonic()
-        if now - reported >= REPORT_S:
-            report(now - started, holder.held_s() / (now - started))
-            reported = now
-    if (seconds := time.monotonic() - started) > 0:
-        report(seconds, holder.held_s() / seconds)
-
-
 def main(argv: Sequence[str]) -> int:
     """Hold a share from the command line.
 
@@ -209,25 +190,20 @@ def main(argv: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _frame: asked.append(number))
     parent = os.getppid()
-
-    def report(seconds: float, share_held: float | None) -> None:
-        table = {
-            "device": given.device,
-            "share_asked": given.share,
-            "share_held": share_held,
-            "seconds": seconds,
-        }
-        try:
-            write_json(given.out, table)
-        except OSError as error:  # the disk is full: the share is still held
-            _say(given.device, f"{given.out.name} could not be written: {error.strerror}")
-
     try:
         on_cpu = given.device == "cpu"
         holder = CpuHolder(given.share) if on_cpu else GpuHolder(given.share, given.device)
         try:
+            started = reported = time.monotonic()
+            _report(given, 0.0, None)
             # A hog that outlives its run would hold the device for ever.
-            hold(holder, report, lambda: bool(asked) or os.getppid() != parent)
+            while not asked and os.getppid() == parent:
+                holder.step()
+                now = time.monotonic()
+                if now - reported >= REPORT_S:
+                    _report(given, now - started, holder.held_s())
+                    reported = now
+            _report(given, time.monotonic() - started, holder.held_s())
         finally:
             holder.close()
     except (ImportError, RuntimeError, AssertionError) as error:  # no torch, no CUDA, no memory
@@ -235,6 +211,19 @@ def main(argv: Sequence[str]) -> int:
         _say(given.device, f"error: {first_line}")
         return 1
     return 0
+
+
+def _report(given: argparse.Namespace, seconds: float, held_s: float | None) -> None:
+    table = {
+        "device": given.device,
+        "share_asked": given.share,
+        "share_held": None if held_s is None else held_s / seconds,
+        "seconds": seconds,
+    }
+    try:
+        write_json(given.out, table)
+    except OSError as error:  # the disk is full: the share is still held
+        _say(given.device, f"{given.out.name} could not be written: {error.strerror}")
 
 
 def _say(device: str, text: str) -> None:

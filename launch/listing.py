@@ -27,7 +27,8 @@ def listing(study: str | None) -> str:
     """
     shipped = {path.parent.name: path.parent for path in sorted(STUDIES.glob("*/study.toml"))}
     if study is None:
-        found = sorted((_read(folder) for folder in shipped.values()), key=_is_no_default)
+        found = [_read(folder) for folder in shipped.values()]
+        found.sort(key=lambda table: not table.get("is_default"))
     else:
         folder = shipped.get(study, Path(study).resolve())
         if not (folder / "study.toml").is_file():
@@ -36,23 +37,16 @@ def listing(study: str | None) -> str:
     return "\n".join(line for table in found for line in _lines(table))
 
 
-def _is_no_default(table: dict[str, Any]) -> bool:
-    return not table.get("is_default")
-
-
 def _read(folder: Path) -> dict[str, Any]:
     """Return the study of a folder over the one that it extends; ``files`` are those of both."""
-    own = _toml(folder / "study.toml")
-    files = {kind: {p.stem: p for p in folder.glob(f"{kind}/*.toml")} for kind in _KINDS}
+    own, kinds = _toml(folder / "study.toml"), ("sweeps", "points")
+    files = {kind: {p.stem: p for p in folder.glob(f"{kind}/*.toml")} for kind in kinds}
     if base := own.get("extends"):
         sibling = folder.parent / str(base)
         whole = _read(sibling if sibling.is_dir() else STUDIES / str(base))
-        files = {kind: {**whole["files"][kind], **files[kind]} for kind in _KINDS}
+        files = {kind: {**whole["files"][kind], **files[kind]} for kind in kinds}
         own = laid_over({**whole, "is_default": False}, own)
     return {**own, "name": folder.name, "files": files}
-
-
-_KINDS = ("sweeps", "points")
 
 
 def _lines(study: dict[str, Any]) -> Iterator[str]:

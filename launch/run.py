@@ -5,28 +5,18 @@ POINT is a file, or the name of one of the study's points.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from configs.errors import ConfigError, explain
-from configs.files import ROOT
 from configs.overrides import apply_overrides
 from configs.schema import Point, read_toml
 from configs.study import Study
-from launch import cli
+from launch import cli, fit
 from launch.data import with_data
-from launch.describe import describe
-from launch.execute import execute, start_of
-from launch.fit import dtype
-from launch.fit.capacity import refuse_if_short, unused_gpus
-from launch.fit.machine import probe_machine
-from launch.hosts.meeting import join_meeting
-from launch.needs import refuse_if_lacking
-from launch.process.job import Job, Limits
-from launch.process.supervise import supervise
+from launch.execute import describe, execute
 from launch.task import RunOptions, Task
 
 SINGLE_RUNS = "single"
@@ -34,7 +24,7 @@ SINGLE_RUNS = "single"
 
 
 def find_point_file(name_or_path: str, study: Study) -> Path:
-    """The file of a point: a path, or a name of the study.
+    """Return the file of a point: a path, or a name of the study.
 
     Raises:
         ConfigError: neither; the nearest name is given.
@@ -52,21 +42,17 @@ def find_point_file(name_or_path: str, study: Study) -> Path:
 
 def run_point(point: Point, options: RunOptions, dry_run: bool, memory_check: bool) -> int:
     """Check the machine, prepare the data, run; the exit code is the run's own."""
-    machine = probe_machine()
-    [point], reasons = dtype.in_fast_type([point], machine, options)
+    machine = fit.probe_machine()
+    [point], reasons = fit.in_fast_type([point], machine, options)
     if reasons:
-        cli.say(dtype.words(reasons))
+        cli.say(fit.dtype_text(reasons))
         options = replace(options, dtype_reasons=reasons)
     if dry_run:
         cli.say(describe(point, machine, options))
         return 0
-    refuse_if_lacking(point, machine, options)
-    if not options.launcher.is_far and (unused := unused_gpus(point, machine)):
-        cli.say(unused)
-    if options.launcher.node_rank:
-        return join(point, options)
+    fit.refuse_if_lacking(point, machine, options)
     if memory_check and not options.launcher.is_far:
-        refuse_if_short(point, machine, options.trainer)
+        fit.refuse_if_short(point, machine, options.trainer)
     task = Task.each([point], options)[0]
     with options.turn(point, cli.say):
         outcome = execute(task, options)
@@ -76,24 +62,8 @@ def run_point(point: Point, options: RunOptions, dry_run: bool, memory_check: bo
     return outcome.status.exit_code or 0
 
 
-def join(point: Point, options: RunOptions) -> int:
-    """Run this node's part of a run whose folder node 0 makes; the exit code is the launcher's.
-
-    Raises:
-        ConfigError: node 0 does not answer, or runs another point.
-    """
-    launcher = options.launcher
-    node = launcher.node_rank or 0
-    run_json = join_meeting(launcher.master_addr or "", launcher.port(), node, point)
-    prefix = json.loads(run_json.read_text(encoding="utf-8"))["data_prefix"]
-    commands, environment = start_of(point, options, run_json.parent, prefix)
-    job = Job(commands.nodes[0], ROOT, environment, run_json.parent / f"node-{node}.log")
-    ending = supervise(job, Limits(options.timeout_s, 0), echo=options.echo)
-    return 128 + ending.stop_signal if ending.stop_signal else ending.exit_code
-
-
 def build_parser(study: Study) -> cli.Parser:
-    """Options of ``launch.run``."""
+    """Return the options of ``launch.run``."""
     parser = cli.Parser("python -m launch.run", "Run one point.")
     parser.add_argument("point", metavar="POINT", help="a TOML file, or the name of a point")
     cli.add_study_option(parser)

@@ -16,7 +16,7 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.files import ROOT
 from launch import cli
-from launch.live import Tail, duration_text, progress_text
+from launch.process.watch import Tail, duration_text, progress_text
 from launch.records.ledger import Record, read_records
 from launch.sweep_index import INDEX, read_index
 
@@ -27,7 +27,7 @@ WATCH_S = 2.0
 
 
 def sweep_folders(folder: Path) -> list[Path]:
-    """The sweep folders that a path names: itself, or those in it; of single runs as well.
+    """Return the sweep folders that a path names: itself, or those in it; of single runs as well.
 
     Raises:
         ConfigError: there are none.
@@ -38,7 +38,11 @@ def sweep_folders(folder: Path) -> list[Path]:
     places = ("*", "*/*")
     every = {path.parent for place in places for path in folder.glob(f"{place}/{INDEX}")}
     every |= {path.parents[2] for place in places for path in folder.glob(f"{place}/{_RUN}")}
-    found = sorted(path for path in every if not _is_simulated(path, folder))
+    found = sorted(
+        path
+        for path in every
+        if path.parent == folder or not path.parent.name.startswith("simulated-")
+    )
     if every and not found:
         raise ConfigError(f"{folder}: only simulated sweeps in it, of which nothing was run")
     if not found:
@@ -46,12 +50,8 @@ def sweep_folders(folder: Path) -> list[Path]:
     return found
 
 
-def _is_simulated(sweep: Path, folder: Path) -> bool:
-    return sweep.parent != folder and sweep.parent.name.startswith("simulated-")
-
-
 def sweep_status(folder: Path) -> dict[str, Any]:
-    """One sweep as plain data: its name, counts by status, and an entry for each run.
+    """Return one sweep as plain data: its name, counts by status, and an entry for each run.
 
     Runs that are asked for and have no folder yet are ``pending``. Of runs that no sweep asked for,
     each point's newest has an entry.
@@ -96,28 +96,17 @@ def _entry(record: Record) -> dict[str, Any]:
         "iterations": record.iterations,
         "loss": None if newest is None else newest.get("loss"),
     }
-    if record.status == "running":
-        entry["detail"] = progress_text(newest, record.iterations)
-    elif record.status == "ok":
-        loss = entry["loss"]
-        took = "" if record.seconds is None else f"{duration_text(record.seconds)}, "
-        entry["detail"] = f"{took}last loss {'none' if loss is None else f'{loss:.4f}'}"
-    else:
-        entry["detail"] = record.cause
-    return entry
-
-
-def _status_or_damage(folder: Path) -> dict[str, Any]:
-    """:func:`sweep_status`, or what is wrong with a sweep among others that are fine."""
-    try:
-        return sweep_status(folder)
-    except ConfigError as error:
-        about = {"sweep": folder.name, "folder": str(folder), "error": str(error)}
-        return {**about, "counts": {DAMAGED: 1}, "runs": []}
+    loss = "none" if entry["loss"] is None else f"{entry['loss']:.4f}"
+    took = "" if record.seconds is None else f"{duration_text(record.seconds)}, "
+    details = {
+        "running": progress_text(newest, record.iterations),
+        "ok": f"{took}last loss {loss}",
+    }
+    return {**entry, "detail": details.get(record.status, record.cause)}
 
 
 def status_text(sweep: dict[str, Any]) -> str:
-    """A sweep's status as lines of text; what files say is made printable."""
+    """Return a sweep's status as lines of text; what files say is made printable."""
     counts = ", ".join(f"{number} {word}" for word, number in sweep["counts"].items())
     counts = sweep.get("error") or counts
     if sweep.get("simulated"):
@@ -132,7 +121,7 @@ def status_text(sweep: dict[str, Any]) -> str:
 
 
 def build_parser() -> cli.Parser:
-    """Options of ``launch.status``."""
+    """Return the options of ``launch.status``."""
     parser = cli.Parser("python -m launch.status", "How sweeps stand.")
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "results", metavar="FOLDER")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -152,8 +141,15 @@ def main(argv: Sequence[str]) -> int:
     given = build_parser().read(argv)
     while True:
         folders = sweep_folders(given.folder)
-        look = sweep_status if folders == [given.folder] else _status_or_damage
-        found = [look(folder) for folder in folders]
+        found = []
+        for folder in folders:
+            try:
+                found.append(sweep_status(folder))
+            except ConfigError as error:
+                if folders == [given.folder]:
+                    raise
+                about = {"sweep": folder.name, "folder": str(folder), "error": str(error)}
+                found.append({**about, "counts": {DAMAGED: 1}, "runs": []})
         if given.json:
             cli.say(json.dumps(found, indent=2))
         else:

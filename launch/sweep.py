@@ -8,7 +8,6 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from configs.errors import ConfigError, explain
 from configs.overrides import MODEL_FIELDS
@@ -19,13 +18,20 @@ from deep_optimizer_states.predict.machine import load_machine
 from launch import cli
 from launch.data import with_data
 from launch.derive import derive
-from launch.describe import describe
-from launch.fit import dtype
-from launch.fit.capacity import PROFILES, largest_model_that_fits, refuse_if_short
-from launch.fit.estimate import TimeLimit
-from launch.fit.machine import Machine, probe_machine
+from launch.estimate import TimeLimit
+from launch.execute import describe
+from launch.fit import (
+    PROFILES,
+    Machine,
+    dtype_text,
+    in_fast_type,
+    largest_model_that_fits,
+    probe_machine,
+    refuse_if_lacking,
+    refuse_if_short,
+)
+from launch.hosts.launchers import TORCHRUN
 from launch.listing import listing
-from launch.needs import refuse_if_lacking
 from launch.records.ledger import Choice, read_records
 from launch.records.run_folder import sweep_dir
 from launch.simulate.command import (
@@ -35,8 +41,7 @@ from launch.simulate.command import (
     simulate_sweep,
 )
 from launch.simulate.workloads import AsOf
-from launch.summary import write_summary
-from launch.sweep_index import reasons_in_index, write_index
+from launch.sweep_index import reasons_in_index, write_index, write_summary
 from launch.sweep_runner import (
     Plan,
     Request,
@@ -57,34 +62,38 @@ LargestModel = Callable[[Sequence[str], Callable[[str], Sequence[Point]]], str]
 
 
 def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
-    """The points of a sweep on this machine.
+    """Return the points of a sweep on this machine.
 
     Without a GPU, and without a model that was asked for, a sweep runs in its small form.
 
     Raises:
         ConfigError: a field is wrong, or no model fits.
     """
-    room = _shown_machine(sweep, given, machine)
-    is_tiny = _is_tiny(sweep, given, machine)
+    on_cpu = "cpu" in (given.device, sweep.point.get("device"))
+    has_gpu = bool(machine.gpu_free_bytes) and not on_cpu
+    room, small = machine, sweep.study.small_model
+    if not machine.gpu_free_bytes and not on_cpu and given.dry_run and given.size == "full":
+        # A full dry run shows what a machine with GPUs would run.
+        profile = load_machine(PROFILES[True])
+        gpus = (int(profile.device_memory_bytes or 0),) * profile.gpus
+        room = Machine(int(profile.host_memory_bytes), gpus)
+    if given.size != "auto" or given.model is not None:
+        is_tiny = given.size == "tiny" or given.model == small
+    else:
+        is_tiny = sweep.model != small and not has_gpu
     trainer = trainer_of(given, sweep.study)
     largest = partial(largest_model_that_fits, machine=room, trainer=trainer)
     sweep, found = _sized(sweep, given, is_tiny, largest)
     points, data = with_data(found, given)
     options = RunOptions.of(given, sweep.name, sweep.study)
-    points, reasons = dtype.in_fast_type(points, machine, options, _type_that_stays(given, options))
+    stays = ""
+    if given.report_only or given.choice in _KEEP_RESULTS:
+        # Results that came from another machine stay, or are completed, in their own type.
+        records = read_records(sweep_dir(options.results_dir, options.sweep))
+        stays = next((record.dtype for record in reversed(records) if record.status == "ok"), "")
+    points, reasons = in_fast_type(points, machine, options, stays)
     options = replace(options, dtype_reasons=reasons)
     return Plan(sweep, tuple(points), machine, options, data)
-
-
-def _type_that_stays(given: Namespace, options: RunOptions) -> str:
-    """Type of the sweep's newest good run, where the call keeps what is there; else empty.
-
-    Results that came from another machine are reported, kept or completed in their own type.
-    """
-    if not given.report_only and given.choice not in _KEEP_RESULTS:
-        return ""
-    records = read_records(sweep_dir(options.results_dir, options.sweep))
-    return next((record.dtype for record in reversed(records) if record.status == "ok"), "")
 
 
 def _sized(
@@ -160,33 +169,10 @@ def simulate(sweep: Sweep, given: Namespace, simulation: Simulation) -> int:
     return simulate_sweep(simulation, sweep, chosen, made, given.dry_run)
 
 
-def _shown_machine(sweep: Sweep, given: Namespace, machine: Machine) -> Machine:
-    """The machine to choose a model for: where a full dry run has no GPU, one with a GPU."""
-    on_cpu = "cpu" in (given.device, sweep.point.get("device"))
-    if machine.gpu_free_bytes or on_cpu or not given.dry_run or given.size != "full":
-        return machine
-    profile = load_machine(PROFILES[True])
-    gpus = (int(profile.device_memory_bytes or 0),) * profile.gpus
-    return Machine(int(profile.host_memory_bytes), gpus)
-
-
-def _is_tiny(sweep: Sweep, given: Namespace, machine: Machine) -> bool:
-    small = sweep.study.small_model
-    if given.size != "auto" or given.model is not None:
-        return bool(given.size == "tiny" or given.model == small)
-    if sweep.model == small:
-        return False
-    on_cpu = "cpu" in (given.device, sweep.point.get("device"))
-    return on_cpu or not machine.gpu_free_bytes
-
-
 def choose_points(points: Sequence[Point], only: Sequence[str], index: int | None) -> list[str]:
-    """Names of the points that ``--only`` and ``--index`` ask for, in the plan's order.
+    """Return the names of the points that ``--only`` and ``--index`` ask for, in the plan's order.
 
-    Args:
-        points: the plan's.
-        only: names, parts of names, or patterns with ``*``; all points when empty.
-        index: position in the plan, from 1; None for all.
+    ``only`` has names, parts of names, or patterns with ``*``; ``index`` counts from 1.
 
     Raises:
         ConfigError: nothing is meant by one of them; the nearest name is given.
@@ -223,19 +209,8 @@ def dry_run(plan: Plan, names: Sequence[str], request: Request) -> None:
     cli.say(f"sweep '{plan.sweep.name}': {total_text(plan, decisions)}")
 
 
-def as_on_gpus(plan: Plan) -> Plan:
-    """The plan as a machine with GPUs would run it; the same where one is here."""
-    if plan.machine.gpu_free_bytes:
-        return plan
-    points = [
-        point.model_copy(update={"device": "cuda"}) if point.device == "auto" else point
-        for point in plan.points
-    ]
-    return replace(plan, points=tuple(points))
-
-
 def build_parser(study: Study | None = None) -> cli.Parser:
-    """Options of the main job, with one for each field of a study where it is known."""
+    """Return the options of the main job, with one for each field of a study where it is known."""
     parser = cli.Parser("bash master-script.sh", "Run a sweep, then make its report.")
     what = parser.add_argument_group("what to run")
     switch = partial(what.add_argument, action="store_true")
@@ -285,14 +260,14 @@ def _add_choices(parser: cli.Parser) -> None:
 
 
 def _add_simulation_options(parser: cli.Parser) -> None:
-    group = parser.add_argument_group("prediction instead of runs")
+    add = parser.add_argument_group("prediction instead of runs").add_argument
     simulated = "predict the sweep in its full form, run nothing"
-    group.add_argument("--simulate", action="store_true", help=simulated)
+    add("--simulate", action="store_true", help=simulated)
     machine = "with --simulate: a shipped profile or a calibrated file"
-    group.add_argument("--machine", metavar="NAME", help=machine)
+    add("--machine", metavar="NAME", help=machine)
     words = tuple(word.value for word in AsOf)
     software = "with --simulate: whose software [default: the paper's on h100x4 and a100x4]"
-    group.add_argument("--as-of", choices=words, help=software)
+    add("--as-of", choices=words, help=software)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -309,10 +284,10 @@ def main(argv: Sequence[str]) -> int:
     if given.list:
         cli.say(listing(given.study))
         return 0
-    if given.node_rank is not None:
+    if given.launcher == TORCHRUN and (given.nnodes or 1) > 1:
         raise ConfigError(
-            "--node-rank starts one node of one run: use python -m launch.run on every node, or "
-            "--hostfile or --srun for a sweep"
+            f"--nnodes {given.nnodes}: torchrun's other machines are started by hand, a run at a "
+            "time; use python -m launch.run, or --launcher srun or deepspeed for a sweep"
         )
     if given.all and given.sweep is not None:
         raise ConfigError(f"--all runs every sweep: leave out --all or --sweep {given.sweep}")
@@ -329,34 +304,40 @@ def main(argv: Sequence[str]) -> int:
     for plan in plans:
         if len(plans) > 1:
             cli.say(f"sweep '{plan.sweep.name}': {plan.sweep.description}")
-        code = _run_plan(plan, given, [other.folder for other in plans], limit)
+        code = _run_plan(plan, given, plans, limit)
         if code > 128:
             return code
         worst = worst or code
     return worst
 
 
-def _run_plan(
-    plan: Plan, given: Namespace, folders: Sequence[Path], limit: TimeLimit | None
-) -> int:
+def _run_plan(plan: Plan, given: Namespace, plans: Sequence[Plan], limit: TimeLimit | None) -> int:
     names = choose_points(plan.points, given.only, given.index)
     if given.list_points:
         cli.say(_numbered(plan.points, names))
         return 0
-    for line in (plan.data, dtype.words(plan.options.dtype_reasons)):
+    for line in (plan.data, dtype_text(plan.options.dtype_reasons)):
         if line:
             cli.say(line)
     everything = len(names) == len(plan.points)
     request = Request(
         choice=given.choice or Choice.MISSING,
         chosen=None if everything else frozenset(names),
-        shared=tuple(folders) if given.all else (),
+        shared=tuple(other.folder for other in plans) if given.all else (),
         # The hosts of a far run are not this one.
         memory_check=not given.no_memory_check and not plan.options.launcher.is_far,
         time_limit=limit,
     )
     if given.dry_run:
-        dry_run(as_on_gpus(plan) if given.size == "full" else plan, names, request)
+        if given.size == "full" and not plan.machine.gpu_free_bytes:
+            # As a machine with GPUs would run it.
+            cuda = {"device": "cuda"}
+            as_there = [
+                point.model_copy(update=cuda if point.device == "auto" else {})
+                for point in plan.points
+            ]
+            plan = replace(plan, points=tuple(as_there))
+        dry_run(plan, names, request)
         return 0
     if given.report_only:
         if not all_records(plan, request):
@@ -381,11 +362,10 @@ def _run_and_report(plan: Plan, request: Request, no_report: bool) -> int:
     cli.say(summary(progress, len(asked) * plan.sweep.repeats))
     if progress.stop_signal:
         cli.say(f"interrupted; what is done is in {plan.folder}, --resume goes on")
-        code = 128 + progress.stop_signal
-        write_summary(plan.folder, code, has_findings=False)
-        return code
+        no_report = True
     derived = 0 if no_report else derive(plan.folder, plan.sweep.figures)
     code = 1 if progress.failed or progress.interrupted else derived
+    code = 128 + progress.stop_signal if progress.stop_signal else code
     write_summary(plan.folder, code, has_findings=not no_report and derived in (0, 1))
     return code
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -15,16 +15,13 @@ from configs.schema import Point
 from configs.study import Study
 from configs.sweep import Sweep
 from launch import cli
+from launch.estimate import AS_BEFORE, TimeLimit, estimate
 from launch.execute import Outcome, execute
-from launch.fit.capacity import shortages
-from launch.fit.estimate import AS_BEFORE, Estimate, TimeLimit, estimate
-from launch.fit.machine import Machine
-from launch.live import Live, duration_text
-from launch.needs import lacks
+from launch.fit import Machine, lacks, shortages
 from launch.process.members import end_leftovers
-from launch.records.driver import Driver
+from launch.process.watch import Live, duration_text
 from launch.records.ledger import INTERRUPTED, Choice, Decision, Record, decide, read_records
-from launch.records.run_folder import RunFolder, Status, sweep_dir
+from launch.records.run_folder import Driver, RunFolder, Status, sweep_dir
 from launch.sweep_index import reasons_in_index, write_index
 from launch.task import RunOptions, Task
 
@@ -52,7 +49,7 @@ class Plan:
         return sweep_dir(self.options.results_dir, self.sweep.name)
 
     def tasks(self) -> list[Task]:
-        """Every run, a whole repeat after the other; prepares the data.
+        """Return every run, a whole repeat after the other, and prepare the data.
 
         Raises:
             ConfigError, LaunchError: a point's data cannot be had.
@@ -80,8 +77,6 @@ class Progress:
     """Signal that stopped the call; 0 when nothing did."""
     pace: list[float] = field(default_factory=list)
     """Seconds that runs took, as shares of what was estimated."""
-    longest_s: float = 0.0
-    """Seconds of the longest run."""
 
 
 @dataclass(frozen=True)
@@ -97,14 +92,21 @@ class Request:
     time_limit: TimeLimit | None = None
     """For the whole call."""
 
+    def asks(self, name: str) -> bool:
+        """Return whether a point of this name is asked for."""
+        return self.chosen is None or name in self.chosen
+
 
 def run_all(plan: Plan, request: Request) -> Progress:
     """Run what is to be run, and keep ``sweep.json`` up to date.
 
     A point that fails, hangs or cannot even be started does not stop the others.
     """
-    call = _Call(plan, request, plan.tasks(), Progress(reasons=reasons_before(plan, request)))
-    settle_leftovers(plan.folder)
+    # Points that are not asked for now stay left out for the reasons that the index has.
+    reasons = reasons_in_index(plan.folder)
+    kept = {name: why for name, why in reasons.items() if not request.asks(name)}
+    call = _Call(plan, request, plan.tasks(), Progress(reasons=kept))
+    _settle_leftovers(plan.folder)
     call.run()
     return call.progress
 
@@ -122,26 +124,19 @@ class _Call:
         """Run one task after the other, until the user stops it."""
         self._write_index()
         self._say_how_long()
-        repeats = self.plan.sweep.repeats > 1
         for number, task in enumerate(self.tasks, start=1):
-            if not self._is_asked(task):
+            if not self.request.asks(task.point.name):
                 continue
-            repeat = f" repeat {task.repeat}" if repeats else ""
+            repeat = f" repeat {task.repeat}" if self.plan.sweep.repeats > 1 else ""
             head = f"[{number}/{len(self.tasks)}] {task.point.name}{repeat}"
-            records = all_records(self.plan, self.request)
-            decision = self._decision(task, records)
-            if not decision.run:
-                cli.say(f"{head}: {decision.why}")
+            if not self._is_run(task, head):
                 continue
-            with self._turn(task, head):
+            with self.plan.options.turn(task.point, partial(_say, head)):
                 # While we waited, another call may have run it.
-                records = all_records(self.plan, self.request)
-                decision = self._decision(task, records)
-                if not decision.run:
-                    cli.say(f"{head}: {decision.why}")
+                if not (decision := self._is_run(task, head)):
                     continue
                 cli.say(f"{head}: started{decision.why and f': {decision.why}'}")
-                outcome = self._run_one(self.tasks[number - 1 :], head, records)
+                outcome = self._run_one(self.tasks[number - 1 :], head)
             self._write_index()
             if outcome is not None and outcome.stop_signal is not None:
                 self.progress.stop_signal = outcome.stop_signal
@@ -149,82 +144,57 @@ class _Call:
         self._await_others()
         self._write_index()
 
+    def _records(self) -> list[Record]:
+        return all_records(self.plan, self.request)
+
+    def _write_index(self) -> None:
+        reasons = self.progress.reasons
+        write_index(self.plan.sweep, self.plan.folder, self.tasks, self._records(), reasons)
+
     def _say_how_long(self) -> None:
-        records = all_records(self.plan, self.request)
+        records = self._records()
         found: dict[str, list[Decision]] = {}
-        for task in filter(self._is_asked, self.tasks):
-            one = decided(task, records, self.request.choice)
-            found.setdefault(task.point.name, []).append(one)
+        for task in self.tasks:
+            if self.request.asks(task.point.name):
+                one = _decided(task, records, self.request.choice)
+                found.setdefault(task.point.name, []).append(one)
         if any(one.run for each in found.values() for one in each):
             cli.say(f"sweep '{self.plan.sweep.name}': {total_text(self.plan, found)}")
 
-    def _turn(self, task: Task, head: str) -> AbstractContextManager[None]:
-        return self.plan.options.turn(task.point, lambda line: cli.say(f"{head}: {line}"))
-
-    def _await_others(self) -> None:
-        """Wait for runs of this plan that other calls on this machine have going on.
-
-        They are no failures of this call, and its index and report are to have them.
-        """
-        told, ours = False, Driver.this_process()
-        while running := [
-            record
-            for record in all_records(self.plan, self.request)
-            if record.status == "running"
-            and record.driver is not None
-            and not record.driver.is_elsewhere
-            # A run of ours whose status could not be written would be waited for for ever.
-            and replace(record.driver, token="") != ours
-            and (self.request.chosen is None or record.name in self.request.chosen)
-        ]:
-            if not told:
-                names = ", ".join(record.name for record in running)
-                cli.say(f"waits for what another call still runs: {names}")
-            told = True
-            time.sleep(OTHERS_S)
-
-    def _write_index(self) -> None:
-        records = all_records(self.plan, self.request)
-        write_index(self.plan.sweep, self.plan.folder, self.tasks, records, self.progress.reasons)
-
-    def _is_asked(self, task: Task) -> bool:
-        return self.request.chosen is None or task.point.name in self.request.chosen
-
-    def _decision(self, task: Task, records: Sequence[Record]) -> Decision:
-        """Whether a task is run now, and why, for the user; counts those that are not."""
-        decision = decided(task, records, self.request.choice)
+    def _is_run(self, task: Task, head: str) -> Decision | None:
+        """The decision to run a task now; None, which is said and counted, to leave it out."""
+        records = self._records()
+        decision = _decided(task, records, self.request.choice)
         if not decision.run:
             self.progress.skipped += 1
-            return decision
-        limit = self.request.time_limit
+            cli.say(f"{head}: {decision.why}")
+            return None
         reason = why_not_here(task.point, self.plan, self.request.memory_check)
-        if limit and not reason:
-            expected = estimate(task.point, self.plan.machine, records)
-            reason = limit.refuse(self._probable_s(expected))
+        if self.request.time_limit and not reason:
+            reason = self.request.time_limit.refuse(self._seconds(task, records) or 0.0)
         if not reason:
             return decision
         self.progress.unfit += 1
         self.progress.reasons[task.point.name] = reason
-        return Decision(False, f"left out: {reason}")
+        cli.say(f"{head}: left out: {reason}")
+        return None
 
-    def _probable_s(self, expected: Estimate) -> float:
-        """Seconds of a run as far as can be told; the longest one's where nothing tells of it."""
-        if expected.seconds is None:
-            return self.progress.longest_s
+    def _seconds(self, task: Task, records: Sequence[Record]) -> float | None:
+        """Seconds of a run, a rough figure at the pace of the runs so far; None if not known."""
+        expected = estimate(task.point, self.plan.machine, records)
         is_known = expected.how == AS_BEFORE or not self.progress.pace
-        return expected.seconds * (1.0 if is_known else median(self.progress.pace))
+        pace = 1.0 if is_known else median(self.progress.pace)
+        return None if expected.seconds is None else expected.seconds * pace
 
-    def _run_one(
-        self, rest: Sequence[Task], head: str, records: Sequence[Record]
-    ) -> Outcome | None:
+    def _run_one(self, rest: Sequence[Task], head: str) -> Outcome | None:
         """Run the first of ``rest``; None when it could not be started."""
         task, options, progress = rest[0], self.plan.options, self.progress
-        expected = estimate(task.point, self.plan.machine, records)
+        records = self._records()
         if limit := self.request.time_limit:
             limits_s = (options.timeout_s, limit.left_s)
             options = replace(options, timeout_s=min(s for s in limits_s if s is not None))
         try:
-            outcome = execute(task, options, self._live(rest, records, head, expected).watch)
+            outcome = execute(task, options, self._live(rest, records, head).watch)
         except (ConfigError, OSError) as error:
             # A full disk, a folder that became read-only: the next point is tried all the same.
             progress.failed += 1
@@ -232,10 +202,10 @@ class _Call:
             return None
         status, loss = outcome.status, outcome.folder.last_loss()
         seconds = status.seconds or 0.0
-        progress.longest_s = max(progress.longest_s, seconds)
         line = f"{head}: {status.status} in {seconds:.1f} s, last loss {loss if loss else 'none'}"
         if status.status == "ok":
             progress.ok += 1
+            expected = estimate(task.point, self.plan.machine, records)
             if seconds and expected.seconds:
                 progress.pace.append(seconds / expected.seconds)
             cli.say(line)
@@ -247,112 +217,120 @@ class _Call:
         cli.say(f"{line}; {status.cause}; see {outcome.folder.log}")
         return outcome
 
-    def _live(
-        self, rest: Sequence[Task], records: Sequence[Record], head: str, expected: Estimate
-    ) -> Live:
-        """Progress of this run and of the sweep, where there is something to tell the time by."""
-        iterations, pace = rest[0].point.iterations, self.progress.pace
-        if expected.seconds is None or not (pace or expected.how == AS_BEFORE):
+    def _live(self, rest: Sequence[Task], records: Sequence[Record], head: str) -> Live:
+        """Progress of this run, and the seconds of the sweep where something tells them."""
+        iterations = rest[0].point.iterations
+        expected = estimate(rest[0].point, self.plan.machine, records)
+        if not (self.progress.pace or expected.how == AS_BEFORE):
             return Live(head, iterations, None, None)
-        usual = median(pace) if pace else 1.0
         others = [
-            (estimate(task.point, self.plan.machine, records).seconds or 0.0) * usual
+            self._seconds(task, records) or 0.0
             for task in rest[1:]
-            if self._is_asked(task)
-            and decide(task.keys, records, self.request.choice).run
+            if self.request.asks(task.point.name)
+            and _decided(task, records, self.request.choice).run
             and not why_not_here(task.point, self.plan, self.request.memory_check)
         ]
-        return Live(head, iterations, sum(others), expected.seconds * usual)
+        return Live(head, iterations, sum(others), self._seconds(rest[0], records))
+
+    def _await_others(self) -> None:
+        """Wait for runs of this plan that other calls on this machine have going on.
+
+        They are no failures of this call, and its index and report are to have them.
+        """
+        told, ours = False, Driver.this_process()
+        while running := [
+            record.name
+            for record in self._records()
+            if record.status == "running"
+            and record.driver is not None
+            and not record.driver.is_elsewhere
+            # A run of ours whose status could not be written would be waited for for ever.
+            and replace(record.driver, token="") != ours
+            and self.request.asks(record.name)
+        ]:
+            if not told:
+                cli.say(f"waits for what another call still runs: {', '.join(running)}")
+            told = True
+            time.sleep(OTHERS_S)
 
 
-def decided(task: Task, records: Sequence[Record], choice: Choice) -> Decision:
-    """Decide whether to run a task; say so where runs of before had another type of numbers."""
+def _say(head: str, line: str) -> None:
+    cli.say(f"{head}: {line}")
+
+
+def _decided(task: Task, records: Sequence[Record], choice: Choice) -> Decision:
+    """Whether to run a task; says so where runs of before had another type of numbers."""
     decision = decide(task.keys, records, choice, task.setup)
     dtype, this = task.point.dtype, (task.point.name, task.repeat)
     others = [r for r in records if (r.name, r.repeat) == this and r.dtype != dtype]
     if decision.run and not decision.why and others:
-        why = f"type is {dtype}, was {others[-1].dtype} in {others[-1].where}"
-        return replace(decision, why=why)
+        return replace(
+            decision, why=f"type is {dtype}, was {others[-1].dtype} in {others[-1].where}"
+        )
     return decision
 
 
 def why_not_here(point: Point, plan: Plan, memory_check: bool) -> str:
-    """What a point needs that this machine lacks; empty when it can be run."""
+    """Say what a point needs that this machine lacks; empty when it can be run."""
     reasons = lacks(point, plan.machine, plan.options)
     if memory_check and not reasons:
         reasons = shortages(point, plan.machine, plan.options.trainer)
     return "; ".join(reasons)
 
 
-def reasons_before(plan: Plan, request: Request) -> dict[str, str]:
-    """Why points that are not asked for now were left out, as the sweep's index says it."""
-    chosen = {p.name for p in plan.points} if request.chosen is None else request.chosen
-    every = reasons_in_index(plan.folder)
-    return {name: reason for name, reason in every.items() if name not in chosen}
-
-
-def settle_leftovers(folder: Path) -> None:
+def _settle_leftovers(folder: Path) -> None:
     """End what is alive of runs whose launcher is gone, and let their status say so."""
     for record in read_records(folder):
         if record.status != INTERRUPTED or record.driver is None or record.driver.is_elsewhere:
             continue
         found = end_leftovers(record.driver.token)
         if found:
-            cli.say(f"{record.path.parent.name}/{record.path.name}: ended {len(found)} left over")
+            cli.say(f"{record.where}: ended {len(found)} left over")
         status = Status(INTERRUPTED, cause=record.cause)
         with contextlib.suppress(OSError):
             RunFolder(record.path, record.log).write_status(status)
 
 
 def all_records(plan: Plan, request: Request) -> list[Record]:
-    """Runs of the sweep's folder, and of those that are shared with it, the newest last."""
+    """Return the runs of the sweep's folder, and of those shared with it, the newest last."""
     folders = [path for path in request.shared if path != plan.folder]
     shared = [record for path in folders for record in read_records(path)]
     return [*(r for r in shared if r.status == "ok"), *read_records(plan.folder)]
 
 
 def summary(progress: Progress, num_runs: int) -> str:
-    """One line on how a call went."""
-    parts = [f"{progress.ok} ok"]
-    for count, words in (
-        (progress.failed, "failed"),
-        (progress.interrupted, "interrupted"),
-        (progress.skipped, "not run again"),
-        (progress.unfit, "left out"),
-    ):
-        if count:
-            parts.append(f"{count} {words}")
+    """Say in a line how a call went."""
+    counts = {
+        "failed": progress.failed,
+        "interrupted": progress.interrupted,
+        "not run again": progress.skipped,
+        "left out": progress.unfit,
+    }
+    parts = [f"{progress.ok} ok", *(f"{n} {words}" for words, n in counts.items() if n)]
     return f"{num_runs} runs: {', '.join(parts)}"
 
 
 def what_would_run(plan: Plan, request: Request) -> dict[str, list[Decision]]:
-    """Whether each repeat of the points would run and why, by their names; makes no data.
+    """Decide for each repeat of the points, by their names, whether it would run; make no data.
 
     A point whose data is not there yet was never run on it.
     """
     tasks = Task.each(plan.points, plan.options, makes_data=False)
     known = {task.point.name: task for task in tasks}
     records = all_records(plan, request)
-    found = {}
-    for point in plan.points:
-        task = known.get(point.name)
-        tasks = [task.repeated(n + 1) for n in range(plan.sweep.repeats)] if task else []
-        found[point.name] = [decided(one, records, request.choice) for one in tasks] or [
-            Decision(request.choice is not Choice.RERUN_FAILED)
-        ] * plan.sweep.repeats
+    found: dict[str, list[Decision]] = {point.name: [] for point in plan.points}
+    for name, each in found.items():
+        for number in range(1, plan.sweep.repeats + 1):
+            if name in known:
+                each.append(_decided(known[name].repeated(number), records, request.choice))
+            else:
+                each.append(Decision(request.choice is not Choice.RERUN_FAILED))
     return found
 
 
 def total_text(plan: Plan, would_run: Mapping[str, Sequence[Decision]]) -> str:
-    """How long the runs that are left will take, as far as can be told beforehand.
-
-    Args:
-        plan: what the sweep asks for.
-        would_run: of :func:`what_would_run`, the points that the user asked for.
-    """
-    records: list[Record] = []
-    with contextlib.suppress(OSError):
-        records = read_records(plan.folder)
+    """Say how long the runs that are left of the points in ``would_run`` will take, if known."""
+    records = read_records(plan.folder)
     points = [point for point in plan.points if point.name in would_run]
     runs = {name: sum(one.run for one in each) for name, each in would_run.items()}
     each = {p.name: estimate(p, plan.machine, records) for p in points if runs[p.name]}

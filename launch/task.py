@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -9,17 +10,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+from configs.errors import ConfigError
 from configs.schema import Point
 from configs.study import Study, default_study
 from dataset.embedded import EMBEDDED
 from launch.data import data_prefix, look_at, prepared, require_vocabulary
 from launch.hosts import namespaces, ranks
 from launch.hosts.launchers import THIS_MACHINE, Launcher
-from launch.process.beside import scalar_environment
 from launch.process.turn import turn
-from launch.records.code import code_of
-from launch.records.identity import SETUP, code_facts, data_facts, point_key, setup_key
+from launch.records.identity import SETUP, code_facts, code_of, data_facts, point_key, setup_key
 from launch.records.provenance import machine_and_checkout
+from launch.trainer.recorder import TENSORBOARD_VARIABLE, WANDB_VARIABLE
 from launch.trainers import OWN_TRAINER, trainer_of
 from launch.trainers.protocol import Trainer
 
@@ -35,39 +36,27 @@ class RunOptions:
     timeout_s: float | None = None
     """Seconds a run may take; None for no limit."""
     echo: bool = False
-    """Copy the log to the terminal."""
     trainer: Trainer = OWN_TRAINER
-    """What the ranks run."""
     hang_s: float | None = None
     """Seconds a run may make no progress; None adapts them to the run, 0 is no limit."""
     monitor_s: float = 1.0
     """Seconds between two samples of the monitor; 0 for none."""
     tensorboard: bool = False
-    """Write scalars for TensorBoard."""
     wandb_project: str | None = None
-    """Send scalars to this project of Weights & Biases."""
     launcher: Launcher = THIS_MACHINE
-    """Where the ranks run, and who starts them."""
     share: bool = False
     """Measure beside the runs of other drivers instead of taking turns with them."""
     dtype_reasons: Mapping[str, str] = field(default_factory=dict)
-    """Names of points whose type this machine decided, to the reason (:mod:`launch.fit.dtype`)."""
+    """Names of points whose type this machine decided, to the reason."""
 
     def turn(self, point: Point, say: Callable[[str], object]) -> AbstractContextManager[None]:
-        """This machine's turn to measure a point; says when it has to wait.
-
-        Ranks on other machines leave this one to others.
-        """
+        """Wait for this machine's turn to measure a point; ranks elsewhere leave it to others."""
         what = f"{self.sweep} {point.name}"
         return turn(what, say, share=self.share or self.launcher.is_far)
 
-    def versions(self, point: Point) -> dict[str, str]:
-        """What tells such runs from those with other options."""
-        return {**self.trainer.versions, **self.launcher.versions(point.num_ranks)}
-
     @classmethod
     def of(cls, given: Namespace, sweep: str, study: Study) -> Self:
-        """From the options of :func:`launch.cli.add_run_options`.
+        """Read the options of :func:`launch.cli.add_run_options`.
 
         Raises:
             ConfigError: a package that an option needs is not installed, or options contradict
@@ -90,8 +79,34 @@ class RunOptions:
 
 
 def results_of(results_dir: Path, study: Study) -> Path:
-    """Folder of a study's results: ``RESULTS/STUDY``, and ``RESULTS`` for the default study."""
+    """Return ``RESULTS/STUDY``, and ``RESULTS`` itself for the default study."""
     return results_dir if study is default_study() else results_dir / study.name
+
+
+def scalar_environment(tensorboard: bool, wandb_project: str | None) -> dict[str, str]:
+    """Return what the ranks' environment needs so that rank 0 writes scalars.
+
+    Raises:
+        ConfigError: a package is not installed.
+    """
+    environment = {}
+    if tensorboard:
+        _require("tensorboard", "--tensorboard")
+        environment[TENSORBOARD_VARIABLE] = "1"
+    if wandb_project:
+        _require("wandb", "--wandb")
+        environment[WANDB_VARIABLE] = wandb_project
+    return environment
+
+
+def _require(package: str, option: str) -> None:
+    found = importlib.util.find_spec(package)
+    # A folder of that name, as the package itself makes in a working directory, is no package.
+    if found is None or found.origin is None:
+        raise ConfigError(
+            f"{option}: the package '{package}' is not installed; install it with "
+            f"'pip install {package}', or leave {option} out"
+        )
 
 
 @dataclass(frozen=True)
@@ -115,13 +130,9 @@ class Task:
     def each(
         cls, points: Sequence[Point], options: RunOptions, makes_data: bool = True
     ) -> list[Self]:
-        """A task of every point on this machine; prepares the data.
+        """Return a task of every point on this machine, and make or fetch its data.
 
-        Args:
-            points: to run.
-            options: how.
-            makes_data: make or fetch data that the harness or the trainer can make; without, points
-                whose data are not there yet are left out.
+        Without ``makes_data`` points whose data are not there yet are left out.
 
         Raises:
             ConfigError: a point's data is not there.
@@ -136,7 +147,8 @@ class Task:
             if prefix is None:
                 continue
             require_vocabulary(point, look_at(prefix))
-            versions = {**facts["versions"], **options.versions(point)}
+            versions = {**facts["versions"], **options.trainer.versions}
+            versions |= options.launcher.versions(point.num_ranks)
             setup = {**facts, "versions": versions, "code": _code(point, options)}
             setup = {part: setup[part] for part in SETUP}
             key = point_key(point, data_facts(prefix))
@@ -150,11 +162,11 @@ class Task:
         return self.point_key, self.setup_key, self.repeat
 
     def repeated(self, number: int) -> Self:
-        """The same as another repeat."""
+        """Return the same task as another repeat."""
         return replace(self, repeat=number)
 
     def facts(self, command: list[str], provenance: dict[str, Any]) -> dict[str, Any]:
-        """What ``run.json`` is to say of it, beside the point."""
+        """Return what ``run.json`` says of the task, apart from the point."""
         about = {**provenance, **self.setup, "data": look_at(self.data_prefix).record()}
         own = {key: value for key, value in vars(self).items() if key not in ("point", "setup")}
         return {**own, "command": command, "provenance": about}

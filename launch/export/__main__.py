@@ -18,6 +18,7 @@ from pathlib import Path
 from configs.errors import ConfigError
 from configs.files import read_json, write_json
 from configs.schema import Model
+from dataset import manifest
 from launch.cli import Parser, run_command, say
 from launch.trainer.checkpoint import Checkpoint, find_checkpoint
 

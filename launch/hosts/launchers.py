@@ -1,39 +1,28 @@
-"""Which launcher starts the ranks, and on which machines: everything as lists of arguments.
+"""The command that starts a run's ranks: plain Python, torchrun, DeepSpeed's launcher or srun.
 
-One machine: plain Python, torchrun, or DeepSpeed's launcher. Several, by a hostfile or inside a
-Slurm job: :mod:`launch.nodes` starts the launcher's own part on each, and ends all when one fails.
-DeepSpeed's ``pdsh`` is not used: it quotes neither blanks nor quotes, drops most of the environment
-and ends a run with ``pkill -f`` on every host. Several, each started by hand:
-:mod:`launch.hosts.meeting`.
+Several machines are the launchers' own business. torchrun's nodes meet at ``--rdzv-endpoint``, and
+the user starts the others; DeepSpeed's launcher reads a hostfile; srun starts torchrun on every
+node of a Slurm job.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shlex
 import socket
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from configs.errors import ConfigError
-from configs.files import ROOT, write_json
+from configs.files import ROOT, write_text
 from configs.schema import Point
 from launch.hosts import namespaces
-from launch.hosts.autotuning import tuned
-from launch.hosts.hostfile import (
-    Host,
-    check_host_name,
-    meeting_host,
-    ranks_a_node,
-    read_hostfile,
-    same_slots,
-    share_out,
-)
 from launch.hosts.ranks import (
     Program,
     free_port,
@@ -42,86 +31,30 @@ from launch.hosts.ranks import (
     ranks_environment,
 )
 
-NODES_FILE = "nodes.json"
-"""In a run folder: what is started where."""
-HOSTS_FILE = "hostfile"
-"""In a run folder: the hosts, in what of DeepSpeed's format its own launcher takes."""
-TORCHRUN, DEEPSPEED = "torchrun", "deepspeed"
-KINDS = (TORCHRUN, DEEPSPEED)
-REMOTE_SHELL = ("ssh", "-o", "BatchMode=yes")
-"""Never asks for a password: nobody is there to type it."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """How one node's part of a run is started."""
-
-    host: str
-    """Its name; ``srun`` for all nodes of a Slurm job at once."""
-    prefix: tuple[str, ...]
-    """What runs a command there; empty for this machine."""
-    is_shell: bool
-    """Whether the command goes through a shell there, as one word."""
-    node: int | None
-    """Position of the node; None when the node knows it itself."""
-
-
-@dataclass(frozen=True)
-class Commands:
-    """Everything that a run starts."""
-
-    starts: tuple[Start, ...]
-    """Empty on one machine."""
-    nodes: tuple[tuple[str, ...], ...]
-    """The launcher's command on each node."""
-    local_ranks: tuple[int, ...]
-    """Ranks on each node."""
-    hostfile: str = ""
-    """Hosts as DeepSpeed's own launcher reads them, where it is the one."""
-
-    def started_by(self, folder: Path) -> list[str]:
-        """The one command that starts the run; several nodes' are written to its folder.
-
-        Raises:
-            OSError: they cannot be written.
-        """
-        if not self.starts:
-            return list(self.nodes[0])
-        write_json(folder / NODES_FILE, asdict(self))
-        if self.hostfile:
-            (folder / HOSTS_FILE).write_text(self.hostfile, encoding="utf-8")
-        return [sys.executable, "-m", "launch.nodes", str(folder / NODES_FILE)]
-
-    def describe(self) -> str:
-        """A line a node: its command."""
-        if not self.starts:
-            return f"command  {shlex.join(self.nodes[0])}"
-        names = [start.host for start in self.starts]
-        names += [f"node {node}" for node in range(len(names), len(self.nodes))]
-        pairs = zip(names, self.nodes, strict=True)
-        return "\n".join(f"command  on {name}: {shlex.join(words)}" for name, words in pairs)
+TORCHRUN, DEEPSPEED, SRUN = "torchrun", "deepspeed", "srun"
+KINDS = (TORCHRUN, DEEPSPEED, SRUN)
+EXPORTED = (
+    *("CUDA_", "DEEPSPEED_", "DOS_", "DS_", "FI_", "GLOO_", "KMP_", "LD_LIBRARY_PATH", "MKL_"),
+    *("NCCL_", "OMP_", "PATH", "PYTHON", "PYTORCH_", "TORCH", "TRITON_", "UCX_", "WANDB_"),
+)
+"""How the names of variables begin that DeepSpeed's launcher hands to ranks on other machines."""
+_HOST_LINE = re.compile(r"(\S+)\s+slots=(\d+)")
+_ENDPOINT = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*):(\d{1,5})")
+_TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """What the user asked for."""
+    """Who starts the ranks, and on which machines."""
 
     kind: str = TORCHRUN
-    """``torchrun`` or ``deepspeed``."""
+    """``torchrun``, ``deepspeed`` or ``srun``."""
     hostfile: Path | None = None
-    """Hosts to start on, in DeepSpeed's format; None for this machine."""
-    srun: bool = False
-    """Start on the nodes of the Slurm job that this process is in."""
+    """Hosts for DeepSpeed's launcher; None for this machine."""
     nnodes: int | None = None
     """Machines to use; None for as many as the ranks need."""
-    node_rank: int | None = None
-    """Which of them this one is, where the user starts the same command on each."""
-    master_addr: str | None = None
-    """Address of the first machine; None to derive it."""
-    master_port: int | None = None
-    """Port at which the ranks meet; None for a free one."""
-    remote_shell: tuple[str, ...] = REMOTE_SHELL
-    """Runs a command on a host of the hostfile."""
+    rdzv_endpoint: str | None = None
+    """``HOST:PORT`` at which the ranks meet; None to derive it."""
     num_gpus: int | None = None
     """Ranks that the user means to start on each machine; None for what the point says."""
     autotuning: str | None = None
@@ -129,258 +62,309 @@ class Launcher:
 
     @classmethod
     def of(cls, given: Namespace) -> Self:
-        """From the options of :func:`add_launcher_options`.
+        """Read the options of :func:`launch.cli.add_run_options`.
 
         Raises:
-            ConfigError: options that exclude or need each other.
+            ConfigError: options exclude or need each other.
         """
         values = {**vars(given), "kind": given.launcher}
-        values["remote_shell"] = tuple(shlex.split(given.remote_shell))
         launcher = cls(**{field.name: values[field.name] for field in fields(cls)})
         launcher._check()
         return launcher
 
     def _check(self) -> None:
-        """Refuse options that exclude or need each other."""
-        ways = {
-            "--hostfile": self.hostfile is not None,
-            "--srun": self.srun,
-            "--node-rank": self.node_rank is not None,
-        }
-        chosen = [name for name, is_given in ways.items() if is_given]
-        if len(chosen) > 1:
-            raise ConfigError(f"{' and '.join(chosen)} exclude each other")
-        if self.nnodes is not None and self.nnodes > 1 and not chosen:
-            raise ConfigError(
-                f"--nnodes {self.nnodes}: say where, with --hostfile FILE, --srun inside a Slurm "
-                "job, or --node-rank N in the same command on each machine"
-            )
-        if self.node_rank is not None:
-            self._check_by_hand(self.node_rank)
-        if self.srun:
-            self._check_slurm()
         if self.hostfile is not None:
+            if self.kind != DEEPSPEED:
+                raise ConfigError("--hostfile goes with --launcher deepspeed")
             read_hostfile(self.hostfile)
-        if not self.remote_shell:
-            raise ConfigError("--remote-shell is empty; the default is 'ssh -o BatchMode=yes'")
+        elif (self.nnodes or 1) > 1 and not self._knows_where:
+            raise ConfigError(
+                f"--nnodes {self.nnodes}: say where, with --rdzv-endpoint HOST:PORT of this "
+                "machine, --launcher deepspeed --hostfile FILE, or --launcher srun inside a "
+                "Slurm job"
+            )
+        if self.rdzv_endpoint is not None and not _ENDPOINT.fullmatch(self.rdzv_endpoint):
+            raise ConfigError(f"--rdzv-endpoint {self.rdzv_endpoint!r}: write HOST:PORT")
+        if self.kind == SRUN and "SLURM_JOB_ID" not in os.environ:
+            raise ConfigError("--launcher srun: this is not a Slurm job; use it in one's script")
+        if self.autotuning:
+            self._check_autotuning()
 
-        if self.autotuning and importlib.util.find_spec("tabulate") is None:
+    @property
+    def _knows_where(self) -> bool:
+        return self.kind == SRUN or (self.kind == TORCHRUN and self.rdzv_endpoint is not None)
+
+    def _check_autotuning(self) -> None:
+        if importlib.util.find_spec("tabulate") is None:
             raise ConfigError(
                 f"--autotuning {self.autotuning}: DeepSpeed's autotuner needs the package "
                 "tabulate, which is not installed; run 'pip install tabulate'"
             )
-        if self.autotuning and (self.kind != DEEPSPEED or self.is_far):
+        if self.kind != DEEPSPEED or self.is_far:
             raise ConfigError(
                 f"--autotuning {self.autotuning}: DeepSpeed's launcher does that, on one machine; "
-                "give --launcher deepspeed, without --hostfile, --srun and --nnodes"
+                "give --launcher deepspeed, without --hostfile and --nnodes"
             )
-
-    def _check_slurm(self) -> None:
-        if "SLURM_JOB_ID" not in os.environ:
-            raise ConfigError("--srun: this is not a Slurm job; use it in a script for sbatch")
-        if self.kind != TORCHRUN:
-            raise ConfigError("--srun goes with --launcher torchrun")
-
-    def _check_by_hand(self, node_rank: int) -> None:
-        if self.kind != TORCHRUN:
-            raise ConfigError("--node-rank goes with --launcher torchrun; use --hostfile otherwise")
-        needed = ("nnodes", "master_addr", "master_port")
-        missing = [f"--{n.replace('_', '-')}" for n in needed if getattr(self, n) is None]
-        if missing:
-            raise ConfigError(f"--node-rank {node_rank} needs {', '.join(missing)} too")
-        if not 0 <= node_rank < (self.nnodes or 0):
-            raise ConfigError(f"--node-rank {node_rank}: must lie between 0 and --nnodes - 1")
 
     @property
     def is_far(self) -> bool:
         """Whether ranks may run on machines other than this one."""
-        return self.hostfile is not None or self.srun or (self.nnodes or 1) > 1
+        return self.hostfile is not None or self.kind == SRUN or (self.nnodes or 1) > 1
 
     def versions(self, num_ranks: int) -> dict[str, str]:
-        """What tells runs so started from others; nothing for torchrun on one machine.
+        """Return what tells runs so started from others; nothing for one machine's own torchrun.
 
         Raises:
             ConfigError: the hosts cannot run so many ranks.
         """
-        found = {} if self.kind == TORCHRUN else {"launcher": self.kind}
+        found = {"launcher": self.kind} if self.kind == DEEPSPEED else {}
         found |= {"autotuning": self.autotuning} if self.autotuning else {}
-        nodes = self._num_nodes(num_ranks)
+        nodes = self._nodes(num_ranks)
         return {**found, "nodes": str(nodes)} if nodes > 1 else found
 
-    def _num_nodes(self, num_ranks: int) -> int:
-        if self.hostfile is not None:
-            return len(share_out(read_hostfile(self.hostfile), num_ranks, self.nnodes))
-        return self.nnodes or (_slurm_nodes() if self.srun else 1)
-
     def lacks(self, point: Point) -> list[str]:
-        """Why a point cannot be started as it was asked for; empty where it can.
+        """Return why a point cannot be started as it was asked for; empty where it can.
 
         Raises:
             ConfigError: the hosts cannot run so many ranks.
         """
-        dropped = [
+        found = [
             f"--autotuning {self.autotuning}: DeepSpeed's autotuner drops the offload section, and "
             f"the run has {field} = 'cpu'; choose an engine without offload"
             for field in ("offload_optimizer", "offload_param")
             if self.autotuning and point.value(field) != "none"
         ]
-        return [*dropped, *self._other_ranks(point)]
-
-    def _other_ranks(self, point: Point) -> list[str]:
-        """Why a point does not start the ranks that ``--num-gpus`` asks for."""
-        if self.num_gpus is None:
-            return []
-        nodes = self._num_nodes(point.num_ranks)
-        asked, alone = self.num_gpus * nodes, point.tp * point.pp
-        if asked == point.num_ranks:
-            return []
-        wanted = f"give --dp {asked // alone}" if asked % alone == 0 else "change --tp or --pp"
-        return [
-            f"--num-gpus {self.num_gpus} on {nodes} machine{'s'[: nodes > 1]} is {asked} ranks, "
-            f"and tp {point.tp} x pp {point.pp} x dp {point.dp} is {point.num_ranks}; {wanted}"
-        ]
+        nodes = self._nodes(point.num_ranks)
+        asked, alone = (self.num_gpus or 0) * nodes, point.tp * point.pp
+        if self.num_gpus is not None and asked != point.num_ranks:
+            wanted = f"give --dp {asked // alone}" if asked % alone == 0 else "change --tp or --pp"
+            found.append(
+                f"--num-gpus {self.num_gpus} on {nodes} machine{'s'[: nodes > 1]} is {asked} "
+                f"ranks, and tp {point.tp} x pp {point.pp} x dp {point.dp} is {point.num_ranks}; "
+                f"{wanted}"
+            )
+        return found
 
     def port(self) -> int:
-        """Port at which the ranks meet; one that is free here, unless it was given."""
-        return self.master_port if self.master_port is not None else free_port()
+        """Return the port at which the ranks meet; one that is free here, unless it was given."""
+        return int(self.rdzv_endpoint.rpartition(":")[2]) if self.rdzv_endpoint else free_port()
 
-    def commands(self, program: Program, num_ranks: int, port: int, link_mbit: int = 0) -> Commands:
-        """Everything that a run of ``program`` starts; its links are of this machine alone.
+    def environment(self, base: Mapping[str, str], num_ranks: int, port: int) -> dict[str, str]:
+        """Return the environment of what is started here."""
+        if self.is_far:
+            return node_environment(base, num_ranks // self._nodes(num_ranks))
+        return ranks_environment(base, num_ranks, port)
+
+    def command(self, program: Program, num_ranks: int, port: int, link_mbit: int = 0) -> list[str]:
+        """Return the one command that starts a run of ``program``.
+
+        Args:
+            program: what every rank runs.
+            num_ranks: ranks on all machines.
+            port: where they meet.
+            link_mbit: rate of the links between ranks of this machine; 0 for links as they are.
 
         Raises:
             ConfigError: the hosts cannot run so many ranks.
         """
-        if self.hostfile is not None:
-            hosts = share_out(read_hostfile(self.hostfile), num_ranks, self.nnodes)
-            return self._on_hosts(program, hosts, port)
-        if self.srun:
-            return self._in_slurm(program, num_ranks, port)
-        if self.node_rank is not None and (self.nnodes or 1) > 1:
-            return self._by_hand(program, num_ranks, port)
-        if self.autotuning:
-            command = _deepspeed_here(tuned(program), num_ranks, port, self.autotuning)
-            return Commands((), (tuple(command),), (num_ranks,))
-        if link_mbit:
-            linked = _behind_links(program, num_ranks, port, link_mbit)
-            return Commands((), (linked,), (num_ranks,))
-        alone = _deepspeed_here if self.kind == DEEPSPEED else ranks_command
-        return Commands((), (tuple(alone(program, num_ranks, port)),), (num_ranks,))
-
-    def environment(self, base: Mapping[str, str], num_ranks: int, port: int) -> dict[str, str]:
-        """Environment of what is started here."""
-        if self.node_rank is not None:
-            return node_environment(base, num_ranks // (self.nnodes or 1))
+        if self.kind == DEEPSPEED:
+            return self._deepspeed(program, num_ranks, port)
+        if self.kind == SRUN:
+            return self._srun(program, num_ranks, port)
         if self.is_far:
-            return node_environment(base, 0)
-        return ranks_environment(base, num_ranks, port)
+            return self._torchrun(program, num_ranks)
+        if link_mbit:
+            return _behind_links(program, num_ranks, port, link_mbit)
+        return ranks_command(program, num_ranks, port)
 
-    def _on_hosts(self, program: Program, hosts: tuple[Host, ...], port: int) -> Commands:
-        address = meeting_host(hosts, self.master_addr)
-        starts = tuple(self._start(host, node) for node, host in enumerate(hosts))
-        slots = tuple(host.slots for host in hosts)
-        if self.kind == TORCHRUN:
-            return Commands(starts, _torchrun(program, slots, address, port), slots)
-        options = [
-            *("--hostfile", str(program.run_json.with_name(HOSTS_FILE))),
-            *("--num_nodes", str(len(hosts))),
-            *("--num_gpus", str(same_slots(hosts))),
-            "--no_ssh",
+    def elsewhere(self, command: list[str], environment: Mapping[str, str]) -> list[str]:
+        """Return the lines of shell that the user runs on the other machines; torchrun's alone.
+
+        Args:
+            command: what :meth:`command` gave for this machine, the first.
+            environment: its environment.
+        """
+        if self.kind != TORCHRUN or not self.is_far:
+            return []
+        own = [f"{n}={v}" for n, v in environment.items() if os.environ.get(n) != v and n != "PATH"]
+        lines = []
+        for node in range(1, self.nnodes or 1):
+            words = [w.replace("--node-rank=0", f"--node-rank={node}") for w in command]
+            lines.append(f"cd {shlex.quote(str(ROOT))} && {shlex.join(['env', *own, *words])}")
+        return lines
+
+    def export(self, environment: dict[str, str], folder: Path) -> None:
+        """Write into a run folder which variables DeepSpeed's launcher hands to other machines."""
+        if self.hostfile is None:
+            return
+        path = folder / "deepspeed_env"
+        lines = [
+            f"{name}={value}\n"
+            for name, value in environment.items()
+            # It puts values between double quotes, for a shell.
+            if name.startswith(EXPORTED) and not set(value) & set('"$`\\\n')
         ]
-        nodes = [
-            _deepspeed(program, [*options, "--node_rank", str(node)], address, port)
-            for node in range(len(hosts))
+        write_text(path, "".join(lines))
+        environment["DS_ENV_FILE"] = str(path)
+
+    def _nodes(self, num_ranks: int) -> int:
+        if self.hostfile is not None and self.nnodes is None:
+            room = 0
+            for number, slots in enumerate(read_hostfile(self.hostfile).values(), start=1):
+                room += slots
+                if room >= num_ranks:
+                    return number
+            raise ConfigError(f"the run has {num_ranks} ranks, the hosts have {room} slots")
+        if self.kind == SRUN and self.nnodes is None:
+            return int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+        return self.nnodes or 1
+
+    def _torchrun(self, program: Program, num_ranks: int) -> list[str]:
+        nodes = self.nnodes or 1
+        return [
+            *_TORCHRUN,
+            f"--nnodes={nodes}",
+            # The first machine has rank 0, and with it the log's own lines.
+            "--node-rank=0",
+            f"--nproc-per-node={ranks_a_node(num_ranks, nodes)}",
+            "--rdzv-backend=static",
+            f"--rdzv-endpoint={self.rdzv_endpoint}",
+            *program.words,
         ]
-        text = "".join(f"{host.name} slots={host.slots}\n" for host in hosts)
-        return Commands(starts, tuple(nodes), slots, text)
 
-    def _start(self, host: Host, node: int) -> Start:
-        if host.is_here:
-            return Start(host.name, (), is_shell=False, node=node)
-        return Start(host.name, (*self.remote_shell, host.name), is_shell=True, node=node)
-
-    def _in_slurm(self, program: Program, num_ranks: int, port: int) -> Commands:
-        count = self.nnodes or _slurm_nodes()
-        slots = (ranks_a_node(num_ranks, count),) * count
-        # The script of a job runs on its first node.
-        address = self.master_addr or socket.gethostname()
-        prefix = ["srun", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
-        prefix += ["--kill-on-bad-exit=1", f"--chdir={ROOT}"]
+    def _srun(self, program: Program, num_ranks: int, port: int) -> list[str]:
+        nodes = self._nodes(num_ranks)
+        srun = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+        srun += ["--kill-on-bad-exit=1", f"--chdir={ROOT}"]
         if cores := os.environ.get("SLURM_CPUS_PER_TASK"):
-            prefix.append(f"--cpus-per-task={cores}")  # srun does not take it over from the job
-        check_host_name(address, "--master-addr")
-        start = Start("srun", tuple(prefix), is_shell=False, node=None)
-        return Commands((start,), _torchrun(program, slots, address, port), slots)
+            srun.append(f"--cpus-per-task={cores}")  # srun does not take it over from the job
+        return [
+            *srun,
+            *_TORCHRUN,
+            f"--nnodes={nodes}",
+            f"--nproc-per-node={ranks_a_node(num_ranks, nodes)}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-id={port}",
+            # The script of a job runs on its first node.
+            f"--rdzv-endpoint={self.rdzv_endpoint or f'{socket.gethostname()}:{port}'}",
+            *program.words,
+        ]
 
-    def _by_hand(self, program: Program, num_ranks: int, port: int) -> Commands:
-        count = self.nnodes or 1
-        slots = (ranks_a_node(num_ranks, count),) * count
-        address = check_host_name(self.master_addr or "", "--master-addr")
-        node = self.node_rank or 0
-        command = _torchrun(program, slots, address, port)[node]
-        if node == 0:
-            meet = ["-m", "launch.hosts.meeting", str(port), str(count), str(program.run_json)]
-            command = (sys.executable, *meet, *command)
-        return Commands((), (command,), slots[:1])
+    def _deepspeed(self, program: Program, num_ranks: int, port: int) -> list[str]:
+        program = _for_autotuning(program) if self.autotuning else program
+        options = ["--autotuning", self.autotuning] if self.autotuning else []
+        address = "127.0.0.1"
+        if self.hostfile is not None:
+            options += self._on_hosts(program, num_ranks)
+            address = next(iter(read_hostfile(self.hostfile))).rpartition("@")[2]
+            if self.rdzv_endpoint:
+                address = self.rdzv_endpoint.rpartition(":")[0]
+        else:
+            # Without a hostfile it would look for one in /job.
+            options = ["--hostfile", os.devnull, *options, *_devices(num_ranks)]
+        return [
+            *(sys.executable, "-m", "deepspeed.launcher.runner"),
+            *options,
+            *("--master_addr", address, "--master_port", str(port)),
+            "--no_local_rank",
+            *(["--module"] if program.is_module else []),
+            program.name,
+            *program.arguments,
+        ]
+
+    def _on_hosts(self, program: Program, num_ranks: int) -> list[str]:
+        assert self.hostfile is not None
+        slots, nodes = read_hostfile(self.hostfile), self._nodes(num_ranks)
+        if nodes > len(slots):
+            raise ConfigError(f"--nnodes {nodes}: there are {len(slots)} hosts")
+        each = ranks_a_node(num_ranks, nodes)
+        for name, number in list(slots.items())[:nodes]:
+            if each > number:
+                raise ConfigError(
+                    f"host {name!r} would run {each} ranks and has {number} slots; give --nnodes"
+                )
+        for word in program.words:
+            if shlex.quote(word) != word:
+                raise ConfigError(
+                    f"{word!r}: DeepSpeed's launcher hands this to a remote shell as it is; use "
+                    "letters, digits and . _ / : = @ % + - alone in paths and values"
+                )
+        hosts = ["--hostfile", str(self.hostfile.absolute())]
+        return [*hosts, "--num_nodes", str(nodes), "--num_gpus", str(each)]
 
 
 THIS_MACHINE = Launcher()
 
 
-def _slurm_nodes() -> int:
-    text = os.environ.get("SLURM_JOB_NUM_NODES", "1")
-    return int(text) if text.isdigit() else 1
+def read_hostfile(path: Path) -> dict[str, int]:
+    """Return the slots of a hostfile's hosts: lines ``HOST slots=N``; ``#`` begins a comment.
+
+    Raises:
+        ConfigError: the file cannot be read, a line is malformed, a host comes twice, or there is
+            none; names file and line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"hostfile {str(path)!r} cannot be read: {error}") from None
+    hosts: dict[str, int] = {}
+    for number, text in enumerate(lines, start=1):
+        line = text.partition("#")[0].strip()
+        match = _HOST_LINE.fullmatch(line)
+        if line and (match is None or not int(match[2]) or match[1] in hosts):
+            raise ConfigError(
+                f"{path}:{number}: {line!r}: write HOST slots=N, N at least 1, each host once"
+            )
+        if match:
+            hosts[match[1]] = int(match[2])
+    if not hosts:
+        raise ConfigError(f"hostfile {str(path)!r} names no host")
+    return hosts
 
 
-def _torchrun(
-    program: Program, slots: Sequence[int], address: str, port: int
-) -> tuple[tuple[str, ...], ...]:
-    common = (sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(slots)}")
-    return tuple(
-        (
-            *common,
-            f"--node-rank={node}",
-            f"--nproc-per-node={count}",
-            f"--master-addr={address}",
-            f"--master-port={port}",
-            *program.words,
+def ranks_a_node(num_ranks: int, num_nodes: int) -> int:
+    """Return the ranks of each of ``num_nodes`` equal nodes.
+
+    Raises:
+        ConfigError: they cannot be equal.
+    """
+    if num_ranks % num_nodes:
+        raise ConfigError(
+            f"{num_nodes} nodes: {num_ranks} rank{'s'[: num_ranks > 1]} cannot be shared out "
+            "equally over them; --dp N sets how many there are (tp x pp x dp)"
         )
-        for node, count in enumerate(slots)
-    )
+    return num_ranks // num_nodes
 
 
-def _behind_links(program: Program, num_ranks: int, port: int, link_mbit: int) -> tuple[str, ...]:
-    """Links first, then torchrun on the bridge between them, whose ranks go behind them."""
-    module = namespaces.__name__
-    rank = Program(module, ("rank", *program.words), program.run_json)
-    (command,) = _torchrun(rank, (num_ranks,), namespaces.BRIDGE_ADDRESS, port)
-    return (sys.executable, "-m", module, "start", str(link_mbit), str(num_ranks), *command)
+def tuned_config(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return DeepSpeed's config with the autotuner on, whose files all go into the run's folder."""
+    folders = {f"{name}_dir": str(folder / f"autotuning-{name}") for name in ("exps", "results")}
+    return {**config, "autotuning": {"enabled": True, **folders, **config.get("autotuning", {})}}
 
 
-def _deepspeed(
-    program: Program, options: Sequence[str], address: str, port: int
-) -> tuple[str, ...]:
-    return (
-        *(sys.executable, "-m", "deepspeed.launcher.runner"),
-        *options,
-        *("--master_addr", address, "--master_port", str(port)),
-        "--no_local_rank",
-        *(["--module"] if program.is_module else []),
-        program.name,
-        *program.arguments,
-    )
+def _for_autotuning(program: Program) -> Program:
+    """The autotuner starts its experiments without ``--module``, and with another config."""
+    config = ("--deepspeed_config", str(program.run_json.with_name("ds_config.json")))
+    name = program.name
+    if program.is_module:
+        name = str(ROOT / Path(*name.split(".")).with_suffix(".py"))
+    return replace(program, name=name, is_module=False, arguments=(*program.arguments, *config))
 
 
-def _deepspeed_here(
-    program: Program, num_ranks: int, port: int, autotuning: str | None = None
-) -> list[str]:
-    # Without a hostfile it would look for one in /job.
-    options = ["--hostfile", os.devnull]
-    options += ["--autotuning", autotuning] if autotuning else []
+def _devices(num_ranks: int) -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if all(word.strip().isdigit() for word in visible) and len(visible) >= num_ranks:
         # It counts from 0 otherwise, and leaves the devices that the caller chose.
-        chosen = ",".join(word.strip() for word in visible[:num_ranks])
-        options += ["--include", f"localhost:{chosen}"]
-    else:
-        options += ["--num_gpus", str(num_ranks)]
-    return list(_deepspeed(program, options, "127.0.0.1", port))
+        return ["--include", f"localhost:{','.join(word.strip() for word in visible[:num_ranks])}"]
+    return ["--num_gpus", str(num_ranks)]
+
+
+def _behind_links(program: Program, num_ranks: int, port: int, link_mbit: int) -> list[str]:
+    """Links first, then torchrun on the bridge between them, whose ranks go behind them."""
+    module = ["-m", namespaces.__name__]
+    return [
+        *(sys.executable, *module, "start", str(link_mbit), str(num_ranks)),
+        *(*_TORCHRUN, "--nnodes=1", "--node-rank=0", f"--nproc-per-node={num_ranks}"),
+        *(f"--master-addr={namespaces.BRIDGE_ADDRESS}", f"--master-port={port}"),
+        *(*module, "rank", *program.words),
+    ]

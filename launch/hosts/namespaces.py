@@ -5,20 +5,19 @@ rank and one for a bridge that joins them, and becomes COMMAND there, which star
 rank is ``python -m launch.hosts.namespaces rank WORDS...``: it goes into its own namespace and
 becomes ``python WORDS...``.
 
-No namespace has a name, and nothing is made in the machine's own: no interface, address, route or
-rule. So two runs cannot meet, though both use the same addresses, and whatever ends the processes
-of a run, the kernel takes the namespaces away with them, and with those the links.
-
-A link is a pair of interfaces, of which the rank has one and the bridge the other. Either end sends
-at MBIT, as a full-duplex port of a switch does: a rank sends at that rate and receives at it, both
-at once, however many others it talks to.
+No namespace has a name, and nothing is made in the machine's own. So two runs cannot meet, though
+both use the same addresses, and whatever ends the processes of a run, the kernel takes namespaces
+and links away with them. Either end of a link sends at MBIT, as a full-duplex port of a switch
+does.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import ipaddress
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -37,15 +36,34 @@ with more, small messages would find no limit at all."""
 _NAMESPACES_VARIABLE = "DOS_RANK_NAMESPACES"
 """Environment variable that tells the ranks where their namespaces are, in the order of ranks."""
 _CLONE_NEWNET = 0x40000000
+_PROGRAMS = ("ip", "tc", "unshare")
+_PROBE = (
+    "ip link add probe0 type veth peer name probe1"
+    " && ip link add probe2 type bridge"
+    " && tc qdisc add dev probe0 root handle 1: htb default 1"
+)
+"""What the links need, tried in a namespace that ends with it."""
+_UNSHARED = ("unshare", "--net", "sh", "-c")
+
+
+@functools.cache
+def unavailable() -> str:
+    """Say why this process cannot make links; empty where it can."""
+    if sys.platform != "linux":
+        return f"links are shaped by the kernel of Linux, and this is {sys.platform}"
+    missing = [name for name in _PROGRAMS if shutil.which(name) is None]
+    if missing:
+        return f"the command {missing[0]!r}, which shapes links, is not installed"
+    if os.geteuid():
+        return "only root may make network namespaces"
+    done = subprocess.run([*_UNSHARED, _PROBE], capture_output=True, text=True, check=False)
+    said = " ".join(done.stderr.split())
+    refusal = f"this kernel or container refuses network namespaces ({said})"
+    return refusal if done.returncode else ""
 
 
 def start(mbit: int, num_ranks: int, command: Sequence[str]) -> NoReturn:
-    """Make the links, and become the command that starts the ranks.
-
-    Args:
-        mbit: rate of each end of each link, in Mbit/s.
-        num_ranks: how many links.
-        command: program and arguments.
+    """Make links whose ends each send at ``mbit`` Mbit/s, and become the command beside them.
 
     Raises:
         OSError: the kernel refuses a namespace.
@@ -54,12 +72,12 @@ def start(mbit: int, num_ranks: int, command: Sequence[str]) -> NoReturn:
     of_ranks = [_new_namespace() for _ in range(num_ranks)]
     own = _new_namespace()
     paths = [f"/proc/{os.getpid()}/fd/{number}" for number in of_ranks]
-    _ip(_bridge(paths))
-    _tc(line for rank in range(num_ranks) for line in _shaped(f"port{rank}", mbit))
+    _batch("ip", _bridge(paths))
+    _batch("tc", (line for rank in range(num_ranks) for line in _shaped(f"port{rank}", mbit)))
     for rank, namespace in enumerate(of_ranks):
         with _inside(namespace, own):
-            _ip(_end_of(rank))
-            _tc(_shaped(INTERFACE, mbit))
+            _batch("ip", _end_of(rank))
+            _batch("tc", _shaped(INTERFACE, mbit))
         # What is started here keeps the namespaces until the ranks are in them.
         os.set_inheritable(namespace, True)
     os.close(own)
@@ -73,10 +91,7 @@ def start(mbit: int, num_ranks: int, command: Sequence[str]) -> NoReturn:
 
 
 def rank(words: Sequence[str]) -> NoReturn:
-    """Go into this rank's namespace, and become Python with other arguments.
-
-    Args:
-        words: Python's arguments.
+    """Go into this rank's namespace, and become Python with these arguments.
 
     Raises:
         OSError: the namespace is gone, because whoever started this rank is.
@@ -101,7 +116,6 @@ def _bridge(paths: Sequence[str]) -> Iterator[str]:
 
 
 def _end_of(number: int) -> Iterator[str]:
-    """Commands of ``ip`` inside the namespace of a rank."""
     yield "link set lo up"
     # Gloo would take the first address that it finds, and one of IPv6 is not ready for a second.
     yield f"link set {INTERFACE} addrgenmode none up"
@@ -119,14 +133,6 @@ def _shaped(interface: str, mbit: int) -> Iterator[str]:
     yield f"class add dev {interface} parent 1: classid 1:1 htb {rate}"
 
 
-def _ip(lines: Iterator[str]) -> None:
-    _batch("ip", lines)
-
-
-def _tc(lines: Iterator[str]) -> None:
-    _batch("tc", lines)
-
-
 def _batch(program: str, lines: Iterator[str]) -> None:
     text = "".join(f"{line}\n" for line in lines)
     command = [program, "-batch", "-"]
@@ -136,7 +142,6 @@ def _batch(program: str, lines: Iterator[str]) -> None:
 
 
 def _new_namespace() -> int:
-    """Go into a new network namespace; a file descriptor of it."""
     _check(_LIBC.unshare(_CLONE_NEWNET), "a new network namespace")
     return os.open("/proc/self/ns/net", os.O_RDONLY)
 

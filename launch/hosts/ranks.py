@@ -27,7 +27,7 @@ TRAINER_MODULE = "launch.pretrain_gpt"
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on now.
+    """Return a TCP port that nobody listens on now.
 
     The kernel would give one of its own range, and give it again to any process that asks before
     the ranks, which start seconds later, listen on it. So it is drawn from below that range, and
@@ -88,7 +88,7 @@ def ranks_command(program: Program, num_ranks: int, port: int) -> list[str]:
 
 
 def ranks_environment(base: Mapping[str, str], num_ranks: int, port: int) -> dict[str, str]:
-    """The environment of a run whose ranks are all on this machine.
+    """Return the environment of a run whose ranks are all on this machine.
 
     What the caller set stays: ``OMP_NUM_THREADS`` and ``TORCH_EXTENSIONS_DIR``.
     """
@@ -103,17 +103,15 @@ def ranks_environment(base: Mapping[str, str], num_ranks: int, port: int) -> dic
 
 
 def node_environment(base: Mapping[str, str], num_local_ranks: int) -> dict[str, str]:
-    """What ranks need on any machine: the caller's, with what DeepSpeed and OpenMP need explicit.
+    """Return the caller's environment, with what DeepSpeed and OpenMP need on any machine.
 
     Args:
         base: the caller's environment; its ``OMP_NUM_THREADS`` and ``TORCH_EXTENSIONS_DIR`` stay.
-        num_local_ranks: ranks on this machine; 0 for a machine that only starts them elsewhere.
+        num_local_ranks: ranks on this machine, at least 1.
     """
     environment = dict(base)
-    if num_local_ranks:
-        # torchrun would leave one thread a rank, and the CPU's update runs on these threads.
-        threads = max(1, usable_cores() // num_local_ranks)
-        environment.setdefault("OMP_NUM_THREADS", str(threads))
+    # torchrun would leave one thread a rank, and the CPU's update runs on these threads.
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // num_local_ranks)))
     # Ops built for this environment, not one folder a user shared by all of them.
     environment[EXTENSIONS_VARIABLE] = str(extensions_folder(base))
     # The environment's own ninja before the system's: another version of it builds every op anew.

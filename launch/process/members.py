@@ -13,7 +13,6 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import psutil
 
@@ -22,23 +21,21 @@ TOKEN_VARIABLE = "DOS_RUN_TOKENS"
 GRACE_S = 10.0
 """Seconds between SIGTERM and SIGKILL."""
 POLL_S = 0.05
+YOUNG_S = 1.0
+"""Age below which a process may still be about to load its program."""
 
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
 def new_token() -> str:
-    """A mark that no other run has."""
+    """Return a mark that no other run has."""
     return secrets.token_hex(16)
 
 
 def mark(environment: Mapping[str, str], token: str) -> dict[str, str]:
-    """The environment of a run's processes."""
+    """Return the environment of a run's processes."""
     tokens = [*filter(None, environment.get(TOKEN_VARIABLE, "").split(":")), token]
     return {**environment, TOKEN_VARIABLE: ":".join(tokens)}
-
-
-YOUNG_S = 1.0
-"""Age below which a process may still be about to load its program."""
 
 
 class Members:
@@ -55,11 +52,11 @@ class Members:
         self._verdicts: dict[int, psutil.Process | None] = {}
 
     def all(self) -> list[psutil.Process]:
-        """Every living one. psutil tells a reused process id from the process we saw."""
+        """Return every living one. psutil tells a reused process id from the process we saw."""
         return [process for process in psutil.process_iter() if self._has(process)]
 
     def sample(self) -> list[psutil.Process]:
-        """Every living one, cheaply: a process id is judged when it is seen for the first time.
+        """Return every living one, cheaply: an id is judged when it is first seen.
 
         For measuring alone: an id that is reused between two calls keeps its old verdict. One
         thread may call it.
@@ -122,9 +119,6 @@ def end_leftovers(token: str) -> list[int]:
     Only processes that carry the run's token in their environment are touched: SIGTERM, then
     SIGKILL after the grace.
 
-    Args:
-        token: the run's, as ``status.json`` keeps it while the run lasts.
-
     Returns:
         Ids of the processes that were there; empty as well when ``token`` is not one.
     """
@@ -137,22 +131,3 @@ def end_leftovers(token: str) -> list[int]:
         members.end()
         members.kill()
     return found
-
-
-def process_name(process: psutil.Process) -> str:
-    """``process 4711 (rank 0)``, or with the program's name where it is no rank."""
-    try:
-        rank = process.environ().get("RANK")
-        # A launcher of ranks on one machine may carry RANK itself; the rank is the one that trains.
-        name = f"rank {rank}" if rank is not None else process.name()
-    except (psutil.Error, OSError):
-        name = "gone"
-    return f"process {process.pid} ({name})"
-
-
-def proc_text(pid: int, name: str) -> str:
-    """A file of ``/proc/PID``; empty when it cannot be read."""
-    try:
-        return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -1,17 +1,21 @@
 """Samples a run from outside its timed processes: host memory, CPU and GPUs, in ``monitor.jsonl``.
 
 A thread of the launcher, which has nothing else to do. It never fails a run: what it cannot find
-out is null, and when it cannot write it stops.
+out is null, and when it cannot write it stops. nvidia-ml-py shows the GPUs, where it is installed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import json
+import os
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -20,33 +24,160 @@ import psutil
 from deep_optimizer_states.cores import usable_cores
 from deep_optimizer_states.memory import free_host_bytes
 from launch.process.members import Members
-from launch.process.nvml import FIELDS, Gpus
 
-NO_GPU: dict[str, Any] = dict.fromkeys((*FIELDS, "gpu_memory_run_bytes"))
-"""What a sample says of a device; the run's share of its memory comes last."""
+LOOK_S = 0.5
+"""Seconds over which the processors are looked at before a run."""
+BUSY_PERCENT = 20.0
+"""Share of the usable cores above which others are said to disturb what is timed."""
 PSS_SHARE = 0.01
 """Share of the time that counting shared pages may take: the kernel walks all pages of a process
 for it, which can make its own requests for memory wait."""
+DRIVER = Path("/proc/driver/nvidia/version")
+"""There where NVIDIA's driver is loaded."""
+MISSING = (
+    "GPUs are not sampled: nvidia-ml-py is not installed; "
+    "`.venv/bin/python -m pip install -r requirements/gpu.txt` installs it\n"
+)
+NO_GPU: dict[str, Any] = dict.fromkeys(
+    (
+        *("device_id", "gpu_util_percent", "gpu_memory_used_bytes"),
+        *("pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s", "gpu_memory_run_bytes"),
+    )
+)
+"""What a sample says of a device; ``device_id`` is CUDA's number of it."""
+_BYTES_PER_KB = 1000
+"""NVML gives PCIe throughput in KB/s."""
+_GIB = 2**30
+
+
+class Gpus:
+    """Some GPUs of this machine; none where the library, the driver or a GPU is missing."""
+
+    def __init__(self, visible: str | None, count: int) -> None:
+        """Choose the first ``count`` of ``CUDA_VISIBLE_DEVICES``, which is None for all."""
+        self._nvml: Any = None
+        self._handles: list[Any] = []
+        if count <= 0:
+            return
+        try:
+            nvml: Any = importlib.import_module("pynvml")
+        except ImportError:
+            _say_missing()
+            return
+        try:
+            nvml.nvmlInit()
+        except Exception:  # noqa: BLE001 - no driver, or one of another version
+            return
+        self._nvml = nvml
+        names = _names(visible, self._ask(nvml.nvmlDeviceGetCount) or 0)
+        self._handles = [self._ask(partial(self._handle, name)) for name in names[:count]]
+
+    def sample(self) -> list[dict[str, Any]]:
+        """Return :data:`NO_GPU`'s fields of each but the run's memory; null what it does not say.
+
+        PCIe throughput is measured by the driver over 20 ms, in which this waits.
+        """
+        return [self._row(number, handle) for number, handle in enumerate(self._handles)]
+
+    def processes(self) -> list[dict[int, int | None] | None]:
+        """Return the processes that compute on each: id to bytes held, None where not recorded.
+
+        A GPU that does not say which they are has None.
+        """
+        ask = getattr(self._nvml, "nvmlDeviceGetComputeRunningProcesses", None)
+        found = [None if ask is None else self._ask(partial(ask, h)) for h in self._handles]
+        return [
+            None if each is None else {process.pid: process.usedGpuMemory for process in each}
+            for each in found
+        ]
+
+    def close(self) -> None:
+        """Let go of the library."""
+        if self._nvml is not None:
+            self._ask(self._nvml.nvmlShutdown)
+            self._nvml, self._handles = None, []
+
+    def _row(self, number: int, handle: Any) -> dict[str, Any]:  # noqa: ANN401 - NVML's
+        nvml = self._nvml
+        tx, rx = (
+            self._ask(partial(nvml.nvmlDeviceGetPcieThroughput, handle, counter))
+            for counter in (nvml.NVML_PCIE_UTIL_TX_BYTES, nvml.NVML_PCIE_UTIL_RX_BYTES)
+        )
+        return {
+            "device_id": number,
+            "gpu_util_percent": self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+            "gpu_memory_used_bytes": self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
+            "pcie_tx_bytes_per_s": None if tx is None else tx * _BYTES_PER_KB,
+            "pcie_rx_bytes_per_s": None if rx is None else rx * _BYTES_PER_KB,
+        }
+
+    def _handle(self, name: str) -> Any:  # noqa: ANN401
+        if name.isdigit():
+            return self._nvml.nvmlDeviceGetHandleByIndex(int(name))
+        return self._nvml.nvmlDeviceGetHandleByUUID(name)
+
+    def _ask(self, question: Callable[[], Any]) -> Any:  # noqa: ANN401
+        with contextlib.suppress(self._nvml.NVMLError):
+            return question()
+        return None
+
+
+@functools.cache
+def _say_missing() -> None:
+    """Name the package once where it would be of use; without a GPU nothing is missing."""
+    if DRIVER.exists():
+        sys.stderr.write(MISSING)
+
+
+def _names(visible: str | None, num_gpus: int) -> list[str]:
+    """Numbers or UUIDs, in CUDA's order; it stops at the first that is not there."""
+    if visible is None:
+        return [str(number) for number in range(num_gpus)]
+    names = []
+    for name in (part.strip() for part in visible.split(",")):
+        known = name.startswith(("GPU-", "MIG-")) or (name.isdigit() and int(name) < num_gpus)
+        if not known:
+            break
+        names.append(name)
+    return names
+
+
+def look_around(gpus: Gpus) -> dict[str, Any]:
+    """Look how busy the machine is before a run is timed: its times may suffer from it.
+
+    Returns:
+        ``cpu_percent`` (of the cores that we may use, 0 to 100), ``load_1min``, ``gpu_processes``
+        (``device_id``, ``pid``, ``memory_bytes`` or null) and ``busy``: in words what disturbs,
+        empty when nothing does.
+    """
+    each = psutil.cpu_percent(LOOK_S, percpu=True)
+    usable = [each[core] for core in os.sched_getaffinity(0) if core < len(each)] or each
+    cpu_percent = round(sum(usable) / len(usable), 1)
+    gpu_processes = [
+        {"device_id": number, "pid": pid, "memory_bytes": memory_bytes}
+        for number, processes in enumerate(gpus.processes())
+        for pid, memory_bytes in (processes or {}).items()
+    ]
+    words = []
+    if cpu_percent > BUSY_PERCENT:
+        words.append(f"others used {cpu_percent:.0f}% of its cores")
+    for process in gpu_processes:
+        held = process["memory_bytes"]
+        holds = "" if held is None else f", {held / _GIB:.1f} GiB"
+        words.append(f"process {process['pid']} used GPU {process['device_id']}{holds}")
+    return {
+        "cpu_percent": cpu_percent,
+        "load_1min": round(os.getloadavg()[0], 2),
+        "gpu_processes": gpu_processes,
+        "busy": "; ".join(words),
+    }
 
 
 class Monitor:
     """Samples while the block lasts."""
 
-    def __init__(
-        self,
-        members: Members,
-        path: Path,
-        interval_s: float,
-        devices: Gpus,
-    ) -> None:
-        """Say what to sample.
-
-        Args:
-            members: the run's processes; nobody else may ask for samples of them.
-            path: ``monitor.jsonl``; empty until the first interval is over.
-            interval_s: seconds between two samples.
-            devices: the GPUs of the run's ranks; its ``sample`` may take a while.
-        """
+    def __init__(self, members: Members, path: Path, interval_s: float, devices: Gpus) -> None:
+        """Say what to sample; nobody else may ask ``members`` for samples."""
         self._members = members
         self._path = path
         self._interval_s = interval_s
@@ -133,14 +264,9 @@ class Monitor:
 
 
 def run_bytes(processes: Mapping[int, int | None] | None, own: Collection[int]) -> int | None:
-    """Bytes of a GPU that a run's own processes hold.
+    """Return the bytes of a GPU that a run's own processes hold, of those that compute on it.
 
-    Args:
-        processes: those that compute on it, see :meth:`Gpus.processes`.
-        own: ids of the run's processes.
-
-    Returns:
-        None where the driver does not say, or may mean our own by ids that this container lacks.
+    None where the driver does not say, or may mean our own by ids that this container lacks.
     """
     if processes is None:
         return None

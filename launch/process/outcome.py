@@ -6,7 +6,7 @@ import re
 import signal
 from collections.abc import Sequence
 
-from launch.process.job import Ending
+from launch.process.supervise import Ending
 from launch.records.run_folder import Status
 
 TIMEOUT_EXIT_CODE = 124
@@ -39,15 +39,10 @@ def judge(
     disk_is_full: bool = False,
     end_mark: str = "'end' line in metrics.jsonl",
 ) -> Status:
-    """Status of a run.
+    """Return the status of a run.
 
-    Args:
-        ending: how the ranks' command ended.
-        log_lines: the log's end; enough lines for the ranks' own errors.
-        has_ended: whether the trainer left its end mark. Exit code 0 without it is a failure: a
-            run that trained nothing must not pass for a good one.
-        disk_is_full: whether the disk of the run's folder is; the log may then lack the reason.
-        end_mark: what shows the end of a run of this trainer.
+    Exit code 0 without the trainer's end mark is a failure: a run that trained nothing must not
+    pass for a good one. Where the disk is full, the log may lack the reason.
     """
     seconds = round(ending.seconds, 3)
     if ending.exit_code == 0 and has_ended:

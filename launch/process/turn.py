@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import getpass
-import json
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
+
+from configs.files import printable
 
 LOCK_VARIABLE = "DOS_LOCK_FILE"
 """Environment variable with another path of the lock, such as one that containers share."""
@@ -25,19 +25,16 @@ LOOK_S = 0.5
 
 
 def lock_path() -> Path:
-    """Where the lock lies, the same for every user of this machine."""
+    """Return where the lock lies, the same for every user of this machine."""
     given = os.environ.get(LOCK_VARIABLE)
     return Path(given) if given else Path(tempfile.gettempdir()) / "deep-optimizer-states.lock"
 
 
 @contextlib.contextmanager
 def turn(what: str, say: Callable[[str], object], share: bool = False) -> Iterator[None]:
-    """Wait until nobody else measures on this machine; the block is our turn.
+    """Wait until nobody else measures on this machine; the block is our turn to measure ``what``.
 
-    Args:
-        what: what is measured, for those who wait for us.
-        say: gets one line when we have to wait.
-        share: measure beside others, without waiting and without making others wait.
+    ``say`` gets a line when we have to wait; ``share`` measures beside others instead.
     """
     file = None if share else _open(lock_path(), say)
     if file is None:
@@ -80,25 +77,18 @@ def _wait(file: IO[str], say: Callable[[str], object]) -> None:
 
 def _describe(file: IO[str], what: str) -> None:
     """Leave word of our turn; a full disk loses it and nothing else."""
+    user = os.environ.get("USER") or os.getuid()
     with contextlib.suppress(OSError):
         file.seek(0)
         file.truncate()
-        json.dump({"pid": os.getpid(), "user": _user(), "what": what} if what else {}, file)
+        file.write(f"process {os.getpid()} of {user} measures {what}" if what else "")
         file.flush()
 
 
 def _holder(file: IO[str]) -> str:
     """Who has the turn, as its file says; anybody may have written there."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    text = ""
+    with contextlib.suppress(OSError, ValueError):
         file.seek(0)
-        table = json.loads(file.read(4096))
-        text = f"process {int(table['pid'])} of {table['user']} measures {table['what']}"
-        return "".join(letter if letter.isprintable() else "?" for letter in text)
-    return "another process measures on this machine"
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
+        text = printable(file.read(4096))
+    return text or "another process measures on this machine"

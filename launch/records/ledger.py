@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from configs.files import read_json
-from launch.records.driver import Driver
 from launch.records.identity import changes
+from launch.records.run_folder import Driver
 
 UNTRAINED = ("nan", "frozen", "diverged", "skipped")
 """Statuses of a run that came to its end with a loss that means no training."""
@@ -59,14 +59,13 @@ class Record:
 
     @classmethod
     def read(cls, run_json: Path) -> Self | None:
-        """From a run folder's ``run.json``; None when it is damaged or of an older schema."""
+        """Read a run folder's ``run.json``; None when it is damaged or of an older schema."""
         run, status = read_json(run_json), read_json(run_json.with_name("status.json"))
-        point = run.get("point")
+        point, setup = run.get("point"), run.get("provenance")
         if not isinstance(point, dict) or not isinstance(run.get("point_key"), str):
             return None
-        driver, setup = Driver.read(status.get("driver")), run.get("provenance")
+        driver, seconds = Driver.read(status.get("driver")), status.get("seconds")
         word, cause = str(status.get("status") or ""), str(status.get("cause") or "")
-        seconds = status.get("seconds")
         if word in ("", "running") and not _is_alive(driver, run_json.parent):
             word, cause = INTERRUPTED, "its launcher is gone without a word"
         return cls(
@@ -83,13 +82,13 @@ class Record:
             seconds=seconds if isinstance(seconds, int | float) else None,
             started=str(run.get("started") or ""),
             driver=driver,
-            dtype=str(point.get("dtype") or "bf16"),
+            dtype=str(point.get("dtype")),
             setup=setup if isinstance(setup, dict) else {},
         )
 
 
 def read_records(sweep_folder: Path) -> list[Record]:
-    """Runs of a sweep folder, the newest last."""
+    """Return the runs of a sweep folder, the newest last."""
     found = [Record.read(path) for path in sweep_folder.glob("*/run-*/run.json")]
     return sorted((r for r in found if r is not None), key=lambda r: (r.started, r.path))
 
@@ -104,7 +103,7 @@ def _is_alive(driver: Driver | None, folder: Path) -> bool:
 
 
 class Choice(enum.StrEnum):
-    """Which points of a sweep a call runs."""
+    """Which points of a sweep to run."""
 
     MISSING = "missing"
     """All that are not done: what failed is tried again."""
@@ -131,15 +130,11 @@ def decide(
     keys: tuple[str, str, int],
     records: Sequence[Record],
     choice: Choice,
-    setup: Mapping[str, Any] | None = None,
+    setup: Mapping[str, Any],
 ) -> Decision:
-    """Whether a point is to be run.
+    """Decide whether a point is to be run, after earlier runs of which the newest is last.
 
-    Args:
-        keys: its point key, the setup key of this call, and the repeat.
-        records: earlier runs, the newest last.
-        choice: what the user asked for.
-        setup: what the setup key is of, to say what changed.
+    ``keys`` are its point key, the setup key of this call, which is of ``setup``, and the repeat.
     """
     point_key, setup_key, repeat = keys
     own = [r for r in records if (r.point_key, r.repeat) == (point_key, repeat)]
@@ -153,35 +148,26 @@ def decide(
     if done:
         return Decision(False, f"done before ({done[-1].where})")
     if good:
-        changed = changes(good[-1].setup, setup or {}) or "other code, versions or processors"
+        changed, where = older(good[-1], setup_key, setup), good[-1].where
         if choice is Choice.MISSING:
-            return Decision(True, f"{changed} (since {good[-1].where}; --keep accepts it)")
+            return Decision(True, f"{changed} (since {where}; --keep accepts it)")
         words = "done before with other code, versions or processors"
-        return Decision(False, f"{words} ({good[-1].where}): {changed}")
+        return Decision(False, f"{words} ({where}): {changed}")
     if own:
-        return _decide_unfinished(own[-1], choice)
+        what = f"{own[-1].status} before ({own[-1].where})"
+        if choice is Choice.RESUME and own[-1].status in FAILURES:
+            return Decision(False, f"{what}; --rerun-failed tries again")
+        return Decision(True, what)
     if choice is Choice.RERUN_FAILED:
         return Decision(False, "never run")
-    return Decision(True, _other_data(keys, records))
-
-
-def _decide_unfinished(newest: Record, choice: Choice) -> Decision:
-    what = f"{newest.status} before ({newest.where})"
-    if choice is Choice.RESUME and newest.status in FAILURES:
-        return Decision(False, f"{what}; --rerun-failed tries again")
-    return Decision(True, what)
-
-
-def _other_data(keys: tuple[str, str, int], records: Sequence[Record]) -> str:
-    """Why a point without a run has none, where its settings were run with other data."""
-    settings = keys[0].partition("-")[0]
-    same = [r for r in records if (r.point_key.partition("-")[0], r.repeat) == (settings, keys[2])]
+    settings = point_key.partition("-")[0]
+    same = [r for r in records if (r.point_key.partition("-")[0], r.repeat) == (settings, repeat)]
     found = [r for r in same if r.status == "ok"]
-    return f"data changed (since {found[-1].where})" if found else ""
+    return Decision(True, f"data changed (since {found[-1].where})" if found else "")
 
 
 def older(record: Record, setup_key: str, setup: Mapping[str, Any]) -> str:
-    """What changed since a run; empty where it is of today's code, versions and processors."""
+    """Say what changed since a run; empty where it is of today's code, versions and processors."""
     if record.setup_key == setup_key:
         return ""
     return changes(record.setup, setup) or "other code, versions or processors"

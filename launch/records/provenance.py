@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -9,7 +10,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,7 @@ REDACTED = "(redacted)"
 
 
 def provenance(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Everything about this machine and checkout that a reader of the results may ask for.
-
-    Args:
-        environment: the ranks' environment; only names that matter are kept.
-    """
+    """Return what a reader of the results may ask about this machine, checkout and environment."""
     return {
         **machine_and_checkout(),
         "argv": [redact(argument) for argument in sys.argv],
@@ -46,21 +43,20 @@ def provenance(environment: Mapping[str, str]) -> dict[str, Any]:
 
 @functools.cache
 def machine_and_checkout() -> dict[str, Any]:
-    """The part that is the same for every run of this process."""
+    """Return the part that is the same for every run of this process."""
     return {
         "git": git_state(ROOT),
         "versions": {"python": platform.python_version(), **_package_versions()},
         "gpus": _gpus(),
         "cpu": _cpu(),
         "numa": _numa(),
-        "affinity": number_ranges(os.sched_getaffinity(0)),
         "host_memory_bytes": psutil.virtual_memory().total,
         "platform": platform.platform(),
     }
 
 
 def relevant_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that can change a run, sorted by name; secrets redacted, all others left out."""
+    """Return the variables that can change a run, sorted by name, with secrets redacted."""
     return {
         name: REDACTED if _SECRET_NAME.search(name) else redact(value)
         for name, value in sorted(environment.items())
@@ -69,12 +65,12 @@ def relevant_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def redact(text: str) -> str:
-    """``text`` without the user and password of a URL."""
+    """Return ``text`` without the user and password of a URL."""
     return _SECRET_IN_URL.sub(rf"\1{REDACTED}@", text)
 
 
 def git_state(root: Path) -> dict[str, Any] | None:
-    """Commit, whether files differ from it, and a hash of what differs; None outside a checkout."""
+    """Return commit, whether files differ, and a hash of what differs; None outside a checkout."""
     if not (root / ".git").exists():
         return None
     commit = _output(["git", "-C", str(root), "rev-parse", "HEAD"])
@@ -90,12 +86,10 @@ def git_state(root: Path) -> dict[str, Any] | None:
 
 
 def _package_versions() -> dict[str, str | None]:
-    versions: dict[str, str | None] = {}
+    versions: dict[str, str | None] = dict.fromkeys(PACKAGES)
     for package in PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = None
     return versions
 
 
@@ -122,30 +116,10 @@ def _cpu() -> dict[str, Any]:
     }
 
 
-def _numa() -> list[dict[str, Any]]:
-    """Cores and memory of each NUMA node; empty where the kernel shows none."""
-    nodes = []
-    for folder in sorted(Path("/sys/devices/system/node").glob("node[0-9]*")):
-        try:
-            cores = (folder / "cpulist").read_text(encoding="ascii").strip()
-            memory = (folder / "meminfo").read_text(encoding="ascii")
-        except OSError:
-            continue
-        total = re.search(r"MemTotal:\s*(\d+) kB", memory)
-        size = int(total[1]) * 1024 if total else None
-        nodes.append({"node": folder.name, "cores": cores, "memory_bytes": size})
-    return nodes
-
-
-def number_ranges(numbers: Collection[int]) -> str:
-    """``0-3,8`` for 0, 1, 2, 3 and 8: a set of cores as the kernel writes it."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+def _numa() -> list[dict[str, str]]:
+    """Cores of each NUMA node; empty where the kernel shows none."""
+    lists = sorted(Path("/sys/devices/system/node").glob("node[0-9]*/cpulist"))
+    return [{"node": file.parent.name, "cores": file.read_text().strip()} for file in lists]
 
 
 def _output(command: list[str]) -> str | None:

@@ -9,23 +9,81 @@ import errno
 import json
 import os
 import re
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import psutil
 
 from configs.errors import ConfigError
 from configs.files import json_lines, last_lines, write_json
 from configs.schema import Point
-from launch.records.driver import Driver
 
 SCHEMA_VERSION = 2
 """Of ``run.json``, ``status.json`` and ``sweep.json``."""
 FULL_BYTES = 16_384
 """A file system with less room than this holds no traceback and no status."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Identifies the launcher's process, so that a crash or another host does not hide it.
+
+    A process id alone would be another process's after a reboot.
+    """
+
+    pid: int
+    started: float
+    """Start of the process, in s since the epoch, as the kernel has it."""
+    boot_id: str
+    """Of the kernel's run."""
+    host: str
+    token: str = ""
+    """Marks the processes of its run in their environment, see :mod:`launch.process.members`."""
+
+    @classmethod
+    def this_process(cls, token: str = "") -> Self:
+        """Return the process that asks."""
+        started = psutil.Process().create_time()
+        return cls(os.getpid(), started, _boot_id(), socket.gethostname(), token)
+
+    @classmethod
+    def read(cls, value: object) -> Self | None:
+        """Read ``status.json``; None when it names no driver."""
+        try:
+            return cls(**value) if isinstance(value, dict) else None
+        except TypeError:
+            return None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it runs, or ran, on another machine, where nobody here can look for it."""
+        return self.host != socket.gethostname()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still runs on this machine."""
+        if self.is_elsewhere or self.boot_id != _boot_id():
+            return False
+        try:
+            process = psutil.Process(self.pid)
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            return bool(abs(process.create_time() - self.started) < 1.0)
+        except psutil.Error:
+            return False
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 @dataclass(frozen=True)
@@ -76,24 +134,21 @@ class RunFolder:
     ) -> None:
         """Write ``run.json``, of the point and what else is known, and ``ds_config.json``."""
         write_json(self.path / "ds_config.json", ds_config)
-        write_json(
-            self.run_json,
-            {
-                "schema_version": SCHEMA_VERSION,
-                "run_id": f"{self.path.parent.name}/{self.path.name}",
-                "started": datetime.now(UTC).isoformat(timespec="seconds"),
-                "log": self.log_name,
-                "metrics": self.metrics.name,
-                **facts,
-                "point": point.model_dump(mode="json"),
-                "study": study_of(point),
-            },
-        )
+        run = {
+            "schema_version": SCHEMA_VERSION,
+            "run_id": f"{self.path.parent.name}/{self.path.name}",
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "log": self.log_name,
+            "metrics": self.metrics.name,
+            **facts,
+            "point": point.model_dump(mode="json"),
+            "study": study_of(point),
+        }
+        write_json(self.run_json, run)
 
     def write_status(self, status: Status) -> None:
         """Write ``status.json``, with the log's last lines."""
-        table = {**_status_table(status), "last_lines": last_lines(self.log)}
-        write_json(self.path / "status.json", table)
+        write_json(self.path / "status.json", _table(status, last_lines(self.log)))
 
     def record_end(self, status: Status) -> Status:
         """Write ``status.json``; what cannot be written is said on standard error, and we go on.
@@ -109,30 +164,30 @@ class RunFolder:
             return status
         except OSError as error:
             lost, number = f"status.json could not be written: {error.strerror}", error.errno
-        cause = f"{status.cause}; {lost}" if status.cause else lost
-        status = replace(status, cause=cause)
+        status = replace(status, cause=f"{status.cause}; {lost}" if status.cause else lost)
         if number in _FULL and _overwrite(self.path / "status.json", status):
-            cause = f"{cause}; written in place, without last_lines"
-        sys.stderr.write(f"{self.path}: {cause}\n")
-        return replace(status, cause=cause)
+            words = f"{status.cause}; written in place, without last_lines"
+            status = replace(status, cause=words)
+        sys.stderr.write(f"{self.path}: {status.cause}\n")
+        return status
 
     def last_loss(self) -> float | None:
-        """Loss of the last iteration; None when there is none or it is not finite."""
+        """Return the loss of the last iteration; None when there is none or it is not finite."""
         losses = [m.get("loss") for m in json_lines(self.metrics) if m.get("event") == "iteration"]
         return losses[-1] if losses else None
 
     def has_ended(self) -> bool:
-        """Whether the trainer wrote its last line, ``event: end``."""
+        """Return whether the trainer wrote its last line, ``event: end``."""
         return any(line.get("event") == "end" for line in json_lines(self.metrics))
 
 
-def _status_table(status: Status) -> dict[str, Any]:
-    return {"schema_version": SCHEMA_VERSION, **asdict(status)}
+def _table(status: Status, lines: list[str]) -> dict[str, Any]:
+    return {"schema_version": SCHEMA_VERSION, **asdict(status), "last_lines": lines}
 
 
 def _overwrite(path: Path, status: Status) -> bool:
     """Put a short status into the blocks that the file has; False when that fails as well."""
-    text = json.dumps({**_status_table(replace(status, driver=None)), "last_lines": []}) + "\n"
+    text = json.dumps(_table(replace(status, driver=None), [])) + "\n"
     try:
         with path.open("r+b") as file:
             file.write(text.encode())
@@ -145,7 +200,7 @@ def _overwrite(path: Path, status: Status) -> bool:
 
 
 def disk_is_full(folder: Path) -> bool:
-    """Whether a file system has no room left for this user."""
+    """Return whether a file system has no room left for this user."""
     try:
         space = os.statvfs(folder)
     except OSError:
@@ -154,13 +209,12 @@ def disk_is_full(folder: Path) -> bool:
 
 
 def study_of(point: Point) -> dict[str, Any] | None:
-    """The point's study as it travels with its runs."""
-    study = point.study
-    return None if study is None else study.as_table()
+    """Return the point's study as it travels with its runs."""
+    return None if point.study is None else point.study.as_table()
 
 
 def sweep_dir(results_dir: Path, sweep: str) -> Path:
-    """``RESULTS/SWEEP``, absolute.
+    """Return ``RESULTS/SWEEP``, absolute.
 
     Raises:
         ConfigError: the sweep's name is not the name of one folder.
@@ -171,7 +225,7 @@ def sweep_dir(results_dir: Path, sweep: str) -> Path:
 
 
 def next_run_path(stem_dir: Path) -> Path:
-    """The first ``run-NNN`` of a stem that is higher than every one there is."""
+    """Return the first ``run-NNN`` of a stem that is higher than every one there is."""
     numbers = [
         int(match[1])
         for path in (stem_dir.iterdir() if stem_dir.is_dir() else ())

@@ -77,10 +77,10 @@ class Simulation:
         """
         if given.machine is None:
             raise ConfigError("--simulate: name a machine with --machine, as in --machine h100x4")
-        if given.choice is not None or given.report_only or given.node_rank is not None:
+        if given.choice is not None or given.report_only:
             raise ConfigError(
                 "--simulate predicts every point anew: leave out --resume, --rerun-failed, "
-                "--again, --keep, --report-only and --node-rank"
+                "--again, --keep and --report-only"
             )
         try:
             profile = load_machine(given.machine)

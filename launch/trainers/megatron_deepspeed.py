@@ -20,8 +20,7 @@ from configs.files import last_lines
 from configs.schema import Point
 from configs.templates import filled
 from launch.ds_json import deepspeed_config
-from launch.fit.capacity import runs_on_gpu
-from launch.fit.machine import Machine, probe_machine
+from launch.fit import Machine, probe_machine, runs_on_gpu
 from launch.hosts.ranks import Program
 from launch.records.provenance import git_state
 from launch.records.run_folder import RunFolder

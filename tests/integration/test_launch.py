@@ -14,7 +14,7 @@ import pytest
 from processes import is_alive, wait_for
 
 from dataset import indexed
-from launch.process.oom_kills import OomKills
+from launch.process.watch import OomKills
 
 KILLED = "oom-host" if OomKills().since() is None else "failed"
 """SIGKILL without an out-of-memory kill; without a counter nobody knows."""

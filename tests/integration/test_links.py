@@ -13,7 +13,7 @@ from processes import python_path, wait_for
 from trainer_runs import write_corpus
 
 from launch.hosts import namespaces
-from launch.hosts.links import unavailable
+from launch.hosts.namespaces import unavailable
 from launch.process.members import end_leftovers
 
 ROOT = Path(__file__).resolve().parents[2]

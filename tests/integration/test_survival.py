@@ -12,7 +12,7 @@ import pytest
 from processes import is_alive, wait_for
 
 from launch.process.members import end_leftovers
-from launch.process.oom_kills import OomKills
+from launch.process.watch import OomKills
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKES = ROOT / "tests" / "unit" / "launch" / "fakes"

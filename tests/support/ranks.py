@@ -2,7 +2,7 @@
 
 Ranks have the variables that a launcher would set, and are forked from a process that has imported
 torch and DeepSpeed already. What the launchers do is tested where they are meant
-(``test_launch.py``, ``test_nodes.py``, ``test_trainer.py``).
+(``test_launch.py``, ``test_trainer.py``).
 """
 
 import os

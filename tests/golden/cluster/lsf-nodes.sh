@@ -21,7 +21,7 @@ export PYTHONPATH=/harness${PYTHONPATH:+:$PYTHONPATH}
 command=(/venv/bin/python -P -m launch.sweep --sweep 'my sweep.toml')
 hostfile=/results/stride/submissions/001/hosts-${LSB_JOBID//[^A-Za-z0-9]/-}
 awk '!seen[$0]++ { print $0 " slots=4" }' "${LSB_DJOB_HOSTFILE}" >"$hostfile"
-command+=(--hostfile "$hostfile" --nnodes 2)
+command+=(--launcher deepspeed --hostfile "$hostfile" --nnodes 2)
 indices=(3)
 command+=(--index "${indices[LSB_JOBINDEX - 1]}")
 # In the shell's place, so that the batch system's signals reach the launcher.

@@ -21,7 +21,7 @@ set -u
 cd -- /home/me
 export PYTHONPATH=/harness${PYTHONPATH:+:$PYTHONPATH}
 command=(/venv/bin/python -P -m launch.sweep --sweep 'my sweep.toml')
-command+=(--srun --nnodes 2)
+command+=(--launcher srun --nnodes 2)
 indices=(3)
 command+=(--index "${indices[SLURM_ARRAY_TASK_ID - 1]}")
 # In the shell's place, so that the batch system's signals reach the launcher.

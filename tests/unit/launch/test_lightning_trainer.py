@@ -15,8 +15,8 @@ from deep_optimizer_states.config import read_settings
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch import cli
 from launch.data import look_at
-from launch.describe import describe
-from launch.fit.machine import Machine
+from launch.execute import describe
+from launch.fit import Machine
 from launch.frameworks.imdb import files
 from launch.frameworks.imdb.encoder import SentimentEncoder, Shape
 from launch.frameworks.imdb.program import require_reviews

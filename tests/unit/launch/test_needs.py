@@ -1,15 +1,16 @@
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
 from configs.errors import ConfigError
-from configs.study import default_study, study_from
+from configs.study import default_study, load_study, study_from
 from deep_optimizer_states.predict.memory.peaks import GIB
 from launch.execute import start_of
-from launch.fit.machine import Machine
+from launch.fit import Machine, lacks, refuse_if_lacking
+from launch.hosts import namespaces
 from launch.hosts.launchers import Launcher
-from launch.needs import lacks, refuse_if_lacking
 from launch.task import RunOptions, results_of
 from launch.trainers.megatron_deepspeed import MegatronDeepSpeed
 from launch.trainers.own import OwnTrainer
@@ -85,9 +86,9 @@ class TestNeeds:
 
     def test_variables_of_a_row_reach_the_ranks(self, options, tmp_path):
         row = {"environment": {"SAYS": "{subgroup_numel} on {num_ranks}"}}
-        commands, environment = start_of(point(row), options, tmp_path, "data")
+        command, environment = start_of(point(row), options, tmp_path, "data")
         assert environment["SAYS"] == "500000 on 1"
-        assert commands.started_by(tmp_path)[0] == sys.executable
+        assert command[0] == sys.executable
 
 
 def test_results_of_another_study_have_a_folder_of_its_own(tmp_path):
@@ -95,3 +96,50 @@ def test_results_of_another_study_have_a_folder_of_its_own(tmp_path):
     other = study_from({**table, "name": "other"}, "here")
     assert results_of(tmp_path, default_study()) == tmp_path
     assert results_of(tmp_path, other) == tmp_path / "other"
+
+
+STAGED = load_study("optimus-cc")
+
+
+def linked(**fields):
+    return STAGED.make_point({"model": "tiny", "link_mbit": 20, **fields})
+
+
+class TestLinks:
+    @pytest.fixture(autouse=True)
+    def possible(self, monkeypatch):
+        monkeypatch.setattr(namespaces, "unavailable", lambda: "")
+
+    @staticmethod
+    def lack(one, machine=CPU, **options):
+        found = lacks(one, machine, RunOptions(Path("r"), "s", **options))
+        return [text for text in found if "link_mbit" in text]
+
+    def test_there_is_no_reason_where_links_can_be_made_or_are_not_asked_for(self):
+        assert self.lack(linked()) == []
+        assert self.lack(linked(device="cpu"), GPU) == []
+        assert self.lack(linked(link_mbit=0), GPU, wandb_project="mine") == []
+
+    @pytest.mark.parametrize(
+        ("fields", "machine", "options", "reason"),
+        [
+            ({"pp": 1, "dp": 1}, CPU, {}, "one rank has no link to another"),
+            ({}, CPU, {"launcher": Launcher(nnodes=2)}, "leave out --hostfile"),
+            ({}, CPU, {"launcher": Launcher("deepspeed")}, "leave out --launcher deepspeed"),
+            ({}, GPU, {}, "GPUs of one machine exchange through its memory"),
+            ({"device": "cuda"}, CPU, {}, "GPUs of one machine exchange through its memory"),
+            ({}, CPU, {"wandb_project": "mine"}, "leave out --wandb"),
+        ],
+    )
+    def test_one_reason_names_field_value_and_remedy(self, fields, machine, options, reason):
+        (found,) = self.lack(linked(**fields), machine, **options)
+        assert found.startswith("link_mbit = 20: ")
+        assert reason in found
+        assert "give link_mbit = 0" in found
+
+    def test_what_the_machine_lacks_is_said_before_anything_starts(self, monkeypatch):
+        monkeypatch.setattr(namespaces, "unavailable", lambda: "only root may")
+        assert self.lack(linked()) == [
+            "link_mbit = 20: only root may; run it as root on a Linux with iproute2 and "
+            "util-linux, or give link_mbit = 0 for links as they are"
+        ]

@@ -5,7 +5,7 @@ import pytest
 
 from configs.errors import ConfigError
 from launch import cli
-from launch.records.driver import Driver
+from launch.records.run_folder import Driver
 from launch.status import main, sweep_status
 
 

@@ -106,7 +106,7 @@ def test_an_array_is_submitted_and_a_report_after_it(place, scheduler, expected,
     ],
 )
 def test_every_node_takes_the_type_of_the_plan(place, monkeypatch, types, rest, expected):
-    monkeypatch.setattr("launch.fit.machine.ask_half_types", lambda: frozenset(types))
+    monkeypatch.setattr("launch.fit.ask_half_types", lambda: frozenset(types))
     assert submit(rest=rest) == 0
     for name in ("two-1-node.sh", "two-report.sh"):
         text = (submission(place) / name).read_text()
@@ -140,7 +140,7 @@ def test_points_of_several_nodes_are_arrays_of_their_own(place):
     text = (submission(place) / "two-2-nodes.sh").read_text()
     assert "#SBATCH --nodes=2\n" in text
     assert "--no-memory-check" in text
-    assert "command+=(--srun --nnodes 2)" in text
+    assert "command+=(--launcher srun --nnodes 2)" in text
 
 
 def test_what_a_batch_system_refuses_is_said_and_what_it_took_is_kept(place, monkeypatch):
@@ -168,7 +168,7 @@ def test_a_missing_batch_system_is_said(place, monkeypatch):
         ([], ["--only", "nothing"], "unknown point 'nothing'"),
         (["--account", "$(id)"], [], "--account"),
         (["--ranks-per-node", "3"], [], "cannot be shared out"),
-        (["--gpus-per-node", "4"], ["--launcher", "deepspeed"], "started by srun"),
+        (["--gpus-per-node", "4"], ["--launcher", "deepspeed"], "choose who starts several nodes"),
     ],
 )
 def test_wrong_options_submit_nothing(place, words, rest, message):

@@ -30,9 +30,9 @@ DIRECTIVES = {
     "lsf": '#BSUB -n 16\n#BSUB -R "span[ptile=8]"\n',
 }
 STARTS = {
-    "slurm": "command+=(--srun --nnodes 2)\n",
-    "pbs": 'command+=(--hostfile "$hostfile" --nnodes 2)\n',
-    "lsf": 'command+=(--hostfile "$hostfile" --nnodes 2)\n',
+    "slurm": "command+=(--launcher srun --nnodes 2)\n",
+    "pbs": 'command+=(--launcher deepspeed --hostfile "$hostfile" --nnodes 2)\n',
+    "lsf": 'command+=(--launcher deepspeed --hostfile "$hostfile" --nnodes 2)\n',
 }
 
 

@@ -3,7 +3,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from launch.summary import write_summary
+from launch.sweep_index import write_summary
 
 
 @pytest.fixture

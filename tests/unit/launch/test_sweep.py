@@ -11,9 +11,9 @@ from configs.sweep import load_sweep, make_sweep
 from deep_optimizer_states.predict.memory.peaks import GIB
 from launch import run as run_command, task as task_module
 from launch.derive import derive
-from launch.describe import describe
 from launch.ds_json import deepspeed_config
-from launch.fit.machine import Machine
+from launch.execute import describe
+from launch.fit import Machine
 from launch.records.identity import data_facts
 from launch.simulate import workloads
 from launch.sweep import build_parser, choose_points, main, make_plan
@@ -211,7 +211,7 @@ def test_all_sweeps_can_be_listed_and_dry_run(tmp_path, capsys):
 
 def test_a_single_point_is_of_the_type_that_the_processor_multiplies(monkeypatch, capsys):
     slow = Machine(20 * GIB, half_types=frozenset)
-    monkeypatch.setattr(run_command, "probe_machine", lambda: slow)
+    monkeypatch.setattr(run_command.fit, "probe_machine", lambda: slow)
     assert run_command.main(["tiny-hybrid", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("type: fp32 in place of bf16, since torch has no native bf16 ")

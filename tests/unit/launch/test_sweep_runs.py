@@ -10,9 +10,8 @@ from configs.sweep import make_sweep
 from deep_optimizer_states import stale_locks
 from deep_optimizer_states.predict.memory.peaks import GIB
 from launch import sweep_runner, task as task_module
-from launch.fit.dtype import NO_PRODUCT, words
-from launch.fit.estimate import TimeLimit
-from launch.fit.machine import Machine
+from launch.estimate import TimeLimit
+from launch.fit import NO_PRODUCT, Machine, dtype_text
 from launch.records.ledger import Choice
 from launch.records.run_folder import Status
 from launch.sweep import dry_run, main
@@ -281,7 +280,7 @@ def test_a_sweep_that_goes_on_in_another_type_says_so_and_mixes_nothing(
     assert not call(CPU, "--only", "vanilla")[0].startswith("type")
     slow = replace(CPU, half_types=frozenset)
     out = call(slow)
-    assert out[0] == words({"": NO_PRODUCT})
+    assert out[0] == dtype_text({"": NO_PRODUCT})
     assert out[1].startswith("sweep 'basic': 3 points, about 3")
     where = next((tmp_path / "r" / "basic").glob("log-*flush_async0*")).name
     assert out[2] == f"[1/3] tiny vanilla: started: type is fp32, was bf16 in {where}/run-001"

@@ -9,7 +9,7 @@ from configs.errors import ConfigError
 from configs.files import ROOT
 from configs.study import make_point
 from launch import cli
-from launch.fit.machine import Machine
+from launch.fit import Machine
 from launch.records.run_folder import RunFolder
 from launch.trainers import OWN_TRAINER, TRAINERS, megatron_deepspeed, trainer_of
 from launch.trainers.own import PIPELINE_MODULE

@@ -91,12 +91,6 @@ def test_a_port_is_given_once_though_nobody_listens_on_it_yet(monkeypatch):
     assert take(port) == ""
 
 
-def test_a_machine_that_only_starts_ranks_elsewhere_sets_no_threads():
-    assert "OMP_NUM_THREADS" not in node_environment({}, 0)
-    assert "OMP_NUM_THREADS" in node_environment({}, 1)
-    assert "RANK" not in node_environment({}, 1)
-
-
 def test_gpus_are_numbered_as_the_monitor_numbers_them_unless_the_user_says_otherwise():
     assert node_environment({}, 1)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     given = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}

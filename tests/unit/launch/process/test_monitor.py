@@ -3,12 +3,15 @@ import os
 import subprocess
 import sys
 import threading
+import types
 
+import psutil
 import pytest
 from processes import wait_for
 
+from launch.process import monitor as module
 from launch.process.members import Members, mark, new_token
-from launch.process.monitor import NO_GPU, Monitor, run_bytes
+from launch.process.monitor import NO_GPU, Gpus, Monitor, look_around, run_bytes
 
 BUSY = "while True: pass"
 
@@ -184,3 +187,182 @@ def test_the_block_ends_at_once(members, tmp_path):
     with Monitor(members, tmp_path / "monitor.jsonl", 3600.0, NoDevices()):
         pass
     assert "monitor" not in {thread.name for thread in threading.enumerate()}
+
+
+class NVMLError(Exception):
+    pass
+
+
+@pytest.fixture
+def pynvml(monkeypatch):
+    """Four GPUs as the library shows them; the last has no PCIe counter."""
+    library = types.ModuleType("pynvml")
+    library.NVMLError = NVMLError
+    library.open = False
+
+    def init():
+        library.open = True
+
+    def shutdown():
+        library.open = False
+
+    def by_uuid(name):
+        if name not in ("GPU-b", "MIG-c"):
+            raise NVMLError("not found")
+        return {"GPU-b": 1, "MIG-c": 2}[name]
+
+    def throughput(handle, counter):
+        if handle in (3, None):
+            raise NVMLError("not supported")
+        return {"tx": 10, "rx": 20}[counter] + handle
+
+    def checked(answer):
+        def ask(handle):
+            if handle is None:
+                raise NVMLError("invalid argument")
+            return answer(handle)
+
+        return ask
+
+    library.NVML_PCIE_UTIL_TX_BYTES, library.NVML_PCIE_UTIL_RX_BYTES = "tx", "rx"
+    library.nvmlInit, library.nvmlShutdown = init, shutdown
+    library.nvmlDeviceGetCount = lambda: 4
+    library.nvmlDeviceGetHandleByIndex = lambda index: index
+    library.nvmlDeviceGetHandleByUUID = by_uuid
+    library.nvmlDeviceGetUtilizationRates = checked(
+        lambda handle: types.SimpleNamespace(gpu=90 + handle)
+    )
+    library.nvmlDeviceGetMemoryInfo = checked(
+        lambda handle: types.SimpleNamespace(used=2**30 * handle)
+    )
+    library.nvmlDeviceGetPcieThroughput = throughput
+    library.nvmlDeviceGetComputeRunningProcesses = checked(
+        lambda handle: [types.SimpleNamespace(pid=handle + 70, usedGpuMemory=2**20 * handle)]
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    return library
+
+
+def test_a_row_has_the_units_of_its_names(pynvml):
+    gpus = Gpus(None, 2)
+    assert gpus.sample()[1] == {
+        "device_id": 1,
+        "gpu_util_percent": 91,
+        "gpu_memory_used_bytes": 2**30,
+        "pcie_tx_bytes_per_s": 11_000,
+        "pcie_rx_bytes_per_s": 21_000,
+    }
+    gpus.close()
+    assert not pynvml.open
+    assert gpus.sample() == []
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "utilisation"),
+    [
+        (None, 8, [90, 91, 92, 93]),
+        ("2,0", 8, [92, 90]),
+        ("3,2,1", 1, [93]),
+        ("GPU-b, MIG-c", 2, [91, 92]),
+        ("GPU-zzz,0", 2, [None, 90]),
+        ("1,9,0", 8, [91]),
+        ("-1", 8, []),
+        ("", 8, []),
+        (None, 0, []),
+    ],
+)
+def test_the_ranks_gpus_in_cudas_order(pynvml, visible, count, utilisation):
+    rows = Gpus(visible, count).sample()
+    assert [row["gpu_util_percent"] for row in rows] == utilisation
+    assert [row["device_id"] for row in rows] == list(range(len(rows)))
+
+
+def test_processes_of_each_gpu_with_what_they_hold(pynvml):
+    gpus = Gpus("2,GPU-zzz,1", 3)
+    assert gpus.processes() == [{72: 2**21}, None, {71: 2**20}]
+    del pynvml.nvmlDeviceGetComputeRunningProcesses  # an old library
+    assert gpus.processes() == [None, None, None]
+
+
+def test_what_a_gpu_does_not_say_is_null(pynvml):
+    (row,) = Gpus("3", 1).sample()
+    assert row["pcie_tx_bytes_per_s"] is None
+    assert row["gpu_util_percent"] == 93
+
+
+def test_without_library_or_driver_there_are_no_gpus(pynvml, monkeypatch):
+    def no_driver():
+        raise NVMLError("driver not loaded")
+
+    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    assert Gpus(None, 1).sample() == []
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    gpus = Gpus(None, 1)
+    assert gpus.sample() == []
+    gpus.close()
+
+
+@pytest.mark.parametrize(
+    ("has_driver", "count", "said"), [(True, 1, module.MISSING), (True, 0, ""), (False, 1, "")]
+)
+def test_a_missing_package_is_named_once_and_only_beside_a_gpu(
+    has_driver, count, said, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(module, "DRIVER", tmp_path if has_driver else tmp_path / "none")
+    module._say_missing.cache_clear()
+    assert [Gpus(None, count).sample() for _ in range(3)] == [[], [], []]
+    assert capsys.readouterr().err == said
+    module._say_missing.cache_clear()
+
+
+def test_a_driver_that_does_not_answer_is_no_missing_package(pynvml, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(module, "DRIVER", tmp_path)
+    monkeypatch.delattr(pynvml, "nvmlInit")
+    assert Gpus(None, 1).sample() == []
+    assert capsys.readouterr().err == ""
+
+
+class Devices:
+    def __init__(self, *processes):
+        self._processes = processes
+
+    def processes(self):
+        return list(self._processes)
+
+
+@pytest.fixture
+def cores(monkeypatch):
+    """``cores(90, 10)`` says how busy each core is; the run may use the first two."""
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda _pid: {0, 1})
+
+    def set_percent(*percent):
+        monkeypatch.setattr(psutil, "cpu_percent", lambda _seconds, percpu: list(percent))
+
+    set_percent(0.0, 0.0)
+    return set_percent
+
+
+def test_a_quiet_machine_has_nothing_to_say(cores):
+    seen = look_around(Devices({}, {}))
+    assert (seen["cpu_percent"], seen["gpu_processes"], seen["busy"]) == (0.0, [], "")
+    assert seen["load_1min"] >= 0
+
+
+def test_processors_that_others_use_are_said(cores):
+    cores(90.0, 50.0, 100.0, 100.0)
+    assert look_around(Devices())["busy"] == "others used 70% of its cores"
+
+
+def test_what_the_run_may_not_use_does_not_count(cores):
+    cores(1.0, 2.0, 100.0, 100.0)
+    assert look_around(Devices())["busy"] == ""
+
+
+def test_processes_on_the_runs_gpus_are_said(cores):
+    seen = look_around(Devices({}, {4711: 3 * 2**30, 4712: None}))
+    assert seen["gpu_processes"] == [
+        {"device_id": 1, "pid": 4711, "memory_bytes": 3 * 2**30},
+        {"device_id": 1, "pid": 4712, "memory_bytes": None},
+    ]
+    assert seen["busy"] == "process 4711 used GPU 1, 3.0 GiB; process 4712 used GPU 1"

@@ -2,9 +2,9 @@ import signal
 
 import pytest
 
-from launch.process.job import Ending
 from launch.process.outcome import judge
-from launch.process.progress_watch import Stall
+from launch.process.supervise import Ending
+from launch.process.watch import Stall
 
 TORCHRUN = [
     "[rank1]: Traceback (most recent call last):",

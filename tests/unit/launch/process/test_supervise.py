@@ -11,10 +11,10 @@ import psutil
 import pytest
 from processes import is_alive, wait_for
 
-from launch.process import members as module, stacks, supervise as supervisor
-from launch.process.job import Companion, Job, Limits
-from launch.process.progress_watch import ProgressWatch
-from launch.process.supervise import supervise
+from configs.files import ROOT
+from launch.process import members as module, supervise as supervisor, watch
+from launch.process.supervise import Companion, Job, Limits, supervise
+from launch.process.watch import ProgressWatch
 
 PYTHON = sys.executable
 SLEEPER = "import time; time.sleep(600)"
@@ -92,15 +92,15 @@ def test_a_process_left_behind_in_its_own_session_is_ended(tmp_path, sleeper):
 
 def test_a_process_of_the_run_is_not_spared_by_an_inner_run(tmp_path):
     inner = (
-        "import os, pathlib, threading, time; from launch.process.job import Job;"
-        "from launch.process.supervise import supervise;"
+        "import os, pathlib, threading, time;"
+        "from launch.process.supervise import Job, supervise;"
         "here = pathlib.Path('.'); log = here / 'inner.log';"
         f"a = Job([{PYTHON!r}, '-c', 'import os; print(os.getpid(), flush=True); ' + {SLEEPER!r}],"
         "here, dict(os.environ), log); threading.Thread(target=supervise, args=(a,)).start()\n"
         "while not log.exists() or not log.read_text(): time.sleep(0.02)\n"
         "os._exit(3)"  # the inner supervisor dies before it can end anything
     )
-    environment = {**os.environ, "PYTHONPATH": str(module.Path(module.__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ending = supervise(Job([PYTHON, "-c", inner], tmp_path, environment, tmp_path / "a.log"))
     assert ending.exit_code == 3
     assert not is_alive(int((tmp_path / "inner.log").read_text()))
@@ -203,13 +203,12 @@ def test_echo_copies_the_whole_log_to_standard_output(tmp_path, capfd):
 
 def test_the_run_goes_on_when_the_reader_of_the_echo_has_gone(tmp_path):
     program = (
-        "import os, pathlib, sys; from launch.process.job import Job;"
-        "from launch.process.supervise import supervise;"
+        "import os, pathlib, sys; from launch.process.supervise import Job, supervise;"
         f"j = Job([{PYTHON!r}, '-c', 'import time;[print(i, time.sleep(0.05), flush=True)"
         " for i in range(40)]'], pathlib.Path('.'), dict(os.environ), pathlib.Path('a.log'));"
         "sys.exit(40 + supervise(j, echo=True).exit_code)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(module.Path(module.__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         [PYTHON, "-c", program], cwd=tmp_path, env=environment, stdout=subprocess.PIPE
     )
@@ -231,8 +230,8 @@ stuck_here()
 
 
 def test_a_run_without_progress_shows_its_stacks_and_is_ended(tmp_path, sleeper, leap, monkeypatch):
-    monkeypatch.setattr(stacks, "ANSWER_S", 60.0)
-    monkeypatch.setattr(stacks, "QUIET_S", 2.0)
+    monkeypatch.setattr(watch, "ANSWER_S", 60.0)
+    monkeypatch.setattr(watch, "QUIET_S", 2.0)
     log = tmp_path / "a.log"
     leap(lambda: 10.0 if log.exists() and log.read_text().endswith("begun\n") else 0.0)
     ending, _ = run(ORPHAN + HANGS, tmp_path, hang_s=60)

@@ -1,6 +1,5 @@
 """Runs of several drivers on one machine take turns."""
 
-import json
 import os
 import signal
 import subprocess
@@ -69,15 +68,15 @@ def test_a_driver_that_is_killed_gives_its_turn_back(holder):
     holder.wait()
     said = []
     with turn("model b", said.append):
-        assert json.loads(lock_path().read_text())["what"] == "model b"
+        assert lock_path().read_text().endswith(" measures model b")
     assert said == []
-    assert lock_path().read_text() == "{}"
+    assert lock_path().read_text() == ""
 
 
 def test_share_waits_for_nobody_and_lets_nobody_wait(holder):
     said = []
     with turn("model b", said.append, share=True):
-        assert json.loads(lock_path().read_text())["pid"] == holder.pid
+        assert f"process {holder.pid} of" in lock_path().read_text()
     assert said == []
 
 
@@ -99,10 +98,10 @@ def test_the_lock_is_for_every_user():
         os.umask(before)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"pid": "x"}', "\x00\xff", '{"pid": 1}'])
+@pytest.mark.parametrize("text", [b"", b"\xff"])
 def test_whatever_stands_in_the_file_is_no_error(text):
-    lock_path().write_text(text)
-    with lock_path().open("r+") as file:
+    lock_path().write_bytes(text)
+    with lock_path().open("r+", encoding="utf-8") as file:
         assert module._holder(file) == "another process measures on this machine"
     with turn("model a", print):
         pass

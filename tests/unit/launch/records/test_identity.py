@@ -1,32 +1,10 @@
-"""Keys that runs of earlier versions have on disk, and what makes another run of a point."""
-
 import pytest
 
-from configs.schema import read_toml
 from configs.study import default_study, make_point, study_from
-from launch.records.identity import settings_key
-
-KEYS = [
-    ({"model": "tiny"}, "9859dd7c1b7628e9"),
-    ({"model": "tiny", "engine": "a"}, "69406944883a78a1"),
-    ({"model": "tiny", "engine": "h", "stride": 2}, "0aab7670e1b4bf13"),
-    ({"model": "7B", "engine": "h", "stride": 5, "dp": 2}, "0760f77731e54c5d"),
-    ({"model": "20B", "offload_ratio": 0.8, "hog_share": 0.2}, "ae650625aee0c692"),
-    ({"model": "tiny", "subgroup_numel": 1000, "accumulation": 4, "engine": "a"},
-     "5cf2e5ca93d10f86"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("table", "key"), KEYS)
-def test_points_of_before_studies_keep_their_keys(table, key):
-    assert settings_key(make_point(table)) == key
-    assert settings_key(make_point({**table, "name": "mine"})) == key
-
-
-def test_a_field_that_came_later_makes_another_point_where_it_is_set():
-    table = {"model": "tiny", "engine": "a"}
-    keys = {settings_key(make_point({**table, "just_in_time": on})) for on in (False, True)}
-    assert len(keys) == 2
+from launch.hosts.ranks import TRAINER_MODULE
+from launch.records import identity as module
+from launch.records.identity import code_of, settings_key
+from launch.trainers.own import PIPELINE_MODULE
 
 
 def test_another_row_is_another_point():
@@ -40,18 +18,6 @@ def test_another_row_is_another_point():
 
     assert key() == key(title="other words") != key(ds_config={"x": 1})
     assert key() != key(environment={"OMP_WAIT_POLICY": "active"})
-
-
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        ("tiny", "9859dd7c1b7628e9"),
-        ("7B-hybrid", "a6f5847b3ceb03b4"),
-        ("tiny-async-gradients", "69406944883a78a1"),
-    ],
-)
-def test_runs_of_before_the_later_fields_still_count(name, key):
-    assert settings_key(make_point(read_toml(default_study().files("points")[name]))) == key
 
 
 @pytest.mark.parametrize(
@@ -83,5 +49,89 @@ def test_another_architecture_is_another_point():
         for name in ("llama", "gpt2")
     ]
     assert keys[0] != keys[1]
-    del model["architecture"]
-    assert settings_key(make_point({"model": model})) == keys[0]
+
+
+def test_a_name_is_no_part_of_a_point():
+    named = make_point({"model": "tiny", "name": "mine", "data_prefix": "elsewhere"})
+    assert settings_key(named) == settings_key(make_point({"model": "tiny"}))
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A checkout with a trainer, what it imports, and what it does not."""
+    root, plugin = tmp_path / "root", tmp_path / "root" / "src" / "plugin"
+    files = {
+        "launch/__init__.py": "",
+        "launch/train.py": "import os\n\ndef main():\n    from launch.deep import loop\n",
+        "launch/deep/__init__.py": "",
+        "launch/deep/loop.py": "import plugin.zero\nimport torch\n",
+        "launch/deep/unused.py": "",
+        "launch/sweep.py": "import launch.train\n",
+        "src/plugin/__init__.py": "",
+        "src/plugin/zero.py": "",
+        "src/plugin/other.py": "",
+        "src/plugin/kernels/adam.cpp": "int x;",
+        "notes.toml": "mine",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    monkeypatch.setattr(module, "ROOT", root)
+    monkeypatch.setattr(module, "PLUGIN", plugin)
+    forget()
+    yield root
+    forget()
+
+
+def forget():
+    """Look at the files anew, as another process does."""
+    for function in (module._imported, module._files_of, module._hash):
+        function.cache_clear()
+
+
+USED = [
+    *("launch/__init__.py", "launch/deep/__init__.py", "launch/deep/loop.py", "launch/train.py"),
+    *("src/plugin/__init__.py", "src/plugin/kernels/adam.cpp", "src/plugin/zero.py"),
+]
+
+
+def test_files_are_those_that_a_program_imports_and_no_others(checkout):
+    assert list(code_of(["launch.train"])) == USED
+    assert list(code_of(["no.module.of.ours"])) == []
+    assert list(code_of([str(checkout / "launch" / "sweep.py")])) == sorted(
+        [*USED, "launch/sweep.py"]
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in USED if not name.endswith("__init__.py")])
+def test_a_change_of_a_file_that_runs_shows_under_its_name(checkout, name):
+    before = code_of(["launch.train"])
+    with (checkout / name).open("a") as file:
+        file.write("\n# changed\n")
+    forget()
+    after = code_of(["launch.train"])
+    assert [path for path in USED if before[path] != after[path]] == [name]
+
+
+@pytest.mark.parametrize("name", ["notes.toml", "launch/sweep.py", "launch/deep/unused.py", "new"])
+def test_other_files_may_come_and_change(checkout, name):
+    before = code_of(["launch.train"])
+    (checkout / name).write_text("other")
+    forget()
+    assert code_of(["launch.train"]) == before
+
+
+def test_the_real_trainer_is_known_with_the_plugin_and_without_the_sweeps():
+    files = code_of([TRAINER_MODULE])
+    assert {"launch/pretrain_gpt.py", "launch/trainer/loop.py", "configs/schema.py"} <= set(files)
+    assert any(name.endswith("zero3/optimizer.py") for name in files)
+    assert any(name.endswith("host_adam.cpp") for name in files)
+    assert not any(name.startswith(("parse/", "plots/", "launch/sweep")) for name in files)
+
+
+def test_the_trainer_with_a_pipeline_is_known_with_its_compression_and_without_the_other_trainer():
+    files = code_of([PIPELINE_MODULE])
+    assert {"launch/trainer/pipeline_adapter.py", "src/optimus_cc/backpropagation.py"} <= set(files)
+    assert "src/optimus_cc/megatron.py" in files
+    assert "launch/trainer/loop.py" in files
+    assert "launch/trainer/deepspeed_adapter.py" not in files

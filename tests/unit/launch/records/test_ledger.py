@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from launch.records.driver import Driver
 from launch.records.identity import changes, code_facts
 from launch.records.ledger import Choice, decide, older as is_older, read_records
+from launch.records.run_folder import Driver
 
 KEYS = ("point", "setup", 1)
 
@@ -43,7 +43,7 @@ def folder(tmp_path):
 
 
 def ran(folder, choice=Choice.MISSING, keys=KEYS):
-    return decide(keys, read_records(folder.root), choice)
+    return decide(keys, read_records(folder.root), choice, {})
 
 
 def test_a_point_never_run_is_run_unless_only_failures_are_asked_for(folder):
@@ -112,8 +112,6 @@ def facts(code="1", torch="2.13", cores=2):
         (facts(code="0", cores=4), "code changed: launch/trainer/loop.py; processor changed"),
         (facts() | {"code": code_facts(facts()["code"]["files"], "other")},
          "DeepSpeed's JSON, arguments or variables changed"),
-        ({"git": {"commit": "0"}, **{k: facts()[k] for k in ("versions", "gpus", "cpu")}},
-         "made before the code of a run was noted file by file"),
     ],
 )  # fmt: skip
 def test_a_point_that_is_run_again_says_what_changed(folder, older, why):

@@ -1,12 +1,9 @@
 import json
 import subprocess
 
-import pytest
-
 from launch.records.provenance import (
     REDACTED,
     git_state,
-    number_ranges,
     provenance,
     redact,
     relevant_environment,
@@ -75,13 +72,5 @@ def test_provenance_is_json_with_versions_and_hardware():
     assert record["versions"]["pydantic"]
     assert record["cpu"]["cores_usable"] >= 1
     assert record["host_memory_bytes"] > 0
-    assert record["affinity"]
     assert all(node["cores"] for node in record["numa"])
     assert record["environment"] == {"OMP_NUM_THREADS": "3"}
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"), [((), ""), ((3,), "3"), ((0, 1, 2, 3, 8), "0-3,8"), ((5, 0, 6), "0,5-6")]
-)
-def test_cores_are_written_as_ranges(numbers, text):
-    assert number_ranges(set(numbers)) == text

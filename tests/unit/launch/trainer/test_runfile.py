@@ -11,8 +11,8 @@ from configs.schema import Model, Point
 from configs.study import default_study
 from launch.hosts.ranks import TRAINER_MODULE
 from launch.pretrain_gpt import main
-from launch.process.job import Ending
 from launch.process.outcome import judge
+from launch.process.supervise import Ending
 from launch.trainer.runfile import ranks_from_environment, read_run_file, with_tuned_config
 from launch.trainers.own import LIGHTNING_MODULE, PIPELINE_MODULE
 

@@ -10,15 +10,18 @@ from dataclasses import dataclass, replace
 from configs.schema import Point
 from deep_optimizer_states.cores import usable_cores
 from deep_optimizer_states.predict.machine import load_machine
+from deep_optimizer_states.predict.model import ModelShape, model_from_table
 from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.workload import WorkloadError
-from launch.fit import pipelines
-from launch.fit.capacity import PROFILES, runs_on_gpu
-from launch.fit.machine import Machine
+from launch.ds_json import deepspeed_config
+from launch.fit import PROFILES, Machine, runs_on_gpu
 from launch.records.identity import settings_key
 from launch.records.ledger import Record
 from launch.simulate.workloads import AsOf, workload_of
-from optimus_cc.predict import PredictionError
+from launch.trainer.runfile import COMPRESSION
+from optimus_cc import predict as pipelines
+from optimus_cc.predict import ELEMENT_BYTES, PredictionError, load_cluster
+from optimus_cc.settings import Settings
 
 GPU_START_S, CPU_START_S = 45.0, 7.0
 """From the launch to the first iteration; on a CPU of each rank that has a core to itself."""
@@ -28,6 +31,8 @@ their products."""
 SLOW_BF16 = 12.0
 """How much longer a bf16 matrix product takes where torch has no native one: the middle of 2.4 to
 66 times as long as in fp32, by the matrices' size, on a processor restricted to AVX2 (measured)."""
+CLUSTER = "a100x64"
+"""Whose rates a pipeline is predicted with, with as many GPUs as the point has ranks."""
 AS_BEFORE = "as it took before"
 """What :attr:`Estimate.how` says of a time that a run of before took."""
 
@@ -44,13 +49,7 @@ class Estimate:
 
 
 def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> Estimate:
-    """Estimate the seconds that a point will take.
-
-    Args:
-        point: what is to be run.
-        machine: where.
-        records: runs of before, the newest last.
-    """
+    """Estimate the seconds that a point will take, after earlier runs, the newest last."""
     key = settings_key(point)
     for record in reversed(records):
         same = record.point_key.startswith(key) and record.status == "ok"
@@ -69,16 +68,51 @@ def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> 
 
 @functools.lru_cache(maxsize=4096)
 def _iteration_on_gpus(point: Point) -> tuple[float, str]:
-    """Return the seconds of an iteration, and the profile whose rates they come from."""
+    """Seconds of an iteration, and the profile whose rates they come from."""
     if point.pp > 1:
-        return pipelines.iteration_s(point), pipelines.CLUSTER
+        return _pipeline_iteration_s(point), CLUSTER
     name = PROFILES[True]
     profile = replace(load_machine(name), cores=usable_cores(), gpus=point.num_ranks)
     return predict(workload_of(point, AsOf.TODAY), profile).iteration_s, name
 
 
+def _pipeline_iteration_s(point: Point) -> float:
+    """Seconds of an iteration without ZeRO; a node holds the shards of one stage."""
+    workload = pipeline_workload(point)
+    settings = Settings(**deepspeed_config(point).get(COMPRESSION, {}))
+    cluster = load_cluster(CLUSTER)
+    costs = cluster.costs(workload, settings, point.dtype, copies=point.tp)
+    return pipelines.predict(workload, settings, costs).iteration_s
+
+
+def pipeline_workload(point: Point) -> pipelines.Workload:
+    """Return the iteration of a pipeline's point, as it is predicted.
+
+    Raises:
+        PredictionError: the model or its type is not one that is predicted.
+    """
+    model = point.model
+    if model.architecture != "gpt2":
+        raise PredictionError(f"architecture = '{model.architecture}': only 'gpt2' is predicted")
+    if point.dtype not in ELEMENT_BYTES:
+        raise PredictionError(
+            f"dtype = '{point.dtype}': {' and '.join(ELEMENT_BYTES)} are predicted"
+        )
+    names = set(ModelShape.__dataclass_fields__)
+    return pipelines.Workload(
+        model=model_from_table(model.model_dump(include=names)),
+        pp=point.pp,
+        dp=point.dp,
+        tp=point.tp,
+        micro_batch_size=point.micro_batch_size,
+        num_micro_batches=point.accumulation,
+        element_bytes=ELEMENT_BYTES[point.dtype],
+        recomputes=point.activation_checkpointing,
+    )
+
+
 def _seconds_on_cpu(point: Point, machine: Machine) -> float:
-    """Return the seconds of a run: the start, matrix products, and calls of Python."""
+    """Seconds of a run: the start, matrix products, and calls of Python."""
     profile, cores = load_machine(PROFILES[False]), usable_cores()
     assert profile.rates.device_flops_per_s
     passes = 8 if point.activation_checkpointing else 6
@@ -93,12 +127,7 @@ def _seconds_on_cpu(point: Point, machine: Machine) -> float:
 
 
 class TimeLimit:
-    """A number of seconds from now.
-
-    Args:
-        seconds: That may pass in all.
-        clock: Gives the time in seconds; for tests.
-    """
+    """A number of seconds from now."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

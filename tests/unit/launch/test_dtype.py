@@ -6,8 +6,7 @@ import pytest
 from configs.study import load_study
 from configs.sweep import load_sweep
 from deep_optimizer_states.predict.memory.peaks import GIB
-from launch.fit.dtype import AS_BEFORE, NO_PRODUCT, words
-from launch.fit.machine import HALF_TYPES, Machine, ask_half_types
+from launch.fit import HALF_TYPES, NO_PRODUCT, Machine, ask_half_types, dtype_text
 from launch.hosts.launchers import Launcher
 from launch.sweep import build_parser, make_plan
 
@@ -86,14 +85,14 @@ def test_results_that_stay_decide_the_type(option, tmp_path):
     assert chosen(planned(SLOW, *words)) == ({"bf16"}, set())
     leave_run(tmp_path, 2, "fp32")
     leave_run(tmp_path, 3, "bf16", "failed")
-    assert chosen(planned(NATIVE, *words)) == ({"fp32"}, {AS_BEFORE})
+    assert chosen(planned(NATIVE, *words)) == ({"fp32"}, {"the runs that stay are of this type"})
     # What is run again in any case need not be.
     assert chosen(planned(NATIVE, "--results-dir", str(tmp_path))) == ({"bf16"}, set())
 
 
 def test_the_choice_is_said_in_a_line_with_the_way_to_another():
-    assert words({}) == ""
-    assert words({"a": NO_PRODUCT, "b": NO_PRODUCT}) == (
+    assert dtype_text({}) == ""
+    assert dtype_text({"a": NO_PRODUCT, "b": NO_PRODUCT}) == (
         "type: fp32 in place of bf16, since torch has no native bf16 matrix product on this "
         "processor; --dtype bf16 asks for it"
     )

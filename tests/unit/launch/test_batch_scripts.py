@@ -1,5 +1,6 @@
 import os
 import subprocess
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,20 +8,16 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from configs.errors import ConfigError
-from launch.cluster.jobs import Ask, BatchJob, bash_quote, render
+from launch.submit import BatchJob, bash_quote, build_parser, render
 
-GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "cluster"
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "cluster"
 SCHEDULERS = ("slurm", "pbs", "lsf")
 ODD = 'it\'s "two"\nlines; $HOME `id` \\ %'
-ASK = Ask(
-    scheduler="slurm",
-    account="a-1",
-    queue="big",
-    time="01:30:30",
-    gpus_per_node=4,
-    cpus_per_node=32,
-    max_parallel=2,
-)
+ASK = [
+    *("--sweep", "stride", "--account", "a-1", "--queue", "big", "--time", "01:30:30"),
+    *("--gpus-per-node", "4", "--cpus-per-node", "32", "--max-parallel", "2"),
+]
+SETUP = ("module load cuda", "export NCCL_DEBUG=INFO")
 ARRAY = BatchJob(
     name="stride-1-node",
     folder=Path("/results/stride/submissions/001"),
@@ -28,7 +25,6 @@ ARRAY = BatchJob(
     root=Path("/harness"),
     command=("/venv/bin/python", "-P", "-m", "launch.sweep", "--sweep", "my sweep.toml"),
     indices=(1, 2, 5),
-    setup=("module load cuda", "export NCCL_DEBUG=INFO"),
 )
 JOBS = {
     "array": ARRAY,
@@ -39,7 +35,8 @@ DIRECTIVE = {"slurm": "#SBATCH ", "pbs": "#PBS ", "lsf": "#BSUB "}
 
 
 def script(scheduler, job, **changes):
-    return render(replace(ASK, scheduler=scheduler, **changes), job)
+    given = vars(build_parser().read(["--scheduler", scheduler, *ASK]))
+    return render(Namespace(**{**given, "setup": SETUP, **changes}), job)
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -79,9 +76,9 @@ def test_no_path_can_be_a_directive(scheduler):
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)))))
 def test_every_argument_arrives_as_it_was(words):
     job = replace(ARRAY, command=("/usr/bin/printf", "%s\\0", "first", *words), indices=())
-    job = replace(job, cwd=Path("/"), setup=())
+    job = replace(job, cwd=Path("/"))
     done = subprocess.run(
-        ["bash"], input=script("slurm", job).encode(), capture_output=True, check=True
+        ["bash"], input=script("slurm", job, setup=()).encode(), capture_output=True, check=True
     )
     assert done.stdout.decode().split("\0")[:-1] == ["first", *words]
     assert done.stderr == b""
@@ -118,7 +115,7 @@ def test_values_that_are_more_than_a_value_are_refused(changes, words):
 @pytest.mark.parametrize("line", ["a\nb", "#SBATCH --qos=x", " #PBS -A x"])
 def test_a_setup_line_is_one_line_of_shell(line):
     with pytest.raises(ConfigError, match="--setup"):
-        script("slurm", replace(ARRAY, setup=(line,)))
+        script("slurm", ARRAY, setup=(line,))
 
 
 def test_directives_of_the_users_own_stand_with_the_others():
@@ -148,12 +145,18 @@ def test_the_hosts_of_a_job_become_a_hostfile(tmp_path):
     nodes.write_text("n2\nn2\nn1\nn1\n")
     folder = tmp_path / "it's here"
     folder.mkdir()
-    job = replace(JOBS["nodes"], folder=folder, cwd=tmp_path, setup=(), command=("echo",))
+    job = replace(JOBS["nodes"], folder=folder, cwd=tmp_path, command=("echo",))
     environment = {**os.environ, "PBS_NODEFILE": str(nodes), "PBS_JOBID": "12[1].server"}
     done = subprocess.run(
-        ["bash"], input=script("pbs", job), env=environment, capture_output=True, text=True
+        ["bash"],
+        input=script("pbs", job, setup=()),
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     (made,) = folder.iterdir()
     assert made.read_text() == "n2 slots=4\nn1 slots=4\n"
-    assert done.stdout.rstrip("\n") == f"--hostfile {made} --nnodes 2 --index 3"
+    assert (
+        done.stdout.rstrip("\n") == f"--launcher deepspeed --hostfile {made} --nnodes 2 --index 3"
+    )
     assert done.stderr == ""

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from launch.live import Live, Tail, duration_text, progress_text
+from launch.process.watch import Live, Tail, duration_text, progress_text
 
 
 def test_a_growing_file_is_read_piece_by_piece(tmp_path):

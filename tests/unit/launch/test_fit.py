@@ -8,10 +8,9 @@ from configs.sweep import load_sweep
 from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
 from deep_optimizer_states.predict.memory.arrays import arrays_of
 from deep_optimizer_states.predict.memory.peaks import GIB
+from launch import fit
 from launch.ds_json import deepspeed_config
-from launch.fit import capacity
-from launch.fit.capacity import MARGIN, largest_model_that_fits, runs_on_gpu, unused_gpus
-from launch.fit.machine import Machine
+from launch.fit import MARGIN, Machine, largest_model_that_fits, runs_on_gpu
 from launch.simulate import workloads
 from launch.trainers import OWN_TRAINER, TRAINERS
 
@@ -23,7 +22,7 @@ SMALL_GPU = Machine(host_free_bytes=480 * GIB, gpu_free_bytes=(16 * GIB,))
 predict, shortages, refuse_if_short, memory_text = (
     functools.partial(function, trainer=OWN_TRAINER)
     for function in (
-        capacity.predict, capacity.shortages, capacity.refuse_if_short, capacity.memory_text
+        fit.predict, fit.shortages, fit.refuse_if_short, fit.memory_text
     )
 )  # fmt: skip
 
@@ -35,26 +34,6 @@ def point(model, **fields):
 def test_stock_needs_at_least_eighteen_host_bytes_a_parameter():
     need = predict(point("7B"), on_gpu=True)
     assert 18 * 5_948_837_888 < need.host_bytes < 25 * 5_948_837_888
-
-
-def test_the_hybrid_update_adds_three_slots_of_a_tile():
-    stock, hybrid = (
-        predict(point("20B", **e), True) for e in ({}, {"engine": "hybrid", "stride": 2})
-    )
-    extra = hybrid.device_bytes - stock.device_bytes
-    assert extra == pytest.approx(MARGIN * 3 * 14 * DEFAULT_TILE_NUMEL)
-
-
-def test_a_smaller_ratio_moves_state_from_host_to_device():
-    whole, half = (predict(point("7B", offload_ratio=r), True) for r in (1.0, 0.5))
-    assert half.host_bytes < whole.host_bytes
-    assert half.device_bytes > whole.device_bytes + 8 * 5_000_000_000
-
-
-def test_materialised_scores_and_kept_activations_cost_device_memory():
-    plain = predict(point("7B"), True).device_bytes
-    assert predict(point("7B", attention="sdpa"), True).device_bytes < plain
-    assert predict(point("7B", activation_checkpointing=False), True).device_bytes > plain
 
 
 def test_ranks_share_the_device_memory_and_add_up_in_the_host():
@@ -88,18 +67,6 @@ def test_the_remedy_for_lacking_gpus_is_fewer_ranks(monkeypatch):
     assert "smaller model" not in str(caught.value)
 
 
-def test_one_process_beside_unused_gpus_is_told_what_would_use_them():
-    said = unused_gpus(point("tiny", micro_batch_size=2, global_batch_size=2), H100_NODE)
-    assert said == (
-        "1 of 4 GPUs used (tp 1 x pp 1 x dp 1); --dp 4 with --global-batch-size a multiple of 8 "
-        "uses 4"
-    )
-    whole = make_point({"model": "tiny", "dp": 4, "global_batch_size": 8})
-    assert unused_gpus(whole, H100_NODE) == ""
-    assert unused_gpus(point("tiny", device="cpu"), H100_NODE) == ""
-    assert unused_gpus(point("tiny"), LAPTOP) == ""
-
-
 def test_the_device_decides_where_ranks_run():
     assert not runs_on_gpu(point("tiny"), LAPTOP)
     assert runs_on_gpu(point("tiny"), SMALL_GPU)
@@ -127,13 +94,6 @@ def test_auto_takes_the_largest_model_that_fits(machine, model):
             choose()
     else:
         assert choose() == model
-
-
-def test_gradients_summed_in_fp32_take_two_bytes_more():
-    plain, wide = (
-        predict(point("7B", grad_accum_dtype=dtype), False).host_bytes for dtype in ("bf16", "fp32")
-    )
-    assert wide - plain == pytest.approx(MARGIN * 2 * 5_948_837_888)
 
 
 @pytest.fixture
@@ -179,16 +139,6 @@ def test_other_stages_have_a_need_too():
     assert ranks.device_bytes < 0.6 * second.device_bytes
 
 
-@pytest.mark.parametrize("engine", ["vanilla", "async-gradients"])
-def test_a_window_of_micro_batches_is_counted(engine):
-    """DeepSpeed's JSON leaves accumulation to follow from the batches."""
-    one, four = (
-        predict(point("7B", engine=engine, global_batch_size=size), True) for size in (1, 4)
-    )
-    sums = 0 if engine == "vanilla" else 2 * 5_948_837_888
-    assert four.host_bytes - one.host_bytes == pytest.approx(MARGIN * sums, abs=GIB / 4)
-
-
 @pytest.mark.parametrize("policy", ["dynamic", "auto", "all-device"])
 def test_every_policy_of_the_plugin_has_a_need(monkeypatch, policy):
     def change(point):
@@ -217,10 +167,10 @@ def test_all_ten_strategies_for_film_reviews_fit_the_card_of_their_text():
     card = Machine(host_free_bytes=64 * GIB, gpu_free_bytes=(24 * GIB,))
     assert len({each.engine for each in points}) == 10
     for each in points:
-        assert capacity.shortages(each, card, FILM_REVIEWS) == []
-        text = capacity.memory_text(each, card, FILM_REVIEWS)
+        assert fit.shortages(each, card, FILM_REVIEWS) == []
+        text = fit.memory_text(each, card, FILM_REVIEWS)
         assert text.startswith("predicted host"), text
-    need = capacity.predict(points[0], True, FILM_REVIEWS)
+    need = fit.predict(points[0], True, FILM_REVIEWS)
     assert need.device_bytes / 1e9 == pytest.approx(PUBLISHED_GB, rel=0.15)
 
 
@@ -236,8 +186,8 @@ def staged(model, **fields):
 def test_each_stage_of_a_pipeline_has_a_need_of_its_own():
     """In 1F1B the first stages keep more micro-batches, the last one has the logits."""
     each = staged("gpt2-2.5B", tp=8, pp=4, dp=2, global_batch_size=512, micro_batch_size=8)
-    text = capacity.memory_text(each, Machine(10_000 * GIB, (80 * GIB,) * 64), STAGES)
-    need = capacity.predict(each, True, STAGES)
+    text = fit.memory_text(each, Machine(10_000 * GIB, (80 * GIB,) * 64), STAGES)
+    need = fit.predict(each, True, STAGES)
     stages = ", ".join(f"{num_bytes / GIB:.1f}" for num_bytes in need.stages)
     assert f"(a rank of each stage: {stages} GiB): fits this machine" in text
     assert list(need.stages) == sorted(need.stages, reverse=True)
@@ -251,7 +201,7 @@ def test_each_stage_of_a_pipeline_has_a_need_of_its_own():
     assert "model as it is read" not in arrays  # a stage is made on its device
     logits = [each.kept.logits for each in STAGES.settings(each, True)]
     assert [found > 0 for found in logits] == [False, False, False, True]
-    none = capacity.memory_text(each, LAPTOP, STAGES)
+    none = fit.memory_text(each, LAPTOP, STAGES)
     assert none.endswith("tp 8 x pp 4 x dp 2 needs 64 GPUs, 0 found")
     assert "ZeRO" not in none
 

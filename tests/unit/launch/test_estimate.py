@@ -2,10 +2,10 @@ import pytest
 
 from configs.study import load_study, make_point
 from deep_optimizer_states.predict.memory.peaks import GIB
+from launch import estimate as module
 from launch.ds_json import deepspeed_config
-from launch.fit import estimate as module
-from launch.fit.estimate import TimeLimit, estimate
-from launch.fit.machine import HALF_TYPES, Machine
+from launch.estimate import TimeLimit, estimate
+from launch.fit import HALF_TYPES, Machine
 from launch.records.identity import settings_key
 from launch.simulate import workloads
 from optimus_cc.predict import main as optimus_cc_predict

@@ -4,9 +4,10 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.study import make_point
-from launch.fit.machine import Machine
-from launch.process import beside
-from launch.process.beside import companions, monitoring, scalar_environment
+from launch import execute
+from launch.execute import companions
+from launch.fit import Machine
+from launch.task import scalar_environment
 
 
 @pytest.fixture
@@ -65,13 +66,8 @@ def test_a_cpu_has_one_hog(point, tmp_path):
 
 def test_each_gpu_of_the_ranks_has_a_hog(point, tmp_path, monkeypatch):
     machine = Machine(host_free_bytes=2**40, gpu_free_bytes=(2**36,) * 4)
-    monkeypatch.setattr(beside, "probe_machine", lambda: machine)
+    monkeypatch.setattr(execute, "probe_machine", lambda: machine)
     point = point.model_copy(update={"hog_share": 0.4, "dp": 2, "device": "auto"})
     found = companions(point, tmp_path)
     assert [hog.name for hog in found] == ["the hog of cuda:0", "the hog of cuda:1"]
     assert [hog.ready.name for hog in found] == ["hog.json", "hog-1.json"]
-
-
-def test_an_interval_of_0_is_no_monitor(point, tmp_path):
-    assert monitoring(point, {}, tmp_path / "monitor.jsonl", 0.0) is None
-    assert monitoring(point, {}, tmp_path / "monitor.jsonl", 1.0) is not None

@@ -1,1 +1,0 @@
-"""Jobs of batch systems: Slurm, PBS Professional, LSF."""

@@ -1,0 +1,361 @@
+"""What this machine has, and whether a point can run on it: memory, GPUs, packages, number types.
+
+Memory is that of the model of memory, and somewhat more: a run that is let through should not die
+of memory after an hour. A run that the model does not know is let through, which is said.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import Requirement
+
+from configs.errors import ConfigError
+from configs.schema import Point
+from configs.study import GPU, TWO_RANKS
+from deep_optimizer_states.memory import free_host_bytes
+from deep_optimizer_states.predict.memory.peaks import GIB, peaks_of
+from deep_optimizer_states.predict.workload import WorkloadError
+from launch.hosts import namespaces
+
+if TYPE_CHECKING:  # trainers ask this module where their ranks run
+    from launch.task import RunOptions
+    from launch.trainers.protocol import Trainer
+
+MARGIN = 1.1
+"""A run takes up to this much more than the model's figure, which is that of a usual run."""
+USABLE = 0.95
+"""Share of the free memory that a run may count on."""
+PROFILES = {True: "h200x1", False: "cpu-only"}
+"""Shipped profiles that stand for a machine with GPUs and for one without."""
+HALF_TYPES = frozenset({"bf16", "fp16"})
+"""Types of 16 bits, which not every processor multiplies natively."""
+FAST = "fp32"
+"""Type that every processor multiplies natively."""
+NO_PRODUCT = "torch has no native bf16 matrix product on this processor"
+
+_DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+_ASK_MEMORY = """
+import json, torch
+free = [torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]
+print(json.dumps(free))
+"""
+_ASK_TYPES = """
+import json, torch
+def multiplies(name):
+    try:
+        return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")())
+    except (AttributeError, RuntimeError):
+        return False  # a torch without oneDNN multiplies both in loops of its own
+print(json.dumps([name for name in ("bf16", "fp16") if multiplies(name)]))
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Free memory of the host and of each GPU that torch can use, and what its processor can do."""
+
+    host_free_bytes: int
+    """Memory that new processes can have, within the container's limit."""
+    gpu_free_bytes: tuple[int, ...] = ()
+    """Free memory of each GPU; empty without one."""
+    half_types: Callable[[], frozenset[str]] = lambda: HALF_TYPES
+    """Return the types of 16 bits for which torch has a native matrix product on the processor.
+
+    A function, because asking torch takes seconds and few commands need the answer."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Memory a point needs."""
+
+    host_bytes: int
+    """All ranks together."""
+    device_bytes: int
+    """On the GPU that holds most; 0 on a CPU, where the host holds everything."""
+    stages: tuple[int, ...] = ()
+    """Bytes of a rank of each stage of a pipeline: on its GPU, or without one on the host."""
+
+
+def probe_machine() -> Machine:
+    """Look at this machine. Torch is asked in a process of its own, and only where a GPU can be."""
+    gpus: tuple[int, ...] = ()
+    if any(Path(name).exists() for name in _DEVICE_FILES):
+        # No torch, a torch for CPUs, or a driver that does not answer: the ranks would see none.
+        gpus = tuple(_asked_of_torch(_ASK_MEMORY) or ())
+    return Machine(free_host_bytes(), gpus, ask_half_types)
+
+
+@functools.cache
+def ask_half_types() -> frozenset[str]:
+    """Ask torch, in a process of its own, which types of 16 bits the processor multiplies natively.
+
+    Variables that restrict torch's kernels count, since the ranks get them too. Without an answer
+    nothing is known against either type.
+    """
+    found = _asked_of_torch(_ASK_TYPES)
+    return HALF_TYPES if found is None else frozenset(found)
+
+
+def _asked_of_torch(program: str) -> list[Any] | None:
+    """The list that a program prints as JSON; None where it fails."""
+    environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ}  # as the ranks number them
+    command = [sys.executable, "-c", program]
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=300, check=True
+        )
+        return list(json.loads(done.stdout.splitlines()[-1]))
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError, IndexError):
+        return None
+
+
+def runs_on_gpu(point: Point, machine: Machine) -> bool:
+    """Return whether the point's ranks use CUDA on this machine."""
+    return point.device == "cuda" or (point.device == "auto" and bool(machine.gpu_free_bytes))
+
+
+def predict(point: Point, on_gpu: bool, trainer: Trainer) -> Need:
+    """Predict the memory that ``point`` needs on GPUs or on a CPU alone.
+
+    Raises:
+        WorkloadError: the model of memory does not know such a run; names the setting.
+    """
+    every = [peaks_of(setting, on_gpu) for setting in trainer.settings(point, on_gpu)]
+    host = sum(peaks.host_bytes for peaks in every) * point.num_ranks / len(every)
+    each = [peaks.device_bytes if on_gpu else peaks.host_bytes for peaks in every]
+    return Need(
+        int(MARGIN * host),
+        int(MARGIN * max(each)) if on_gpu else 0,
+        tuple(int(MARGIN * stage) for stage in each) if point.pp > 1 else (),
+    )
+
+
+def shortages(point: Point, machine: Machine, trainer: Trainer) -> list[str]:
+    """Return why the point cannot run here, a line each; none if it can, or is not predicted."""
+    on_gpu, gpus = runs_on_gpu(point, machine), machine.gpu_free_bytes
+    if on_gpu and len(gpus) < point.num_ranks:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return [
+            f"tp {point.tp} x pp {point.pp} x dp {point.dp} needs {point.num_ranks} GPUs, "
+            f"{len(gpus)} found"
+            + (f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else "")
+        ]
+    try:
+        need = predict(point, on_gpu, trainer)
+    except WorkloadError:
+        return []
+    asked = [("host memory", need.host_bytes, machine.host_free_bytes)]
+    if on_gpu:
+        asked.append(("GPU memory", need.device_bytes, min(gpus[: point.num_ranks])))
+    return [
+        f"about {need_bytes / GIB:.1f} GiB of {what} needed, {free_bytes / GIB:.1f} GiB free"
+        for what, need_bytes, free_bytes in asked
+        if need_bytes > USABLE * free_bytes
+    ]
+
+
+def memory_text(point: Point, machine: Machine, trainer: Trainer) -> str:
+    """Say what memory the point needs and whether it is there, or why it is not predicted."""
+    on_gpu = runs_on_gpu(point, machine)
+    short = "; ".join(shortages(point, machine, trainer))
+    try:
+        need = predict(point, on_gpu, trainer)
+    except WorkloadError as error:
+        return f"not predicted: {error}{short and f'; {short}'}"
+    without = on_gpu and not machine.gpu_free_bytes
+    as_if = f" (as on a GPU of profile {PROFILES[True]}; none here)" if without else ""
+    stages = ", ".join(f"{num_bytes / GIB:.1f}" for num_bytes in need.stages)
+    stages = stages and f" (a rank of each stage: {stages} GiB)"
+    return (
+        f"predicted host {need.host_bytes / GIB:.1f} GiB, each GPU "
+        f"{need.device_bytes / GIB:.1f} GiB{stages}{as_if}: {short or 'fits this machine'}"
+    )
+
+
+def refuse_if_short(point: Point, machine: Machine, trainer: Trainer) -> None:
+    """Stop before a run that cannot end well.
+
+    Raises:
+        ConfigError: memory or GPUs are missing; says how much is needed and free.
+    """
+    lines = shortages(point, machine, trainer)
+    if not lines:
+        return
+    gpus = len(machine.gpu_free_bytes)
+    remedy = (
+        "Choose a smaller model, more ranks or a smaller micro-batch, or pass --no-memory-check"
+    )
+    if runs_on_gpu(point, machine) and gpus < point.num_ranks:
+        fewer = gpus // (point.tp * point.pp)
+        ways = [*([f"--dp {fewer}"] if fewer else []), "--device cpu"]
+        remedy = f"Give {' or '.join(ways)}, or start it on more machines"
+    what = f"{point.model.name} with engine {point.engine}"
+    raise ConfigError(f"{what} does not fit: {'; '.join(lines)}. {remedy}")
+
+
+def largest_model_that_fits(
+    names: Sequence[str],
+    points_of: Callable[[str], Sequence[Point]],
+    machine: Machine,
+    trainer: Trainer,
+) -> str:
+    """Return the name of the largest model, the smallest first, all of whose points fit.
+
+    Raises:
+        ConfigError: not even the smallest fits.
+    """
+    for name in reversed(names):
+        if not any(shortages(point, machine, trainer) for point in points_of(name)):
+            return name
+    for point in points_of(names[0]):
+        refuse_if_short(point, machine, trainer)
+    raise AssertionError("a model that does not fit was not refused")
+
+
+def lacks(point: Point, machine: Machine, options: RunOptions) -> list[str]:
+    """Return why the point cannot run here with these options, a line each; empty when it can.
+
+    Of hosts that are not this one it is not known what they have.
+    """
+    far = options.launcher.is_far
+    needs = [need for need in point.row.needs if need == TWO_RANKS or not far]
+    found = [_lack(need, point, machine) for need in needs]
+    own, chosen = point.row.trainer, options.trainer.name
+    if own not in ("", chosen):
+        found.append(f"needs --trainer {own}, and {chosen} was chosen")
+    found += options.trainer.refuse(point)
+    if not far and not any(found):
+        found.append(_fp16_lack(point, machine, options))
+    found += options.launcher.lacks(point)
+    if point.link_mbit and (reason := _link_lack(point, machine, options)):
+        found.append(f"link_mbit = {point.link_mbit}: {reason}")
+    return [text for text in found if text]
+
+
+def refuse_if_lacking(point: Point, machine: Machine, options: RunOptions) -> None:
+    """Stop before a run that cannot be.
+
+    Raises:
+        ConfigError: the machine, the software or the options lack what the engine needs.
+    """
+    if lacking := lacks(point, machine, options):
+        raise ConfigError(f"engine '{point.engine}': {'; '.join(lacking)}")
+
+
+def _lack(need: str, point: Point, machine: Machine) -> str:
+    if need == GPU:
+        on_gpu = runs_on_gpu(point, machine) and machine.gpu_free_bytes
+        return "" if on_gpu else "needs a GPU, and this run has none"
+    if need == TWO_RANKS:
+        few = point.num_ranks < 2
+        return "needs two ranks or more, and tp x pp x dp is one" if few else ""
+    package = Requirement(need)
+    try:
+        version = metadata.version(package.name)
+    except metadata.PackageNotFoundError:
+        return f"needs {need}, and {package.name} is not installed"
+    if package.specifier.contains(version, prereleases=True):
+        return ""
+    return f"needs {need}, and {version} is installed"
+
+
+def _fp16_lack(point: Point, machine: Machine, options: RunOptions) -> str:
+    if point.dtype != "fp16" or runs_on_gpu(point, machine):
+        return ""
+    has_block = options.trainer.ds_config(point).get("fp16", {}).get("enabled")
+    if not has_block or "fp16" in machine.half_types():
+        return ""
+    return "dtype = 'fp16': DeepSpeed has no fp16 on this processor; give 'bf16' or 'fp32'"
+
+
+def _link_lack(point: Point, machine: Machine, options: RunOptions) -> str:
+    none, launcher = "give link_mbit = 0 for links as they are", options.launcher
+    if point.num_ranks == 1:
+        return f"one rank has no link to another; {none}, or a dp or pp above 1"
+    if launcher.is_far:
+        only = "links are shaped between ranks of one machine"
+        return f"{only}; leave out --hostfile, --launcher srun and --nnodes, or {none}"
+    if launcher.kind != "torchrun":
+        only = "links are shaped between ranks that torchrun starts"
+        return f"{only}; leave out --launcher {launcher.kind}, or {none}"
+    if runs_on_gpu(point, machine):
+        return (
+            "GPUs of one machine exchange through its memory, whatever links there are; give "
+            f"device = 'cpu', or {none}"
+        )
+    if options.wandb_project is not None:
+        return f"ranks behind such links reach no other machine; leave out --wandb, or {none}"
+    problem = namespaces.unavailable()
+    return (
+        problem and f"{problem}; run it as root on a Linux with iproute2 and util-linux, or {none}"
+    )
+
+
+def in_fast_type(
+    points: Sequence[Point], machine: Machine, options: RunOptions, stays: str = ""
+) -> tuple[list[Point], dict[str, str]]:
+    """Give points of the small form whose type nobody chose the one that is fast here.
+
+    The small form computes in bf16, the type that people train in. A processor without a bf16
+    matrix product spends minutes on each of its runs, so that there it computes in fp32. All
+    points change or none does, so that engines are compared in one type.
+
+    Torch is asked only if a point is open. Of other hosts it is not known what they multiply. The
+    type of earlier runs that are kept, ``stays``, decides where there are any.
+
+    Returns:
+        The points, and the reason by the names of those that changed.
+    """
+    changed = {
+        point.name: point.model_copy(update={"dtype": FAST})
+        for point in points
+        if not options.launcher.is_far
+        and _is_small(point)
+        and _is_unset(point)
+        and not runs_on_gpu(point, machine)
+    }
+    if not changed or stays == "bf16" or (not stays and "bf16" in machine.half_types()):
+        return list(points), {}
+    # DeepSpeed's JSON of the user's own, a checkpoint or another trainer may ask for bf16.
+    refuse = options.trainer.refuse
+    if any(refuse(changed[p.name]) and not refuse(p) for p in points if p.name in changed):
+        return list(points), {}
+    reason = "the runs that stay are of this type" if stays else NO_PRODUCT
+    return [changed.get(p.name, p) for p in points], dict.fromkeys(changed, reason)
+
+
+def dtype_text(reasons: Mapping[str, str]) -> str:
+    """Say in a line which type :func:`in_fast_type` chose; empty where it chose none."""
+    reason = next(iter(reasons.values()), "")
+    return reason and f"type: {FAST} in place of bf16, since {reason}; --dtype bf16 asks for it"
+
+
+def dtype_option(points: Sequence[Point], options: RunOptions) -> list[str]:
+    """Return the option with which other machines take the type of these points.
+
+    Nodes of several kinds that choose for themselves could choose several types.
+    """
+    types = {
+        point.dtype
+        for point in points
+        if _is_small(point) and (point.name in options.dtype_reasons or _is_unset(point))
+    }
+    return ["--dtype", *types] if len(types) == 1 else []
+
+
+def _is_small(point: Point) -> bool:
+    return point.study is not None and point.model.name == point.study.small_model
+
+
+def _is_unset(point: Point) -> bool:
+    return "dtype" not in point.model_fields_set

@@ -1,1 +1,0 @@
-"""What a point needs and what a machine has: memory and time."""

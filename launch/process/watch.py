@@ -1,0 +1,397 @@
+"""What shows how a run fares: growing files, whether it moves, stacks, kernel kills, progress.
+
+A run's heartbeat is the growth of its log and of its ``metrics.jsonl``. The trainer answers SIGUSR1
+with the stacks of all its threads. SIGUSR1 ends a process that does not expect it, so it goes only
+to those that the kernel says catch it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from configs.files import printable
+from launch.process.members import POLL_S
+from launch.records.run_folder import RunFolder
+
+MOST_BYTES = 2**20
+"""Most that one look reads; of a larger growth, the end."""
+FIRST_ITERATION_S = 1800.0
+"""Longest silence before the first iteration: ops compile, weights and samples are made."""
+LEAST_S = 300.0
+"""Longest silence between two fast iterations; state is hashed and saved after the last."""
+SLOWEST_FACTOR = 20.0
+"""Longest silence in slowest iterations so far."""
+LOOK_S = 0.5
+"""Seconds between two looks."""
+TERMINAL_S = 1.0
+"""Seconds between two looks on a terminal."""
+PLAIN_S = 60.0
+"""Seconds between two lines elsewhere."""
+NOTE = "[launch] "
+"""How every line begins that the launcher adds to a run's log."""
+ANSWER_S = 2.0
+"""Seconds a process has to begin its answer."""
+QUIET_S = 0.2
+"""Seconds without a new byte after which an answer is whole."""
+_CANNOT_ANSWER = "TtDZX"
+"""States of a process that runs no handler: stopped, traced, uninterruptible, dead."""
+_ITERATION_LINE = re.compile(rb"elapsed time per iteration \(ms\):\s*(\d+\.?\d*)")
+
+
+class GrowingFile:
+    """Hands out what others appended to a file since the last look."""
+
+    def __init__(self, path: Path, start: int = 0) -> None:
+        """Read from byte ``start`` on; the file need not be there yet."""
+        self._path = path
+        self._position = start
+        self._part = b""
+        self.has_grown = False
+        """Whether the last look found anything new."""
+
+    def new_lines(self) -> list[bytes]:
+        """Return the whole lines since the last call."""
+        self.has_grown = False
+        try:
+            size = self._path.stat().st_size
+            if size == self._position:
+                return []
+            self.has_grown = True
+            with self._path.open("rb") as file:
+                if size - self._position > MOST_BYTES or size < self._position:
+                    self._part = b""
+                    self._position = max(0, size - MOST_BYTES)
+                file.seek(self._position)
+                text = file.read(MOST_BYTES)
+        except OSError:  # not made yet, or a file system that has gone for a while
+            return []
+        self._position += len(text)
+        *lines, self._part = (self._part + text).split(b"\n")
+        return lines
+
+
+def iteration_event(line: bytes) -> dict[str, Any] | None:
+    """Return the fields of an ``iteration`` event of ``metrics.jsonl``; None for any other line."""
+    with contextlib.suppress(ValueError):
+        event = json.loads(line)
+        if isinstance(event, dict) and event.get("event") == "iteration":
+            return event
+    return None
+
+
+@contextlib.contextmanager
+def meanwhile(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Do ``work`` on a thread until the block ends, which sets the event that it is given."""
+    ended = threading.Event()
+    thread = threading.Thread(target=work, args=(ended,), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def echoing(log: Path) -> AbstractContextManager[None]:
+    """Copy what is appended to ``log`` to standard output until the block ends."""
+    return meanwhile(partial(_copy_log, log, log.stat().st_size))
+
+
+def _copy_log(log: Path, start: int, ended: threading.Event) -> None:
+    with log.open("rb") as file, open(sys.stdout.fileno(), "wb", closefd=False) as output:
+        file.seek(start)
+        while True:
+            last = ended.is_set()  # looked at before the read: nothing is written after the end
+            try:
+                shutil.copyfileobj(file, output)
+                output.flush()
+            except BrokenPipeError:
+                # The reader has gone (`| head`); the run goes on without it.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+                return
+            if last:
+                return
+            ended.wait(POLL_S)
+
+
+@dataclass(frozen=True)
+class Stall:
+    """A silence that lasted too long."""
+
+    idle_s: float
+    """Seconds without a heartbeat."""
+    limit_s: float
+    """How many were allowed."""
+    iterations: int
+    """Iterations that were done before it."""
+
+    def describe(self) -> str:
+        """Return the words for a status' cause."""
+        after = f"iteration {self.iterations}" if self.iterations else "its start, no iteration yet"
+        return f"no progress for {self.idle_s:.0f} s (limit {self.limit_s:.0f} s) after {after}"
+
+
+class ProgressWatch:
+    """Follows a run's log and metrics."""
+
+    def __init__(
+        self,
+        log: Path,
+        metrics: Path | None,
+        hang_s: float | None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Begin to watch for silences longer than ``hang_s``; None adapts it, 0 allows any."""
+        # Each file with what finds an iteration's time in a line, and the times found, in ms.
+        self._files: list[tuple[GrowingFile, Callable[[bytes], float | None], list[float]]] = []
+        for path, read in ((log, _ms_in_log), (metrics, _ms_in_metrics)):
+            if path is not None:
+                start = path.stat().st_size if path.exists() else 0
+                self._files.append((GrowingFile(path, start), read, []))
+        self._hang_s = hang_s
+        self._now = now
+        self._looked = now()
+        self._idle_s = 0.0
+
+    def look(self) -> Stall | None:
+        """Look at the files, at most once in :data:`LOOK_S`; the stall when there is one."""
+        passed_s = self._now() - self._looked
+        if passed_s < LOOK_S:
+            return None
+        self._looked += passed_s
+        # While we were stopped ourselves, as a whole suspended job is, nothing counts as silence.
+        self._idle_s += min(passed_s, 4 * LOOK_S)
+        for file, read, times_ms in self._files:
+            found = map(read, file.new_lines())
+            times_ms += [milliseconds for milliseconds in found if milliseconds is not None]
+            if file.has_grown:
+                self._idle_s = 0.0
+        iterations = max(len(times_ms) for *_, times_ms in self._files)
+        limit_s = self._limit_s(iterations)
+        return Stall(self._idle_s, limit_s, iterations) if self._idle_s >= limit_s else None
+
+    def _limit_s(self, iterations: int) -> float:
+        if self._hang_s is not None:
+            return self._hang_s or float("inf")
+        if iterations == 0:
+            return FIRST_ITERATION_S
+        slowest_ms = max(max(times_ms, default=0.0) for *_, times_ms in self._files)
+        return max(LEAST_S, SLOWEST_FACTOR * slowest_ms / 1000.0)
+
+
+def _ms_in_log(line: bytes) -> float | None:
+    match = _ITERATION_LINE.search(line)
+    return float(match[1]) if match else None
+
+
+def _ms_in_metrics(line: bytes) -> float | None:
+    event = iteration_event(line)
+    if event is None:
+        return None
+    took = event.get("iteration_ms")
+    return float(took) if isinstance(took, int | float) and math.isfinite(took) else 0.0
+
+
+def add_note(log: Path, text: str) -> None:
+    """Append a line of the launcher's own; a full disk loses it and nothing else."""
+    with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:
+        file.write(f"{NOTE}{text}\n")
+
+
+def dump_stacks(processes: Iterable[psutil.Process], log: Path) -> None:
+    """Let each process write its stacks to the log, which its output goes to, one after the other.
+
+    The states of the processes, and those that do not answer, are noted there.
+    """
+    for process in processes:
+        state = _status_field(process.pid, "State") or "unknown"
+        channel = _proc_text(process.pid, "wchan")
+        waits = f", waits in {channel}" if channel not in ("", "0") else ""
+        head = f"{_name(process)}: state {state}{waits}"
+        if state[0] in _CANNOT_ANSWER:
+            add_note(log, f"{head}; it cannot show its stacks")
+        elif not catches(process.pid, signal.SIGUSR1):
+            add_note(log, head)
+        else:
+            add_note(log, f"{head}; its Python stacks:")
+            _ask(process, log)
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Return whether a process has a handler for a signal; False when nobody can say."""
+    mask = _status_field(pid, "SigCgt")
+    return bool(mask) and bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def _ask(process: psutil.Process, log: Path) -> None:
+    size = log.stat().st_size
+    try:
+        process.send_signal(signal.SIGUSR1)
+    except psutil.Error:
+        return
+    asked = time.monotonic()
+    grown = None
+    while True:
+        time.sleep(POLL_S)
+        now = time.monotonic()
+        if (new_size := log.stat().st_size) != size:
+            size, grown = new_size, now
+        if grown is not None and now - grown > QUIET_S:
+            return
+        if grown is None and now - asked > ANSWER_S:
+            add_note(log, f"{_name(process)}: no answer within {ANSWER_S:.0f} s")
+            return
+        if now - asked > 5 * ANSWER_S:  # others of the run keep writing
+            return
+
+
+def _name(process: psutil.Process) -> str:
+    """``process 4711 (rank 0)``, or with the program's name where it is no rank."""
+    try:
+        rank = process.environ().get("RANK")
+        # A launcher of ranks on one machine may carry RANK itself; the rank is the one that trains.
+        name = f"rank {rank}" if rank is not None else process.name()
+    except (psutil.Error, OSError):
+        name = "gone"
+    return f"process {process.pid} ({name})"
+
+
+def _status_field(pid: int, name: str) -> str:
+    match = re.search(rf"^{name}:\s*(.*)$", _proc_text(pid, "status"), re.MULTILINE)
+    return match[1] if match else ""
+
+
+def _proc_text(pid: int, name: str) -> str:
+    return _text(Path(f"/proc/{pid}/{name}")).strip()
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+class OomKills:
+    """What the kernel's out-of-memory killer has killed since: the evidence behind ``oom-host``."""
+
+    def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
+        """Choose the nearest counter that can be read: this control group's, or the machine's."""
+        groups = re.findall(r"^\d+:([^:]*):/?(.*)$", _text(proc / "self" / "cgroup"), re.MULTILINE)
+        new = [path for controllers, path in groups if not controllers]
+        old = [path for controllers, path in groups if "memory" in controllers.split(",")]
+        # In a container these paths may be those outside; the group's files then lie at the top.
+        files = [
+            *(cgroups / path / "memory.events" for path in (*new, "")),
+            *(cgroups / "memory" / path / "memory.oom_control" for path in (*old, "")),
+            proc / "vmstat",
+        ]
+        self._file = next((file for file in files if _count(file) is not None), None)
+        self._before = self._now() or 0
+
+    def since(self) -> int | None:
+        """Return the number of processes killed since; None where no counter can be read."""
+        count = self._now()
+        return None if count is None else max(0, count - self._before)
+
+    def _now(self) -> int | None:
+        return None if self._file is None else _count(self._file)
+
+
+def _count(file: Path) -> int | None:
+    match = re.search(r"^oom_kill (\d+)$", _text(file), re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+class Tail:
+    """The newest iteration of a growing ``metrics.jsonl``, read piece by piece."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = GrowingFile(path)
+        self._newest: dict[str, Any] | None = None
+
+    def look(self) -> dict[str, Any] | None:
+        """Return the fields of the newest iteration."""
+        for line in self._file.new_lines():
+            self._newest = iteration_event(line) or self._newest
+        return self._newest
+
+
+def progress_text(newest: dict[str, Any] | None, iterations: int) -> str:
+    """Return ``iteration 7 of 20, 0.25 s each, loss 8.123``; says so before the first."""
+    if newest is None:
+        return "starting"
+    loss, took_ms = newest.get("loss"), newest.get("iteration_ms")
+    parts = [f"iteration {newest.get('iteration')} of {iterations}"]
+    if isinstance(took_ms, int | float):
+        parts.append(f"{took_ms / 1000:.3g} s each")
+    is_number = isinstance(loss, int | float)
+    parts.append(f"loss {loss:.4f}" if is_number else f"loss {newest.get('loss_text', 'none')}")
+    return ", ".join(parts)
+
+
+def duration_text(seconds: float) -> str:
+    """Return ``45 s``, ``12 min``, ``3 h 20 min``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
+
+
+@dataclass(frozen=True)
+class Live:
+    """Shows the progress of one run after the other."""
+
+    head: str
+    """``[3/12] tiny vanilla``."""
+    iterations: int
+    """Iterations of the run."""
+    others_s: float | None
+    """Seconds that the points after it will take, as far as can be told."""
+    point_s: float | None
+    """The same of this one."""
+
+    def watch(self, folder: RunFolder) -> AbstractContextManager[None]:
+        """Show progress until the block ends."""
+        return meanwhile(partial(self._show, folder))
+
+    def _show(self, folder: RunFolder, ended: threading.Event) -> None:
+        started, tail = time.monotonic(), Tail(folder.metrics)
+        on_terminal = sys.stdout.isatty()
+        while not ended.wait(TERMINAL_S if on_terminal else PLAIN_S):
+            text = printable(self.text(tail.look(), time.monotonic() - started))
+            width = shutil.get_terminal_size().columns
+            _write(f"\r\x1b[K{text[: width - 1]}" if on_terminal else f"{text}\n")
+        if on_terminal:
+            _write("\r\x1b[K")
+
+    def text(self, newest: dict[str, Any] | None, seconds: float) -> str:
+        """Return the line of this moment."""
+        line = f"{self.head}: {progress_text(newest, self.iterations)}"
+        if self.others_s is None or self.point_s is None:
+            return line
+        left_s = self.others_s + max(0.0, self.point_s - seconds)
+        return f"{line}; the sweep needs about {duration_text(left_s)} more"
+
+
+def _write(text: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stdout.write(text)
+        sys.stdout.flush()
