@@ -62,14 +62,11 @@ def observe(tables: Tables, figure: Figure | None = None) -> Observations:
     times = ["iteration_ms", *(f"{phase}_ms" for phase in study.phases)]
     y = figure.y if figure else ()
     measures = list(dict.fromkeys((*times, "tflops", *(rate for rate, _, _ in _RATES), *y)))
-    iterations = tables.iterations.merge(
-        runs[["path", "warmup_iterations"]], on="path", how="inner", validate="m:1"
-    )
-    position = iterations.groupby("path").cumcount()
-    # An older table does not mark the warm-up, but says how long it is.
-    early = (position < iterations["warmup_iterations"]).astype(float)
-    left_out = iterations["warmup"].where(iterations["warmup"].notna(), early)
-    timed = iterations[(left_out == 0) & iterations["iteration_ms"].notna()]
+    timed = tables.iterations[
+        (tables.iterations["warmup"] != 1)
+        & tables.iterations["iteration_ms"].notna()
+        & tables.iterations["path"].isin(set(runs["path"]))
+    ]
     own = timed[["path", *(name for name in measures if name in timed)]].assign(iterations=1)
     # A quantity that iterations do not have counts once for each run.
     once = [name for name in measures if name not in tables.iterations and name in tables.runs]
@@ -135,9 +132,6 @@ def _settled(
     for companion in study.companions.values():
         # A log of a run without a companion does not name its field.
         table[companion.field] = table[companion.field].fillna(0.0)
-    # An older table does not say which runs are repeats of one point: those of equal settings.
-    alike = table.groupby([*settings, *own, "engine", "source"], dropna=False).ngroup().astype(str)
-    table["point"] = table["point"].where(table["point"] != "", alike)
     # Along its axis, an engine's own field makes points of one series.
     named = [
         fields_of(row, study) for row in table.drop(columns=x, errors="ignore").to_dict("records")

@@ -31,13 +31,6 @@ def test_medians_and_quartiles_are_over_all_repeats_without_their_warm_up(sweep,
     assert (value.iterations, value.repeats) == (5, 2)
 
 
-def test_the_warm_up_of_a_table_that_does_not_mark_it_is_left_out_too(sweep, look):
-    sweep.add("vanilla", times=timed(10, 20, 30))
-    for row in sweep.iterations:
-        del row["warmup"]
-    assert list(look(sweep).values["iteration_ms"]) == [10, 20, 30]
-
-
 def test_rates_are_of_the_real_number_of_parameters(sweep, look):
     sweep.add("vanilla", model="7B", dp=2, micro_batch_size=3, times=timed(1000))
     row = look(sweep).values.iloc[0]
