@@ -31,9 +31,6 @@ class FieldRow(Table):
     in_pairs: Literal["same", "prefer", "free"] = "same"
     """Whether a run and its reference must agree in it; ``prefer``: results do not depend on it but
     times do; ``free``: it may differ."""
-    added_later: bool = False
-    """Whether the study got it after runs were made, which still count: with its default, that must
-    stay as it is, it is no part of what tells runs apart."""
     log: str = ""  # before the value in a log's name
     axis: str = ""  # label of a figure's axis; empty: the title
     log_axis: bool = False  # values double or grow tenfold
@@ -109,7 +106,6 @@ CORE_FIELDS: dict[str, FieldRow] = {
         title="link",
         unit="Mbit/s",
         zero="links as they are",
-        added_later=True,
         axis="shaped links (Mbit/s)",
     ),
     "micro_batch_size": FieldRow(
