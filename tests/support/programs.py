@@ -5,12 +5,18 @@ from importlib import import_module
 
 from configs.cli import run_command
 
+_PROGRAMS = {
+    "parse_logs": ("parse.__main__", "parse"),
+    "report": ("parse.report", "parse.report"),
+    "plot": ("plots.__main__", "plots"),
+    "prepare": ("dataset.cli", "dataset"),
+}
 
-def _program(module: str, name: str) -> Callable[[Sequence[str]], int]:
-    return lambda words: run_command(lambda: import_module(module).main(words), name=name)
 
-
-parse_logs = _program("parse.__main__", "parse")
-report = _program("parse.report", "parse.report")
-plot = _program("plots.__main__", "plots")
-prepare = _program("dataset.cli", "dataset")
+def __getattr__(program: str) -> Callable[[Sequence[str]], int]:
+    # Whoever imports one of them imports its module then, and not the others'.
+    if program not in _PROGRAMS:
+        raise AttributeError(program)
+    module, name = _PROGRAMS[program]
+    main = import_module(module).main
+    return lambda words: run_command(lambda: main(words), name=name)
