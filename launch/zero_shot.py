@@ -187,4 +187,4 @@ def table(record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    raise SystemExit(run_command(main))

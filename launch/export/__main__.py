@@ -143,4 +143,4 @@ def _write(checkpoint: Checkpoint, tokenizer: _Tokenizer, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    raise SystemExit(run_command(main))
