@@ -6,16 +6,13 @@ Standard library alone; runs from any folder. Exit code 2 when a log cannot be u
 
 from __future__ import annotations
 
-import argparse
 import json
-import signal
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from configs.files import printable
-from parse.arguments import add_warmup, number_from_0
+from configs.cli import Parser, add_json, add_warmup, complain, number_from_0, run_command, say
 from parse.log import read_usable_log
 from parse.records import PHASES, Log, LogError
 from parse.two_runs import (
@@ -34,44 +31,37 @@ NAMES = ("vanilla", "ours")
 """What notes call them."""
 
 
-def main(argv: list[str] | None = None) -> int:
+def main() -> int:
     """Read both logs and print the comparison; returns the exit code."""
-    args = _parser().parse_args(argv)
-    try:
-        logs = (
-            read_usable_log(args.vanilla_deepspeed),
-            read_usable_log(args.deep_optimizer_states),
-        )
-        _refuse_mixed_up(*logs)
-        words = ("vanilla", "deep-optimizer-states")
-        result = compare(*logs, args.warmup, args.tolerance, words)
-        if not result.pair.word:
-            paths = " and ".join(str(log.path) for log in logs)
-            raise LogError(f"{paths}: they have no iteration in common")
-    except LogError as error:
-        print(f"quick-parse-results: {printable(str(error))}", file=sys.stderr)
-        return 2
+    args = _parser().read()
+    logs = (
+        read_usable_log(args.vanilla_deepspeed),
+        read_usable_log(args.deep_optimizer_states),
+    )
+    _refuse_mixed_up(*logs)
+    words = ("vanilla", "deep-optimizer-states")
+    result = compare(*logs, args.warmup, args.tolerance, words)
+    if not result.pair.word:
+        paths = " and ".join(str(log.path) for log in logs)
+        raise LogError(f"{paths}: they have no iteration in common")
     if args.show_rejects:
-        print(
-            "".join(f"{line}\n" for log in logs for line in reject_lines(log)),
-            end="",
-            file=sys.stderr,
-        )
+        for line in (line for log in logs for line in reject_lines(log)):
+            complain(line)
     if args.json:
-        print(json.dumps(comparison_json(logs, result, KEYS, NAMES), indent=2, allow_nan=False))
+        say(json.dumps(comparison_json(logs, result, KEYS, NAMES), indent=2, allow_nan=False))
     else:
-        print("\n".join(_as_text(logs, result)))
+        say("\n".join(_as_text(logs, result)))
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def _parser() -> Parser:
+    parser = Parser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--vanilla-deepspeed", type=Path, required=True, metavar="A.log")
     parser.add_argument("--deep-optimizer-states", type=Path, required=True, metavar="B.log")
-    add_warmup(parser, "first iterations not timed (1)")
+    add_warmup(parser, "first iterations not timed [default 1]")
     close = f"largest difference of two losses for 'close' ({DEFAULT_TOLERANCE:g})"
     parser.add_argument("--tolerance", type=number_from_0, default=DEFAULT_TOLERANCE, help=close)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json(parser)
     shown = "print every line that was left out, and why, to standard error"
     parser.add_argument("--show-rejects", action="store_true", help=shown)
     return parser
@@ -132,6 +122,4 @@ def _phase_line(result: Comparison, phase: str) -> str:
 
 
 if __name__ == "__main__":
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly under `| head`
-    sys.exit(main())
+    raise SystemExit(run_command(main, name="quick-parse-results"))

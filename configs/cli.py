@@ -76,7 +76,8 @@ class Parser(argparse.ArgumentParser):
     def _refuse(self, word: str) -> NoReturn:
         word = word.partition("=")[0]
         known = [name for name in self._option_string_actions if name.startswith("--")]
-        near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+        begun = [name for name in known if name.startswith(word)]
+        near = begun or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
         hint = f"did you mean '{near[0]}'?" if near else "see --help"
         kind = "option" if word.startswith("-") else "argument"
         raise ConfigError(f"unknown {kind} {word!r}: {hint}")
@@ -131,6 +132,17 @@ def count_from_0(text: str) -> int:
     return count(text, least=0)
 
 
+def number_from_0(text: str) -> float:
+    """Return a number, 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number, 0 or more")
+    return value
+
+
 def duration(unit: str, text: str, least: float = sys.float_info.min) -> float:
     """Return a number of seconds or minutes, ``least`` or more."""
     try:
@@ -143,12 +155,13 @@ def duration(unit: str, text: str, least: float = sys.float_info.min) -> float:
     return value
 
 
-def run_command(main: Callable[[], int], *errors: type[Exception]) -> int:
+def run_command(main: Callable[[], int], *errors: type[Exception], name: str = "") -> int:
     """Run a program's ``main`` and return its exit code.
 
-    A ``ConfigError``, an ``OSError`` such as a full disk, and ``errors`` become one line and exit
-    code 2. SIGTERM and SIGHUP unwind as Ctrl-C does.
+    A ``ConfigError``, an ``OSError`` such as a full disk, and ``errors`` become one line, which
+    begins with ``name``, and exit code 2. SIGTERM and SIGHUP unwind as Ctrl-C does.
     """
+    begin = f"{name}: " if name else ""
     mistakes: tuple[type[Exception], ...] = (ConfigError, OSError, *errors)
     handled = [number for number in _SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
     try:
@@ -160,10 +173,10 @@ def run_command(main: Callable[[], int], *errors: type[Exception]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except mistakes as error:
-        complain(f"error: {error}")
+        complain(f"{begin}error: {error}")
         return EXIT_USAGE
     except KeyboardInterrupt:
-        complain("interrupted")
+        complain(f"{begin}interrupted")
         return EXIT_INTERRUPTED
     finally:
         for number in handled:

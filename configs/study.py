@@ -150,7 +150,6 @@ class Figure(Table):
     title: str  # what it shows, in a sentence
     x: str = ""  # the field along the axis
     y: tuple[str, ...] = ()  # columns of runs.csv
-    complement: bool = False  # show one minus the field
     label: str = ""  # of the axis, where it is not the field's
 
 

@@ -6,11 +6,11 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from configs.cli import EXIT_INTERRUPTED, Parser, complain
 from configs.files import printable
 from dataset.embedded import CACHE_VARIABLE, EMBEDDED, OSCAR, Corpus, cache_folder, prepared
 from dataset.files import DatasetError
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from dataset.tokenizer import Tokenizer
 
 FOUND_DAMAGE = NOT_PREPARED = 1
-WRONG_USE = 2
-INTERRUPTED = 130
 SHOWN_BAD_LINES = 5
 MOST_MEGABYTES = 1 << 20
 DAY_S = 86_400
@@ -67,57 +65,27 @@ Writes the lines of files in an order that the seed decides. They need not fit i
 """
 
 
-class FlagParser(argparse.ArgumentParser):
-    """Refuses unknown flags first: argparse would complain of the value behind one instead."""
-
-    def parse_known_args(  # type: ignore[override]
-        self,
-        args: Sequence[str] | None = None,
-        namespace: Any = None,  # noqa: ANN401
-    ) -> tuple[Any, list[str]]:
-        """Parse, as argparse does."""
-        known = [name for name in self._option_string_actions if name.startswith("--")]
-        for word in args or ():
-            flag = word.partition("=")[0]
-            if word == "--":
-                break
-            if flag.startswith("--") and flag not in known:
-                begun = [name for name in known if name.startswith(flag)]
-                near = begun or get_close_matches(flag, known, 1)
-                meant = f"; did you mean {near[0]}?" if near else ""
-                self.error(f"unrecognized arguments: {word}{meant}")
-        return super().parse_known_args(args, namespace)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        0; 1 when `inspect` found damage or `find` nothing; 2 when something the user can mend is
-        wrong; 130 after Ctrl-C.
+        0; 1 when `inspect` found damage or `find` nothing; 130 after Ctrl-C.
+
+    Raises:
+        ConfigError: something that the user can mend is wrong.
     """
-    arguments = _parser().parse_args(argv)
+    arguments = _parser().read(argv)
     try:
         code: int = arguments.run(arguments)
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read the output has gone
-        return WRONG_USE
-    except (DatasetError, OSError) as error:
-        _tell(f"dataset {arguments.command}: {error}")
-        return WRONG_USE
     except KeyboardInterrupt:
-        _tell(f"dataset {arguments.command}: interrupted; {arguments.after_interrupt}")
-        return INTERRUPTED
+        complain(f"dataset {arguments.command}: interrupted; {arguments.after_interrupt}")
+        return EXIT_INTERRUPTED
     return code
 
 
 def _say(line: str) -> None:
+    """Print a result, a path as it is."""
     sys.stdout.write(line + "\n")
-
-
-def _tell(line: str) -> None:
-    sys.stderr.write(printable(line, kept="\n") + "\n")
-    sys.stderr.flush()
 
 
 def _number(text: str, least: float, most: float, kind: type = int) -> Any:  # noqa: ANN401
@@ -170,14 +138,12 @@ def _merged_prefix(text: str) -> Path:
     return _prefix(str(_output_prefix(text)))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m dataset", description="Text to tokens.", allow_abbrev=False
-    )
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=FlagParser)
+def _parser() -> Parser:
+    parser = Parser("python -m dataset", "Text to tokens.")
+    commands = parser.add_subparsers(dest="command", required=True)
 
     def add(name: str, run: Any, text: str, description: str, interrupted: str) -> Any:  # noqa: ANN401
-        one = commands.add_parser(name, help=text, description=description, allow_abbrev=False)
+        one = commands.add_parser(name, help=text, description=description)
         one.set_defaults(run=run, after_interrupt=interrupted)
         return one
 
@@ -300,9 +266,9 @@ def _prepare(arguments: argparse.Namespace) -> int:
             raise DatasetError(f"--{flag.replace('_', '-')}: only with --input or '{OSCAR}'")
     started_s = time.monotonic()
     corpus = Corpus(cache_folder(arguments.cache_dir))
-    facts, is_new = corpus.prepare(_tell)
+    facts, is_new = corpus.prepare(complain)
     origin = "built" if is_new else "from the cache"
-    _tell(
+    complain(
         f"{facts.documents:,} documents, {facts.tokens:,} tokens, {facts.text_bytes:,} bytes of "
         f"text, vocabulary {facts.vocab_size:,}: {origin} in {time.monotonic() - started_s:.1f} s"
     )
@@ -363,7 +329,7 @@ def _oscar_job(arguments: argparse.Namespace) -> Job:
     if there is None:
         wanted.append(fetch.OSCAR)
     endpoint = fetch.hub_endpoint(arguments.base_url)
-    paths = fetch.fetch(wanted, data, endpoint, arguments.data_dir, _tell)
+    paths = fetch.fetch(wanted, data, endpoint, arguments.data_dir, complain)
     arguments.input = [str(there or paths[-1])]
     if not has_own:
         arguments.tokenizer = "gpt2-bpe"
@@ -377,22 +343,22 @@ def _run_job(job: Job, restart: bool) -> int:
     from dataset.prepare import run
 
     if not job.append_eod:
-        _tell("documents will not be closed: --append-eod was not given")
-    done = run(job, _tell, restart)
+        complain("documents will not be closed: --append-eod was not given")
+    done = run(job, complain, restart)
     for facts in done.manifests:
-        _tell(
+        complain(
             f"{facts.prefix}: {facts.documents:,} documents, {facts.tokens:,} tokens of "
             f"{facts.text_bytes / 1e6:,.1f} MB of text"
             + ("" if done.is_new else ", finished before")
         )
     if empty := sum(one.empty for one in done.facts):
-        _tell(f"{empty:,} records without text were left out")
+        complain(f"{empty:,} records without text were left out")
     if num_bad := sum(one.num_bad for one in done.facts):
-        _tell(f"{num_bad:,} bad lines were left out; they are listed in {job.bad_lines_path}")
+        complain(f"{num_bad:,} bad lines were left out; they are listed in {job.bad_lines_path}")
         for bad in [bad for facts in done.facts for bad in facts.bad][:SHOWN_BAD_LINES]:
-            _tell(f"  {job.reading.words(bad)}")
+            complain(f"  {job.reading.words(bad)}")
     if done.new_facts:
-        _tell(_time_line(job, done))
+        complain(_time_line(job, done))
     for key in job.reading.keys:
         _say(str(job.prefix(key)))
     return 0
@@ -458,7 +424,7 @@ def _merge(arguments: argparse.Namespace) -> int:
     if len(arguments.prefixes) < 2:
         raise DatasetError("give two prefixes or more")
     counts = merge(arguments.prefixes, arguments.output_prefix)
-    _tell(f"{counts.documents:,} documents, {counts.tokens:,} tokens")
+    complain(f"{counts.documents:,} documents, {counts.tokens:,} tokens")
     _say(str(arguments.output_prefix))
     return 0
 
@@ -475,7 +441,7 @@ def _shuffle(arguments: argparse.Namespace) -> int:
     from dataset.shuffling import shuffle
 
     output = arguments.output.absolute()
-    _tell(f"{shuffle(_files(arguments), output, arguments.seed, arguments.memory_mb):,} lines")
+    complain(f"{shuffle(_files(arguments), output, arguments.seed, arguments.memory_mb):,} lines")
     _say(str(output))
     return 0
 
@@ -547,6 +513,6 @@ def _decontaminate(arguments: argparse.Namespace) -> int:
 
 def _told(arguments: argparse.Namespace, counts: Mapping[str, int]) -> int:
     for name, number in sorted(counts.items()):
-        _tell(f"{name:28} {number:>12,}")
+        complain(f"{name:28} {number:>12,}")
     _say(f"{arguments.output.absolute()}/*.jsonl.gz")
     return 0

@@ -11,16 +11,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from configs import cli
-from configs.cli import (
-    EXIT_BROKEN_PIPE as EXIT_BROKEN_PIPE,
-    EXIT_INTERRUPTED as EXIT_INTERRUPTED,
-    EXIT_USAGE as EXIT_USAGE,
-    Parser as Parser,
-    complain as complain,
-    count as count,
-    duration as duration,
-    say as say,
-)
+from configs.cli import Parser, count, duration
 from configs.overrides import MODEL_FIELDS
 from configs.study import Study, default_study, load_study
 from launch.data import LaunchError

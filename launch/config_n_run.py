@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from configs.cli import Parser, say
 from configs.errors import ConfigError
 from configs.schema import Point
 from configs.study import default_study, make_point
@@ -55,9 +56,9 @@ _ENGINE_KEYS = ("prefetch_optimizer", "part_grads_async", "prefetch_optimizer_ga
 """Flags that together name an engine, as the paper's fork of DeepSpeed does."""
 
 
-def build_parser() -> cli.Parser:
+def build_parser() -> Parser:
     """Return the paper's flags, and the options of every run."""
-    parser = cli.Parser("bash config-n-run.sh", "Run one point, given by the paper's flags.")
+    parser = Parser("bash config-n-run.sh", "Run one point, given by the paper's flags.")
     for flag in FLAGS:
         default = "required" if flag.default is None else f"default {flag.default or 'as -P'}"
         parser.add_argument(
@@ -142,7 +143,7 @@ def main(argv: Sequence[str]) -> int:
     given = build_parser().read(argv)
     [point], data = with_data([point_from_flags(vars(given))], given)
     if data:
-        cli.say(data)
+        say(data)
     options = RunOptions.of(given, given.sweep, default_study())
     return run_point(point, options, given.dry_run, not given.no_memory_check)
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from launch import cli
-from parse.records import LogError
+from configs.cli import say
+from configs.errors import ConfigError
 
 
 def derive(folder: Path, expected_figures: Sequence[str]) -> int:
@@ -35,12 +35,12 @@ def derive(folder: Path, expected_figures: Sequence[str]) -> int:
     with _said("figures"):
         drawn = draw([str(tables), "--out", str(figures), "--expect", *expected_figures])
     if drawn:
-        cli.say(f"figures: exit code {drawn}")
+        say(f"figures: exit code {drawn}")
     with _said("report"):
         told = report(parsed, index=True)
-        cli.say(f"report   {folder / 'report.html'}")
+        say(f"report   {folder / 'report.html'}")
     if drawn in (0, 1) and any(figures.glob("*.*")):
-        cli.say(f"figures  {figures}")
+        say(f"figures  {figures}")
     return drawn or told
 
 
@@ -51,8 +51,8 @@ def _said(step: str) -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise
-    except LogError as error:
-        cli.say(f"{step}: {error}")
+    except ConfigError as error:
+        say(f"{step}: {error}")
     except Exception as error:  # noqa: BLE001
         traceback.print_exc()
-        cli.say(f"{step}: {error}")
+        say(f"{step}: {error}")

@@ -11,15 +11,15 @@ import json
 import math
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from configs.cli import Parser, add_json, complain, count, say
 from configs.errors import ConfigError
 from configs.files import read_json, write_json
-from launch.cli import Parser, count, run_command, say
+from launch.cli import run_command
 from launch.hosts.ranks import Program, free_port, ranks_command, ranks_environment
 from launch.trainer.checkpoint import FOLDER, Checkpoint, find_checkpoint
 from launch.trainer.evaluation import MODULE, RESULT, WARMUP_BATCHES
@@ -47,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--batches", type=count, default=10, metavar="N", help="forwards to measure [default 10]"
     )
     parser.add_argument("--data-prefix", metavar="PREFIX", help="other data than the run's")
-    parser.add_argument("--json", action="store_true", help="write JSON")
-    options = parser.read(sys.argv[1:] if argv is None else argv)
+    add_json(parser)
+    options = parser.read(argv)
     checkpoint = find_checkpoint(options.checkpoint)
     with tempfile.TemporaryDirectory(prefix="evaluate-") as scratch:
         found = _evaluate(checkpoint, Path(scratch), options)
@@ -83,7 +83,7 @@ def _evaluate(
     errors = [line for line in lines if line.startswith(ERROR)]
     if errors:
         raise ConfigError(errors[0].removeprefix(ERROR))
-    sys.stderr.write("\n".join(lines[-20:]) + f"\nevaluation failed, exit code {done.returncode}\n")
+    complain("\n".join((*lines[-20:], f"evaluation failed, exit code {done.returncode}")))
     return None
 
 
@@ -134,4 +134,4 @@ def _text(found: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    raise SystemExit(run_command(main))

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from configs.cli import say
 from configs.fields import shaped_links
 from configs.files import ROOT, last_lines
 from configs.schema import Point
 from deep_optimizer_states.stale_locks import locks_watched
-from launch import cli
 from launch.data import data_prefix, embedded_words, look_at
 from launch.estimate import estimate
 from launch.fit import Machine, lacks, memory_text, probe_machine, runs_on_gpu
@@ -67,7 +67,7 @@ def execute(task: Task, options: RunOptions, watch: Watch = contextlib.nullconte
     point = task.point
     extensions = extensions_folder(os.environ)
     for line in ready_extensions(extensions):
-        cli.say(line)
+        say(line)
     folder = create_run_folder(options.results_dir, options.sweep, point)
     job = prepare(task, options, folder)
     status = Status("failed", cause="the launcher itself ended before the run did")
@@ -93,7 +93,7 @@ def prepare(task: Task, options: RunOptions, folder: RunFolder) -> Job:
     command, environment = start_of(point, options, folder.path, task.data_prefix)
     launcher.export(environment, folder.path)
     for line in launcher.elsewhere(command, environment):
-        cli.say(f"start on another machine: {line}")
+        say(f"start on another machine: {line}")
     gpus = _gpus(point, environment)
     try:
         before = look_around(gpus)

@@ -16,12 +16,12 @@ import multiprocessing
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from configs.cli import Parser, complain, run_command
 from configs.files import write_json
 from deep_optimizer_states.cores import usable_cores
 
@@ -175,17 +175,17 @@ class GpuHolder:
         return float(begin.elapsed_time(end)) / 1000.0
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Hold a share from the command line.
 
     Returns:
         0 after SIGTERM, or when the process that started us has gone.
     """
-    parser = argparse.ArgumentParser(prog="python -m launch.hog", description=__doc__)
+    parser = Parser("python -m launch.hog", __doc__ or "")
     parser.add_argument("--share", type=_share, required=True, help="above 0, below 1")
     parser.add_argument("--device", type=_device, required=True, help="cpu or cuda:N")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="hog.json")
-    given = parser.parse_args(argv)
+    given = parser.read(argv)
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _frame: asked.append(number))
@@ -227,7 +227,7 @@ def _report(given: argparse.Namespace, seconds: float, held_s: float | None) -> 
 
 
 def _say(device: str, text: str) -> None:
-    sys.stderr.write(f"[launch] hog of {device}: {text}\n")
+    complain(f"[launch] hog of {device}: {text}")
 
 
 def _share(text: str) -> float:
@@ -244,4 +244,4 @@ def _device(text: str) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(run_command(main))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from configs.cli import Parser, complain, say
 from configs.errors import ConfigError, explain
 from configs.overrides import apply_overrides
 from configs.schema import Point, read_toml
@@ -45,26 +46,26 @@ def run_point(point: Point, options: RunOptions, dry_run: bool, memory_check: bo
     machine = fit.probe_machine()
     [point], reasons = fit.in_fast_type([point], machine, options)
     if reasons:
-        cli.say(fit.dtype_text(reasons))
+        say(fit.dtype_text(reasons))
         options = replace(options, dtype_reasons=reasons)
     if dry_run:
-        cli.say(describe(point, machine, options))
+        say(describe(point, machine, options))
         return 0
     fit.refuse_if_lacking(point, machine, options)
     if memory_check and not options.launcher.is_far:
         fit.refuse_if_short(point, machine, options.trainer)
     task = Task.each([point], options)[0]
-    with options.turn(point, cli.say):
+    with options.turn(point, say):
         outcome = execute(task, options)
-    cli.say(f"{outcome.status.status}: {outcome.folder.path}")
+    say(f"{outcome.status.status}: {outcome.folder.path}")
     if outcome.status.cause:
-        cli.complain(f"{outcome.status.status}: {outcome.status.cause}")
+        complain(f"{outcome.status.status}: {outcome.status.cause}")
     return outcome.status.exit_code or 0
 
 
-def build_parser(study: Study) -> cli.Parser:
+def build_parser(study: Study) -> Parser:
     """Return the options of ``launch.run``."""
-    parser = cli.Parser("python -m launch.run", "Run one point.")
+    parser = Parser("python -m launch.run", "Run one point.")
     parser.add_argument("point", metavar="POINT", help="a TOML file, or the name of a point")
     cli.add_study_option(parser)
     parser.add_argument("--sweep", default=SINGLE_RUNS, help="results folder [default single]")
@@ -87,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
     options_too = f" with {', '.join(overrides)} from the command line" if overrides else ""
     [point], data = with_data([study.make_point(table, f"{path}{options_too}")], given)
     if data:
-        cli.say(data)
+        say(data)
     options = RunOptions.of(given, given.sweep, study)
     return run_point(point, options, given.dry_run, not given.no_memory_check)
 

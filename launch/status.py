@@ -6,16 +6,15 @@ FOLDER is a results folder or the folder of one sweep. Reads files alone and cha
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from configs import cli
 from configs.errors import ConfigError
 from configs.files import ROOT
-from launch import cli
 from launch.process.watch import Tail, duration_text, progress_text
 from launch.records.ledger import Record, read_records
 from launch.sweep_index import INDEX, read_index
@@ -124,12 +123,12 @@ def build_parser() -> cli.Parser:
     """Return the options of ``launch.status``."""
     parser = cli.Parser("python -m launch.status", "How sweeps stand.")
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "results", metavar="FOLDER")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    cli.add_json(parser)
     parser.add_argument("--watch", action="store_true", help="look again until nothing runs")
     return parser
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Print how sweeps stand.
 
     Returns:
@@ -162,4 +161,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(cli.run_command(lambda: main(sys.argv[1:])))
+    raise SystemExit(cli.run_command(main))

@@ -21,6 +21,7 @@ from typing import Any
 
 import jinja2
 
+from configs.cli import Parser, add_results_dir, count, count_from_0, say
 from configs.errors import ConfigError
 from configs.files import ROOT, write_json
 from configs.sweep import load_sweep
@@ -174,13 +175,13 @@ SCHEDULERS = {
 }
 
 
-def build_parser() -> cli.Parser:
+def build_parser() -> Parser:
     """Return the options of ``launch.submit``."""
-    parser = cli.Parser("python -m launch.submit", __doc__ or "")
+    parser = Parser("python -m launch.submit", __doc__ or "")
     parser.add_argument("--scheduler", choices=tuple(SCHEDULERS), required=True)
     cli.add_study_option(parser)
     parser.add_argument("--sweep", required=True, metavar="NAME", help="name or TOML file")
-    parser.add_argument("--results-dir", type=Path, default=ROOT / "results", metavar="DIR")
+    add_results_dir(parser)
     parser.add_argument("--dry-run", action="store_true", help="show the scripts, submit nothing")
     ask = parser.add_argument_group("asked of the batch system")
     ask.add_argument("--account", default="", metavar="NAME")
@@ -192,9 +193,9 @@ def build_parser() -> cli.Parser:
         ("cpus-per-node", ""),
         ("max-parallel", "points at a time"),
     ):
-        ask.add_argument(f"--{flag}", type=_count_or_0, default=0, metavar="N", help=text)
+        ask.add_argument(f"--{flag}", type=count_from_0, default=0, metavar="N", help=text)
     room = "[default --gpus-per-node; without GPUs all ranks on one node]"
-    ask.add_argument("--ranks-per-node", type=cli.count, metavar="N", help=room)
+    ask.add_argument("--ranks-per-node", type=count, metavar="N", help=room)
     share = "with other jobs; times may suffer from them"
     ask.add_argument("--share-nodes", action="store_true", help=share)
     for flag, text in (
@@ -203,13 +204,6 @@ def build_parser() -> cli.Parser:
     ):
         ask.add_argument(flag, action="append", default=[], metavar="LINE", help=text)
     return parser
-
-
-def _count_or_0(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError(text)
-    return value
 
 
 def make_jobs(
@@ -335,7 +329,7 @@ def submit(plan: Plan, ask: Namespace, jobs: Sequence[BatchJob]) -> None:
             }
         )
         write_json(folder / "submission.json", record)
-        cli.say(f"{ids[-1]}  {job.script}")
+        say(f"{ids[-1]}  {job.script}")
 
 
 def _submitted(scheduler: Scheduler, command: Sequence[str], script: Path) -> str:
@@ -382,7 +376,7 @@ def main(argv: Sequence[str]) -> int:
     jobs = make_jobs(plan, given, options, words[cut + 1 :])
     if given.dry_run:
         for job in jobs:
-            cli.say(f"# {job.script}\n{render(given, job)}")
+            say(f"# {job.script}\n{render(given, job)}")
         return 0
     submit(plan, given, jobs)
     return 0

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from configs.cli import EXIT_USAGE, Parser, complain, count, duration, say
 from configs.errors import ConfigError, explain
 from configs.overrides import MODEL_FIELDS
 from configs.schema import Point
@@ -108,10 +109,10 @@ def _sized(
     if given.engines is not None:
         sweep, added = sweep.with_engines(given.engines)
         if added:
-            cli.say(f"--engines: '{added}' is added, which the others are held against")
+            say(f"--engines: '{added}' is added, which the others are held against")
     for name in over:
         if any(name in table for table in (sweep.grid, *sweep.engines)):
-            cli.say(f"{name} {over[name]}: in place of the values that sweep '{sweep.name}' has")
+            say(f"{name} {over[name]}: in place of the values that sweep '{sweep.name}' has")
     if model is None and sweep.leaves_model_open:
         model = largest(sweep.study.model_names(), partial(sweep.sizing_points, overrides=over))
     return sweep, sweep.points(model, over)
@@ -160,7 +161,7 @@ def simulate(sweep: Sweep, given: Namespace, simulation: Simulation) -> int:
     sweep, points = _sized(sweep, given, given.size == "tiny", largest)
     names = choose_points(points, given.only, given.index)
     if given.list_points:
-        cli.say(_numbered(points, names))
+        say(_numbered(points, names))
         return 0
     # A part of a sweep is added to what its folder has: all is predicted anew, in the plan's order.
     also = frozenset() if given.dry_run else predicted_before(simulation, sweep.name)
@@ -205,13 +206,13 @@ def dry_run(plan: Plan, names: Sequence[str], request: Request) -> None:
                 for number, one in enumerate(decisions[point.name], start=1)
             ]
             text = describe(point, plan.machine, plan.options, lines)
-            cli.say(f"{text}\n")
-    cli.say(f"sweep '{plan.sweep.name}': {total_text(plan, decisions)}")
+            say(f"{text}\n")
+    say(f"sweep '{plan.sweep.name}': {total_text(plan, decisions)}")
 
 
-def build_parser(study: Study | None = None) -> cli.Parser:
+def build_parser(study: Study | None = None) -> Parser:
     """Return the options of the main job, with one for each field of a study where it is known."""
-    parser = cli.Parser("bash master-script.sh", "Run a sweep, then make its report.")
+    parser = Parser("bash master-script.sh", "Run a sweep, then make its report.")
     what = parser.add_argument_group("what to run")
     switch = partial(what.add_argument, action="store_true")
     switch("--list", help="list studies, sweeps, points and engines, and leave")
@@ -229,8 +230,8 @@ def build_parser(study: Study | None = None) -> cli.Parser:
     fields = "in every run that takes it, any field of a point; may be repeated"
     what.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help=fields)
     what.add_argument("--iterations", metavar="N", help="iterations of each run")
-    what.add_argument("--repeats", type=cli.count, metavar="N", help="runs of each point")
-    minutes = partial(cli.duration, "minutes")
+    what.add_argument("--repeats", type=count, metavar="N", help="runs of each point")
+    minutes = partial(duration, "minutes")
     left = "start no run that is not likely to end within so many minutes from now"
     what.add_argument("--minutes", type=minutes, metavar="N", help=left)
     what.add_argument("--device", metavar="V", help="auto, cpu or cuda [default auto]")
@@ -245,7 +246,7 @@ def build_parser(study: Study | None = None) -> cli.Parser:
     return parser
 
 
-def _add_choices(parser: cli.Parser) -> None:
+def _add_choices(parser: Parser) -> None:
     choice = parser.add_mutually_exclusive_group()
     for value, text in (
         (Choice.RESUME, "only what was never run or was interrupted"),
@@ -259,7 +260,7 @@ def _add_choices(parser: cli.Parser) -> None:
     parser.add_argument("--no-report", action="store_true", help="leave out tables and report")
 
 
-def _add_simulation_options(parser: cli.Parser) -> None:
+def _add_simulation_options(parser: Parser) -> None:
     add = parser.add_argument_group("prediction instead of runs").add_argument
     simulated = "predict the sweep in its full form, run nothing"
     add("--simulate", action="store_true", help=simulated)
@@ -282,7 +283,7 @@ def main(argv: Sequence[str]) -> int:
     study = cli.study_in(argv)
     given = build_parser(study).read(argv)
     if given.list:
-        cli.say(listing(given.study))
+        say(listing(given.study))
         return 0
     if given.launcher == TORCHRUN and (given.nnodes or 1) > 1:
         raise ConfigError(
@@ -303,7 +304,7 @@ def main(argv: Sequence[str]) -> int:
     worst = 0
     for plan in plans:
         if len(plans) > 1:
-            cli.say(f"sweep '{plan.sweep.name}': {plan.sweep.description}")
+            say(f"sweep '{plan.sweep.name}': {plan.sweep.description}")
         code = _run_plan(plan, given, plans, limit)
         if code > 128:
             return code
@@ -314,11 +315,11 @@ def main(argv: Sequence[str]) -> int:
 def _run_plan(plan: Plan, given: Namespace, plans: Sequence[Plan], limit: TimeLimit | None) -> int:
     names = choose_points(plan.points, given.only, given.index)
     if given.list_points:
-        cli.say(_numbered(plan.points, names))
+        say(_numbered(plan.points, names))
         return 0
     for line in (plan.data, dtype_text(plan.options.dtype_reasons)):
         if line:
-            cli.say(line)
+            say(line)
     everything = len(names) == len(plan.points)
     request = Request(
         choice=given.choice or Choice.MISSING,
@@ -341,8 +342,8 @@ def _run_plan(plan: Plan, given: Namespace, plans: Sequence[Plan], limit: TimeLi
         return 0
     if given.report_only:
         if not all_records(plan, request):
-            cli.complain(f"error: no run of sweep '{plan.sweep.name}' in {plan.folder}")
-            return cli.EXIT_USAGE
+            complain(f"error: no run of sweep '{plan.sweep.name}' in {plan.folder}")
+            return EXIT_USAGE
         records, left_out = all_records(plan, request), reasons_in_index(plan.folder)
         write_index(plan.sweep, plan.folder, plan.tasks(), records, left_out)
         code = derive(plan.folder, plan.sweep.figures)
@@ -359,9 +360,9 @@ def _run_plan(plan: Plan, given: Namespace, plans: Sequence[Plan], limit: TimeLi
 def _run_and_report(plan: Plan, request: Request, no_report: bool) -> int:
     progress = run_all(plan, request)
     asked = plan.points if request.chosen is None else request.chosen
-    cli.say(summary(progress, len(asked) * plan.sweep.repeats))
+    say(summary(progress, len(asked) * plan.sweep.repeats))
     if progress.stop_signal:
-        cli.say(f"interrupted; what is done is in {plan.folder}, --resume goes on")
+        say(f"interrupted; what is done is in {plan.folder}, --resume goes on")
         no_report = True
     derived = 0 if no_report else derive(plan.folder, plan.sweep.figures)
     code = 1 if progress.failed or progress.interrupted else derived

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from configs.cli import say
 from configs.errors import ConfigError
 from configs.files import as_json, printable, read_json, write_text
 from configs.sweep import Sweep
-from launch import cli
 from launch.records.ledger import Record, older
 from launch.records.run_folder import SCHEMA_VERSION
 from launch.task import Task
@@ -57,7 +57,7 @@ def reasons_in_index(sweep_folder: Path) -> dict[str, str]:
     try:
         points = read_index(sweep_folder).get("points", [])
     except ConfigError as error:
-        cli.say(str(error))
+        say(str(error))
         return {}
     return {str(p.get("name")): str(p["skipped"]) for p in points if p.get("skipped")}
 
@@ -118,7 +118,7 @@ def _write(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)
     except OSError as error:
-        cli.say(f"{path}: not written: {error.strerror}")
+        say(f"{path}: not written: {error.strerror}")
 
 
 def write_summary(folder: Path, exit_code: int, has_findings: bool) -> None:

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
+from configs.cli import say
 from configs.errors import ConfigError
 from configs.schema import Point
 from configs.study import Study
 from configs.sweep import Sweep
-from launch import cli
 from launch.estimate import AS_BEFORE, TimeLimit, estimate
 from launch.execute import Outcome, execute
 from launch.fit import Machine, lacks, shortages
@@ -135,7 +135,7 @@ class _Call:
                 # While we waited, another call may have run it.
                 if not (decision := self._is_run(task, head)):
                     continue
-                cli.say(f"{head}: started{decision.why and f': {decision.why}'}")
+                say(f"{head}: started{decision.why and f': {decision.why}'}")
                 outcome = self._run_one(self.tasks[number - 1 :], head)
             self._write_index()
             if outcome is not None and outcome.stop_signal is not None:
@@ -159,7 +159,7 @@ class _Call:
                 one = _decided(task, records, self.request.choice)
                 found.setdefault(task.point.name, []).append(one)
         if any(one.run for each in found.values() for one in each):
-            cli.say(f"sweep '{self.plan.sweep.name}': {total_text(self.plan, found)}")
+            say(f"sweep '{self.plan.sweep.name}': {total_text(self.plan, found)}")
 
     def _is_run(self, task: Task, head: str) -> Decision | None:
         """The decision to run a task now; None, which is said and counted, to leave it out."""
@@ -167,7 +167,7 @@ class _Call:
         decision = _decided(task, records, self.request.choice)
         if not decision.run:
             self.progress.skipped += 1
-            cli.say(f"{head}: {decision.why}")
+            say(f"{head}: {decision.why}")
             return None
         reason = why_not_here(task.point, self.plan, self.request.memory_check)
         if self.request.time_limit and not reason:
@@ -176,7 +176,7 @@ class _Call:
             return decision
         self.progress.unfit += 1
         self.progress.reasons[task.point.name] = reason
-        cli.say(f"{head}: left out: {reason}")
+        say(f"{head}: left out: {reason}")
         return None
 
     def _seconds(self, task: Task, records: Sequence[Record]) -> float | None:
@@ -198,7 +198,7 @@ class _Call:
         except (ConfigError, OSError) as error:
             # A full disk, a folder that became read-only: the next point is tried all the same.
             progress.failed += 1
-            cli.say(f"{head}: not started: {error}")
+            say(f"{head}: not started: {error}")
             return None
         status, loss = outcome.status, outcome.folder.last_loss()
         seconds = status.seconds or 0.0
@@ -208,13 +208,13 @@ class _Call:
             expected = estimate(task.point, self.plan.machine, records)
             if seconds and expected.seconds:
                 progress.pace.append(seconds / expected.seconds)
-            cli.say(line)
+            say(line)
             return outcome
         if status.status == INTERRUPTED:
             progress.interrupted += 1
         else:
             progress.failed += 1
-        cli.say(f"{line}; {status.cause}; see {outcome.folder.log}")
+        say(f"{line}; {status.cause}; see {outcome.folder.log}")
         return outcome
 
     def _live(self, rest: Sequence[Task], records: Sequence[Record], head: str) -> Live:
@@ -249,13 +249,13 @@ class _Call:
             and self.request.asks(record.name)
         ]:
             if not told:
-                cli.say(f"waits for what another call still runs: {', '.join(running)}")
+                say(f"waits for what another call still runs: {', '.join(running)}")
             told = True
             time.sleep(OTHERS_S)
 
 
 def _say(head: str, line: str) -> None:
-    cli.say(f"{head}: {line}")
+    say(f"{head}: {line}")
 
 
 def _decided(task: Task, records: Sequence[Record], choice: Choice) -> Decision:
@@ -285,7 +285,7 @@ def _settle_leftovers(folder: Path) -> None:
             continue
         found = end_leftovers(record.driver.token)
         if found:
-            cli.say(f"{record.where}: ended {len(found)} left over")
+            say(f"{record.where}: ended {len(found)} left over")
         status = Status(INTERRUPTED, cause=record.cause)
         with contextlib.suppress(OSError):
             RunFolder(record.path, record.log).write_status(status)

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from configs.cli import Parser, complain, count, say
 from configs.errors import ConfigError
 from configs.files import read_given_json, write_json
-from launch.cli import Parser, complain, count, run_command, say
+from launch.cli import run_command
 from launch.export.held_out import task_config
 
 SCHEMA_VERSION = 1
@@ -186,4 +187,4 @@ def table(record: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    raise SystemExit(run_command(main))

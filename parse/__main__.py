@@ -9,19 +9,27 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from parse.arguments import add_warmup
+from configs.cli import Parser, add_warmup, complain, run_command, say
 from parse.records import LogError
 
+if TYPE_CHECKING:
+    from parse.run import Run
 
-def main(argv: list[str] | None = None) -> int:
+
+def main(argv: Sequence[str] | None = None) -> int:
     """Parse logs and write the tables.
 
     Returns:
-        The exit code: 1 where the loss of a run failed, 2 where nothing could be read.
+        The exit code: 1 where the loss of a run failed.
+
+    Raises:
+        LogError: nothing could be read.
     """
-    given = sys.argv[1:] if argv is None else argv
+    given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] == ["diagnose"]:
         from parse import diagnose
 
@@ -30,9 +38,9 @@ def main(argv: list[str] | None = None) -> int:
         from parse import regress
 
         return (regress.main if given[0] == "compare" else regress.keep)(given[1:])
-    parser = argparse.ArgumentParser(
-        prog="python -m parse",
-        description="Logs to tables.",
+    parser = Parser(
+        "python -m parse",
+        "Logs to tables.",
         epilog="'python -m parse compare OLD NEW' looks for regressions, "
         "'python -m parse keep RESULTS FILE' keeps values to compare with, "
         "'python -m parse diagnose LOG...' says what ails a run.",
@@ -43,20 +51,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--show-rejects", action="store_true", help="print every line that was left out, and why"
     )
-    args = parser.parse_args(given)
-    try:
-        return _parse(args)
-    except LogError as error:
-        _complain(f"error: {error}")
-        return 2
+    return _parse(parser.read(given))
 
 
 def _parse(args: argparse.Namespace) -> int:
     from parse.compare import compare_points, write_comparisons
     from parse.render import one_line
-    from parse.run import MEASURED, find_logs, label_runs, read_run
+    from parse.run import find_logs, label_runs, read_run
     from parse.tables import write_tables
-    from parse.two_runs import log_notes, reject_lines
+    from parse.two_runs import reject_lines
 
     runs = []
     found = {path.resolve(): path for given in args.paths for path in find_logs(given)}
@@ -65,42 +68,41 @@ def _parse(args: argparse.Namespace) -> int:
         if run.log.recognised or run.run_json:
             runs.append(run)
         else:
-            _complain(f"{path}: not a training log; left out")
+            complain(f"parse: {path}: not a training log; left out")
     if not runs:
         raise LogError(f"{', '.join(map(str, args.paths))}: no training log found")
     study = label_runs(runs)
     written = write_tables(runs, args.out, args.warmup)
     written.append(write_comparisons(compare_points(runs, args.warmup), study, args.out))
     for run in runs:
-        log, count = run.log, len(run.log.iterations)
         if args.show_rejects:
-            sys.stdout.write("".join(f"{line}\n" for line in reject_lines(log)))
-        notes = log_notes(log) if log.rejects else []
-        if run.source == MEASURED and not count:
-            notes.append("no iteration in it")
-        elif run.source == MEASURED and args.warmup >= count:
-            notes.append(f"all {count} iterations are warm-up (--warmup {args.warmup})")
-        if run.loss.failed:
-            notes.append(f"the loss is {run.loss.text}")
-        for note in notes:
-            _complain(f"{log.path}: {note}")
+            for line in reject_lines(run.log):
+                say(line)
+        for note in _notes(run, args.warmup):
+            complain(f"parse: {run.log.path}: {note}")
     iterations = sum(len(run.log.iterations) for run in runs)
     rejects = sum(len(run.log.rejects) for run in runs)
-    sys.stdout.write(
+    say(
         f"{len(runs)} runs, {iterations} iterations, {rejects} lines rejected: "
-        f"{', '.join(one_line(path) for path in written)}\n"
+        f"{', '.join(one_line(path) for path in written)}"
     )
     return int(any(run.loss.failed for run in runs))
 
 
-def _complain(text: str) -> None:
-    """Write a line on standard error; no path in it steers the terminal."""
-    sys.stderr.write(f"parse: {''.join(c if c.isprintable() else ' ' for c in text)}\n")
+def _notes(run: Run, warmup: int) -> Iterator[str]:
+    from parse.run import MEASURED
+    from parse.two_runs import log_notes
+
+    count = len(run.log.iterations)
+    if run.log.rejects:
+        yield from log_notes(run.log)
+    if run.source == MEASURED and not count:
+        yield "no iteration in it"
+    elif run.source == MEASURED and warmup >= count:
+        yield f"all {count} iterations are warm-up (--warmup {warmup})"
+    if run.loss.failed:
+        yield f"the loss is {run.loss.text}"
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.stderr.write("parse: interrupted\n")
-        sys.exit(130)
+    raise SystemExit(run_command(main, name="parse"))

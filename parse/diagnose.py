@@ -10,7 +10,6 @@ Exit code 0: nothing found; 1: illnesses; 2: a log that cannot be read, or has n
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import math
@@ -19,12 +18,13 @@ import signal
 import sys
 import tomllib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from configs.cli import Parser, add_json, complain
 from configs.files import printable
 from parse.facts import RunFacts
 from parse.log import (
@@ -681,12 +681,12 @@ def diagnose(path: Path) -> Diagnosis:
     return Diagnosis(path, run.num_lines, steps, software, kept, list(_not_judged(run)))
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Diagnose logs; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m parse diagnose", description=_ABOUT)
+    parser = Parser("python -m parse diagnose", _ABOUT)
     parser.add_argument("logs", nargs="+", type=Path, metavar="LOG", help="a log, or a folder")
-    parser.add_argument("--json", action="store_true", help="write JSON")
-    arguments = parser.parse_args(argv)
+    add_json(parser)
+    arguments = parser.read(argv)
     found, complaints = [], []
     for given in arguments.logs:
         try:
@@ -694,9 +694,10 @@ def main(argv: list[str]) -> int:
             paths = find_logs(given) if given.is_dir() else [given]
             found += [_known(diagnose(path)) for path in paths]
         except LogError as error:
-            complaints.append(printable(str(error)))
+            complaints.append(str(error))
     sys.stdout.write(_as_json(found) if arguments.json else "\n".join(map(_as_text, found)))
-    sys.stderr.write("".join(f"parse diagnose: error: {text}\n" for text in complaints))
+    for text in complaints:
+        complain(f"parse diagnose: error: {text}")
     return 2 if complaints else int(any(one.illnesses for one in found))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from configs.errors import ConfigError
 from configs.files import printable
 
 Setting = int | float | str
@@ -20,8 +21,11 @@ PHASES = ("forward", "backward", "update")
 _REJECT_CHARACTERS = 200
 
 
-class LogError(ValueError):
+class LogError(ConfigError):
     """A log or a sweep folder cannot be used; the message names it and says why."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 @dataclass

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,8 +18,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from configs.cli import Parser, add_json, add_warmup, number_from_0, say
 from configs.files import printable, write_text
-from parse.arguments import add_warmup, number_from_0
 from parse.compare import compare_points, timed_phases
 from parse.records import LogError
 from parse.run import (
@@ -282,9 +281,9 @@ def exit_code(judged: Sequence[Judged]) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """Compare two sets of runs; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m parse compare",
-        description="Fail when NEW is slower than OLD, misses a point or iterations, or trains "
+    parser = Parser(
+        "python -m parse compare",
+        "Fail when NEW is slower than OLD, misses a point or iterations, or trains "
         "worse. Exit code: 0 no regression, 1 regression, 2 nothing to compare.",
     )
     parser.add_argument(
@@ -305,25 +304,21 @@ def main(argv: Sequence[str]) -> int:
         "--strict", action="store_true",
         help="fail where an interval reaches beyond the tolerance, or there is none",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    args = parser.parse_args(argv)
-    try:
-        new = read_measured(args.new, args.warmup)
-        is_kept = args.old.suffix == ".json" and not args.old.is_dir()
-        old = _kept_of(args.old, new) if is_kept else read_measured(args.old, args.warmup)
-        phases = {"iteration": 0} | {name: 0 for point in (*old, *new) for name in point.times_ms}
-        if args.phase not in phases:
-            known = ", ".join(phases)
-            parser.error(f"argument --phase: invalid choice: '{args.phase}' (choose from {known})")
-        gate = Gate(args.tolerance, args.phase, args.any_hardware, args.strict)
-        judged = judge(old, new, gate)
-    except LogError as error:
-        sys.stderr.write(f"parse compare: error: {printable(str(error))}\n")
-        return 2
+    add_json(parser)
+    args = parser.read(argv)
+    new = read_measured(args.new, args.warmup)
+    is_kept = args.old.suffix == ".json" and not args.old.is_dir()
+    old = _kept_of(args.old, new) if is_kept else read_measured(args.old, args.warmup)
+    phases = {"iteration": 0} | {name: 0 for point in (*old, *new) for name in point.times_ms}
+    if args.phase not in phases:
+        known = ", ".join(phases)
+        parser.error(f"argument --phase: invalid choice: '{args.phase}' (choose from {known})")
+    gate = Gate(args.tolerance, args.phase, args.any_hardware, args.strict)
+    judged = judge(old, new, gate)
     if args.json:
-        sys.stdout.write(json.dumps(_as_json(judged, args), indent=2, allow_nan=False) + "\n")
+        say(json.dumps(_as_json(judged, args), indent=2, allow_nan=False))
     else:
-        sys.stdout.write("\n".join(_as_text(judged, args)) + "\n")
+        say("\n".join(_as_text(judged, args)))
     return exit_code(judged)
 
 
@@ -378,9 +373,9 @@ def _text_row(point: Judged) -> tuple[str, ...]:
 
 def keep(argv: Sequence[str]) -> int:
     """Keep the points of a result as reference values; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m parse keep",
-        description="Keep the points of RESULTS as what this machine is known to do. "
+    parser = Parser(
+        "python -m parse keep",
+        "Keep the points of RESULTS as what this machine is known to do. "
         "'python -m parse compare FILE NEW' holds new results against them.",
     )
     parser.add_argument("results", type=Path, metavar="RESULTS", help=_RESULTS)
@@ -389,33 +384,26 @@ def keep(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--replace", action="store_true", help="put the new values in place of those kept before"
     )
-    args = parser.parse_args(argv)
-    try:
-        points = read_measured(args.results, args.warmup)
-        for point in points:
-            # What failed or has no times is nothing to hold others against.
-            words = [*point.failures, *([point.verdict] if point.verdict in FAILED else [])]
-            if words or not point.times_ms:
-                why = ", ".join(words) or "no times"
-                raise LogError(f"{args.results}: {point.label}: {why}; keep results that are sound")
-        kept = _read_kept(args.file) if args.file.exists() else []
-        new = {_of_machine(point) for point in points}
-        replaced = [point for point in kept if _of_machine(point) in new]
-        if replaced and not args.replace:
-            raise LogError(
-                f"{args.file}: has values of {replaced[0].label} on this machine already; "
-                "give --replace to keep the new ones in their place"
-            )
-        kept = [point for point in kept if _of_machine(point) not in new] + points
-        args.file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(args.file, _FILE.dump_json({_KEY: kept}, indent=1).decode() + "\n")
-    except LogError as error:
-        sys.stderr.write(f"parse keep: error: {printable(str(error))}\n")
-        return 2
-    except OSError as error:
-        sys.stderr.write(f"parse keep: error: {args.file}: cannot be written: {error.strerror}\n")
-        return 2
-    sys.stdout.write(f"{len(points)} points kept in {args.file}, {len(replaced)} replaced\n")
+    args = parser.read(argv)
+    points = read_measured(args.results, args.warmup)
+    for point in points:
+        # What failed or has no times is nothing to hold others against.
+        words = [*point.failures, *([point.verdict] if point.verdict in FAILED else [])]
+        if words or not point.times_ms:
+            why = ", ".join(words) or "no times"
+            raise LogError(f"{args.results}: {point.label}: {why}; keep results that are sound")
+    kept = _read_kept(args.file) if args.file.exists() else []
+    new = {_of_machine(point) for point in points}
+    replaced = [point for point in kept if _of_machine(point) in new]
+    if replaced and not args.replace:
+        raise LogError(
+            f"{args.file}: has values of {replaced[0].label} on this machine already; "
+            "give --replace to keep the new ones in their place"
+        )
+    kept = [point for point in kept if _of_machine(point) not in new] + points
+    args.file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(args.file, _FILE.dump_json({_KEY: kept}, indent=1).decode() + "\n")
+    say(f"{len(points)} points kept in {args.file}, {len(replaced)} replaced")
     return 0
 
 

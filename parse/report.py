@@ -9,14 +9,12 @@ one is not, 2 when there is no sweep.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import html
 import json
 import os
 import re
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,11 +23,11 @@ from statistics import median
 from typing import Any
 from urllib.parse import quote
 
+from configs.cli import Parser, add_warmup, complain, run_command, say
 from configs.fields import shaped_links
 from configs.files import read_json, write_json, write_text
 from configs.naming import Namer
 from configs.study import Study
-from parse.arguments import add_warmup
 from parse.compare import (
     NOT_COMPARED,
     Finding,
@@ -175,9 +173,13 @@ def write_report(parsed: ParsedSweep) -> None:
             write_text(folder / name, text.encode(errors="replace").decode())
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Write the report of a sweep folder, and say a line for each verdict."""
-    parser = argparse.ArgumentParser(prog="python -m parse.report", description="Report a sweep.")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the report of a sweep folder, and say a line for each verdict.
+
+    Raises:
+        LogError: there is no sweep.
+    """
+    parser = Parser("python -m parse.report", "Report a sweep.")
     parser.add_argument("sweep_dir", type=Path, metavar="SWEEP_DIR")
     add_warmup(parser)
     parser.add_argument(
@@ -185,16 +187,11 @@ def main(argv: list[str] | None = None) -> int:
         action="store_true",
         help="also write index.html of the results folder, or of the folder given",
     )
-    args = parser.parse_args(argv)
-    try:
-        if args.index and not (args.sweep_dir / SWEEP_FILE).exists():
-            sys.stdout.write(f"{write_index(args.sweep_dir)}\n")
-            return 0
-        parsed = parse_sweep(args.sweep_dir, args.warmup)
-        return report(parsed, index=args.index)
-    except LogError as error:
-        sys.stderr.write(f"parse.report: error: {one_line(error)}\n")
-        return 2
+    args = parser.read(argv)
+    if args.index and not (args.sweep_dir / SWEEP_FILE).exists():
+        say(str(write_index(args.sweep_dir)))
+        return 0
+    return report(parse_sweep(args.sweep_dir, args.warmup), index=args.index)
 
 
 def report(parsed: ParsedSweep, *, index: bool) -> int:
@@ -209,12 +206,12 @@ def report(parsed: ParsedSweep, *, index: bool) -> int:
     """
     write_report(parsed)
     for finding in parsed.findings:
-        sys.stdout.write(f"{one_line(f'{finding.label}: {finding.verdict}')}\n")
+        say(one_line(f"{finding.label}: {finding.verdict}"))
     if index:
         try:
             write_index(results_folder(parsed.folder))
         except LogError as error:  # The report itself is there.
-            sys.stderr.write(f"parse.report: no index: {one_line(error)}\n")
+            complain(f"parse.report: no index: {error}")
     return int(not parsed.all_hold)
 
 
@@ -691,8 +688,4 @@ def _figure_entry(paths: Mapping[str, Path], on_cpu: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.stderr.write("parse.report: interrupted\n")
-        sys.exit(130)
+    raise SystemExit(run_command(main, name="parse.report"))

@@ -9,12 +9,12 @@ impossible.
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
 
+from configs.cli import Parser, add_study, complain, run_command, say
 from configs.errors import ConfigError
 from configs.study import load_study
 from plots.canvas import FORMATS, save
@@ -22,27 +22,28 @@ from plots.registry import Drawing, figures
 from plots.tables import PlotError, Tables, read_tables, study_of
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Draw figures; returns the exit code."""
-    args = _parser().parse_args(argv)
-    try:
-        study = load_study(args.study) if args.study else study_of(args.tables)
-        known = figures(study)
-        if args.list:
-            for name, figure in known.items():
-                sys.stdout.write(f"{name:20} {figure.row.title}\n{'':20}   needs {figure.needs}\n")
-            return 0
-        if args.tables is None or args.out is None:
-            return _error("give TABLES_DIR and --out FIGURES_DIR, or --list")
-        unknown = [name for name in (*args.figure, *args.expect) if name not in known]
-        if unknown:
-            return _error(f"figure '{unknown[0]}' is unknown; known: {', '.join(known)}")
-        mpl.use("agg")
-        tables = read_tables(args.tables, study)
-        args.out.mkdir(parents=True, exist_ok=True)
-        return _draw(tables, known, args)
-    except (PlotError, ConfigError, OSError) as error:
-        return _error(_line(str(error)))
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw figures; returns the exit code.
+
+    Raises:
+        ConfigError: there are no tables, or the study or a figure's name is unknown.
+    """
+    args = _parser().read(argv)
+    study = load_study(args.study) if args.study else study_of(args.tables)
+    known = figures(study)
+    if args.list:
+        for name, figure in known.items():
+            say(f"{name:20} {figure.row.title}\n{'':20}   needs {figure.needs}")
+        return 0
+    if args.tables is None or args.out is None:
+        raise ConfigError("give TABLES_DIR and --out FIGURES_DIR, or --list")
+    unknown = [name for name in (*args.figure, *args.expect) if name not in known]
+    if unknown:
+        raise ConfigError(f"figure '{unknown[0]}' is unknown; known: {', '.join(known)}")
+    mpl.use("agg")
+    tables = read_tables(args.tables, study)
+    args.out.mkdir(parents=True, exist_ok=True)
+    return _draw(tables, known, args)
 
 
 def _draw(tables: Tables, known: Mapping[str, Drawing], args: argparse.Namespace) -> int:
@@ -53,25 +54,26 @@ def _draw(tables: Tables, known: Mapping[str, Drawing], args: argparse.Namespace
             made = known[name].draw(tables, asked=bool(args.figure))
         except PlotError as error:
             if args.figure:
-                code = _error(f"{name}: {_line(str(error))}")
+                complain(f"plots: error: {name}: {error}")
+                code = 2
             elif not args.expect or name in args.expect:
-                _say(f"{name}: not drawn: {_line(str(error))}")
+                say(f"{name}: not drawn: {error}")
             continue
         try:
             files = save(made, args.out, name, known[name].row.title)
         except PlotError as error:
-            _error(_line(str(error)))
+            complain(f"plots: error: {error}")
             code = code or 1
             continue
         kinds = ", ".join(dict.fromkeys(path.suffix for path in files[1 : len(FORMATS)]))
         pages = f"; {len(made)} pages" if len(made) > 1 else ""
-        _say(f"{files[0]} (and {kinds}{pages})")
+        say(f"{files[0]} (and {kinds}{pages})")
         drawn += 1
     return code or int(not drawn)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m plots", description="Tables to figures.")
+def _parser() -> Parser:
+    parser = Parser("python -m plots", "Tables to figures.")
     parser.add_argument("tables", type=Path, metavar="TABLES_DIR", nargs="?")
     parser.add_argument("--out", type=Path, metavar="FIGURES_DIR")
     parser.add_argument(
@@ -82,30 +84,10 @@ def _parser() -> argparse.ArgumentParser:
         "--expect", nargs="+", action="extend", default=[], metavar="NAME",
         help="what these runs are to show: say of no other figure why it is not drawn",
     )  # fmt: skip
-    parser.add_argument(
-        "--study", metavar="NAME|FOLDER", help="whose figures; by default the tables' own",
-    )  # fmt: skip
+    add_study(parser, "the tables' own")
     parser.add_argument("--list", action="store_true", help="say what figures there are, and leave")
     return parser
 
 
-def _line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
-def _error(text: str) -> int:
-    sys.stderr.write(f"plots: error: {text}\n")
-    return 2
-
-
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.stderr.write("plots: interrupted\n")
-        sys.exit(130)
+    raise SystemExit(run_command(main, name="plots"))

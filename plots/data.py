@@ -150,8 +150,6 @@ def _along(table: pd.DataFrame, figure: Figure, study: Study) -> pd.Series:
         texts = sorted({text for text in values if text})
         places = {text: float(place) for place, text in enumerate(texts)}
         values = values.map(places).astype(float)
-    elif figure.complement:
-        values = (1.0 - values).round(6)
     if field_row(study.all_fields, figure.x).zero:
         values = values.mask(table[figure.x] == 0)
     # Engines that do not take the field stand beside the axis, not on it.

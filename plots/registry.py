@@ -16,7 +16,7 @@ from plots.results import draw_results, draw_tradeoff
 from plots.tables import PlotError, Tables
 from plots.timelines import draw_loss, draw_memory, draw_utilisation
 
-_PARAMETERS = ("x", "y", "complement", "label")
+_PARAMETERS = ("x", "y", "label")
 
 
 class Kind(NamedTuple):
@@ -51,10 +51,10 @@ class Drawing(NamedTuple):
 KINDS = {
     "breakdown": Kind("runs: iteration_ms and the phases", draw_breakdown),
     "loss": Kind("iterations: iteration, loss", draw_loss),
-    "swept": Kind("runs: {x}; {y}", draw_swept, ("x", "y"), ("complement", "label")),
+    "swept": Kind("runs: {x}; {y}", draw_swept, ("x", "y"), ("label",)),
     "ratios": Kind(
         "runs: {x}; {y}. comparisons: case, engine, phase, ratio, speedup, withheld",
-        partial(draw_swept, with_ratios=True), ("x", "y"), ("complement", "label"),
+        partial(draw_swept, with_ratios=True), ("x", "y"), ("label",),
     ),
     "models": Kind("runs: model; iteration_ms; update_rate for the throughput", draw_models),
     "rates": Kind("runs: {x}; {y}", draw_rates, ("x", "y")),

@@ -36,8 +36,11 @@ _TEXT = frozenset(
 )
 
 
-class PlotError(ValueError):
+class PlotError(ConfigError):
     """A figure cannot be drawn; the message says what is missing."""
+
+    def __str__(self) -> str:
+        return " ".join(super().__str__().split())
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from configs.cli import Parser, say
 from configs.errors import ConfigError
 from configs.files import read_json, write_json
 from configs.schema import Model
 from dataset import manifest
-from launch.cli import Parser, run_command, say
+from launch.cli import run_command
 from launch.trainer.checkpoint import Checkpoint, find_checkpoint
 
 SCHEMA_VERSION = 1
@@ -142,4 +143,4 @@ def _write(checkpoint: Checkpoint, tokenizer: _Tokenizer, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    raise SystemExit(run_command(main))

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from configs.cli import say
 from configs.errors import ConfigError, explain
 from configs.fields import field_row
 from configs.files import as_json, read_json
@@ -34,7 +35,6 @@ from deep_optimizer_states.predict.machine import (
 )
 from deep_optimizer_states.predict.predict import Prediction, predict
 from deep_optimizer_states.predict.workload import WorkloadError
-from launch import cli
 from launch.records.identity import settings_key
 from launch.records.run_folder import SCHEMA_VERSION, study_of, sweep_dir
 from launch.simulate.workloads import AsOf, as_of, workload_of
@@ -163,7 +163,7 @@ def simulate_sweep(
         except WorkloadError as error:
             impossible[head] = str(error)
             continue
-        cli.say(f"{head}: {_line(found)}")
+        say(f"{head}: {_line(found)}")
         if dry_run:
             continue
         values = _predicted_values(point, found, simulation.about)
@@ -175,12 +175,12 @@ def simulate_sweep(
     if len(impossible) == len(points):
         raise ConfigError(_why_none(sweep, list(impossible.values())))
     for head, reason in impossible.items():
-        cli.say(f"{head}: left out: {reason}")
+        say(f"{head}: left out: {reason}")
     figures = _figures(sweep)
     if not dry_run:
         written.finish(sweep, figures)
     beside = f", {len(published)} beside published values" if published else ""
-    cli.say(
+    say(
         f"simulated, nothing was run: {len(points) - len(impossible)} points on {profile.name} "
         f"({simulation.when.words}){beside}"
     )

@@ -12,8 +12,7 @@ import urllib.request
 
 import pytest
 from processes import wait_for
-
-from parse.report import main
+from programs import report as main
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""

@@ -4,11 +4,12 @@ import json
 import numpy as np
 import pytest
 
+from configs.cli import Parser
 from configs.errors import ConfigError
 from configs.study import make_point
 from dataset import indexed
 from launch import data, sweep
-from launch.cli import Parser, add_run_options
+from launch.cli import add_run_options
 from launch.config_n_run import main as config_n_run
 from launch.data import data_prefix, look_at, require_vocabulary, with_data
 from launch.records.identity import data_facts, point_key

@@ -6,6 +6,7 @@ import pytest
 import torch
 from kept_memory import saved_bytes
 
+from configs.cli import Parser
 from configs.errors import ConfigError
 from configs.files import write_json
 from configs.schema import Model
@@ -36,7 +37,7 @@ def point(**fields):
 
 
 def given(*words):
-    parser = cli.Parser("x", "y")
+    parser = Parser("x", "y")
     cli.add_run_options(parser, echo=False)
     return parser.read(words)
 

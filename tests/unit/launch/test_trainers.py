@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.cli import Parser
 from configs.errors import ConfigError
 from configs.files import ROOT
 from configs.study import make_point
@@ -19,7 +20,7 @@ LINE = " iteration {n}/ 3 | consumed samples: {samples:12d} | consumed tokens: 5
 
 
 def trainer(*words):
-    parser = cli.Parser("x", "y")
+    parser = Parser("x", "y")
     cli.add_run_options(parser, echo=False)
     return trainer_of(parser.read(words))
 

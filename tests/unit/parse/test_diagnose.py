@@ -7,8 +7,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from programs import parse_logs as main
 
-from parse.__main__ import main
 from parse.diagnose import diagnose, known
 from parse.records import LogError
 

@@ -3,9 +3,9 @@
 import csv
 
 import pytest
+from programs import report
 
 from configs.fields import shaped_links
-from parse.report import main as report
 
 LOSSES = tuple(9.0 - 0.1 * i for i in range(8))
 SECONDS = tuple(0.4 + 0.001 * (i % 4) for i in range(8))

@@ -1,8 +1,8 @@
 import json
 
 import pytest
+from programs import parse_logs as main
 
-from parse.__main__ import main
 from parse.monitor import is_monitor_csv, read_samples
 
 HEADER = "device_id,timestamp(ns),txpci,rxpci,gpu_util,mem_util,mem_used,mem_free\n"

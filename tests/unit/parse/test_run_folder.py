@@ -2,9 +2,8 @@ import csv
 import json
 
 import pytest
+from programs import parse_logs as main, report as report_main
 
-from parse.__main__ import main
-from parse.report import main as report_main
 from parse.run import find_logs, label_runs, read_run, read_sweep
 
 
@@ -137,6 +136,6 @@ def test_a_path_that_is_printed_cannot_steer_the_terminal(sweep_writer, capsys):
     assert main([str(odd / "none"), "--out", str(odd / "tables")]) == 2
     captured = capsys.readouterr()
     assert "a [2Jb/tables/runs.csv" in captured.out
-    assert "a [2Jb/plain.log: not a training log" in captured.err
-    assert "a [2Jb/none: no such file or folder" in captured.err
+    assert "a?[2Jb/plain.log: not a training log" in captured.err
+    assert "a?[2Jb/none: no such file or folder" in captured.err
     assert "\x1b" not in captured.out + captured.err

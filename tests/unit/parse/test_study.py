@@ -5,10 +5,9 @@ import json
 import shutil
 
 import pytest
+from programs import parse_logs as main, report
 
 from configs.study import study_from
-from parse.__main__ import main
-from parse.report import main as report
 
 STUDY = {
     "name": "paint",

@@ -2,9 +2,7 @@ import csv
 import json
 
 import pytest
-
-from parse.__main__ import main
-from parse.report import main as report
+from programs import parse_logs as main, report
 
 REQUIRED = [
     *("path", "model", "tp", "dp", "global_batch_size", "micro_batch_size", "offload_ratio"),

@@ -4,9 +4,8 @@ import csv
 import json
 
 import pytest
+from programs import parse_logs as main, report
 
-from parse import report
-from parse.__main__ import main
 from parse.records import LogError
 from parse.run import read_values
 
@@ -135,7 +134,7 @@ def test_a_measured_run_is_never_held_against_a_predicted_one(whole, sweep_write
 
 
 def test_the_report_is_headed_simulated_and_gives_no_verdict(whole, capsys):
-    assert report.main([str(whole)]) == 0
+    assert report([str(whole)]) == 0
     assert capsys.readouterr().out == ""
     text = (whole / "report.md").read_text()
     headings = [line for line in text.splitlines() if line.startswith("#")]
@@ -152,7 +151,7 @@ def test_the_report_is_headed_simulated_and_gives_no_verdict(whole, capsys):
 
 
 def test_the_report_shows_predictions_beside_published_values(whole):
-    report.main([str(whole)])
+    report([str(whole)])
     text = (whole / "report.md").read_text()
     assert "| 7B vanilla | 650 | 100 | 200 | 300 | 90 |  | host Adam |  | 2.0 |  | yes |" in text
     assert "| 7B hybrid stride 2 | 325 | 50 | 100 | 150 | 90 | 2.00 | host Adam |" in text
@@ -168,7 +167,7 @@ def test_a_point_that_does_not_fit_says_why(simulated):
     simulated.add("hybrid", "simulated", "oom-device", {"dp": 1, "global_batch_size": 1},
                   iteration_ms=None, fits=False)  # fmt: skip
     folder = simulated()
-    assert report.main([str(folder)]) == 0
+    assert report([str(folder)]) == 0
     text = (folder / "report.md").read_text()
     assert "|  |  |  |  |  |  |  |  |  |  | too big |" in text
     assert "## Simulated beside published" not in text

@@ -4,8 +4,7 @@ import csv
 import json
 
 import pytest
-
-from parse.__main__ import main
+from programs import parse_logs as main
 
 LINES = [
     f"epoch=0/micro_step={step}/global_step={step}, RunningAvgSamplesPerSec={rate}, "

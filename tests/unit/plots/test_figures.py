@@ -3,9 +3,9 @@ import csv
 import numpy as np
 import pytest
 from matplotlib.patches import Rectangle
+from programs import plot as main
 
 from configs.study import default_study
-from plots.__main__ import main
 from plots.bars import draw_breakdown
 from plots.style import phase_styles
 from plots.tables import read_tables

@@ -3,9 +3,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from full_disk import files_of_at_most
+from programs import plot as main
 
 from configs.study import default_study
-from plots.__main__ import main
 from plots.registry import figures
 from plots.tables import read_tables
 

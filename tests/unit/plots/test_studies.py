@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from programs import plot as main
 
 from configs.study import study_from
-from plots.__main__ import main
 from plots.registry import KINDS, figures
 from plots.style import Looks
 from plots.tables import PlotError, read_tables
@@ -232,13 +232,13 @@ def test_ratios_are_of_the_phase_and_over_the_reference_of_the_study(folder):
     assert [30 / 18, 30 / 18] in found
 
 
-def test_complement_and_label_of_a_figure(folder):
-    row = {**STUDY["figures"]["yeast"], "complement": True, "label": "no yeast"}
+def test_the_label_of_a_figure(folder):
+    row = {**STUDY["figures"]["yeast"], "label": "no yeast"}
     study = study_from({**STUDY, "figures": {"yeast": row}}, "study")
     tables = read_tables(folder, study)
     (figure,) = figures(study)["yeast"].draw(tables)
     ax = figure.axes[-1]
-    assert (ax.get_xlabel(), list(ax.get_xticks())) == ("no yeast", [-3, 0])
+    assert (ax.get_xlabel(), list(ax.get_xticks())) == ("no yeast", [1, 4])
 
 
 def test_a_study_may_be_given_and_lists_its_own_figures(folder, tmp_path, capsys):

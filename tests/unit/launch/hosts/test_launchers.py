@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.cli import Parser
 from configs.errors import ConfigError
 from configs.files import ROOT
 from configs.study import load_study
@@ -19,7 +20,7 @@ TORCHRUN = ("-m", "torch.distributed.run")
 
 
 def launcher(*words):
-    parser = cli.Parser("x", "y")
+    parser = Parser("x", "y")
     cli.add_run_options(parser, echo=False)
     return Launcher.of(parser.read(words))
 

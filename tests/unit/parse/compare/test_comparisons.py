@@ -2,9 +2,9 @@ import csv
 
 import pyarrow.parquet as pq
 import pytest
+from programs import parse_logs as parse
 
 from configs.study import default_study
-from parse.__main__ import main as parse
 from parse.compare import compare_points, comparison_columns, differences
 from parse.run import label_runs, read_run, read_sweep
 

@@ -4,10 +4,10 @@ import json
 import math
 
 import pytest
+from programs import report
 
 from configs.study import Gate, default_study
 from parse.compare import compare_points, judge_seeds
-from parse.report import main as report
 from parse.run import label_runs, read_sweep
 
 SLOW, FAST = (9.0, 0.4, 0.41, 0.42, 0.43), (9.0, 0.2, 0.205, 0.21, 0.215)

@@ -3,8 +3,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-from parse.__main__ import main
+from programs import parse_logs as main
 
 STEADY = (9.0, *(0.4 + 0.001 * (i % 4) for i in range(9)))
 LOSSES = tuple(9.0 - 0.1 * i for i in range(10))
@@ -37,10 +36,7 @@ def sides(sweep_writer, tmp_path):
 
 
 def compare(capsys, *arguments):
-    try:
-        code = main(["compare", *arguments])
-    except SystemExit as leaving:
-        code = leaving.code
+    code = main(["compare", *arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 

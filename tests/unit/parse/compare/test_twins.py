@@ -4,10 +4,10 @@ import csv
 import json
 
 import pytest
+from programs import report as main
 
 from configs.errors import ConfigError
 from configs.study import study_from
-from parse.report import main
 
 STUDY = {
     "name": "twins",

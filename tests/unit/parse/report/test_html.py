@@ -8,8 +8,7 @@ from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
 
 import pytest
-
-from parse.report import main
+from programs import report as main
 
 EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>'\n\u202e\x00&lt;"
 PNG = base64.b64decode(

@@ -4,9 +4,9 @@ import json
 import re
 
 import pytest
+from programs import report as main
 
 from parse.index import results_folder
-from parse.report import main
 
 TIMES = {"forward_ms": 10.0, "backward_ms": 20.0, "update_ms": 30.0}
 

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from programs import report as main
 
 from configs.study import default_study
-from parse.report import main
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "report" / "report.md"
 GPU = {"provenance": {"gpus": [{"name": "Test GPU", "driver": "1", "memory": "80 GB"}]}}
