@@ -57,6 +57,5 @@ def test_host_benchmark_on_few_elements(tmp_path):
     assert set(result["engines"]["equal"].values()) == {True}
     assert "stock with a GPU / fused" in done.stdout
     steps = [line for line in done.stderr.splitlines() if line.endswith(" ...")]
-    assert [line.partition("] ")[0] for line in steps] == [
-        f"bench-host: 1 thread(s) [{number}/3" for number in (1, 2, 3)
-    ]
+    assert len(steps) == 3
+    assert all(line.startswith("bench-host: 1 thread(s): ") for line in steps)
