@@ -35,7 +35,7 @@ def main() -> None:
     if "=" in how:
         how = dict(pair.split("=") for pair in how.split(",")).get(run["point"]["engine"], "ok")
     rank = os.environ["RANK"]
-    print(f"rank {rank} of {os.environ['WORLD_SIZE']} how {how}")
+    os.write(1, f"rank {rank} of {os.environ['WORLD_SIZE']} how {how}\n".encode())  # in one piece
     print(f"omp {os.environ['OMP_NUM_THREADS']} cwd {Path.cwd().name}", file=sys.stderr)
     _end(how, run_json.parent, run, rank)
 

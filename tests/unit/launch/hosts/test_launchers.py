@@ -265,7 +265,11 @@ def test_what_the_autotuner_writes_lies_in_the_runs_folder(tmp_path):
 def test_two_nodes_meet_by_what_is_said(tmp_path, monkeypatch, way):
     """Both nodes are this machine; the line for the other is run as it is printed."""
     program = tmp_path / "says.py"
-    program.write_text("import os; print('rank', os.environ['RANK'], os.environ['WORLD_SIZE'])")
+    # One write for the whole line: what two ranks print word by word lies in one another.
+    program.write_text(
+        "import os\nline = f\"rank {os.environ['RANK']} {os.environ['WORLD_SIZE']}\\n\"\n"
+        "os.write(1, line.encode())\n"
+    )
     says = Program(str(program), (), tmp_path / "run.json", is_module=False)
     fakes = Path(__file__).resolve().parents[1] / "fakes"
     monkeypatch.setenv("PATH", os.pathsep.join([str(fakes), os.environ["PATH"]]))
