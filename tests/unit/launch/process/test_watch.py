@@ -189,7 +189,8 @@ def test_the_stacks_of_all_threads_are_in_the_log(start):
     head = re.search(
         rf"\[launch\] process {process.pid} \(rank 3\): state (S \(sleeping|R \(running)\)", text
     )
-    assert head and head.start() < text.index("in stuck_here")
+    assert head, text
+    assert head.start() < text.index("in stuck_here")
     assert "in waits_for_ever" in text
     assert process.is_running()
 
