@@ -27,7 +27,7 @@ from deep_optimizer_states.kernels.host import HostAdam, Tail
 from deep_optimizer_states.kernels.scalars import AdamScalars, BetaPowers, adam_scalars
 from deep_optimizer_states.kernels.tensors import AdamTensors
 from deep_optimizer_states.state_reader import read_state
-from launch.hosts.ranks import free_port
+from launch.hosts.launchers import free_port
 
 LR, BETAS, EPS, WEIGHT_DECAY = 1e-3, (0.9, 0.95), 1e-8, 0.1
 SETTINGS = (LR, *BETAS, EPS, WEIGHT_DECAY)

@@ -18,6 +18,9 @@ from launch.data import LaunchError
 from launch.hosts.launchers import KINDS, TORCHRUN
 from launch.trainers import OWN_TRAINER, TRAINERS
 
+NOT_OF_SWEEPS = ("name", "model", "engine")
+"""Fields that tell a sweep's points apart, and are no options of it."""
+
 
 def add_study_option(parser: cli.Options) -> None:
     """Add ``--study``, which :func:`study_in` reads."""
@@ -36,20 +39,17 @@ def study_in(argv: Sequence[str]) -> Study:
     return default_study() if name is None else load_study(name)
 
 
-def add_field_options(parser: Parser, study: Study, of_sweep: bool = False) -> None:
+def add_field_options(parser: Parser, study: Study, left_out: Sequence[str] = ()) -> None:
     """Add an option for each field of a point and of its model.
 
     Values stay text; the schema reads and checks them, with one wording of errors for files and
-    command lines.
-
-    An option that the parser has already stays. A sweep's leave out what tells its points apart:
-    name and engine.
+    command lines. An option that the parser has already stays.
     """
-    known, left_out = parser._option_string_actions, ("name", "engine") if of_sweep else ()
 
     def add(group: argparse._ArgumentGroup, name: str, text: str) -> None:
-        if _flag(name) not in known:
-            group.add_argument(_flag(name), dest=name, metavar="V", help=text)
+        flag = "--" + name.replace("_", "-")
+        if flag not in parser._option_string_actions:
+            group.add_argument(flag, dest=name, metavar="V", help=text)
 
     fields = parser.add_argument_group("fields of the point (they replace those of the file)")
     for name, field in study.point_type.model_fields.items():
@@ -112,13 +112,6 @@ def _add_launch_options(parser: Parser) -> None:
     add("--nnodes", type=count, metavar="N", help="use N machines, equally")
     endpoint = "where the ranks meet; with torchrun, on this machine, which is the first"
     add("--rdzv-endpoint", metavar="HOST:PORT", help=endpoint)
-    ranks = "ranks on each machine, GPUs or not: a point with another number of them is refused"
-    add("--num-gpus", type=count, metavar="N", help=ranks)
-    autotuning = (
-        "let DeepSpeed's launcher look for a config first (it needs the package tabulate, drops "
-        "the offload section, and chooses the micro-batch; what it finds is in the run's folder)"
-    )
-    add("--autotuning", choices=("tune", "run"), help=autotuning)
     trainer = parser.add_argument_group("what the ranks run")
     own = f"[default the study's only one, else {OWN_TRAINER.name}]"
     trainer.add_argument("--trainer", choices=TRAINERS, help=own)
@@ -126,10 +119,6 @@ def _add_launch_options(parser: Parser) -> None:
     options = {flag: known.options[flag] for known in TRAINERS.values() for flag in known.options}
     for flag, settings in options.items():
         trainer.add_argument(flag, **settings)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _help(field: FieldInfo) -> str:

@@ -20,7 +20,7 @@ from configs.cli import Parser, add_json, complain, count, say
 from configs.errors import ConfigError
 from configs.files import read_json, write_json
 from launch.cli import run_command
-from launch.hosts.ranks import Program, free_port, ranks_command, ranks_environment
+from launch.hosts.launchers import Program, free_port, ranks_command, ranks_environment
 from launch.trainer.checkpoint import FOLDER, Checkpoint, find_checkpoint
 from launch.trainer.evaluation import MODULE, RESULT, WARMUP_BATCHES
 from launch.trainer.runfile import ERROR
@@ -67,7 +67,7 @@ def _evaluate(
     """Return what the ranks measured; None when they failed, after their last words."""
     num_ranks = _write_run(checkpoint, scratch, options)
     run_json = scratch / "run.json"
-    program = Program(MODULE, (str(run_json), "--continue-from", str(checkpoint.path)), run_json)
+    program = Program(MODULE, (str(run_json), "--continue-from", str(checkpoint.path)))
     port = free_port()
     done = subprocess.run(
         ranks_command(program, num_ranks, port),

@@ -26,7 +26,7 @@ from configs.cli import Parser, run_command, say
 from deep_optimizer_states.predict.memory.architecture import Architecture, architecture_of
 from deep_optimizer_states.predict.memory.peaks import CPU_PROCESS_BYTES, MIB, peaks_of
 from deep_optimizer_states.predict.memory.setting import setting_of
-from launch.hosts.ranks import free_port
+from launch.hosts.launchers import free_port
 
 FOLDER = Path(__file__).parent
 MEASURED = FOLDER / "measured.jsonl"

@@ -35,10 +35,9 @@ from deep_optimizer_states.predict.machine import (
 )
 from deep_optimizer_states.predict.predict import Prediction, predict
 from deep_optimizer_states.predict.workload import WorkloadError
-from launch.records.identity import settings_key
-from launch.records.run_folder import SCHEMA_VERSION, study_of, sweep_dir
+from launch.identity import settings_key
+from launch.records import SCHEMA_VERSION, results_of, study_of, sweep_dir
 from launch.simulate.workloads import AsOf, as_of, workload_of
-from launch.task import results_of
 from launch.trainer.recorder import flops_per_iteration
 
 NOT_SIMULATED = ("loss", "memory", "utilisation")

@@ -15,8 +15,8 @@ from deep_optimizer_states.predict.memory.architecture import FP32_BYTES, Archit
 from deep_optimizer_states.predict.memory.setting import Setting
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.ds_json import deepspeed_config
-from launch.hosts.ranks import TRAINER_MODULE, Program
-from launch.records.run_folder import RunFolder
+from launch.hosts.launchers import TRAINER_MODULE, Program
+from launch.records import RunFolder
 from launch.simulate.workloads import gpt_of, setting_of_point
 from launch.trainer.checkpoint import Checkpoint, find_checkpoint
 from launch.trainer.runfile import COMPRESSION
@@ -106,9 +106,8 @@ class OwnTrainer(_WritesMetrics):
         return with_user_json(config, read_user_json(self.user_json), point, self.user_json)
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
-        run_json = folder / "run.json"
         more = () if self.checkpoint is None else ("--continue-from", str(self.checkpoint.path))
-        return Program(self.module, (str(run_json), *more), run_json)
+        return Program(self.module, (str(folder / "run.json"), *more))
 
 
 @dataclass(frozen=True)
@@ -255,8 +254,7 @@ class LightningTrainer(_WritesMetrics):
         return [setting_of_point(point, encoder_of(point.model, on_gpu), is_flash=on_gpu)]
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
-        run_json = folder / "run.json"
-        return Program(LIGHTNING_MODULE, (str(run_json),), run_json)
+        return Program(LIGHTNING_MODULE, (str(folder / "run.json"),))
 
 
 def encoder_of(model: Model, on_gpu: bool) -> Architecture:

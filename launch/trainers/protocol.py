@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Protocol, Self
 from configs.schema import Point
 from deep_optimizer_states.predict.memory.setting import Setting
 from launch.ds_json import deepspeed_config
-from launch.hosts.ranks import Program
-from launch.records.run_folder import RunFolder
+from launch.hosts.launchers import Program
+from launch.records import RunFolder
 from launch.simulate.workloads import setting_of_point
 
 PLUGIN_BLOCK = "deep_optimizer_states"

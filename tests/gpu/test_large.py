@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ranks import rank_environment
 
-from launch.hosts.ranks import free_port
+from launch.hosts.launchers import free_port
 
 pytestmark = pytest.mark.gpu
 

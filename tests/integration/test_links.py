@@ -14,7 +14,7 @@ from trainer_runs import write_corpus
 
 from launch.hosts import namespaces
 from launch.hosts.namespaces import unavailable
-from launch.process.members import end_leftovers
+from launch.process.supervise import end_leftovers
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "support" / "link_worker.py"

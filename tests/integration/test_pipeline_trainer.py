@@ -14,7 +14,7 @@ from trainer_runs import ROOT, write_corpus
 from configs.errors import ConfigError
 from configs.study import load_study
 from launch import evaluate
-from launch.estimate import pipeline_workload as workload_of
+from launch.fit import pipeline_workload as workload_of
 from launch.trainers.own import PipelineTrainer
 from optimus_cc import Settings
 from optimus_cc.memory import state_bytes

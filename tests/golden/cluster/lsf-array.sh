@@ -1,6 +1,6 @@
 #!/bin/bash
-#BSUB -J "stride-1-node[1-3]%2"
-#BSUB -o stride-1-node-%J_%I.out
+#BSUB -J "stride-points[1-3]"
+#BSUB -o stride-points-%J_%I.out
 #BSUB -n 32
 #BSUB -R "span[ptile=32]"
 #BSUB -gpu "num=4"
@@ -19,7 +19,7 @@ set -u
 cd -- /home/me
 export PYTHONPATH=/harness${PYTHONPATH:+:$PYTHONPATH}
 command=(/venv/bin/python -P -m launch.sweep --sweep 'my sweep.toml')
-indices=(1 2 5)
-command+=(--index "${indices[LSB_JOBINDEX - 1]}")
+points=('tiny vanilla' 'it'"'"'s hybrid' 7B)
+command+=(--only "${points[LSB_JOBINDEX - 1]}")
 # In the shell's place, so that the batch system's signals reach the launcher.
 exec "${command[@]}"

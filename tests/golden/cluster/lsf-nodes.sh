@@ -1,6 +1,6 @@
 #!/bin/bash
-#BSUB -J "stride-2-nodes[1-1]%2"
-#BSUB -o stride-2-nodes-%J_%I.out
+#BSUB -J "stride-points[1-1]"
+#BSUB -o stride-points-%J_%I.out
 #BSUB -n 64
 #BSUB -R "span[ptile=32]"
 #BSUB -gpu "num=4"
@@ -19,10 +19,10 @@ set -u
 cd -- /home/me
 export PYTHONPATH=/harness${PYTHONPATH:+:$PYTHONPATH}
 command=(/venv/bin/python -P -m launch.sweep --sweep 'my sweep.toml')
-hostfile=/results/stride/submissions/001/hosts-${LSB_JOBID//[^A-Za-z0-9]/-}
+hostfile=/home/me/hosts-${LSB_JOBID//[^A-Za-z0-9]/-}
 awk '!seen[$0]++ { print $0 " slots=4" }' "${LSB_DJOB_HOSTFILE}" >"$hostfile"
 command+=(--launcher deepspeed --hostfile "$hostfile" --nnodes 2)
-indices=(3)
-command+=(--index "${indices[LSB_JOBINDEX - 1]}")
+points=('tiny vanilla')
+command+=(--only "${points[LSB_JOBINDEX - 1]}")
 # In the shell's place, so that the batch system's signals reach the launcher.
 exec "${command[@]}"

@@ -1,7 +1,7 @@
 #!/bin/bash
-#PBS -N stride-1-node
+#PBS -N stride-points
 #PBS -j oe
-#PBS -J 1-3%2
+#PBS -J 1-3
 #PBS -l select=1:ncpus=32:ngpus=4:mpiprocs=1
 #PBS -l place=scatter:excl
 #PBS -A a-1
@@ -16,7 +16,7 @@ set -u
 cd -- /home/me
 export PYTHONPATH=/harness${PYTHONPATH:+:$PYTHONPATH}
 command=(/venv/bin/python -P -m launch.sweep --sweep 'my sweep.toml')
-indices=(1 2 5)
-command+=(--index "${indices[${PBS_ARRAY_INDEX:-1} - 1]}")
+points=('tiny vanilla' 'it'"'"'s hybrid' 7B)
+command+=(--only "${points[${PBS_ARRAY_INDEX:-1} - 1]}")
 # In the shell's place, so that the batch system's signals reach the launcher.
 exec "${command[@]}"

@@ -1,5 +1,5 @@
 #!/bin/bash
-#PBS -N stride-2-nodes
+#PBS -N stride-points
 #PBS -j oe
 #PBS -l select=2:ncpus=32:ngpus=4:mpiprocs=1
 #PBS -l place=scatter:excl
@@ -15,10 +15,10 @@ set -u
 cd -- /home/me
 export PYTHONPATH=/harness${PYTHONPATH:+:$PYTHONPATH}
 command=(/venv/bin/python -P -m launch.sweep --sweep 'my sweep.toml')
-hostfile=/results/stride/submissions/001/hosts-${PBS_JOBID//[^A-Za-z0-9]/-}
+hostfile=/home/me/hosts-${PBS_JOBID//[^A-Za-z0-9]/-}
 awk '!seen[$0]++ { print $0 " slots=4" }' "${PBS_NODEFILE}" >"$hostfile"
 command+=(--launcher deepspeed --hostfile "$hostfile" --nnodes 2)
-indices=(3)
-command+=(--index "${indices[${PBS_ARRAY_INDEX:-1} - 1]}")
+points=('tiny vanilla')
+command+=(--only "${points[${PBS_ARRAY_INDEX:-1} - 1]}")
 # In the shell's place, so that the batch system's signals reach the launcher.
 exec "${command[@]}"

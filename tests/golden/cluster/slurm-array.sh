@@ -1,7 +1,7 @@
 #!/bin/bash
-#SBATCH --job-name=stride-1-node
+#SBATCH --job-name=stride-points
 #SBATCH --output=%x-%A_%a.out
-#SBATCH --array=1-3%2
+#SBATCH --array=1-3
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
@@ -21,7 +21,7 @@ set -u
 cd -- /home/me
 export PYTHONPATH=/harness${PYTHONPATH:+:$PYTHONPATH}
 command=(/venv/bin/python -P -m launch.sweep --sweep 'my sweep.toml')
-indices=(1 2 5)
-command+=(--index "${indices[SLURM_ARRAY_TASK_ID - 1]}")
+points=('tiny vanilla' 'it'"'"'s hybrid' 7B)
+command+=(--only "${points[SLURM_ARRAY_TASK_ID - 1]}")
 # In the shell's place, so that the batch system's signals reach the launcher.
 exec "${command[@]}"

@@ -1,7 +1,7 @@
 #!/bin/bash
-#SBATCH --job-name=stride-2-nodes
+#SBATCH --job-name=stride-points
 #SBATCH --output=%x-%A_%a.out
-#SBATCH --array=1-1%2
+#SBATCH --array=1-1
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
@@ -22,7 +22,7 @@ cd -- /home/me
 export PYTHONPATH=/harness${PYTHONPATH:+:$PYTHONPATH}
 command=(/venv/bin/python -P -m launch.sweep --sweep 'my sweep.toml')
 command+=(--launcher srun --nnodes 2)
-indices=(3)
-command+=(--index "${indices[SLURM_ARRAY_TASK_ID - 1]}")
+points=('tiny vanilla')
+command+=(--only "${points[SLURM_ARRAY_TASK_ID - 1]}")
 # In the shell's place, so that the batch system's signals reach the launcher.
 exec "${command[@]}"

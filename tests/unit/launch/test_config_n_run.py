@@ -53,26 +53,22 @@ def test_the_gap_is_ignored_without_prefetch():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-H", "x"], r"-H \(hidden\)' = 'x'"),
-        (["-K", "0"], r"-K \(iterations\)' = '0'"),
-        (["-R", "1.5"], r"-R \(offload_ratio\)' = '1.5'"),
-        (["-S", "5"], r"-L \(heads\) 32 is not a multiple of -S \(kv_heads\) 5"),
-        (["-D", "2"], r"-B \(global_batch_size\) 1 is not a multiple .* -D \(dp\) 2"),
-        (["-P", "2"], r"-P \(prefetch_optimizer\) = 2, .* is no engine"),
+        (["-H", "x"], r"hidden' = 'x'"),
+        (["-K", "0"], r"iterations' = '0'"),
+        (["-R", "1.5"], r"offload_ratio' = '1.5'"),
+        (["-S", "5"], r"heads 32 is not a multiple of kv_heads 5"),
+        (["-D", "2"], r"global_batch_size 1 is not a multiple .* dp 2"),
+        (["-P", "2"], r"-P 2 .*is no engine"),
         # The hybrid update always flushes gradients asynchronously, and its log's name says so.
-        (
-            ["-P", "1", "-A", "0"],
-            r"-P \(prefetch_optimizer\) = 1, -A \(part_grads_async\) = 0, .*"
-            r"is no engine; .*; hybrid: -P \(prefetch_optimizer\) 1, -A \(part_grads_async\) 1",
-        ),
-        (["-A", "yes"], r"-A \(part_grads_async\) = yes, .* is no engine"),
+        (["-P", "1", "-A", "0"], r"-P 1 -A 0 .*is no engine; .*; hybrid: -P 1 -A 1"),
+        (["-A", "yes"], r"-A yes .*is no engine"),
         (["-P", "1", "-O", "0"], r"stride must be at least 1"),
         (["-m", "../x"], r"-m '../x': give billions"),
         (["-Z", "1"], r"unknown option '-Z'"),
         (["-O"], r"-O: expected one argument"),
     ],
 )
-def test_a_bad_value_names_its_flag(words, message):
+def test_a_bad_value_is_named(words, message):
     with pytest.raises(ConfigError, match=message) as caught:
         point(*words)
     assert "\n" not in str(caught.value)

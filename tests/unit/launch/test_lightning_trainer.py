@@ -16,14 +16,13 @@ from deep_optimizer_states.config import read_settings
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch import cli
 from launch.data import look_at
-from launch.execute import describe
+from launch.execute import RunOptions, Task, describe
 from launch.fit import Machine
 from launch.frameworks.imdb import files
 from launch.frameworks.imdb.encoder import SentimentEncoder, Shape
 from launch.frameworks.imdb.program import require_reviews
-from launch.records.run_folder import RunFolder
+from launch.records import RunFolder
 from launch.sweep import main
-from launch.task import RunOptions, Task
 from launch.trainer.runfile import read_run_file
 from launch.trainers import trainer_of
 from launch.trainers.own import LIGHTNINGS_OWN, LightningTrainer, encoder_of

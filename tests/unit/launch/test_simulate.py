@@ -15,7 +15,7 @@ from deep_optimizer_states.predict.machine import MACHINES_DIR, load_machine
 from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.ds_json import deepspeed_config
-from launch.records.ledger import read_records
+from launch.records import read_records
 from launch.simulate import workloads
 from launch.simulate.command import as_published, published_of, read_published
 from launch.simulate.workloads import AsOf, as_of, workload_of

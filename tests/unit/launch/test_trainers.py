@@ -11,7 +11,7 @@ from configs.files import ROOT
 from configs.study import make_point
 from launch import cli
 from launch.fit import Machine
-from launch.records.run_folder import RunFolder
+from launch.records import RunFolder
 from launch.trainers import OWN_TRAINER, TRAINERS, megatron_deepspeed, trainer_of
 from launch.trainers.own import PIPELINE_MODULE
 

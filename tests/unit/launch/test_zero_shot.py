@@ -11,7 +11,7 @@ import pytest
 
 from configs.errors import ConfigError
 from launch import zero_shot
-from launch.hosts.ranks import free_port
+from launch.hosts.launchers import free_port
 
 
 @pytest.fixture(autouse=True)

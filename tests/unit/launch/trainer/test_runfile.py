@@ -9,7 +9,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.schema import Model, Point
 from configs.study import default_study
-from launch.hosts.ranks import TRAINER_MODULE
+from launch.hosts.launchers import TRAINER_MODULE
 from launch.pretrain_gpt import main
 from launch.process.outcome import judge
 from launch.process.supervise import Ending

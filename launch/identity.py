@@ -1,32 +1,49 @@
-"""What makes two runs the same: the point with its data, and what it was run with.
+"""What makes two runs the same, and where a run came from. Nothing here imports torch.
 
-The code of a run is the files of the checkout that its programs import. Nothing else of the
-checkout can change what a run does, so nothing else makes a result an old one.
+Two runs are the same when the point with its data is, and what it was run with: code, versions,
+processors. The code of a run is the files of the checkout that its programs import. Nothing else of
+the checkout can change what a run does, so nothing else makes a result an old one.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import json
+import os
+import platform
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import deep_optimizer_states
+import psutil
+
 from configs.files import ROOT
 from configs.schema import Point
+from deep_optimizer_states.cores import usable_cores
 from launch.ds_json import patches
 
 SETUP = ("code", "versions", "gpus", "cpu")
 """Parts of the provenance that can change a run's times or results."""
+PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "pydantic", "triton")
+"""Packages whose version can change a result or a time."""
+PLUGIN = ROOT / "src" / "deep_optimizer_states"
+REDACTED = "(redacted)"
 _KEY_CHARACTERS = 16
 _SHOWN_FILES = 3
-_SOURCE = ROOT / "src" / deep_optimizer_states.__name__
-PLUGIN = _SOURCE if _SOURCE.is_dir() else Path(deep_optimizer_states.__file__).parent
-"""The plugin's package: the checkout's, which ranks import first, or where it was installed."""
+_RELEVANT = re.compile(
+    r"^(OMP_|MKL_|KMP_|GOMP_|ATEN_|ONEDNN_|DNNL_|NCCL_|GLOO_|CUDA_|HIP_|ROCR_|NVIDIA_|TORCH"
+    r"|PYTORCH_|DS_|DEEPSPEED_|MALLOC_|SLURM_(JOB_ID|NNODES|NTASKS|CPUS)|LD_PRELOAD$|LD_LIBRARY_PATH$|PYTHONHASHSEED$)"
+)
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
+_SECRET_IN_URL = re.compile(r"(\w+://)[^/\s@]+@")
 
 
 def point_key(point: Point, data: Mapping[str, Any]) -> str:
@@ -126,7 +143,7 @@ def code_of(entries: Iterable[str]) -> dict[str, str]:
     if any(path.is_relative_to(PLUGIN) for path in found):
         every = (path for path in PLUGIN.rglob("*") if path.is_file())
         found |= {path for path in every if path.suffix not in (".py", ".pyc")}
-    return {_name(path): _hash(path) for path in sorted(found)}
+    return {path.relative_to(ROOT).as_posix(): _hash(path) for path in sorted(found)}
 
 
 _parsing = threading.Lock()
@@ -157,17 +174,11 @@ def _names(node: ast.AST) -> Iterator[str]:
 def _files_of(module: str) -> tuple[Path, ...]:
     """Files of ours that importing a module executes: its packages' and its own."""
     found, parts = [], module.split(".")
-    sources = ROOT / "src"
-    root = sources if (sources / parts[0]).is_dir() else ROOT
-    root = PLUGIN.parent if parts[0] == PLUGIN.name else root
+    root = ROOT / "src" if (ROOT / "src" / parts[0]).is_dir() else ROOT
     for end in range(1, len(parts) + 1):
         place = root.joinpath(*parts[:end])
         found += [place / "__init__.py", place.with_suffix(".py")]
     return tuple(path for path in found if path.is_file())
-
-
-def _name(path: Path) -> str:
-    return path.relative_to(ROOT if path.is_relative_to(ROOT) else PLUGIN.parent).as_posix()
 
 
 @functools.cache
@@ -176,3 +187,94 @@ def _hash(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:_KEY_CHARACTERS]
     except OSError:
         return "unreadable"
+
+
+def provenance(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a reader of the results may ask about this machine, checkout and environment."""
+    return {
+        **machine_and_checkout(),
+        "argv": [redact(argument) for argument in sys.argv],
+        "environment": relevant_environment(environment),
+    }
+
+
+@functools.cache
+def machine_and_checkout() -> dict[str, Any]:
+    """Return the part of the provenance that is the same for every run of this process."""
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        versions[package] = None
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    nodes = sorted(Path("/sys/devices/system/node").glob("node[0-9]*/cpulist"))
+    return {
+        "git": git_state(ROOT),
+        "versions": versions,
+        "gpus": _gpus(),
+        "cpu": _cpu(),
+        "numa": [{"node": file.parent.name, "cores": file.read_text().strip()} for file in nodes],
+        "host_memory_bytes": psutil.virtual_memory().total,
+        "platform": platform.platform(),
+    }
+
+
+def relevant_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that can change a run, sorted by name, with secrets redacted."""
+    return {
+        name: REDACTED if _SECRET_NAME.search(name) else redact(value)
+        for name, value in sorted(environment.items())
+        if _RELEVANT.match(name)
+    }
+
+
+def redact(text: str) -> str:
+    """Return ``text`` without the user and password of a URL."""
+    return _SECRET_IN_URL.sub(rf"\1{REDACTED}@", text)
+
+
+def git_state(root: Path) -> dict[str, Any] | None:
+    """Return commit, whether files differ, and a hash of what differs; None outside a checkout."""
+    if not (root / ".git").exists():
+        return None
+    commit = _output(["git", "-C", str(root), "rev-parse", "HEAD"])
+    changed = _output(["git", "-C", str(root), "status", "--porcelain"])
+    if commit is None or changed is None:
+        return None
+    state: dict[str, Any] = {"commit": commit.strip(), "dirty": bool(changed.strip())}
+    if state["dirty"]:
+        difference = _output(["git", "-C", str(root), "diff", "HEAD", "--no-ext-diff"]) or ""
+        text = changed + difference
+        state["changes_sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    return state
+
+
+def _gpus() -> list[dict[str, str]]:
+    fields = "name,driver_version,memory.total"
+    listing = _output(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"])
+    rows = [line.split(", ") for line in (listing or "").splitlines()]
+    return [
+        dict(zip(("name", "driver", "memory"), row, strict=True)) for row in rows if len(row) == 3
+    ]
+
+
+def _cpu() -> dict[str, Any]:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return {
+        "model": model[1] if model else platform.processor() or platform.machine(),
+        "cores_physical": psutil.cpu_count(logical=False),
+        "cores_logical": os.cpu_count(),
+        "cores_usable": usable_cores(),
+    }
+
+
+def _output(command: list[str]) -> str | None:
+    """Standard output of a command that may be missing, fail or hang; None then."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout

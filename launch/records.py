@@ -1,17 +1,20 @@
-"""The folder of one run, ``RESULTS/SWEEP/STEM/run-NNN``, and what the launcher writes there.
+"""What runs leave on disk, and what a later call finds out from it.
 
-How a run ended is written even where nothing can be written any more.
+The run folders, ``RESULTS/SWEEP/STEM/run-NNN``, are the only state: whatever stops a sweep, the
+next call reads from them what is still to do. How a run ended is written even on a full disk.
 """
 
 from __future__ import annotations
 
+import enum
 import errno
 import json
 import os
 import re
 import socket
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,11 +23,18 @@ from typing import Any, Self
 import psutil
 
 from configs.errors import ConfigError
-from configs.files import json_lines, last_lines, write_json
+from configs.files import json_lines, last_lines, read_json, write_json
 from configs.schema import Point
+from configs.study import Study, default_study
+from launch.identity import changes
 
 SCHEMA_VERSION = 2
 """Of ``run.json``, ``status.json`` and ``sweep.json``."""
+INTERRUPTED = "interrupted"
+UNTRAINED = ("nan", "frozen", "diverged", "skipped")
+"""Statuses of a run that came to its end with a loss that means no training."""
+SILENCE_S = 1800.0
+"""Seconds without a sign of life after which a run of another machine counts as interrupted."""
 FULL_BYTES = 16_384
 """A file system with less room than this holds no traceback and no status."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -44,7 +54,7 @@ class Driver:
     """Of the kernel's run."""
     host: str
     token: str = ""
-    """Marks the processes of its run in their environment, see :mod:`launch.process.members`."""
+    """Marks the processes of its run in their environment, see :mod:`launch.process.supervise`."""
 
     @classmethod
     def this_process(cls, token: str = "") -> Self:
@@ -92,8 +102,7 @@ class Status:
 
     status: str
     """``running``, ``ok``, ``oom-host``, ``oom-device``, ``timeout``, ``hang``, ``failed``,
-    ``interrupted``; or, of a run that ended without having trained, ``nan``, ``frozen``,
-    ``diverged`` or ``skipped``."""
+    ``interrupted``, or one of :data:`UNTRAINED`."""
     exit_code: int | None = None
     """Of the ranks' launcher; 128 + signal when a signal ended it; 1 of a run that has not trained;
     None while running."""
@@ -124,11 +133,6 @@ class RunFolder:
         """What the trainer measured, one JSON object a line."""
         return self.path / "metrics.jsonl"
 
-    @property
-    def run_json(self) -> Path:
-        """What the trainer reads."""
-        return self.path / "run.json"
-
     def write_inputs(
         self, point: Point, facts: Mapping[str, Any], ds_config: Mapping[str, Any]
     ) -> None:
@@ -144,7 +148,7 @@ class RunFolder:
             "point": point.model_dump(mode="json"),
             "study": study_of(point),
         }
-        write_json(self.run_json, run)
+        write_json(self.path / "run.json", run)
 
     def write_status(self, status: Status) -> None:
         """Write ``status.json``, with the log's last lines."""
@@ -213,6 +217,11 @@ def study_of(point: Point) -> dict[str, Any] | None:
     return None if point.study is None else point.study.as_table()
 
 
+def results_of(results_dir: Path, study: Study) -> Path:
+    """Return ``RESULTS/STUDY``, and ``RESULTS`` itself for the default study."""
+    return results_dir if study is default_study() else results_dir / study.name
+
+
 def sweep_dir(results_dir: Path, sweep: str) -> Path:
     """Return ``RESULTS/SWEEP``, absolute.
 
@@ -226,11 +235,8 @@ def sweep_dir(results_dir: Path, sweep: str) -> Path:
 
 def next_run_path(stem_dir: Path) -> Path:
     """Return the first ``run-NNN`` of a stem that is higher than every one there is."""
-    numbers = [
-        int(match[1])
-        for path in (stem_dir.iterdir() if stem_dir.is_dir() else ())
-        if (match := re.fullmatch(r"run-(\d+)", path.name))
-    ]
+    found = stem_dir.glob("run-*") if stem_dir.is_dir() else ()
+    numbers = [int(match[1]) for path in found if (match := re.match(r"run-(\d+)$", path.name))]
     return stem_dir / f"run-{max(numbers, default=0) + 1:03d}"
 
 
@@ -255,3 +261,141 @@ def create_run_folder(results_dir: Path, sweep: str, point: Point) -> RunFolder:
             f"results folder {str(stem_dir)!r} cannot be made: {error.strerror}; "
             "choose another with --results-dir"
         ) from None
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run folder of an earlier or present call."""
+
+    path: Path
+    """The run folder, absolute."""
+    name: str
+    engine: str
+    iterations: int
+    """That it was to run."""
+    point_key: str
+    setup_key: str
+    repeat: int
+    log: str
+    """File name of the log."""
+    status: str
+    """As ``status.json`` has it; ``interrupted`` where the launcher is gone."""
+    cause: str
+    seconds: float | None
+    started: str
+    """UTC, ISO 8601."""
+    driver: Driver | None
+    setup: dict[str, Any]
+    """What it was run with, as :func:`launch.identity.changes` takes it."""
+
+    @property
+    def where(self) -> str:
+        """``STEM/run-NNN``."""
+        return f"{self.path.parent.name}/{self.path.name}"
+
+    @classmethod
+    def read(cls, run_json: Path) -> Self | None:
+        """Read a run folder's ``run.json``; None when it is damaged or of an older schema."""
+        run, status = read_json(run_json), read_json(run_json.with_name("status.json"))
+        point, setup = run.get("point"), run.get("provenance")
+        if not isinstance(point, dict) or not isinstance(run.get("point_key"), str):
+            return None
+        driver, seconds = Driver.read(status.get("driver")), status.get("seconds")
+        word, cause = str(status.get("status") or ""), str(status.get("cause") or "")
+        if word in ("", "running") and not _is_alive(driver, run_json.parent):
+            word, cause = INTERRUPTED, "its launcher is gone without a word"
+        return cls(
+            path=run_json.parent,
+            name=str(point.get("name") or run_json.parent.parent.name),
+            engine=str(point.get("engine")),
+            iterations=int(point.get("iterations") or 0),
+            point_key=run["point_key"],
+            setup_key=str(run.get("setup_key")),
+            repeat=int(run.get("repeat") or 1),
+            log=str(run.get("log")),
+            status=word,
+            cause=cause,
+            seconds=seconds if isinstance(seconds, int | float) else None,
+            started=str(run.get("started") or ""),
+            driver=driver,
+            setup=setup if isinstance(setup, dict) else {},
+        )
+
+
+def read_records(sweep_folder: Path) -> list[Record]:
+    """Return the runs of a sweep folder, the newest last."""
+    found = [Record.read(path) for path in sweep_folder.glob("*/run-*/run.json")]
+    return sorted((r for r in found if r is not None), key=lambda r: (r.started, r.path))
+
+
+def _is_alive(driver: Driver | None, folder: Path) -> bool:
+    if driver is None:
+        return False
+    if not driver.is_elsewhere:
+        return driver.is_alive
+    times = [path.stat().st_mtime for path in folder.iterdir() if path.is_file()]
+    return time.time() - max(times, default=0.0) < SILENCE_S
+
+
+class Choice(enum.StrEnum):
+    """Which points of a sweep to run."""
+
+    MISSING = "missing"
+    """All that are not done: what failed is tried again."""
+    AGAIN = "again"
+    """All, done or not."""
+    KEEP = "keep"
+    """All that are not done, be it with older code, other versions or processors."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether to run a point now, and why."""
+
+    run: bool
+    why: str = ""
+    """Empty for a point that is run for the first time."""
+
+
+def decide(
+    keys: tuple[str, str, int],
+    records: Sequence[Record],
+    choice: Choice,
+    setup: Mapping[str, Any],
+) -> Decision:
+    """Decide whether a point is to be run, after earlier runs of which the newest is last.
+
+    ``keys`` are its point key, the setup key of this call, which is of ``setup``, and the repeat.
+    """
+    point_key, setup_key, repeat = keys
+    own = [r for r in records if (r.point_key, r.repeat) == (point_key, repeat)]
+    running = [r for r in own if r.status == "running"]
+    if running:
+        return Decision(False, f"is running now ({running[-1].where})")
+    if choice is Choice.AGAIN:
+        return Decision(True, "--again" if own else "")
+    good = [r for r in own if r.status == "ok"]
+    done = [r for r in good if r.setup_key == setup_key]
+    if done:
+        return Decision(False, f"done before ({done[-1].where})")
+    if good:
+        changed, where = older(good[-1], setup_key, setup), good[-1].where
+        if choice is Choice.KEEP:
+            return Decision(False, f"kept ({where}): {changed}")
+        return Decision(True, f"{changed} (since {where}; --keep accepts it)")
+    if own:
+        return Decision(True, f"{own[-1].status} before ({own[-1].where})")
+    settings = point_key.partition("-")[0]
+    found = [
+        r
+        for r in records
+        if (r.point_key.partition("-")[0], r.repeat, r.status) == (settings, repeat, "ok")
+    ]
+    return Decision(True, f"data changed (since {found[-1].where})" if found else "")
+
+
+def older(record: Record, setup_key: str, setup: Mapping[str, Any]) -> str:
+    """Say what changed since a run; empty where it is of today's code, versions and processors."""
+    if record.setup_key == setup_key:
+        return ""
+    return changes(record.setup, setup) or "other code, versions or processors"
