@@ -18,6 +18,7 @@ what    --list              list studies with their sweeps, points and engines, 
         --engines A,B:F=V   these engines in place of the sweep's, with values of their own fields:
                             vanilla,hybrid:stride=4,dynamic:just_in_time=true
         --only POINT        this point alone: name, part of it or pattern; may be repeated
+        --index N           the N-th point alone, as a task of a job array does
         --size SIZE         auto, tiny or full [default auto: tiny without a GPU]
         --model NAME        run this model instead of the sweep's
         --iterations N      iterations of each run; --repeats N: runs of each point

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from configs import cli
 from configs.cli import Parser, count, duration
 from configs.overrides import MODEL_FIELDS
 from configs.study import Study, default_study, load_study
-from launch.data import LaunchError
 from launch.hosts.launchers import KINDS, TORCHRUN
 from launch.trainers import OWN_TRAINER, TRAINERS
 
@@ -123,8 +122,3 @@ def _add_launch_options(parser: Parser) -> None:
 
 def _help(field: FieldInfo) -> str:
     return " ".join((field.description or "").replace("``", "").split()).replace("%", "%%")
-
-
-def run_command(main: Callable[[], int]) -> int:
-    """:func:`configs.cli.run_command`, with what launching says to the user."""
-    return cli.run_command(main, LaunchError)

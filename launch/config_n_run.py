@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from configs.cli import Parser
+from configs.cli import Parser, run_command
 from configs.errors import ConfigError
 from configs.schema import Point
 from configs.study import default_study, make_point
@@ -130,4 +130,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(cli.run_command(lambda: main(sys.argv[1:])))
+    raise SystemExit(run_command(lambda: main(sys.argv[1:])))

@@ -28,10 +28,6 @@ UNPREPARED = (
 )
 
 
-class LaunchError(RuntimeError):
-    """A step of the harness failed; the message says which and what to look at."""
-
-
 @dataclass(frozen=True)
 class Data:
     """What is known of a pair of Megatron's files."""

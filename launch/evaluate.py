@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.cli import Parser, add_json, complain, count, say
+from configs.cli import Parser, add_json, complain, count, run_command, say
 from configs.errors import ConfigError
 from configs.files import read_json, write_json
-from launch.cli import run_command
 from launch.hosts.launchers import Program, free_port, ranks_command, ranks_environment
 from launch.trainer.checkpoint import FOLDER, Checkpoint, find_checkpoint
 from launch.trainer.evaluation import MODULE, RESULT, WARMUP_BATCHES

@@ -148,7 +148,6 @@ class Task:
 
         Raises:
             ConfigError: a point's data is not there.
-            LaunchError: the default corpus could not be made.
         """
         chosen = {point.data_prefix for point in points}
         prefixes = {given: _prefix_of(given, options.trainer, makes_data) for given in chosen}

@@ -42,18 +42,15 @@ MARGIN = 1.1
 """A run takes up to this much more than the model's figure, which is that of a usual run."""
 USABLE = 0.95
 """Share of the free memory that a run may count on."""
-PROFILES = {True: "h200x1", False: "cpu-only"}
-"""Shipped profiles that stand for a machine with GPUs and for one without."""
+GPU_PROFILE = "h200x1"
+"""Shipped profile that stands for a machine with GPUs."""
 HALF_TYPES = frozenset({"bf16", "fp16"})
 """Types of 16 bits, which not every processor multiplies natively."""
 FAST = "fp32"
 """Type that every processor multiplies natively."""
 NO_PRODUCT = "torch has no native bf16 matrix product on this processor"
-GPU_START_S, CPU_START_S = 45.0, 7.0
-"""From the launch to the first iteration; on a CPU of each rank that has a core to itself."""
-MICRO_BATCH_S = 0.02
-"""Of Python and DeepSpeed in a micro-batch on a CPU, which small models spend more on than on
-their products."""
+GPU_START_S = 45.0
+"""From the launch to the first iteration."""
 AS_BEFORE = "as it took before"
 """What :attr:`Estimate.how` says of a time that an earlier run took."""
 
@@ -176,7 +173,7 @@ def memory_text(point: Point, machine: Machine, trainer: Trainer) -> str:
     except WorkloadError as error:
         return f"not predicted: {error}{short and f'; {short}'}"
     without = on_gpu and not machine.gpu_free_bytes
-    as_if = f" (as on a GPU of profile {PROFILES[True]}; none here)" if without else ""
+    as_if = f" (as on a GPU of profile {GPU_PROFILE}; none here)" if without else ""
     return (
         f"predicted host {host / GIB:.1f} GiB, each GPU {device / GIB:.1f} GiB{as_if}: "
         f"{short or 'fits this machine'}"
@@ -347,8 +344,7 @@ class Estimate:
     seconds: float | None
     """None where neither an earlier run nor the performance model tells."""
     how: str
-    """:data:`AS_BEFORE`, ``rough, from the rates of NAME`` or ``from the model's size``, or ``not
-    predicted: REASON``."""
+    """:data:`AS_BEFORE`, ``rough, from the rates of NAME``, or why it is not known."""
 
 
 def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> Estimate:
@@ -359,28 +355,15 @@ def estimate(point: Point, machine: Machine, records: Sequence[Record] = ()) -> 
         if same and record.seconds:
             return Estimate(record.seconds, AS_BEFORE)
     if not runs_on_gpu(point, machine):
-        return Estimate(_seconds_on_cpu(point), "rough, from the model's size")
+        return Estimate(None, "not known before the first run on a CPU")
     try:
         seconds = GPU_START_S + point.iterations * _iteration_on_gpus(point)
     except WorkloadError as error:
         return Estimate(None, f"not predicted: {error}")
-    return Estimate(seconds, f"rough, from the rates of {PROFILES[True]}")
+    return Estimate(seconds, f"rough, from the rates of {GPU_PROFILE}")
 
 
 def _iteration_on_gpus(point: Point) -> float:
-    profile = load_machine(PROFILES[True])
+    profile = load_machine(GPU_PROFILE)
     profile = replace(profile, cores=usable_cores(), gpus=point.num_ranks)
     return predict(workload_of(point, AsOf.TODAY), profile).iteration_s
-
-
-def _seconds_on_cpu(point: Point) -> float:
-    """Seconds of a run: the start, matrix products, and calls of Python."""
-    profile, cores = load_machine(PROFILES[False]), usable_cores()
-    assert profile.rates.device_flops_per_s
-    passes = 8 if point.activation_checkpointing else 6
-    tokens = point.global_batch_size * point.model.seq_length
-    operations = float(passes * point.model.num_parameters(point.tp) * tokens)
-    products_s = operations / (profile.rates.device_flops_per_s * cores / profile.cores)
-    ranks_a_core = max(1.0, point.num_ranks / cores)
-    calls_s = MICRO_BATCH_S * point.accumulation * ranks_a_core
-    return CPU_START_S * ranks_a_core + point.iterations * (products_s + calls_s)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from configs.cli import Parser, complain, say
+from configs.cli import Parser, complain, run_command, say
 from configs.errors import ConfigError, explain
 from configs.overrides import apply_overrides
 from configs.schema import Point, read_toml
@@ -94,4 +94,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(cli.run_command(lambda: main(sys.argv[1:])))
+    raise SystemExit(run_command(lambda: main(sys.argv[1:])))

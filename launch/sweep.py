@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from configs.cli import EXIT_USAGE, Parser, complain, count, duration, say
+from configs.cli import EXIT_USAGE, Parser, complain, count, duration, run_command, say
 from configs.errors import ConfigError, explain
 from configs.schema import Point
 from configs.study import Study
@@ -22,7 +22,7 @@ from launch.derive import derive
 from launch.execute import RunOptions, describe
 from launch.fit import (
     DTYPE_TEXT,
-    PROFILES,
+    GPU_PROFILE,
     Machine,
     in_fast_type,
     largest_model_that_fits,
@@ -68,7 +68,7 @@ def make_plan(sweep: Sweep, given: Namespace, machine: Machine) -> Plan:
     room, small = machine, sweep.study.small_model
     if not machine.gpu_free_bytes and not on_cpu and given.dry_run and given.size == "full":
         # A full dry run shows what a machine with GPUs would run.
-        profile = load_machine(PROFILES[True])
+        profile = load_machine(GPU_PROFILE)
         gpus = (int(profile.device_memory_bytes or 0),) * profile.gpus
         room = Machine(int(profile.host_memory_bytes), gpus)
     if given.size != "auto" or given.model is not None:
@@ -115,7 +115,7 @@ def simulate(sweep: Sweep, given: Namespace, simulation: Simulation) -> int:
     """
     largest = partial(largest_that_fits, simulation)
     sweep, points = _sized(sweep, given, given.size == "tiny", largest)
-    names = choose_points(points, given.only)
+    names = choose_points(points, given.only, given.index)
     # A part of a sweep is added to what its folder has: all is predicted anew, in the plan's order.
     also = frozenset() if given.dry_run else predicted_before(simulation, sweep.name)
     chosen = [point for point in points if point.name in names or point.name in also]
@@ -123,15 +123,21 @@ def simulate(sweep: Sweep, given: Namespace, simulation: Simulation) -> int:
     return simulate_sweep(simulation, sweep, chosen, made, given.dry_run)
 
 
-def choose_points(points: Sequence[Point], only: Sequence[str]) -> list[str]:
-    """Return the names of the points that ``--only`` asks for, in the plan's order.
+def choose_points(
+    points: Sequence[Point], only: Sequence[str], index: int | None = None
+) -> list[str]:
+    """Return the names of the points that ``--only`` or ``--index`` asks for, in the plan's order.
 
-    ``only`` has names, parts of names, or patterns with ``*``.
+    ``only`` has names, parts of names, or patterns with ``*``; ``index`` counts from 1.
 
     Raises:
         ConfigError: nothing is meant by one of them; the nearest name is given.
     """
     names = [point.name for point in points]
+    if index is not None:
+        if index > len(names):
+            raise ConfigError(f"--index {index}: the plan has points 1 to {len(names)}")
+        return [names[index - 1]]
     chosen: set[str] = set()
     for word in only:
         found = [name for name in names if name == word]
@@ -169,6 +175,8 @@ def build_parser(study: Study) -> Parser:
     what.add_argument("--engines", metavar="A,B:FIELD=V", help="in place of the sweep's engines")
     only = "name, part of it or pattern"
     what.add_argument("--only", action="append", default=[], metavar="POINT", help=only)
+    index = "the N-th point alone, from 1, as a task of a job array does"
+    what.add_argument("--index", type=count, metavar="N", help=index)
     sizes, size = ("auto", "tiny", "full"), "form of the sweep [default auto: tiny without a GPU]"
     what.add_argument("--size", choices=sizes, default="auto", help=size)
     what.add_argument("--model", metavar="NAME", help="run this model instead of the sweep's")
@@ -247,7 +255,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run_plan(plan: Plan, given: Namespace, plans: Sequence[Plan], deadline_s: float | None) -> int:
-    names = choose_points(plan.points, given.only)
+    names = choose_points(plan.points, given.only, given.index)
     for line in (plan.data, DTYPE_TEXT if plan.options.dtype_reasons else ""):
         if line:
             say(line)
@@ -292,4 +300,4 @@ def _run_plan(plan: Plan, given: Namespace, plans: Sequence[Plan], deadline_s: f
 
 
 if __name__ == "__main__":
-    raise SystemExit(cli.run_command(lambda: main(sys.argv[1:])))
+    raise SystemExit(run_command(lambda: main(sys.argv[1:])))

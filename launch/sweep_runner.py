@@ -52,7 +52,7 @@ class Plan:
         """Return every run, a whole repeat after the other, and prepare the data.
 
         Raises:
-            ConfigError, LaunchError: a point's data cannot be had.
+            ConfigError: a point's data cannot be had.
         """
         first = Task.each(self.points, self.options)
         repeats = range(1, self.sweep.repeats + 1)
@@ -295,11 +295,11 @@ def total_text(plan: Plan, would_run: Mapping[str, Sequence[Decision]]) -> str:
     runs = {name: sum(one.run for one in each) for name, each in would_run.items()}
     each = {p.name: estimate(p, plan.machine, records) for p in points if runs[p.name]}
     seconds = sum(runs[name] * (item.seconds or 0.0) for name, item in each.items())
-    rough = any(item.how != AS_BEFORE for item in each.values())
+    known = {name: item for name, item in each.items() if item.seconds is not None}
+    rough = any(item.how != AS_BEFORE for item in known.values())
     how = "a rough figure from assumed rates" if rough else AS_BEFORE
-    unknown = sum(item.seconds is None for item in each.values())
-    if unknown:
-        how += f"; the time of {unknown} is not predicted and not in it"
+    if known and len(known) < len(each):
+        how += f"; the time of {len(each) - len(known)} is not known and not in it"
     repeats = f" x {plan.sweep.repeats} repeats" if plan.sweep.repeats > 1 else ""
     some = "" if len(points) == len(plan.points) else f" of {len(plan.points)}"
     head = f"{len(points)}{some} points{repeats}"
@@ -307,4 +307,5 @@ def total_text(plan: Plan, would_run: Mapping[str, Sequence[Decision]]) -> str:
     if not left:
         return f"{head}, none is left to run"
     done = f", {left} of {total} runs left" if left < total else ""
-    return f"{head}{done}, about {duration_text(seconds)} in all ({how})"
+    time = f"about {duration_text(seconds)} in all ({how})" if known else "of unknown time"
+    return f"{head}{done}, {time}"

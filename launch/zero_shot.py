@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.cli import Parser, complain, count, say
+from configs.cli import Parser, complain, count, run_command, say
 from configs.errors import ConfigError
 from configs.files import read_given_json, write_json
-from launch.cli import run_command
 from launch.export.held_out import task_config
 
 SCHEMA_VERSION = 1

@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.cli import Parser, say
+from configs.cli import Parser, run_command, say
 from configs.errors import ConfigError
 from configs.files import read_json, write_json
 from configs.schema import Model
 from dataset import manifest
-from launch.cli import run_command
 from launch.trainer.checkpoint import Checkpoint, find_checkpoint
 
 SCHEMA_VERSION = 1

@@ -7,7 +7,6 @@ out is null, and when it cannot write it stops. nvidia-ml-py shows the GPUs, whe
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import json
 import os
@@ -31,12 +30,6 @@ LOOK_S = 0.5
 """Seconds over which the processors are looked at before a run."""
 BUSY_PERCENT = 20.0
 """Share of the usable cores above which others are said to disturb what is timed."""
-DRIVER = Path("/proc/driver/nvidia/version")
-"""There where NVIDIA's driver is loaded."""
-MISSING = (
-    "GPUs are not sampled: nvidia-ml-py is not installed; "
-    "`.venv/bin/python -m pip install -r requirements/gpu.txt` installs it\n"
-)
 NO_GPU: dict[str, Any] = dict.fromkeys(
     (
         *("device_id", "gpu_util_percent", "gpu_memory_used_bytes"),
@@ -60,12 +53,8 @@ class Gpus:
             return
         try:
             nvml: Any = importlib.import_module("pynvml")
-        except ImportError:
-            _say_missing()
-            return
-        try:
             nvml.nvmlInit()
-        except Exception:  # noqa: BLE001 - no driver, or one of another version
+        except Exception:  # noqa: BLE001 - no library, no driver, or one of another version
             return
         self._nvml = nvml
         names = _names(visible, self._ask(nvml.nvmlDeviceGetCount) or 0)
@@ -125,13 +114,6 @@ class Gpus:
         with contextlib.suppress(self._nvml.NVMLError):
             return question()
         return None
-
-
-@functools.cache
-def _say_missing() -> None:
-    """Name the package once where it would be of use; without a GPU nothing is missing."""
-    if DRIVER.exists():
-        sys.stderr.write(MISSING)
 
 
 def _names(visible: str | None, num_gpus: int) -> list[str]:

@@ -43,8 +43,8 @@ SHOW_S = 60.0
 """Seconds between two lines of progress."""
 NOTE = "[launch] "
 """How every line begins that the launcher adds to a run's log."""
-ANSWER_S = 2.0
-"""Seconds a process has to begin its answer."""
+ANSWER_S = 5.0
+"""Seconds a process has to write its stacks."""
 QUIET_S = 0.2
 """Seconds without a new byte after which an answer is whole."""
 _CANNOT_ANSWER = "TtDZX"
@@ -232,25 +232,21 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 
 def _ask(process: psutil.Process, log: Path) -> None:
-    size = log.stat().st_size
+    """Ask for stacks, and wait until they are written, for at most :data:`ANSWER_S`."""
+    size, has_grown = log.stat().st_size, False
     try:
         process.send_signal(signal.SIGUSR1)
     except psutil.Error:
         return
-    asked = time.monotonic()
-    grown = None
-    while True:
-        time.sleep(POLL_S)
-        now = time.monotonic()
+    deadline = time.monotonic() + ANSWER_S
+    while time.monotonic() < deadline:
+        time.sleep(QUIET_S)
         if (new_size := log.stat().st_size) != size:
-            size, grown = new_size, now
-        if grown is not None and now - grown > QUIET_S:
+            size, has_grown = new_size, True
+        elif has_grown:
             return
-        if grown is None and now - asked > ANSWER_S:
-            add_note(log, f"{_name(process)}: no answer within {ANSWER_S:.0f} s")
-            return
-        if now - asked > 5 * ANSWER_S:  # others of the run keep writing
-            return
+    if not has_grown:
+        add_note(log, f"{_name(process)}: no answer within {ANSWER_S:.0f} s")
 
 
 def _name(process: psutil.Process) -> str:

@@ -39,12 +39,6 @@ def test_flags_left_out_take_the_papers_defaults():
     assert (got.tp, got.dp, got.micro_batch_size, got.global_batch_size) == (1, 1, 1, 1)
 
 
-def test_the_hybrid_update_has_asynchronous_gradients_unasked():
-    got = point("-P", "1", "-O", "3")
-    assert (got.engine, got.stride) == ("hybrid", 3)
-    assert got.log_name.endswith("-prefetch1-flush_async1-opt_gaps3.log")
-
-
 def test_the_gap_is_ignored_without_prefetch():
     assert point("-A", "1", "-O", "5").engine == "async-gradients"
     assert point("-P", "0", "-O", "5").engine == "vanilla"
@@ -79,7 +73,3 @@ def test_a_missing_flag_is_named(letter):
     at = SEVEN.index(f"-{letter}")
     with pytest.raises(ConfigError, match=f"^-{letter} is missing"):
         point_from_flags(vars(build_parser().read(SEVEN[:at] + SEVEN[at + 2 :])))
-
-
-def test_the_flags_are_the_papers():
-    assert "".join(flag.letter for flag in FLAGS) == "mHFNLUSKTMBRGPDAO"

@@ -15,7 +15,6 @@ from launch.data import data_prefix, data_record, data_words, look_at, with_data
 from launch.execute import RunOptions, Task
 from launch.identity import data_facts, point_key
 from launch.run import main as run_main
-from launch.submit import main as submit_main
 
 TINY = make_point({"model": "tiny", "device": "cpu"})
 LARGE = make_point({"model": "7B", "device": "cpu"})
@@ -64,13 +63,6 @@ def test_the_users_own_files_are_taken_as_an_absolute_prefix(odd_dir, monkeypatc
     prefix = make(odd_dir)
     monkeypatch.chdir(odd_dir)
     assert data_prefix("x") == str(prefix)
-
-
-def test_missing_files_are_named(tmp_path):
-    make(tmp_path)
-    (tmp_path / "x.idx").unlink()
-    with pytest.raises(ConfigError, match=r"x\.idx"):
-        data_prefix(str(tmp_path / "x"))
 
 
 @pytest.mark.parametrize("vocab_size", [1000, 70_000])
@@ -186,12 +178,6 @@ def test_a_pair_of_the_users_own_is_chosen_with_its_vocabulary(tmp_path, monkeyp
     assert line.startswith(f"data: own ({tmp_path / 'own'}), 3,000 tokens, SHA-256 ")
 
 
-def test_the_manifest_tells_the_vocabulary(tmp_path):
-    prefix = write_pair(tmp_path / "own", manifest=1000)
-    [point], _ = with_data([TINY], given("--data", str(prefix)))
-    assert point.data_prefix == str(prefix)
-
-
 @pytest.mark.parametrize(
     ("words", "manifest", "message"),
     [
@@ -304,11 +290,6 @@ def test_a_dry_run_of_a_sweep_names_each_kind_of_data(size, tmp_path, oscar, cap
     assert not (tmp_path / "r").exists()
 
 
-def test_a_full_size_sweep_says_that_it_is_not_on_the_papers_corpus(tmp_path, cache, capsys):
-    words = [*DRY, "--size", "full", "--model", "7B", "--results-dir", str(tmp_path / "r")]
-    assert dry_run_of(sweep.main, *words, capsys=capsys).startswith(f"{data.UNPREPARED}\n")
-
-
 def test_single_runs_take_the_same_option(tmp_path, oscar, capsys):
     own = write_pair(tmp_path / "own", manifest=1000)
     tiny = ["tiny", *DRY, "--data", str(own)]
@@ -319,12 +300,3 @@ def test_single_runs_take_the_same_option(tmp_path, oscar, capsys):
     assert "\ndata     oscar-1gb (the paper's corpus)" in out
     out = dry_run_of(config_n_run, *flags, "--data", str(own), capsys=capsys)
     assert f"\ndata     own ({own})" in out
-
-
-def test_jobs_of_a_batch_system_get_the_option(tmp_path, capsys):
-    own = write_pair(tmp_path / "own", manifest=1000)
-    words = ["--scheduler", "slurm", "--sweep", "basic", "--dry-run"]
-    words += ["--results-dir", str(tmp_path), "--", "--size", "tiny", "--data"]
-    assert f"--data {own}" in dry_run_of(submit_main, *words, str(own), capsys=capsys)
-    with pytest.raises(ConfigError, match="there is no file"):
-        submit_main([*words, "/none/such"])

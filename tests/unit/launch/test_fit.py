@@ -8,7 +8,6 @@ import pytest
 from configs.errors import ConfigError
 from configs.study import default_study, load_study, make_point, study_from
 from configs.sweep import load_sweep
-from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
 from deep_optimizer_states.predict.memory.arrays import arrays_of
 from deep_optimizer_states.predict.memory.peaks import GIB, peaks_of
 from launch import fit
@@ -24,7 +23,6 @@ from launch.fit import (
     lacks,
     largest_model_that_fits,
     refuse_what_cannot_run,
-    runs_on_gpu,
 )
 from launch.hosts import namespaces
 from launch.hosts.launchers import Launcher
@@ -91,12 +89,6 @@ def test_the_remedy_for_lacking_gpus_is_fewer_ranks(monkeypatch):
     assert "smaller model" not in str(caught.value)
 
 
-def test_the_device_decides_where_ranks_run():
-    assert not runs_on_gpu(point("tiny"), LAPTOP)
-    assert runs_on_gpu(point("tiny"), SMALL_GPU)
-    assert not runs_on_gpu(point("tiny", device="cpu"), SMALL_GPU)
-
-
 @pytest.mark.parametrize(
     ("machine", "model"),
     [
@@ -161,21 +153,6 @@ def test_other_stages_have_a_need_too():
     assert third[1] > states
     assert params[1] < offloaded[1]
     assert ranks[1] < 0.6 * second[1]
-
-
-@pytest.mark.parametrize("policy", ["dynamic", "auto", "all-device"])
-def test_every_policy_of_the_plugin_has_a_need(monkeypatch, policy):
-    def change(point):
-        return deepspeed_config(point) | {
-            "deep_optimizer_states": {"enabled": True, "policy": policy}
-        }
-
-    monkeypatch.setattr(workloads, "deepspeed_config", change)
-    assert predict(point("7B"), True)[1] > 3 * 14 * DEFAULT_TILE_NUMEL
-    assert memory_text(point("7B"), H100_NODE).endswith("fits this machine")
-    assert "(as on a GPU of profile h200x1; none here)" in memory_text(
-        point("7B", device="cuda"), LAPTOP
-    )
 
 
 IMDB = load_study("imdb")
@@ -458,43 +435,15 @@ def test_torch_is_asked_in_a_process_of_its_own(torch, found, tmp_path, monkeypa
     assert ("torch" in sys.modules) == loaded
 
 
-def seconds(machine=CPU, **fields):
-    return estimate(make_point({"model": "tiny", **fields}), machine).seconds
+def seconds(**fields):
+    return estimate(make_point({"model": "7B", **fields}), GPUS).seconds
 
 
 def test_more_work_takes_longer():
-    base = seconds()
-    assert seconds(iterations=40) > base
-    assert seconds(model="7B") > 100 * base
-    assert seconds(accumulation=8) > base
-    assert seconds(accumulation=40) > seconds(iterations=40)
-    seven = {"model": "7B", "dp": 4, "global_batch_size": 4}
-    assert seconds(GPUS, **seven) < seconds(CPU, **seven) / 10
-    assert seconds(GPUS, **seven, hog_share=0.8) > seconds(GPUS, **seven)
-
-
-def test_more_cores_make_a_cpu_faster(monkeypatch):
-    monkeypatch.setattr(fit, "usable_cores", lambda: 2)
-    slow = seconds(model="1.3B")
-    monkeypatch.setattr(fit, "usable_cores", lambda: 16)
-    assert seconds(model="1.3B") < slow / 4
-
-
-def test_ranks_that_share_a_core_start_one_after_another(monkeypatch):
-    monkeypatch.setattr(fit, "usable_cores", lambda: 1)
-    assert seconds(dp=4, global_batch_size=8) > 4 * fit.CPU_START_S
-
-
-def test_it_says_what_it_comes_from():
-    point = make_point({"model": "tiny"})
-    assert estimate(point, CPU).how == "rough, from the model's size"
-    assert estimate(point, GPUS).how == "rough, from the rates of h200x1"
-
-
-def test_ranks_of_any_number_and_split_can_be_estimated():
-    point = make_point({"model": "20B", "tp": 2, "dp": 8, "global_batch_size": 8})
-    for machine in (CPU, GPUS):
-        assert estimate(point, machine).seconds > 0
+    assert seconds(iterations=40) > seconds()
+    assert seconds(accumulation=8) > seconds()
+    assert seconds(hog_share=0.8) > seconds()
+    assert estimate(make_point({"model": "7B"}), CPU).seconds is None
 
 
 def test_what_ran_before_goes_before_any_prediction():
@@ -515,9 +464,3 @@ def test_a_run_that_the_model_does_not_know_is_not_predicted_on_gpus(monkeypatch
     found = estimate(make_point({"model": "tiny", "seed": 77}), GPUS)
     assert found.seconds is None
     assert found.how.startswith("not predicted: zero_optimization.stage = 1: ")
-
-
-def test_a_pipeline_is_predicted_on_a_cpu_alone():
-    point = staged("gpt2-335M", pp=2, device="auto")
-    assert estimate(point, CPU).seconds > 0
-    assert estimate(point, GPUS).how.startswith("not predicted: ")

@@ -15,7 +15,6 @@ from launch.identity import (
     relevant_environment,
     settings_key,
 )
-from launch.trainers.own import PIPELINE_MODULE
 
 
 def test_another_row_is_another_point():
@@ -138,14 +137,6 @@ def test_the_real_trainer_is_known_with_the_plugin_and_without_the_sweeps():
     assert any(name.endswith("zero3/optimizer.py") for name in files)
     assert any(name.endswith("host_adam.cpp") for name in files)
     assert not any(name.startswith(("parse/", "plots/", "launch/sweep")) for name in files)
-
-
-def test_the_trainer_with_a_pipeline_is_known_with_its_compression_and_without_the_other_trainer():
-    files = code_of([PIPELINE_MODULE])
-    assert {"launch/trainer/pipeline_adapter.py", "src/optimus_cc/backpropagation.py"} <= set(files)
-    assert "src/optimus_cc/megatron.py" in files
-    assert "launch/trainer/loop.py" in files
-    assert "launch/trainer/deepspeed_adapter.py" not in files
 
 
 def test_only_what_matters_of_the_environment_is_kept_and_secrets_are_not():

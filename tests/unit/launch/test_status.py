@@ -3,8 +3,8 @@ import shutil
 
 import pytest
 
+from configs import cli
 from configs.errors import ConfigError
-from launch import cli
 from launch.records import Driver
 from launch.status import main, sweep_status
 

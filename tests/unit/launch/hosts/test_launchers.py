@@ -18,7 +18,6 @@ from launch.hosts.launchers import (
     node_environment,
     ranks_command,
     ranks_environment,
-    read_hostfile,
 )
 from launch.hosts.namespaces import BRIDGE_ADDRESS
 
@@ -144,10 +143,6 @@ def test_a_hostfile_that_is_wrong_is_refused_with_the_options(tmp_path, text, me
         path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         launcher("--launcher", "deepspeed", "--hostfile", str(path))
-
-
-def test_a_hostfile_is_read_in_order(hostfile):
-    assert list(read_hostfile(hostfile).items()) == [("node-1", 2), ("me@node-2", 2)]
 
 
 def test_srun_starts_one_torchrun_a_node(monkeypatch):

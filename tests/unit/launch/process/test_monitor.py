@@ -199,20 +199,6 @@ def test_without_library_or_driver_there_are_no_gpus(pynvml, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("has_driver", "count", "said"), [(True, 1, module.MISSING), (True, 0, ""), (False, 1, "")]
-)
-def test_a_missing_package_is_named_once_and_only_beside_a_gpu(
-    has_driver, count, said, monkeypatch, tmp_path, capsys
-):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(module, "DRIVER", tmp_path if has_driver else tmp_path / "none")
-    module._say_missing.cache_clear()
-    assert [Gpus(None, count).sample(set()) for _ in range(3)] == [[], [], []]
-    assert capsys.readouterr().err == said
-    module._say_missing.cache_clear()
-
-
-@pytest.mark.parametrize(
     ("percent", "processes", "words"),
     [
         ((0.0, 0.0), ({}, {}), ""),
