@@ -116,7 +116,7 @@ def start_of(
     program = trainer.program(point, run_dir, data_prefix)
     port = launcher.port()
     environment = launcher.environment(os.environ, point.num_ranks, port)
-    environment |= scalar_environment(options.tensorboard, options.wandb_project)
+    environment |= scalar_environment(options.tensorboard)
     environment |= trainer.environment(point)
     environment |= point.row_environment
     return launcher.command(program, point.num_ranks, port, point.link_mbit), environment

@@ -20,7 +20,7 @@ from launch.hosts.launchers import THIS_MACHINE, Launcher
 from launch.process.turn import turn
 from launch.records.identity import SETUP, code_facts, code_of, data_facts, point_key, setup_key
 from launch.records.provenance import machine_and_checkout
-from launch.trainer.recorder import TENSORBOARD_VARIABLE, WANDB_VARIABLE
+from launch.trainer.recorder import TENSORBOARD_VARIABLE
 from launch.trainers import OWN_TRAINER, trainer_of
 from launch.trainers.protocol import Trainer
 
@@ -42,7 +42,6 @@ class RunOptions:
     monitor_s: float = 1.0
     """Seconds between two samples of the monitor; 0 for none."""
     tensorboard: bool = False
-    wandb_project: str | None = None
     launcher: Launcher = THIS_MACHINE
     share: bool = False
     """Measure beside the runs of other drivers instead of taking turns with them."""
@@ -62,7 +61,7 @@ class RunOptions:
             ConfigError: a package that an option needs is not installed, or options contradict
                 each other.
         """
-        scalar_environment(given.tensorboard, given.wandb)
+        scalar_environment(given.tensorboard)
         return cls(
             results_of(given.results_dir, study),
             sweep,
@@ -72,7 +71,6 @@ class RunOptions:
             hang_s=given.hang_timeout,
             monitor_s=given.monitor_interval,
             tensorboard=given.tensorboard,
-            wandb_project=given.wandb,
             launcher=Launcher.of(given),
             share=given.share,
         )
@@ -83,30 +81,22 @@ def results_of(results_dir: Path, study: Study) -> Path:
     return results_dir if study is default_study() else results_dir / study.name
 
 
-def scalar_environment(tensorboard: bool, wandb_project: str | None) -> dict[str, str]:
+def scalar_environment(tensorboard: bool) -> dict[str, str]:
     """Return what the ranks' environment needs so that rank 0 writes scalars.
 
     Raises:
-        ConfigError: a package is not installed.
+        ConfigError: the package is not installed.
     """
-    environment = {}
-    if tensorboard:
-        _require("tensorboard", "--tensorboard")
-        environment[TENSORBOARD_VARIABLE] = "1"
-    if wandb_project:
-        _require("wandb", "--wandb")
-        environment[WANDB_VARIABLE] = wandb_project
-    return environment
-
-
-def _require(package: str, option: str) -> None:
-    found = importlib.util.find_spec(package)
-    # A folder of that name, as the package itself makes in a working directory, is no package.
+    if not tensorboard:
+        return {}
+    found = importlib.util.find_spec("tensorboard")
+    # A folder of that name, as runs have one, is no package.
     if found is None or found.origin is None:
         raise ConfigError(
-            f"{option}: the package '{package}' is not installed; install it with "
-            f"'pip install {package}', or leave {option} out"
+            "--tensorboard: the package 'tensorboard' is not installed; install it with "
+            "'pip install tensorboard', or leave --tensorboard out"
         )
+    return {TENSORBOARD_VARIABLE: "1"}
 
 
 @dataclass(frozen=True)

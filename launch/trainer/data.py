@@ -16,9 +16,6 @@ from configs.errors import ConfigError
 from configs.schema import Point
 from launch.trainer.runfile import RunFile
 
-NO_PADDING_ID = -1
-"""No token has it: samples are cut from a stream of documents and never padded."""
-
 
 class Vocabulary:
     """The part of a tokenizer that megatron-core's data sets ask for.
@@ -27,7 +24,8 @@ class Vocabulary:
     ``unique_identifiers``.
     """
 
-    pad = NO_PADDING_ID
+    pad = -1
+    """No token has it: samples are cut from a stream of documents and never padded."""
 
     def __init__(self, vocab_size: int, eod: int) -> None:
         self.vocab_size, self.eod = vocab_size, eod
@@ -94,7 +92,7 @@ def build_samples(run: RunFile) -> list[Any]:
         sequence_length=point.model.seq_length,
         blend=([str(run.data_prefix)], None),
         split=point.split,
-        path_to_cache=str(run.index_cache_dir),
+        path_to_cache=str(run.run_dir / "index-cache"),
         tokenizer=vocabulary,
         reset_position_ids=False,
         reset_attention_mask=False,

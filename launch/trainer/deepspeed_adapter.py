@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ from launch.trainer.loop import Digests, PhaseClock, learning_rate, peak_bytes, 
 from launch.trainer.model import causal_mask, make_gpt, rotary_frequencies
 from launch.trainer.recorder import Iteration, Recorder
 from launch.trainer.runfile import Ranks, RunFile
-from launch.trainer.runtime import distributed, plugin_installed, spare_garbage_collector
+from launch.trainer.runtime import plugin_installed, spare_garbage_collector
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -30,37 +31,34 @@ _RANDOM_STATES = "random_states"
 
 def train(run: RunFile, ranks: Ranks) -> None:
     """Train a point under DeepSpeed; see :func:`loop.train`."""
-    loop.train(run, ranks, distributed, DeepSpeedAdapter)
+    loop.train(run, ranks, DeepSpeedAdapter)
 
 
 class DeepSpeedAdapter(loop.Adapter):
     """A rank's engine, samples and measurements."""
 
+    with_deepspeed = True
     packages = ("torch", "deepspeed", "megatron-core", "numpy")
 
     def __init__(self, run: RunFile, device: torch.device, recorder: Recorder) -> None:
-        """Make the model and read the data's order.
-
-        Raises:
-            ConfigError: the user has to mend something.
-        """
         self.point, self._recorder = run.point, recorder
-        self._mpu = ParallelState()
         begin = time.perf_counter()
+        mpu = parallel_state()
+        dp_rank = mpu.get_data_parallel_rank()
         with plugin_installed(run):
-            model = build_model(run, self._mpu, device)
-            if self._mpu.get_data_parallel_rank() == 0:
+            model = build_model(run, mpu, device)
+            if dp_rank == 0:
                 count = num_local_parameters(model)
-                recorder.parameters(count, self._mpu.get_model_parallel_rank())
-            self.engine = initialize_engine(run, model, self._mpu)
+                recorder.parameters(count, mpu.get_model_parallel_rank())
+            self.engine = initialize_engine(run, model, mpu)
         recorder.timer("model-and-optimizer-setup", time.perf_counter() - begin)
         begin = time.perf_counter()
-        dp_rank = self._mpu.get_data_parallel_rank()
         self._batches, self._validation = (
             MicroBatches(samples, run.point, dp_rank, device) for samples in build_samples(run)
         )
         recorder.timer("train/valid/test-data-iterators-setup", time.perf_counter() - begin)
         self.mask = causal_mask(run.point, device)
+        self._data_parallel_group = mpu.get_data_parallel_group()
         self._clock, self._peak = PhaseClock(device), PeakMemory(device)
         self._last_end = 0.0
         spare_garbage_collector()
@@ -78,13 +76,14 @@ class DeepSpeedAdapter(loop.Adapter):
         rate, skipped_before = float(engine.lr_scheduler.current), engine.skipped_steps
         losses: list[Tensor] = []
         for batch in self._batches.of_iteration(iteration):
-            with clock.phase("forward"):
-                loss = self.forward(batch)
-            with clock.phase("backward"):
-                engine.backward(loss)
-            with clock.phase("update"):
-                # Updates after the last micro-batch alone; DeepSpeed counts them.
-                engine.step()
+            clock.begin()
+            loss = self.forward(batch)
+            clock.end("forward")
+            engine.backward(loss)
+            clock.end("backward")
+            # Updates after the last micro-batch alone; DeepSpeed counts them.
+            engine.step()
+            clock.end("update")
             losses.append(loss.detach())
         mean = self._mean(losses)
         seconds = time.perf_counter() - self._last_end
@@ -132,7 +131,7 @@ class DeepSpeedAdapter(loop.Adapter):
 
     def _mean(self, losses: list[Tensor]) -> float:
         total = torch.stack(losses).double().mean()
-        dist.all_reduce(total, group=self._mpu.get_data_parallel_group())
+        dist.all_reduce(total, group=self._data_parallel_group)
         return total.item() / self.point.dp
 
     def save(self, folder: Path) -> None:
@@ -156,25 +155,23 @@ class DeepSpeedAdapter(loop.Adapter):
         return {"reserved_peak_gib": reserved_peak_gib()}
 
 
-class ParallelState:
-    """megatron-core's process groups under the names DeepSpeed calls them by."""
+def parallel_state() -> SimpleNamespace:
+    """Return megatron-core's process groups under the names that DeepSpeed calls them by."""
+    from megatron.core import parallel_state as groups
 
-    def __init__(self) -> None:
-        from megatron.core import parallel_state
-
-        self.get_data_parallel_group = parallel_state.get_data_parallel_group
-        self.get_data_parallel_rank = parallel_state.get_data_parallel_rank
-        self.get_data_parallel_world_size = parallel_state.get_data_parallel_world_size
-        self.get_model_parallel_group = parallel_state.get_tensor_model_parallel_group
-        self.get_model_parallel_rank = parallel_state.get_tensor_model_parallel_rank
-        self.get_model_parallel_world_size = parallel_state.get_tensor_model_parallel_world_size
-        # DeepSpeed's checkpoints ask for the newer names.
-        self.get_tensor_model_parallel_group = self.get_model_parallel_group
-        self.get_tensor_model_parallel_rank = self.get_model_parallel_rank
-        self.get_tensor_model_parallel_world_size = self.get_model_parallel_world_size
+    names = {"data_parallel": "data_parallel"}
+    # DeepSpeed's engine asks for the first name, its checkpoints for the second.
+    names |= dict.fromkeys(("model_parallel", "tensor_model_parallel"), "tensor_model_parallel")
+    return SimpleNamespace(
+        **{
+            f"get_{theirs}_{what}": getattr(groups, f"get_{ours}_{what}")
+            for theirs, ours in names.items()
+            for what in ("group", "rank", "world_size")
+        }
+    )
 
 
-def build_model(run: RunFile, mpu: ParallelState, device: torch.device) -> Any:
+def build_model(run: RunFile, mpu: SimpleNamespace, device: torch.device) -> Any:
     """Make the model, under ZeRO-3 with its parameters partitioned from the start.
 
     There no rank ever holds more than one whole layer, so a model need not fit into one device.
@@ -200,12 +197,8 @@ def build_model(run: RunFile, mpu: ParallelState, device: torch.device) -> Any:
     return model
 
 
-def initialize_engine(run: RunFile, model: Any, mpu: ParallelState) -> Any:
-    """Hand the model to DeepSpeed; the optimizer comes from ``ds_config.json``.
-
-    Returns:
-        DeepSpeed's engine.
-    """
+def initialize_engine(run: RunFile, model: Any, mpu: SimpleNamespace) -> Any:
+    """Return DeepSpeed's engine of the model; the optimizer comes from ``ds_config.json``."""
     import deepspeed
     from deepspeed.accelerator import get_accelerator
     from deepspeed.ops.adam import DeepSpeedCPUAdam

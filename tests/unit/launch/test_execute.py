@@ -1,3 +1,4 @@
+import importlib
 import sys
 
 import pytest
@@ -15,40 +16,16 @@ def point():
     return make_point({"model": "tiny"})
 
 
-@pytest.fixture
-def packages(tmp_path, monkeypatch):
-    """Makes packages of given names importable, and no others."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def make(*names):
-        for name in names:
-            (tmp_path / f"{name}.py").touch()
-
-    for name in ("tensorboard", "wandb"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    return make
-
-
-def test_what_was_asked_for_goes_to_the_trainer(packages):
-    packages("tensorboard", "wandb")
-    assert scalar_environment(True, "my project") == {
-        "DOS_TENSORBOARD": "1",
-        "DOS_WANDB_PROJECT": "my project",
-    }
-    assert scalar_environment(False, None) == {}
-
-
-@pytest.mark.parametrize(
-    ("tensorboard", "wandb", "words"),
-    [(False, "p", "--wandb: the package 'wandb'"), (True, None, "--tensorboard: the package")],
-)
-def test_a_missing_package_is_named_beforehand(monkeypatch, tmp_path, tensorboard, wandb, words):
-    (tmp_path / "wandb").mkdir()  # what W&B leaves in a working directory is no package
+def test_tensorboard_is_asked_for_where_it_is_installed(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    for name in ("tensorboard", "wandb"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.raises(ConfigError, match=words):
-        scalar_environment(tensorboard, wandb)
+    monkeypatch.delitem(sys.modules, "tensorboard", raising=False)
+    assert scalar_environment(False) == {}
+    (tmp_path / "tensorboard").mkdir()  # a folder of a run is no package
+    with pytest.raises(ConfigError, match="--tensorboard: the package 'tensorboard' is not"):
+        scalar_environment(True)
+    (tmp_path / "tensorboard.py").touch()
+    importlib.invalidate_caches()
+    assert scalar_environment(True) == {"DOS_TENSORBOARD": "1"}
 
 
 def test_a_point_without_a_share_has_no_hog(point, tmp_path):
