@@ -16,7 +16,7 @@ from configs.schema import Point
 from launch.trainer import loop
 from launch.trainer.checkpoint import random_states, set_random_states
 from launch.trainer.data import MicroBatch, MicroBatches, build_samples
-from launch.trainer.loop import Digests, PhaseClock, learning_rate, peak_bytes, state_digests
+from launch.trainer.loop import Digests, PeakMemory, PhaseClock, learning_rate, state_digests
 from launch.trainer.model import causal_mask, make_gpt, rotary_frequencies
 from launch.trainer.recorder import Iteration, Recorder
 from launch.trainer.runfile import Ranks, RunFile
@@ -60,6 +60,8 @@ class DeepSpeedAdapter(loop.Adapter):
         self.mask = causal_mask(run.point, device)
         self._data_parallel_group = mpu.get_data_parallel_group()
         self._clock, self._peak = PhaseClock(device), PeakMemory(device)
+        if device.type == "cuda":
+            note_before_resets(self._peak)
         self._last_end = 0.0
         spare_garbage_collector()
 
@@ -263,35 +265,18 @@ class CosineSchedule:
             group["lr"] = self.current
 
 
-class PeakMemory:
-    """Most device memory allocated at once.
+def note_before_resets(peak: PeakMemory) -> None:
+    """Read the peak before DeepSpeed's ``memory_breakdown`` resets the allocator's."""
+    from deepspeed.accelerator import get_accelerator
 
-    DeepSpeed's ``memory_breakdown`` resets the allocator's peak several times an iteration; the
-    peak is read before every such reset.
-    """
+    accelerator = get_accelerator()
+    reset = accelerator.reset_peak_memory_stats
 
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._peak_bytes = device, 0
-        if device.type != "cuda":
-            return
-        from deepspeed.accelerator import get_accelerator
+    def note_and_reset(device_index: int | None = None) -> None:
+        peak.note()
+        reset(device_index)
 
-        accelerator = get_accelerator()
-        reset = accelerator.reset_peak_memory_stats
-
-        def note_and_reset(device_index: int | None = None) -> None:
-            self._peak_bytes = max(self._peak_bytes, torch.cuda.max_memory_allocated())
-            reset(device_index)
-
-        accelerator.reset_peak_memory_stats = note_and_reset
-
-    def take(self) -> int | None:
-        """Return the bytes since the last call; None without CUDA."""
-        latest = peak_bytes(self._device)
-        if latest is None:
-            return None
-        peak, self._peak_bytes = max(self._peak_bytes, latest), 0
-        return peak
+    accelerator.reset_peak_memory_stats = note_and_reset
 
 
 def reserved_peak_gib() -> float | None:

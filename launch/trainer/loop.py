@@ -193,13 +193,24 @@ class PhaseClock:
         return time.perf_counter()
 
 
-def peak_bytes(device: torch.device) -> int | None:
-    """Return the most device memory allocated at once since the last call; None without CUDA."""
-    if device.type != "cuda":
-        return None
-    peak = torch.cuda.max_memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    return peak
+class PeakMemory:
+    """Most device memory allocated at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_cuda, self._peak_bytes = device.type == "cuda", 0
+
+    def note(self) -> None:
+        """Look at the allocator's peak, which somebody is about to reset."""
+        self._peak_bytes = max(self._peak_bytes, torch.cuda.max_memory_allocated())
+
+    def take(self) -> int | None:
+        """Return the bytes since the last call; None without CUDA."""
+        if not self._on_cuda:
+            return None
+        self.note()
+        peak, self._peak_bytes = self._peak_bytes, 0
+        torch.cuda.reset_peak_memory_stats()
+        return peak
 
 
 def state_digests(engine: Any) -> Digests:  # noqa: ANN401 - DeepSpeed's

@@ -26,8 +26,8 @@ from launch.hosts.namespaces import INTERFACE
 from launch.trainer import loop
 from launch.trainer.checkpoint import random_states, set_random_states
 from launch.trainer.data import MicroBatch, MicroBatches, build_samples
-from launch.trainer.loop import Digests, PhaseClock, joined_over_ranks, learning_rate, peak_bytes
-from launch.trainer.model import DTYPES, Stage as Part, causal_mask, make_gpt
+from launch.trainer.loop import Digests, PeakMemory, PhaseClock, joined_over_ranks, learning_rate
+from launch.trainer.model import DTYPES, causal_mask, make_gpt
 from launch.trainer.recorder import Iteration, Recorder, finite_or_none, perplexity
 from launch.trainer.runfile import COMPRESSION as BLOCK, Ranks, RunFile
 from optimus_cc import (
@@ -103,14 +103,15 @@ class PipelineAdapter(loop.Adapter):
         point, settings = run.point, settings_of(run)
         self.point, self.device = point, device
         self.groups: Any = ProcessGroupCollection.use_mpu_process_groups()
-        self.part = Part(self.groups.pp.rank(), point.pp)
+        self.stage = self.groups.pp.rank()
+        self.is_last = self.stage == point.pp - 1
         # Norms and learned positions are made in fp32, whatever the model's type.
-        model = make_gpt(point, device.type == "cpu", self.part).to(device, DTYPES[point.dtype])
+        model = make_gpt(point, device.type == "cpu", self.stage).to(device, DTYPES[point.dtype])
         self.model = model
         self.traffic = Traffic(device)
         self.reduction = GradientReduction(
             model.parameters(),
-            Stage(self.part.index, point.pp, self.groups.dp),
+            Stage(self.stage, point.pp, self.groups.dp),
             settings,
             num_iterations=point.iterations,
             tied=self._tied_embedding(settings),
@@ -126,12 +127,13 @@ class PipelineAdapter(loop.Adapter):
         )
         if dp_rank == 0:
             count = sum(p.numel() for p in model.parameters())
-            recorder.parameters(count, tp_rank, self.part.index)
+            recorder.parameters(count, tp_rank, self.stage)
         self._batches, self._validation = (
             MicroBatches(samples, point, dp_rank, device) for samples in build_samples(run)
         )
         self.mask = causal_mask(point, device)
         self._clock = PhaseClock(device, ("schedule", "update"))
+        self._peak = PeakMemory(device)
         self._link_bytes = 0
         self._sent_bytes: Counter[str] = Counter()
         self._device_peak_bytes = 0
@@ -142,7 +144,7 @@ class PipelineAdapter(loop.Adapter):
     def _tied_embedding(self, settings: Settings) -> TiedEmbedding | None:
         if self.point.model.architecture != "gpt2":
             return None
-        has_embedding = self.part.is_first or self.part.is_last
+        has_embedding = self.stage == 0 or self.is_last
         place = Place(self.groups.tp.rank(), self.groups.dp.rank(), has_embedding)
         group = make_group(place, settings.emb_comm_opt)
         if group is None:
@@ -171,7 +173,7 @@ class PipelineAdapter(loop.Adapter):
         self._link_bytes += link_sent_bytes(self.point) - link_before
         self._sent_bytes.update(sent_bytes)
         iteration_ms, *phases = times_ms
-        device_bytes = peak_bytes(self.device)
+        device_bytes = self._peak.take()
         self._device_peak_bytes = max(self._device_peak_bytes, device_bytes or 0)
         return Iteration(
             number=iteration,
@@ -218,7 +220,7 @@ class PipelineAdapter(loop.Adapter):
     def _mean(self, losses: list[Tensor]) -> float:
         """Mean over the global batch; every rank waits for the last stage, which has the losses."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        if self.part.is_last:
+        if self.is_last:
             total += torch.stack(losses).double().mean()
             dist.all_reduce(total, group=self.groups.dp)
         last = dist.get_process_group_ranks(self.groups.pp)[-1]
@@ -261,8 +263,8 @@ class PipelineAdapter(loop.Adapter):
             return {}
         everything = torch.zeros_like(self._errors, device=self.device)
         mine = statistics.take()
-        if not self.part.is_first:
-            everything[:, self.part.index - 1] = mine.to(self.device)
+        if self.stage > 0:
+            everything[:, self.stage - 1] = mine.to(self.device)
         dist.all_reduce(everything)
         sums, counts = everything.cpu()
         means, known = sums / counts, counts > 0

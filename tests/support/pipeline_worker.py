@@ -65,7 +65,7 @@ def leave_logits(adapter):
             p2p_communicator=adapter.communicator,
             pg_collection=groups,
         )
-    if adapter.part.is_last and not groups.dp.rank():
+    if adapter.is_last and not groups.dp.rank():
         parts = [torch.empty_like(answers[0]) for _ in range(groups.tp.size())]
         dist.all_gather(parts, answers[0].contiguous(), group=groups.tp)
         if groups.tp.rank() == 0:

@@ -27,6 +27,7 @@ from lightning.pytorch.strategies import (
 )
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, DistributedSampler
@@ -171,18 +172,13 @@ def collate(reviews: Split, *, pad_id: int, end_id: int, max_length: int) -> Bat
     The mask is made from the lengths, not by comparing with ``pad_id``: so it stays right for a
     tokenizer whose padding also stands for something else.
     """
-    cut = [
-        tokens.tolist()
-        if len(tokens) <= max_length
-        else [*tokens[: max_length - 1].tolist(), end_id]
-        for tokens, _ in reviews
-    ]
-    longest = max(map(len, cut))
-    padded = [tokens + [pad_id] * (longest - len(tokens)) for tokens in cut]
-    lengths = torch.tensor([len(tokens) for tokens in cut])
+    cut = [torch.tensor(tokens[:max_length].tolist()) for tokens, _ in reviews]
+    for tokens, (whole, _) in zip(cut, reviews, strict=True):
+        if len(tokens) < len(whole):
+            tokens[-1] = end_id
     return Batch(
-        tokens=torch.tensor(padded),
-        mask=torch.arange(longest)[None, :] < lengths[:, None],
+        tokens=pad_sequence(cut, batch_first=True, padding_value=pad_id),
+        mask=pad_sequence([torch.ones_like(tokens, dtype=torch.bool) for tokens in cut], True),
         labels=torch.tensor([label for _, label in reviews]),
     )
 

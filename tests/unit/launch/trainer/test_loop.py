@@ -10,8 +10,8 @@ import deep_optimizer_states
 from configs.schema import Model, Point
 from configs.study import make_point
 from launch.trainer import deepspeed_adapter, loop
-from launch.trainer.deepspeed_adapter import CosineSchedule, PeakMemory
-from launch.trainer.loop import PhaseClock, learning_rate
+from launch.trainer.deepspeed_adapter import CosineSchedule
+from launch.trainer.loop import PeakMemory, PhaseClock, learning_rate
 from launch.trainer.runfile import RunFile
 from launch.trainer.runtime import eager_imports, plugin_installed
 
@@ -92,6 +92,16 @@ def test_a_phase_is_summed_until_it_is_taken():
     assert first["backward_ms"] > 0
     assert first["forward_ms"] == first["update_ms"] == 0.0
     assert clock.take()["backward_ms"] == 0.0
+
+
+def test_a_peak_is_noted_before_somebody_else_resets_it(monkeypatch):
+    peaks, resets = iter((5, 3, 2)), []
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(peaks))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: resets.append(1))
+    peak = PeakMemory(torch.device("cuda"))
+    peak.note()
+    assert (peak.take(), peak.take()) == (5, 2)
+    assert len(resets) == 2
     assert PeakMemory(CPU).take() is None
 
 
