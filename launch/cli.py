@@ -88,7 +88,6 @@ def add_run_options(parser: Parser, echo: bool) -> None:
     monitor = "sample memory, CPU and GPUs so often, 0 for never [default 1]"
     value("--monitor-interval", "SECONDS", monitor, type=or_0, default=1.0)
     parser.add_argument("--tensorboard", action="store_true", help="write scalars for TensorBoard")
-    value("--wandb", "PROJECT", "send scalars to a project of Weights & Biases")
     both, text = argparse.BooleanOptionalAction, "copy the log to the terminal [default {}]"
     shown = text.format("yes" if echo else "no")
     parser.add_argument("--echo", action=both, default=echo, help=shown)

@@ -52,7 +52,7 @@ from launch.records import (
     results_of,
     sweep_dir,
 )
-from launch.trainer.recorder import TENSORBOARD_VARIABLE, WANDB_VARIABLE
+from launch.trainer.recorder import TENSORBOARD_VARIABLE
 from launch.trainers import OWN_TRAINER, trainer_of
 from launch.trainers.protocol import Trainer
 
@@ -77,7 +77,6 @@ class RunOptions:
     monitor_s: float = 1.0
     """Seconds between two samples of the monitor; 0 for none."""
     tensorboard: bool = False
-    wandb_project: str | None = None
     launcher: Launcher = THIS_MACHINE
     share: bool = False
     """Measure beside the runs of other drivers instead of taking turns with them."""
@@ -92,15 +91,13 @@ class RunOptions:
             ConfigError: a package that an option needs is not installed, or options contradict
                 each other.
         """
-        wanted = (("tensorboard", given.tensorboard), ("wandb", given.wandb))
-        for package in (package for package, is_asked in wanted if is_asked):
-            found = importlib.util.find_spec(package)
-            # A folder of that name, as the package itself makes in a working directory, is none.
-            if found is None or found.origin is None:
-                raise ConfigError(
-                    f"--{package}: the package '{package}' is not installed; install it with "
-                    f"'pip install {package}', or leave --{package} out"
-                )
+        # A folder of that name, as runs have one, is no package.
+        found = importlib.util.find_spec("tensorboard")
+        if given.tensorboard and (found is None or found.origin is None):
+            raise ConfigError(
+                "--tensorboard: the package 'tensorboard' is not installed; install it with "
+                "'pip install tensorboard', or leave --tensorboard out"
+            )
         return cls(
             results_of(given.results_dir, study),
             sweep,
@@ -110,7 +107,6 @@ class RunOptions:
             hang_s=given.hang_timeout,
             monitor_s=given.monitor_interval,
             tensorboard=given.tensorboard,
-            wandb_project=given.wandb,
             launcher=Launcher.of(given),
             share=given.share,
         )
@@ -305,8 +301,6 @@ def start_of(
     environment = launcher.environment(os.environ, point.num_ranks, port)
     if options.tensorboard:
         environment[TENSORBOARD_VARIABLE] = "1"
-    if options.wandb_project:
-        environment[WANDB_VARIABLE] = options.wandb_project
     environment |= trainer.environment(point) | point.row_environment
     return launcher.command(program, point.num_ranks, port, point.link_mbit), environment
 

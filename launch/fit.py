@@ -294,8 +294,6 @@ def _link_lack(point: Point, machine: Machine, options: RunOptions) -> str:
             "GPUs of one machine exchange through its memory, whatever links there are; give "
             f"device = 'cpu', or {none}"
         )
-    if options.wandb_project is not None:
-        return f"ranks behind such links reach no other machine; leave out --wandb, or {none}"
     problem = namespaces.unavailable()
     return (
         problem and f"{problem}; run it as root on a Linux with iproute2 and util-linux, or {none}"

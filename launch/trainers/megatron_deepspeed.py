@@ -197,13 +197,9 @@ _machine: Callable[[], Machine] = functools.cache(probe_machine)
 
 
 def megatron_flags(point: Point, folder: Path, data_prefix: str, on_gpu: bool) -> list[str]:
-    """Return the arguments of ``pretrain_gpt.py``.
+    """Return the arguments of ``pretrain_gpt.py``; without CUDA no fused kernels of Megatron's.
 
-    Args:
-        point: the run; one that the trainer does not refuse.
-        folder: of the run; the order of samples is kept there, since data may be read-only.
-        data_prefix: of the ``.bin`` and ``.idx``.
-        on_gpu: whether the ranks use CUDA; without it Megatron's fused kernels are switched off.
+    The order of samples is kept in the run's folder, since data may be read-only.
     """
     words = [*_FLAGS.split()]
     if point.activation_checkpointing:

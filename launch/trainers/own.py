@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from configs.errors import ConfigError
-from configs.schema import Model, Point
-from deep_optimizer_states.predict.memory.architecture import FP32_BYTES, Architecture, GptKept
+from configs.schema import Point
+from deep_optimizer_states.predict.memory.architecture import FP32_BYTES, GptKept
 from deep_optimizer_states.predict.memory.setting import Setting
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.ds_json import deepspeed_config
 from launch.hosts.launchers import TRAINER_MODULE, Program
-from launch.records import RunFolder
 from launch.simulate.workloads import gpt_of, setting_of_point
 from launch.trainer.checkpoint import Checkpoint, find_checkpoint
 from launch.trainer.runfile import COMPRESSION
@@ -37,20 +36,11 @@ WITHOUT_DEEPSPEED = "without_deepspeed"
 """Key of an engine's ``ds_config`` that leaves DeepSpeed out altogether."""
 LIGHTNINGS_OWN = ("optimizer", "gradient_accumulation_steps", "gradient_clipping")
 """What Lightning itself puts into DeepSpeed's config, and refuses to find there."""
-NUM_CLASSES = 2
 _REVIEWS = ("synthetic-reviews", "imdb-reviews")
 
 
-class _WritesMetrics(Trainer):
-    writes_metrics: ClassVar[bool] = True
-    end_mark: ClassVar[str] = "'end' line in metrics.jsonl"
-
-    def has_ended(self, folder: RunFolder, point: Point) -> bool:
-        return folder.has_ended()
-
-
 @dataclass(frozen=True)
-class OwnTrainer(_WritesMetrics):
+class OwnTrainer(Trainer):
     """megatron-core's GPT under DeepSpeed, by :mod:`launch.pretrain_gpt`."""
 
     name: ClassVar[str] = "megatron-core"
@@ -121,25 +111,24 @@ class PipelineTrainer(OwnTrainer):
     module: str = PIPELINE_MODULE
 
     def refuse(self, point: Point) -> list[str]:
+        trainer = f"--trainer {self.name}"
         needed = {"zero_stage": 0, "offload_optimizer": "none", "offload_param": "none"}
         reasons = [
-            f"{name} = {getattr(point, name)!r}: --trainer {self.name} runs without DeepSpeed; "
+            f"{name} = {getattr(point, name)!r}: {trainer} runs without DeepSpeed; "
             f"give {name} = {value!r}"
             for name, value in needed.items()
             if getattr(point, name) != value
         ]
         if self.user_json is not None:
             reasons.append(
-                f"--deepspeed-config {self.user_json}: --trainer {self.name} runs without "
-                "DeepSpeed; leave it out"
+                f"--deepspeed-config {self.user_json}: {trainer} runs without DeepSpeed; leave it "
+                "out"
             )
         if point.dtype == "fp16":
-            reasons.append(
-                f"dtype = 'fp16': --trainer {self.name} has no loss scale; give 'bf16' or 'fp32'"
-            )
+            reasons.append(f"dtype = 'fp16': {trainer} has no loss scale; give 'bf16' or 'fp32'")
         if point.dtype == "bf16" and point.grad_accum_dtype == "fp32":
             reasons.append(
-                f"grad_accum_dtype = 'fp32': --trainer {self.name} sums a bf16 model's gradients "
+                f"grad_accum_dtype = 'fp32': {trainer} sums a bf16 model's gradients "
                 "in bf16; give grad_accum_dtype = 'bf16', or dtype = 'fp32'"
             )
         if point.model.layers < point.pp:
@@ -203,27 +192,22 @@ def _errors_bytes(point: Point, stage: int, numel: int) -> float:
 
 def _prepared(name: str, makes: bool) -> str | None:
     # Tokenizing needs packages that no other trainer loads.
-    from launch.frameworks.imdb.files import prefix_if_made, prepared
+    from launch.frameworks.imdb.reviews import prefix_if_made, prepared
 
     return prepared(name) if makes else prefix_if_made(name)
 
 
 @dataclass(frozen=True)
-class LightningTrainer(_WritesMetrics):
+class LightningTrainer(Trainer):
     """The program of film reviews, by :mod:`launch.frameworks.imdb.program`.
 
     Each of Lightning's strategies is an engine of a study.
     """
 
     name: ClassVar[str] = "lightning"
-    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     own_data: ClassVar[Mapping[str, Callable[[str, bool], str | None]]] = dict.fromkeys(
         _REVIEWS, _prepared
     )
-
-    @classmethod
-    def of(cls, given: Namespace) -> Self:
-        return cls()
 
     def refuse(self, point: Point) -> list[str]:
         reasons = super().refuse(point)
@@ -248,35 +232,7 @@ class LightningTrainer(_WritesMetrics):
         return {key: value for key, value in config.items() if key not in LIGHTNINGS_OWN}
 
     def settings(self, point: Point, on_gpu: bool) -> list[Setting]:
-        if "dropout" not in point.values:
-            raise WorkloadError(f"dropout: the study has no such field, which {self.name} needs")
-        # Attention writes its scores on a CPU.
-        return [setting_of_point(point, encoder_of(point.model, on_gpu), is_flash=on_gpu)]
+        raise WorkloadError(f"--trainer {self.name}: its memory is not predicted")
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
         return Program(LIGHTNING_MODULE, (str(folder / "run.json"),))
-
-
-def encoder_of(model: Model, on_gpu: bool) -> Architecture:
-    """Count the parameters of the classifier, and what autograd keeps of it.
-
-    It has no output layer over the vocabulary. Dropout keeps masks: a byte a value on a GPU, and on
-    a CPU a number, for the scores too.
-    """
-    hidden, ffn = model.hidden, model.ffn
-    square, norm = (hidden * hidden, hidden), (hidden, hidden)
-    attention = (3 * hidden * hidden, 3 * hidden, *square)
-    layer = (*attention, *norm, ffn * hidden, ffn, hidden * ffn, hidden, *norm)
-    classifier = (*square, NUM_CLASSES * hidden, NUM_CLASSES)
-    of_masks = FP32_BYTES if on_gpu else 1  # how many numbers of a mask take the room of one
-    kept = GptKept(
-        4.0 * hidden + 2.0 * ffn,
-        model.heads,
-        inner=hidden,
-        key_value=hidden,
-        scores=3,
-        fp32_elements=(2.0 * hidden + ffn) / of_masks,
-        head_fp32=hidden / of_masks,
-    )
-    blocks = ((model.vocab_size * hidden,), *(layer,) * model.layers, classifier)
-    return Architecture(model.name, blocks, model.layers, hidden, 0, model.seq_length, kept)

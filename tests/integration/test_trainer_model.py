@@ -77,7 +77,7 @@ ranks_from_environment({}).export(__import__("os").environ)
 point = Point(model=default_study().load_model("tiny")[0], device="cpu")
 run = RunFile(Path(), point, deepspeed_config(point), Path(), Path())
 with distributed(point, ranks_from_environment({})) as device:
-    gpt = deepspeed_adapter.build_model(run, deepspeed_adapter.ParallelState(), device)
+    gpt = deepspeed_adapter.build_model(run, deepspeed_adapter.parallel_state(), device)
     angles = gpt.rotary_pos_emb(128)[:, 0, 0, :]
     weights = {str(p.dtype) for p in gpt.parameters()}
 parts = sum(hasattr(p, "ds_id") for p in gpt.parameters())

@@ -31,21 +31,19 @@ def given(tmp_path):
 def test_what_was_asked_for_goes_to_the_trainer(monkeypatch, point, given, tmp_path):
     found = SimpleNamespace(origin="somewhere")
     monkeypatch.setattr(execute.importlib.util, "find_spec", lambda _name: found)
-    asked = RunOptions.of(given("--tensorboard", "--wandb", "my project"), "s", default_study())
+    asked = RunOptions.of(given("--tensorboard"), "s", default_study())
     _, environment = start_of(point, asked, tmp_path, "data")
     assert environment["DOS_TENSORBOARD"] == "1"
-    assert environment["DOS_WANDB_PROJECT"] == "my project"
     _, environment = start_of(point, RunOptions(tmp_path, "s"), tmp_path, "data")
-    assert not {"DOS_TENSORBOARD", "DOS_WANDB_PROJECT"} & set(environment)
+    assert "DOS_TENSORBOARD" not in environment
 
 
-@pytest.mark.parametrize("words", [["--wandb", "p"], ["--tensorboard"]])
 @pytest.mark.parametrize("found", [None, SimpleNamespace(origin=None)])
-def test_a_missing_package_is_named_beforehand(monkeypatch, given, words, found):
-    """What W&B leaves in a working directory is a folder of its name, and no package."""
+def test_a_missing_package_is_named_beforehand(monkeypatch, given, found):
+    """A folder of its name, as runs have one, is no package."""
     monkeypatch.setattr(execute.importlib.util, "find_spec", lambda _name: found)
-    with pytest.raises(ConfigError, match=f"{words[0]}: the package '{words[0][2:]}'"):
-        RunOptions.of(given(*words), "s", default_study())
+    with pytest.raises(ConfigError, match="--tensorboard: the package 'tensorboard'"):
+        RunOptions.of(given("--tensorboard"), "s", default_study())
 
 
 def test_variables_of_a_row_reach_the_ranks(tmp_path):

@@ -325,7 +325,7 @@ class TestLinks:
     def test_there_is_no_reason_where_links_can_be_made_or_are_not_asked_for(self):
         assert self.lack(linked()) == []
         assert self.lack(linked(device="cpu"), GPU) == []
-        assert self.lack(linked(link_mbit=0), GPU, wandb_project="mine") == []
+        assert self.lack(linked(link_mbit=0), GPU) == []
 
     @pytest.mark.parametrize(
         ("fields", "machine", "options", "reason"),
@@ -335,7 +335,6 @@ class TestLinks:
             ({}, CPU, {"launcher": Launcher("deepspeed")}, "leave out --launcher"),
             ({}, GPU, {}, "GPUs of one machine exchange through its memory"),
             ({"device": "cuda"}, CPU, {}, "GPUs of one machine exchange through its memory"),
-            ({}, CPU, {"wandb_project": "mine"}, "leave out --wandb"),
         ],
     )
     def test_one_reason_names_field_value_and_remedy(self, fields, machine, options, reason):
