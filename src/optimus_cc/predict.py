@@ -9,6 +9,7 @@ transfer begins when both sides have posted it, as in gloo and NCCL. Nothing nee
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import sys
 import tomllib
@@ -16,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ class Workload:
                 "give a smaller pp"
             )
 
-    @cached_property
+    @functools.cached_property
     def layers_of_stages(self) -> tuple[int, ...]:
         """Layers of each stage, as the trainer ``megatron-pipeline`` cuts them."""
         even, more = divmod(self.model.layers, self.pp)
@@ -114,7 +114,7 @@ class Workload:
             return pair_numel(rows, columns, rank) * self.element_bytes, True
         return self.message_bytes, False
 
-    @cached_property
+    @functools.cached_property
     def embedding(self) -> Shape:
         """A rank's shard of the tied embedding."""
         return self.model.padded_vocab_size(self.tp) // self.tp, self.model.hidden
@@ -298,7 +298,6 @@ class Prediction:
 
     iteration_s: float  # from its begin to the end of the update, the mean over ranks
     sent_bytes: dict[str, int]  # by kind, of all ranks and copies; reductions as rings
-    num_compressed: Counter[int]  # messages, by the stage that receives them; of all replicas
 
 
 def predict(workload: Workload, settings: Settings, costs: Costs) -> Prediction:
@@ -318,7 +317,6 @@ def predict(workload: Workload, settings: Settings, costs: Costs) -> Prediction:
     return Prediction(
         iteration_s=sum(job.end_s for job in updates) / len(updates),
         sent_bytes=dict(iteration.sent_bytes),
-        num_compressed=iteration.num_compressed,
     )
 
 
@@ -331,7 +329,6 @@ class _Iteration:
             lambda resource, _: costs.cores if resource == "cores" else costs.bytes_per_s
         )
         self.sent_bytes: Counter[str] = Counter(forward=0, backward=0, gradients=0, embedding=0)
-        self.num_compressed: Counter[int] = Counter()
         self._transfers: dict[tuple[object, ...], tuple[Job, Job]] = {}
 
     def transfer(
@@ -382,25 +379,26 @@ class _Rank:
         return self._do("update", self.costs.update_s[self.stage])
 
     def _schedule(self) -> None:
-        count, forward_s = self.workload.num_micro_batches, self.costs.forward_s[self.stage]
+        send, receive = (functools.partial(self._post, sends) for sends in (True, False))
+        count = self.workload.num_micro_batches
         num_warm_up = min(self.workload.pp - self.stage - 1, count)
         for _ in range(num_warm_up):
-            self._exchange(self._receive("forward"))
-            self._do("forward", forward_s)
-            self._exchange(self._send("forward"))
+            self._exchange(receive("forward"))
+            self._forward()
+            self._exchange(send("forward"))
         if count > num_warm_up:
-            self._exchange(self._receive("forward"))
+            self._exchange(receive("forward"))
         for index in range(count - num_warm_up):
             is_final = index == count - num_warm_up - 1
-            self._do("forward", forward_s)
-            self._exchange(self._receive("backward"), self._send("forward"))
-            self._backward(in_epilogue=False)
-            sent = self._send("backward", in_epilogue=is_final)
-            self._exchange(sent, None if is_final else self._receive("forward"))
+            self._forward()
+            self._exchange(receive("backward"), send("forward"))
+            self._backward()
+            sent = send("backward", in_epilogue=is_final)
+            self._exchange(sent, None if is_final else receive("forward"))
         for _ in range(num_warm_up):
-            self._exchange(self._receive("backward", in_epilogue=True))
+            self._exchange(receive("backward", in_epilogue=True))
             self._backward(in_epilogue=True)
-            self._exchange(self._send("backward", in_epilogue=True))
+            self._exchange(send("backward", in_epilogue=True))
 
     def _do(self, name: str, seconds: float, *after: Job) -> Job:
         lane = f"{self.stage} {self.replica}"
@@ -413,42 +411,37 @@ class _Rank:
         if waited_for:
             self._do("exchange", self.costs.exchange_s, *waited_for)
 
-    def _backward(self, *, in_epilogue: bool) -> None:
+    def _forward(self) -> None:
+        self._do("forward", self.costs.forward_s[self.stage])
+
+    def _backward(self, *, in_epilogue: bool = False) -> None:
         if self.stage < self.workload.pp - 1 and self._size("backward", in_epilogue)[1]:
             self._do("compression", self.costs.restore_s)
         self._do("backward", self.costs.backward_s[self.stage])
 
     def _size(self, kind: str, in_epilogue: bool) -> tuple[int, bool]:
-        """Return the bytes of a message, and whether it is compressed."""
         if kind == "forward":
             return self.workload.message_bytes, False
         return self.workload.gradient_message(self.all.settings, in_epilogue)
 
-    def _send(self, kind: str, *, in_epilogue: bool = False) -> Job | None:
-        """Send to the next stage (forward) or the one before; return what is then waited for."""
+    def _post(self, sends: bool, kind: str, *, in_epilogue: bool = False) -> Job | None:
+        """Post the next message to or from a neighbour; return what is then waited for, if any."""
+        step = 1 if kind == "forward" else -1
+        source = self.stage if sends else self.stage - step
+        target = source + step
+        if not {source, target} <= set(range(self.workload.pp)):
+            return None
         size, is_compressed = self._size(kind, in_epilogue)
-        if is_compressed and self.stage:
-            self.all.num_compressed[self.stage - 1] += 1
+        nbytes = size * self.costs.copies
+        if sends:
+            self.all.sent_bytes[kind] += nbytes
+        if sends and is_compressed:
             self._do("compression", self.costs.pack_s)
-        target = self.stage + (1 if kind == "forward" else -1)
-        if not 0 <= target < self.workload.pp:
-            return None
-        self.all.sent_bytes[kind] += size * self.costs.copies
-        return self._post(kind, self.stage, target, size)[0]
-
-    def _receive(self, kind: str, *, in_epilogue: bool = False) -> Job | None:
-        source = self.stage + (-1 if kind == "forward" else 1)
-        if not 0 <= source < self.workload.pp:
-            return None
-        return self._post(kind, source, self.stage, self._size(kind, in_epilogue)[0])[1]
-
-    def _post(self, kind: str, source: int, target: int, size: int) -> tuple[Job, Job]:
-        """Post the next message between two stages, one of which is this rank's."""
         self._posted[kind, source] += 1
         ends = [f"out {source} {self.replica}", f"in {target} {self.replica}"]
         key = (kind, source, self.replica, self._posted[kind, source])
-        nbytes = size * self.costs.copies
-        return self.all.transfer(key, nbytes, self._last, self.costs.latency_s, ends)
+        transfer = self.all.transfer(key, nbytes, self._last, self.costs.latency_s, ends)
+        return transfer[0 if sends else 1]
 
     def _reduce(self) -> None:
         dp = self.workload.dp

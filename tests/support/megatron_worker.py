@@ -6,7 +6,6 @@ Writes ``OUT/RANK.pt``, results by name.
 """
 
 import contextlib
-import inspect
 import sys
 from collections import Counter
 from pathlib import Path
@@ -37,7 +36,7 @@ from optimus_cc import (
     traffic as traffic_module,
 )
 from optimus_cc.backpropagation import BackwardCompressor
-from optimus_cc.embedding import Place, TiedEmbedding, make_group
+from optimus_cc.gradients import Place, TiedEmbedding, make_group
 from optimus_cc.megatron import CompressedCommunicator, FinalizeGradients
 
 LAYERS, HIDDEN, LENGTH, VOCABULARY, MICRO_BATCH = 4, 16, 8, 32, 2
@@ -305,29 +304,11 @@ def refused(groups, **changes):
     return ""
 
 
-def signatures():
-    """Parameters of each method that megatron-core calls: ours and its own."""
-    methods = (
-        "send_backward",
-        "recv_backward",
-        "send_backward_recv_forward",
-        "send_forward_recv_backward",
-        "_communicate",
-    )
-    return {
-        name: [
-            list(inspect.signature(getattr(owner, name)).parameters)
-            for owner in (CompressedCommunicator, P2PCommunicator)
-        ]
-        for name in methods
-    }
-
-
 def main(out):
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     megatron_cpu.apply(pipelines=True)
-    results = {"signatures": signatures()}
+    results = {}
     layouts = ((1, 4, four_stages), (2, 2, two_shards_two_stages), (1, 2, two_replicas_two_stages))
     for tp, pp, cases in layouts:
         parallel_state.initialize_model_parallel(tp, pp, create_gloo_process_groups=False)

@@ -129,7 +129,6 @@ def main(out):
         results[f"{method}-spoilt"] = continued(world, method, spoil=1, **feedback)
     for method in ("hadamard-4bit", "fp8"):
         results[method] = messages(world, method, check_orth_error=True, **feedback)
-        results[f"{method}-late"] = messages(world, method, inter_grad_comp_epilogue_only=True)
     results["unchecked"] = messages(world, "fp8", **feedback)
     torch.save(results, Path(out) / f"{dist.get_rank()}.pt")
     dist.destroy_process_group()
