@@ -11,8 +11,7 @@ from functools import partial
 
 from configs.cli import EXIT_USAGE, Parser, complain, count, duration, say
 from configs.errors import ConfigError, explain
-from configs.overrides import MODEL_FIELDS
-from configs.schema import Point
+from configs.schema import MODEL_FIELDS, Point
 from configs.study import Study
 from configs.sweep import Sweep, load_sweep, sweep_names
 from deep_optimizer_states.predict.machine import load_machine
