@@ -1,4 +1,4 @@
-"""What every command line of the harness shares: its parser, common options, words and exit codes.
+"""The parser, common options, words and exit codes of the harness's command lines.
 
 Standard library alone. A program's ``main`` reads ``sys.argv`` with :meth:`Parser.read`, raises
 :class:`~configs.errors.ConfigError` for a user's mistake and returns its exit code. It ends in::

@@ -223,7 +223,7 @@ class Point(Table):
 
     @property
     def row(self) -> Engine:
-        """What the study says of the engine.
+        """The engine as its study describes it.
 
         Raises:
             TypeError: the point belongs to no study.

@@ -40,7 +40,7 @@ GPU, TWO_RANKS = "gpu", "two-ranks"
 
 
 class Gate(Table):
-    """What must hold between an engine and the reference before a ratio is called a speed-up.
+    """The condition under which a ratio to the reference is called a speed-up.
 
     ``bitwise``: losses, gradient norms and final state are equal. ``close``: ``quantity`` never
     differs by more than ``tolerance``. ``quality``: the mean of ``metric`` over ``seeds`` is worse
@@ -64,7 +64,7 @@ class Gate(Table):
 
     @property
     def words(self) -> str:
-        """What the gate asks for, in a sentence of a report."""
+        """The gate's condition, in a sentence of a report."""
         if self.kind == "bitwise":
             return "equal to the reference in every bit"
         if self.kind == "close":
@@ -95,7 +95,7 @@ class Phase(Table):
 
 
 class FieldLimits(Table):
-    """What an engine asks of one of its fields; a ``default`` of None is the field's own."""
+    """Limits of a field under one engine; a ``default`` of None is the field's own."""
 
     default: Any = None
     minimum: float | None = None
@@ -132,7 +132,7 @@ class Engine(Table):
     equals: str = ""
     """Another engine whose results it must have, bit for bit, whatever the gate asks for."""
     ends_update: bool | str = True
-    """Whether the update is over when ``step()`` returns, so that the phases have their own times;
+    """True where the update is over when ``step()`` returns, so that phases have their own times;
     or the name of a field that makes it not so when it is set."""
     needs: tuple[Annotated[str, AfterValidator(_need)], ...] = ()
     """``gpu``, ``two-ranks``, or a requirement such as ``deepspeed>=0.19.4``."""
@@ -164,7 +164,7 @@ class Companion(Table):
 
 
 class Published(Table):
-    """What the values of ``published.csv`` are of."""
+    """Source and conditions of the values of ``published.csv``."""
 
     source: str
     conditions: dict[str, Any] = Field(default_factory=dict)
@@ -194,7 +194,7 @@ class Study(Table):
     gate: Gate = Gate()
     phases: dict[str, Phase] = Field(default_factory=dict)  # in the order they run
     fields: dict[str, FieldRow] = Field(default_factory=dict)
-    """What the study varies beside the fields of every point."""
+    """Fields that the study varies beside those of every point."""
     engines: dict[Annotated[str, Field(pattern=NAME_PATTERN)], Engine]
     """In the order in which tables and figures show them."""
     figures: dict[str, Figure] = Field(default_factory=dict)

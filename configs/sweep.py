@@ -33,7 +33,7 @@ Grid = Annotated[dict[str, Values], BeforeValidator(_lists)]
 
 
 class _Form(Table):
-    """What a sweep runs, at one size."""
+    """The runs of a sweep, at one size."""
 
     point: dict[str, Any] = Field(default_factory=dict)
     """Fields of :class:`configs.schema.Point` that every run shares."""
@@ -144,7 +144,7 @@ class Sweep(_Form):
 
     @property
     def leaves_model_open(self) -> bool:
-        """Whether the machine decides which model is run."""
+        """True where the machine decides which model is run."""
         return self.model == AUTO_MODEL and "model" not in {*self.grid, *self.point}
 
     def points(self, model: str | None, overrides: Mapping[str, str] | None = None) -> list[Point]:

@@ -33,7 +33,7 @@ USABLE = 0.97
 """Share of a memory that a run may take."""
 SMALL_BUCKET_NUMEL = 50_000_000
 SMALL_LIVE_NUMEL = 100_000_000
-"""Of the rung with smaller buckets, in place of DeepSpeed's 5e8 and 1e9."""
+"""The rung with smaller buckets has these in place of DeepSpeed's 5e8 and 1e9."""
 SUBGROUP_NUMEL = 100_000_000
 """``sub_group_size`` of the plugin's rung."""
 ADAM = {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
@@ -42,15 +42,13 @@ CPU = {"device": "cpu", "pin_memory": True}
 
 @dataclass(frozen=True)
 class Room:
-    """What there is on one node, whose ranks share its host memory."""
+    """Memory of one node, whose ranks share its host memory."""
 
     gpus: int
     """Ranks in all."""
     ranks_a_node: int
-    device_bytes: float | None
-    """Of one GPU; None without one."""
-    host_bytes: float
-    """Of one node."""
+    device_bytes: float | None  # of one GPU; None without one
+    host_bytes: float  # of one node
     nvme: str = ""
     """A folder on a local disk; empty without one."""
     machine: Machine | None = None
@@ -59,7 +57,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be trained."""
+    """A model, and how it is to be trained."""
 
     architecture: Architecture
     shape: ModelShape | None
@@ -79,18 +77,18 @@ class Rung:
     config: dict[str, Any]
     """DeepSpeed's JSON, complete."""
     checkpointing: bool
-    """Whether the model computes its layers again in backward."""
+    """True where the model computes its layers again in backward."""
     peaks: Peaks
     """Memory of one rank."""
     short_bytes: dict[str, float]
-    """What a GPU (``device``) or a node (``host``) lacks for every rank to load, train, save."""
+    """Lack of a GPU (``device``) or a node (``host``) for every rank to load, train, save."""
     iteration_s: float | None
     no_time: str
     """Why there is no time; empty where there is one."""
 
     @property
     def fits(self) -> bool:
-        """Whether there is room for every rank."""
+        """True where there is room for every rank."""
         return not self.short_bytes
 
 

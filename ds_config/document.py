@@ -19,7 +19,7 @@ class Document:
     """Its path, or ``standard input``."""
     table: dict[str, Any]
     notes: list[str] = field(default_factory=list)
-    """What other readers of JSON would stumble over."""
+    """Oddities over which other readers of JSON would stumble."""
 
 
 def read_config(path: str) -> Document:

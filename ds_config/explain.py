@@ -38,14 +38,14 @@ class KeyLine:
     meaning: str
     default: Any
     auto: str = ""
-    """What ``auto`` becomes."""
+    """The value that ``auto`` becomes."""
     cost_bytes: int | None = None
     """Memory of the device that it takes, where that follows from it alone."""
 
 
 @dataclass
 class Explanation:
-    """What there is to say of a configuration."""
+    """Everything that is said of a configuration."""
 
     version: str
     keys: list[KeyLine] = field(default_factory=list)
@@ -54,11 +54,11 @@ class Explanation:
     faults: list[Note] = field(default_factory=list)
     """Why it would not take the configuration."""
     warnings: list[Note] = field(default_factory=list)
-    """What it takes, and what is probably not meant."""
+    """Settings that it takes, and that are probably not meant."""
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the release takes it and every key does something."""
+        """True where the release takes it and every key does something."""
         return not self.unknown and not self.faults
 
 

@@ -50,7 +50,7 @@ class BackwardCompressor:
         """
         self.memory = Memory()
         self.statistics = ErrorStatistics() if settings.check_orth_error else None
-        """What the errors have to do with the activations, if that is asked for."""
+        """Compares the errors with the activations; None unless that is asked for."""
         self._settings = settings
         self._traffic = traffic or Traffic()
         self._format = make_format(settings, seed, self.memory)

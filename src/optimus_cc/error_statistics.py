@@ -1,4 +1,4 @@
-"""What lazy error propagation assumes of its errors, measured.
+"""Measures the assumptions of lazy error propagation about its errors.
 
 A stage's weight gradient sums ``X_i`` times ``G_i`` over micro-batches, the activation by the
 gradient that is sent back for it. Carried errors turn ``G_i`` into ``G_i + e_{i-1} - e_i``, which

@@ -1,4 +1,4 @@
-"""What an activation gradient looks like on a link: a low-rank pair, or numbers of few bits.
+"""Formats of activation gradients on a link: low-rank pairs, and numbers of few bits.
 
 Numbers have four or eight bits, with a scale for every block of 64. ``hadamard-4bit`` rotates each
 block before it rounds, after the idea of TAH-Quant (arXiv 2506.01352) and of SDP4Bit (arXiv
@@ -82,8 +82,7 @@ class Blocks(Format):
     or that overflows in the rotation, arrives as NaN throughout.
     """
 
-    bits: int
-    """Of an element."""
+    bits: int  # of an element
     largest: float
     """The largest magnitude that a code stands for, before it is scaled."""
 

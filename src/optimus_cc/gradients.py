@@ -28,11 +28,11 @@ class Place:
     """Where a rank stands, as far as the tied embedding is concerned."""
 
     shard: int
-    """Which part of the vocabulary it holds: its tensor-parallel rank."""
+    """Its part of the vocabulary: its tensor-parallel rank."""
     replica: int
     """Its data-parallel rank."""
     has_embedding: bool
-    """Whether it is of the first or the last stage."""
+    """True on the first and the last stage."""
 
 
 def group_ranks(places: list[Place], fused: bool) -> list[list[int]]:
@@ -77,7 +77,7 @@ class TiedEmbedding:
     group: dist.ProcessGroup
     """From :func:`make_group`."""
     fused: bool
-    """Whether the group is over all replicas."""
+    """True where the group is over all replicas."""
 
 
 @dataclass(frozen=True)

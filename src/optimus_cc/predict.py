@@ -41,9 +41,9 @@ PARTS: dict[str, dict[str, Any]] = {
     "fe": {"emb_comm_opt": True},
     "sc": {"grad_comp": True, "selective_grad_comp": True, "use_error_feedback": True},
 }
-"""What ``+`` puts together; ``cb-all`` compresses every message, not the epilogue's alone."""
+"""Parts that ``+`` puts together; ``cb-all`` compresses all messages, not the epilogue's alone."""
 ALL = ("uncompressed", "cb-without-lep", "cb", "cb-all", "cb+fe", "cb+fe+sc", "cb-all+fe+sc")
-"""What ``--scheme all`` compares: the published schemes, and two with all messages compressed."""
+"""Schemes of ``--scheme all``: the published ones, and two with all messages compressed."""
 _NUMBERS = ("inter_grad_comp_rank", "grad_comp_rank", "selective_grad_comp_way")
 _EPILOG = f"""\
 schemes: {", ".join(PARTS)}, and several with '+' between them; 'all' is
@@ -119,8 +119,8 @@ class Workload:
         """A rank's shard of the tied embedding."""
         return self.model.padded_vocab_size(self.tp) // self.tp, self.model.hidden
 
-    def parameters(self, stage: int) -> list[Shape]:
-        """Return the shapes of a rank's parameters, the tied embedding left out."""
+    def parameters(self, stage: int, with_embedding: bool = False) -> list[Shape]:
+        """Return the shapes of a rank's parameters, with its copy of the tied embedding or not."""
         model, tp = self.model, self.tp
         hidden, ffn = model.hidden, model.ffn
         projection = hidden + 2 * model.kv_heads * (hidden // model.heads)
@@ -134,25 +134,20 @@ class Workload:
             shapes.append((model.seq_length, hidden))
         if stage == self.pp - 1:
             shapes += [(hidden,), (hidden,)]
+        if with_embedding and self.has_embedding(stage):
+            shapes.append(self.embedding)
         return shapes
 
     def has_embedding(self, stage: int) -> bool:
         """Return whether a stage has a copy of the tied embedding."""
         return stage in (0, self.pp - 1)
 
-    def numel(self, stage: int) -> int:
-        """Return the elements of a rank's parameters, the tied embedding's copy included."""
-        embedding = [self.embedding] if self.has_embedding(stage) else []
-        return sum(map(math.prod, [*self.parameters(stage), *embedding]))
-
     def averaged(self, stage: int, settings: Settings) -> tuple[list[tuple[int, int]], list[Shape]]:
         """Return the shapes of gradients that replicas average: as low-rank pairs, and whole.
 
         SC's warm-up is over. The rule is that of :class:`optimus_cc.gradients.GradientReduction`.
         """
-        shapes = self.parameters(stage)
-        if self.has_embedding(stage) and not settings.emb_comm_opt:
-            shapes = [*shapes, self.embedding]
+        shapes = self.parameters(stage, with_embedding=not settings.emb_comm_opt)
         if not settings.compresses_gradients_of(stage) or self.dp == 1:
             return [], shapes
         pairs: list[tuple[int, int]] = []
@@ -177,7 +172,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a rank computes, alone on its core or GPU, and its link; lists are by stage."""
+    """Times of a rank that is alone on its core or GPU, and its link; lists are by stage."""
 
     forward_s: list[float]  # of a micro-batch
     backward_s: list[float]
@@ -252,7 +247,7 @@ class Cluster:
             layers += shared_s * workload.layers_of_stages[stage]
             forward.append(layers + logits)
             backward.append((3 if workload.recomputes else 2) * layers + 2 * logits)
-        numels = [workload.numel(stage) for stage in stages]
+        numels = [sum(map(math.prod, workload.parameters(stage, True))) for stage in stages]
         rows, columns = matrix_shape(workload.message_shape)
         rank = settings.inter_grad_comp_rank
         pairs = [workload.averaged(stage, settings)[0] for stage in stages]
@@ -321,7 +316,7 @@ def predict(workload: Workload, settings: Settings, costs: Costs) -> Prediction:
 
 
 class _Iteration:
-    """What the ranks of an iteration share: the simulator, transfers, counts."""
+    """The simulator, transfers and counts that the ranks of an iteration share."""
 
     def __init__(self, workload: Workload, settings: Settings, costs: Costs) -> None:
         self.workload, self.settings, self.costs = workload, settings, costs
@@ -554,12 +549,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         workload = cluster.workload(load_gpt2(given.model), given.dtype)
         names = ALL if given.scheme == "all" else given.scheme.split(",")
         schemes = {name: settings_of(name, **numbers) for name in names}
-        copies = 1 if given.scatter_gather else workload.tp
-        rows = [
-            row
-            for gbit in given.links or [cluster.link_gbit]
-            for row in _rows(workload, cluster, given.dtype, schemes, gbit, copies)
-        ]
+        rows: list[dict[str, Any]] = []
+        for gbit in given.links or [cluster.link_gbit]:
+            copies = 1 if given.scatter_gather else workload.tp
+            found = {
+                name: predict(
+                    workload, one, cluster.costs(workload, one, given.dtype, gbit, copies)
+                )
+                for name, one in schemes.items()
+            }
+            rows += _rows(gbit, found)
     except (PredictionError, SettingsError) as error:
         sys.stderr.write(f"predict: {error}\n")
         return 2
@@ -567,28 +566,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _rows(
-    workload: Workload,
-    cluster: Cluster,
-    dtype: str,
-    schemes: dict[str, Settings],
-    gbit: float,
-    copies: int,
-) -> Iterator[dict[str, Any]]:
-    """Yield a link's rows scheme by scheme."""
-    found = {
-        name: predict(workload, one, cluster.costs(workload, one, dtype, gbit, copies))
-        for name, one in schemes.items()
-    }
-    first, best = next(iter(found.values())), min(one.iteration_s for one in found.values())
+def _rows(gbit: float, found: dict[str, Prediction]) -> Iterator[dict[str, Any]]:
+    times = [one.iteration_s for one in found.values()]
     for scheme, one in found.items():
         yield {
             "kind": "simulated",
             "link": f"{gbit:g} Gb/s",
             "scheme": scheme,
             "iteration_ms": round(one.iteration_s * 1e3, 1),
-            "times_faster": round(first.iteration_s / one.iteration_s, 3),
-            "best": "best" if one.iteration_s == best else "",
+            "times_faster": round(times[0] / one.iteration_s, 3),
+            "best": "best" if one.iteration_s == min(times) else "",
             **{f"{kind}_mb": round(nbytes / 1e6, 3) for kind, nbytes in one.sent_bytes.items()},
         }
 

@@ -1,4 +1,4 @@
-"""Which compression is used, under the names of the options of Optimus-CC's artifact."""
+"""Settings of compression, under the names of the options of Optimus-CC's artifact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this rank sends and how long it takes, by kind of communication."""
+"""Counts and times the communication of this rank, by kind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from optimus_cc.sizes import ring_bytes
 
 
 class Kind(StrEnum):
-    """What is communicated, as in the paper's breakdown of an iteration."""
+    """Kinds of communication, as in the paper's breakdown of an iteration."""
 
     FORWARD = "forward"
     """Activations to the next pipeline stage."""
@@ -34,7 +34,7 @@ COMPRESSION = "compression"
 
 @dataclass
 class Sent:
-    """What was sent of one kind."""
+    """Sums over the messages of one kind."""
 
     messages: int = 0
     compressed: int = 0

@@ -1,4 +1,4 @@
-"""Messages and gradients in other forms: two processes, real messages and reductions."""
+"""Gradients by each method, messages of few bits: two processes, real reductions and messages."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from optimus_cc.formats import Float8Blocks, HadamardBlocks
 ROOT = Path(__file__).resolve().parents[3]
 WORKER = Path(peers_worker.__file__)
 MATRICES = range(3)
-METHOD = pytest.mark.parametrize("method", ["4bit", "torch-power-sgd"])
+METHOD = pytest.mark.parametrize("method", ["4bit", "torch-power-sgd", "power-sgd"])
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +75,9 @@ def errors(method, kept):
     """What has not been applied yet: ranks' mean and, in four bits, the owners' parts of it."""
     if not kept[0]:
         return None
-    if method == "torch-power-sgd":
-        return sum(own[0].double() for own in kept) / 2
+    if method != "4bit":
+        flat = [torch.cat([error.flatten() for error in own.values()]) for own in kept]
+        return sum(own.double() for own in flat) / 2
     key = str(torch.float32)
     own = sum(errors[("own", key)].double() for errors in kept) / 2
     return own + torch.cat([errors[("mean", key)].double() for errors in kept])
@@ -108,10 +109,11 @@ def test_bytes_are_those_of_codes_scales_and_factors(results):
     factors = 4 * RANK * sum(sum(shape) for shape in SHAPES[:3])
     for result in results:
         assert result["4bit"]["bytes"] == 34 * blocks + vector
-        assert result["torch-power-sgd"]["bytes"] == factors + vector
         # Vectors and factors are bf16 then; four bits are four bits.
         assert result["4bit-bf16"]["bytes"] == 34 * blocks + vector / 2
-        assert result["torch-power-sgd-bf16"]["bytes"] == (factors + vector) / 2
+        for method in ("power-sgd", "torch-power-sgd"):
+            assert result[method]["bytes"] == factors + vector
+            assert result[f"{method}-bf16"]["bytes"] == (factors + vector) / 2
 
 
 @METHOD
@@ -123,7 +125,7 @@ def test_a_saved_state_goes_on_bit_for_bit(results, method, case):
             assert equal(whole, rest)
         others = zip(run["seen"][2:], run["forgetful"], strict=True)
         assert any(not equal(whole, rest) for whole, rest in others) == (
-            method == "4bit" or not case
+            method != "torch-power-sgd" or not case
         )
 
 
