@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from configs import cli
 from configs.cli import Parser, count, duration
-from configs.overrides import MODEL_FIELDS
+from configs.schema import MODEL_FIELDS
 from configs.study import Study, default_study, load_study
 from launch.hosts.launchers import KINDS, TORCHRUN
 from launch.trainers import OWN_TRAINER, TRAINERS

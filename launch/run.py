@@ -13,7 +13,6 @@ from pathlib import Path
 
 from configs.cli import Parser, complain, run_command, say
 from configs.errors import ConfigError, explain
-from configs.overrides import apply_overrides
 from configs.schema import Point, read_toml
 from configs.study import Study
 from launch import cli, fit
@@ -88,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
     given = build_parser(study).read(argv)
     path = find_point_file(given.point, study)
     overrides = cli.field_overrides(given, study)
-    table = apply_overrides(read_toml(path), overrides, study)
+    table = study.overlaid(read_toml(path), overrides)
     options_too = f" with {', '.join(overrides)} from the command line" if overrides else ""
     return run_point(study.make_point(table, f"{path}{options_too}"), given, study)
 

@@ -39,10 +39,9 @@ from optimus_cc import (
     Stage,
     Traffic,
 )
-from optimus_cc.embedding import Place, TiedEmbedding, make_group
 from optimus_cc.error_statistics import STATISTICS
-from optimus_cc.gradients import gradient_of
-from optimus_cc.memory import held_bytes
+from optimus_cc.gradients import Place, TiedEmbedding, gradient_of, make_group
+from optimus_cc.low_rank import held_bytes
 
 COMMUNICATION = {
     "forward_messages": Kind.FORWARD,

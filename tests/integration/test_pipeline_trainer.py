@@ -13,7 +13,6 @@ from launch import evaluate
 from launch.fit import pipeline_workload as workload_of
 from launch.trainers.own import PipelineTrainer
 from optimus_cc import Settings
-from optimus_cc.memory import state_bytes
 from optimus_cc.predict import Costs, predict
 
 pytestmark = pytest.mark.slow
@@ -220,8 +219,14 @@ def test_memory_of_compression_is_that_of_the_rank_with_most(events):
     """The first stage keeps its gradients', the last one its messages'; one layer of GPT-2."""
     matrices = [(96, 32), (32, 32), (64, 32), (32, 64), (16, 32)]
     settings = PipelineTrainer().ds_config(point_of(SCHEMES))["optimus_cc"]
-    shapes = [torch.Size((16, 2, 32))], [torch.Size(shape) for shape in matrices]
-    first, last = (state_bytes(Settings(**settings), stage, *shapes) for stage in (0, 1))
+    rank, message_rank = settings["grad_comp_rank"], settings["inter_grad_comp_rank"]
+    # A query, and the error of what is sent as P and Q.
+    first = sum(
+        4 * columns * (rank + rows)
+        for rows, columns in matrices
+        if rank * (rows + columns) < rows * columns
+    )
+    last = 4 * 32 * (message_rank + 16 * 2)
     assert first > last > 0
     (end,) = events("schemes", "end")
     assert end["compression_state_mib"] == first / 2**20

@@ -13,10 +13,9 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 from configs.schema import Model as TrainedModel
 from deep_optimizer_states.predict.model import ModelShape
 from optimus_cc import predict as module
-from optimus_cc.__main__ import main
-from optimus_cc.backpropagation import num_epilogue_messages
-from optimus_cc.predict import Costs, Workload, load_cluster, load_gpt2, predict
+from optimus_cc.predict import Costs, Workload, load_cluster, load_gpt2, main, predict
 from optimus_cc.settings import Settings
+from optimus_cc.sizes import num_epilogue_messages
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ModelShape(
@@ -51,12 +50,15 @@ def test_on_free_links_an_iteration_is_the_closed_form(pp, count, dp, forward):
 @quickly
 @given(pp=STAGES, count=COUNTS, dp=st.integers(1, 2))
 def test_the_epilogue_compresses_as_many_messages_as_it_has(pp, count, dp):
-    """Counted by the calls of the schedule, and by the formula that the stages agree by."""
-    found = predict(workload(pp, count, dp), EPILOGUE, costs(pp))
-    expected = {link: dp * num_epilogue_messages(link, pp, count) for link in range(pp - 1)}
-    assert found.num_compressed == expected
-    found = predict(workload(pp, count, dp), ALL_MESSAGES, costs(pp))
-    assert found.num_compressed == dict.fromkeys(range(pp - 1), dp * count)
+    """By the calls of the schedule, and by the formula that the stages agree by."""
+    one = workload(pp, count, dp)
+    saved = 256 - 4 * (8 + 8)
+    whole = predict(one, Settings(), costs(pp)).sent_bytes["backward"]
+    late = whole - predict(one, EPILOGUE, costs(pp)).sent_bytes["backward"]
+    links = range(pp - 1)
+    assert late == saved * dp * sum(num_epilogue_messages(link, pp, count) for link in links)
+    every = whole - predict(one, ALL_MESSAGES, costs(pp)).sent_bytes["backward"]
+    assert every == saved * dp * count * len(links)
 
 
 def test_two_stages_by_hand():
@@ -154,7 +156,7 @@ def test_the_cluster_is_the_published_one_and_its_source_says_what_is_assumed():
 
 
 def run_command(capsys, *words):
-    code = main(["predict", *words])
+    code = main(words)
     return code, *capsys.readouterr()
 
 
