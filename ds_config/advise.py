@@ -13,14 +13,10 @@ from typing import Any
 
 from configs.cli import add_json, add_machine, count, say
 from configs.errors import ConfigError
+from deep_optimizer_states.predict.huggingface import read_config
 from deep_optimizer_states.predict.machine import load_machine, machine_names
-from deep_optimizer_states.predict.memory.architecture import (
-    Architecture,
-    architecture_of_shape,
-    read_architecture,
-)
-from deep_optimizer_states.predict.memory.peaks import GIB
-from deep_optimizer_states.predict.model import ModelShape, load_model, model_names
+from deep_optimizer_states.predict.memory import GIB
+from deep_optimizer_states.predict.model import Model, load_model, model_names
 from ds_config.document import write_new
 from ds_config.ladder import USABLE, Room, Rung, Task, chosen, ladder
 
@@ -86,31 +82,31 @@ def _asked(given: argparse.Namespace) -> tuple[Task, Room]:
         raise ConfigError("--machine is missing: name a profile, or give --gpu-memory and "
                           "--host-memory in GiB")  # fmt: skip
     node = given.gpus_per_node or (machine.gpus if machine and machine.gpus else given.gpus)
-    sequence = given.sequence_length or architecture.sequence
+    sequence = given.sequence_length or architecture.seq_length
     task = Task(architecture, shape, sequence, given.micro_batch, given.dtype)
     return task, Room(given.gpus, min(node, given.gpus), device, host, given.nvme, machine)
 
 
-def _model(name: str) -> tuple[Architecture, ModelShape | None]:
+def _model(name: str) -> tuple[Model, Model | None]:
     path = Path(name)
     if path.is_dir():
         path /= "config.json"
     if path.suffix != ".json":
         shape = load_model(name)[0]
-        return architecture_of_shape(shape), shape
-    architecture = read_architecture(path)
+        return shape, shape
+    architecture = read_config(path)
     table = json.loads(path.read_text(encoding="utf-8"))
     sizes = {"num_attention_heads", "intermediate_size"}
     if table.get("model_type") not in ("llama", "mistral") or not sizes <= table.keys():
         return architecture, None
     heads = table["num_attention_heads"]
-    shape = ModelShape(
+    shape = Model(
         architecture.name, architecture.hidden, table["intermediate_size"],
-        architecture.num_layers, heads, table.get("num_key_value_heads") or heads,
-        architecture.sequence, architecture.vocab_size,
+        architecture.layers, heads, table.get("num_key_value_heads") or heads,
+        architecture.seq_length, architecture.vocab_size,
     )  # fmt: skip
     # The performance model has no biases, no tied embeddings and heads of the usual size.
-    near = abs(shape.num_parameters() - architecture.numel) < 0.01 * architecture.numel
+    near = abs(shape.numel - architecture.numel) < 0.01 * architecture.numel
     return architecture, shape if near else None
 
 

@@ -8,12 +8,10 @@ from typing import Any
 
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.machine import Machine
-from deep_optimizer_states.predict.memory.architecture import Architecture
-from deep_optimizer_states.predict.memory.peaks import Peaks, peaks_of
-from deep_optimizer_states.predict.memory.setting import setting_of
-from deep_optimizer_states.predict.model import ModelShape
+from deep_optimizer_states.predict.memory import Peaks, peaks_of
+from deep_optimizer_states.predict.model import Model
 from deep_optimizer_states.predict.predict import predict
-from deep_optimizer_states.predict.workload import STOCK, Workload
+from deep_optimizer_states.predict.workload import STOCK, Workload, workload_of_json
 
 USABLE = 0.97
 """Share of a memory that a run may take."""
@@ -47,8 +45,8 @@ class Room:
 class Task:
     """What is to be trained."""
 
-    architecture: Architecture
-    shape: ModelShape | None
+    architecture: Model
+    shape: Model | None
     """The model for the performance model; None where it does not know such a model."""
     sequence: int
     """Tokens a sample."""
@@ -162,14 +160,15 @@ def _settings(task: Task, room: Room) -> Iterator[tuple[str, dict[str, Any], boo
 
 
 def _rung(name: str, config: dict[str, Any], checkpointing: bool, task: Task, room: Room) -> Rung:
-    setting = setting_of(
+    workload = workload_of_json(
         config,
         task.architecture,
-        room.gpus,
-        sequence=task.sequence,
-        checkpointing=checkpointing,
+        dp=room.gpus,
+        sequence_length=task.sequence,
+        activation_checkpointing=checkpointing,
+        materialized_attention=False,
     )
-    peaks = peaks_of(setting, room.device_bytes is not None)
+    peaks = peaks_of(workload, room.device_bytes is not None)
     lacks = {"host": peaks.host_bytes * room.ranks_a_node - USABLE * room.host_bytes}
     if room.device_bytes is not None:
         lacks["device"] = peaks.device_bytes - USABLE * room.device_bytes
@@ -211,7 +210,7 @@ def _seconds(config: dict[str, Any], checkpointing: bool, task: Task, room: Room
         accumulation=config["gradient_accumulation_steps"],
         sequence_length=task.sequence,
         offload_ratio=1.0 if "offload_optimizer" in zero else 0.0,
-        weights_on_host="offload_param" in zero,
+        weights_at="cpu" if "offload_param" in zero else "none",
         subgroup_numel=zero.get("sub_group_size", 1_000_000_000),
         activation_checkpointing=checkpointing,
         materialized_attention=False,

@@ -10,14 +10,13 @@ from dataclasses import dataclass, replace
 from configs.schema import Point
 from deep_optimizer_states.cores import usable_cores
 from deep_optimizer_states.predict.machine import load_machine
-from deep_optimizer_states.predict.model import ModelShape, model_from_table
 from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.ds_json import deepspeed_config
 from launch.fit import PROFILES, Machine, runs_on_gpu
 from launch.records.identity import settings_key
 from launch.records.ledger import Record
-from launch.simulate.workloads import AsOf, workload_of
+from launch.simulate.workloads import AsOf, gpt_of, workload_of
 from launch.trainer.runfile import COMPRESSION
 from optimus_cc import predict as pipelines
 from optimus_cc.predict import ELEMENT_BYTES, PredictionError, load_cluster
@@ -98,9 +97,8 @@ def pipeline_workload(point: Point) -> pipelines.Workload:
         raise PredictionError(
             f"dtype = '{point.dtype}': {' and '.join(ELEMENT_BYTES)} are predicted"
         )
-    names = set(ModelShape.__dataclass_fields__)
     return pipelines.Workload(
-        model=model_from_table(model.model_dump(include=names)),
+        model=gpt_of(point),
         pp=point.pp,
         dp=point.dp,
         tp=point.tp,

@@ -23,7 +23,7 @@ from configs.errors import ConfigError
 from configs.schema import Point
 from configs.study import GPU, TWO_RANKS
 from deep_optimizer_states.memory import free_host_bytes
-from deep_optimizer_states.predict.memory.peaks import GIB, peaks_of
+from deep_optimizer_states.predict.memory import GIB, peaks_of
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.hosts import namespaces
 

@@ -38,7 +38,6 @@ from launch.records.run_folder import sweep_dir
 from launch.simulate.command import (
     Simulation,
     largest_that_fits,
-    predicted_before,
     simulate_sweep,
 )
 from launch.simulate.workloads import AsOf
@@ -163,9 +162,7 @@ def simulate(sweep: Sweep, given: Namespace, simulation: Simulation) -> int:
     if given.list_points:
         say(_numbered(points, names))
         return 0
-    # A part of a sweep is added to what its folder has: all is predicted anew, in the plan's order.
-    also = frozenset() if given.dry_run else predicted_before(simulation, sweep.name)
-    chosen = [point for point in points if point.name in names or point.name in also]
+    chosen = [point for point in points if point.name in names]
     made = None if given.no_report else derive
     return simulate_sweep(simulation, sweep, chosen, made, given.dry_run)
 

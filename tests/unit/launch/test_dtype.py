@@ -5,7 +5,7 @@ import pytest
 
 from configs.study import load_study
 from configs.sweep import load_sweep
-from deep_optimizer_states.predict.memory.peaks import GIB
+from deep_optimizer_states.predict.memory import GIB
 from launch.fit import HALF_TYPES, NO_PRODUCT, Machine, ask_half_types, dtype_text
 from launch.hosts.launchers import Launcher
 from launch.sweep import build_parser, make_plan

@@ -1,7 +1,7 @@
 import pytest
 
 from configs.study import load_study, make_point
-from deep_optimizer_states.predict.memory.peaks import GIB
+from deep_optimizer_states.predict.memory import GIB
 from launch import estimate as module
 from launch.ds_json import deepspeed_config
 from launch.estimate import TimeLimit, estimate

@@ -6,8 +6,7 @@ from configs.errors import ConfigError
 from configs.study import default_study, load_study, make_point
 from configs.sweep import load_sweep
 from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
-from deep_optimizer_states.predict.memory.arrays import arrays_of
-from deep_optimizer_states.predict.memory.peaks import GIB
+from deep_optimizer_states.predict.memory import GIB, arrays_of
 from launch import fit
 from launch.ds_json import deepspeed_config
 from launch.fit import MARGIN, Machine, largest_model_that_fits, runs_on_gpu

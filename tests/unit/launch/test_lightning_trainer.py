@@ -214,10 +214,10 @@ def test_the_encoder_keeps_what_is_predicted(dropout):
     model = Model(name="x", **sizes, kv_heads=6, seq_length=64, vocab_size=300)
     real = SentimentEncoder(300, 1, Shape(**sizes, max_length=64, dropout=dropout)).train()
     found = encoder_of(model, on_gpu)
-    assert found.tensors == [parameter.numel() for parameter in real.parameters()]
+    assert found.tensors() == [parameter.numel() for parameter in real.parameters()]
     tokens = torch.randint(2, 300, (2, 64))
     saved = saved_bytes(real, lambda: real(tokens, torch.ones_like(tokens, dtype=torch.bool)))
-    sample = found.kept(4, 64, on_gpu)
+    sample = found.kept_of()(4, 64, on_gpu)
     assert sample.logits == 0
     kept = 2 * model.layers * sample.layer
     if on_gpu:

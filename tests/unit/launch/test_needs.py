@@ -6,7 +6,7 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.study import default_study, load_study, study_from
-from deep_optimizer_states.predict.memory.peaks import GIB
+from deep_optimizer_states.predict.memory import GIB
 from launch.execute import start_of
 from launch.fit import Machine, lacks, refuse_if_lacking
 from launch.hosts import namespaces

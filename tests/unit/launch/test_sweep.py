@@ -8,7 +8,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.study import make_point
 from configs.sweep import load_sweep, make_sweep
-from deep_optimizer_states.predict.memory.peaks import GIB
+from deep_optimizer_states.predict.memory import GIB
 from launch import run as run_command, task as task_module
 from launch.derive import derive
 from launch.ds_json import deepspeed_config

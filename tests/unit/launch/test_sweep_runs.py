@@ -8,7 +8,7 @@ import pytest
 from configs.study import make_point
 from configs.sweep import make_sweep
 from deep_optimizer_states import stale_locks
-from deep_optimizer_states.predict.memory.peaks import GIB
+from deep_optimizer_states.predict.memory import GIB
 from launch import sweep_runner, task as task_module
 from launch.estimate import TimeLimit
 from launch.fit import NO_PRODUCT, Machine, dtype_text

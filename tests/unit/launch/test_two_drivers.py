@@ -10,7 +10,7 @@ import pytest
 from processes import wait_for
 
 from configs.sweep import load_sweep
-from deep_optimizer_states.predict.memory.peaks import GIB
+from deep_optimizer_states.predict.memory import GIB
 from launch import sweep_runner, task as task_module
 from launch.execute import execute
 from launch.fit import Machine

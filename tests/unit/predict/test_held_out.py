@@ -101,7 +101,7 @@ def test_a_larger_model_than_any_that_was_fitted(engine, iteration_s, rate):
     workload = Workload(load_model("20B")[0], SOFTWARE[engine], dp=4)
     got = predict(workload, load_machine("h100x4"))
     assert got.iteration_s == pytest.approx(iteration_s, rel=0.10)
-    parameters = workload.model.num_parameters()
+    parameters = workload.model.numel
     assert parameters / got.update_s / 1e9 == pytest.approx(rate, rel=0.05)
 
 
