@@ -89,7 +89,7 @@ STAGES = {
     ),
     "a100x4": (Stage((HOST_ADAM, BLOCKING, HOST_STREAM), "update_s"),),
 }
-"""What the rows of each machine determine, in the order in which it is fitted."""
+"""Rates that the rows of each machine determine, in the order in which they are fitted."""
 
 
 def observations_of(machine: str) -> list[Observation]:

@@ -61,7 +61,7 @@ _OF_WHOLE_RUNS = "label"
 
 @dataclass(frozen=True)
 class Simulation:
-    """What to simulate: a machine profile, and whose software runs on it."""
+    """A machine profile, and whose software runs on it."""
 
     profile: Profile
     when: AsOf
@@ -94,7 +94,7 @@ class Simulation:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What ``sweep.json`` says of the machine and its software."""
+        """Return what ``sweep.json`` says of the machine and its software."""
         profile = self.profile
         return {
             "machine": profile.name,

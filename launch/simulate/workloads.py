@@ -50,7 +50,7 @@ class AsOf(enum.StrEnum):
     PAPER = "paper"
     """The authors' fork of DeepSpeed 0.13."""
     TODAY = "today"
-    """What the harness runs: stock DeepSpeed, and this plugin."""
+    """Stock DeepSpeed and this plugin, which the harness runs."""
 
     @property
     def words(self) -> str:

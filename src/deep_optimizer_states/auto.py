@@ -16,7 +16,7 @@ def settle_policy(
     has_gpu: bool,
     weights_on_host: bool = False,
 ) -> tuple[Settings, str]:
-    """Settings whose policy is no longer ``auto``.
+    """Return settings whose policy is no longer ``auto``.
 
     Args:
         settings: As they were given.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # torch is imported once the command line is known to be righ
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 BUSY_SHARE = 0.05
-"""Of the usable CPUs: what a quiet machine does by itself lies below it."""
+"""Share of the usable CPUs below which lies what a quiet machine does by itself."""
 _LEAST_NUMEL = 2**20
 _HEAD = """\
 # Rates of this machine, read by `python -m deep_optimizer_states plan --machine FILE`.

@@ -46,17 +46,17 @@ LINK_RATES = (
 )
 PAGEABLE_RATES = ("pageable_h2d_bytes_per_s", "pageable_d2h_bytes_per_s")
 COMPUTE_RATES = ("device_flops_per_s", "device_stream_bytes_per_s")
-"""Of what computes forward and backward: a GPU, or else the CPU."""
+"""Rates of what computes forward and backward: a GPU, or else the CPU."""
 ADAM_RATES, GATHER_RATES = ("device_adam_parameters_per_s",), ("gather_bytes_per_s",)
 GPU_RATES = (*LINK_RATES, *PAGEABLE_RATES, *ADAM_RATES, *GATHER_RATES)
-"""What there is on a GPU alone."""
+"""Rates that only a GPU has."""
 
 NUMEL = 2**25
 """Elements of each array of the host: 670 MB in all, beyond any cache."""
 STREAM_BYTES = 28
 """Read and written a parameter by Adam in one pass with 16-bit gradients and weights."""
 COPY_BYTES = 2**28
-"""Of one copy; a tile's state is of this size."""
+"""Size of one copy; a tile's state is as large."""
 ADAM_NUMEL = 2**26
 MATRIX_SIDE = 8192
 CPU_MATRIX_SIDE = 1024

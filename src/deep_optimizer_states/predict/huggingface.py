@@ -151,7 +151,7 @@ def _measured(config: Any, source: str, size: int, sequence: int, is_flash: bool
         least, _ = _forward(_cut(config, counts), size // times, sequence, is_flash)
     layers = sum(counts.values())
     layer = (whole - least) / (layers - len(counts)) if layers > len(counts) else whole / layers
-    head = times * (whole - layers * layer)
+    head = times * max(0.0, whole - layers * layer)  # below 0 where the first layer keeps less
     return Kept(times * layer, times * layer, head, float(LOSS_COPIES * logits))
 
 

@@ -1,4 +1,4 @@
-"""What a machine can do: its rates, where each figure comes from, and the file that holds them.
+"""Machines: their rates, where each figure comes from, and the file that holds them.
 
 A profile is a TOML file::
 

@@ -34,17 +34,17 @@ CUDA_PROCESS_BYTES = 5 * GIB
 CPU_PROCESS_BYTES = 430 * MIB
 """The same on a machine without a GPU: Python, torch, transformers and DeepSpeed."""
 ZERO_BYTES = 45 * MIB
-"""What ZeRO's optimizers import when they are made."""
+"""Modules that ZeRO's optimizers import when they are made."""
 STEPPED_BYTES = 16 * MIB
 """Libraries' own memory once an iteration has run."""
 EXPERTS_BYTES = 160 * MIB
-"""What torch's products of experts leave behind on a CPU."""
+"""Left behind by torch's products of experts on a CPU."""
 CPU_LANES_BYTES = 45 * MIB
 """Arenas and stacks of the threads that stand for a GPU's streams on a machine without one."""
 CONTEXT_BYTES = 1.5 * GIB
 """CUDA's context and what its allocator cannot use: beside what torch counts as allocated."""
 WORKSPACE_BYTES = 0.6 * GIB
-"""Of the GPU's libraries."""
+"""Taken by the GPU's libraries."""
 HEADROOM = 0.97
 """Share of a memory that may be taken."""
 GRADS_HEADROOM = 0.9
@@ -125,7 +125,7 @@ class Peaks:
 
 @dataclass(frozen=True)
 class Memory:
-    """What one rank takes while it trains, in bytes."""
+    """Memory of one rank while it trains, in bytes."""
 
     device_bytes: float  # peak of what torch allocates on its GPU; 0 without one
     host_bytes: float  # of its process
@@ -442,7 +442,7 @@ def _stock_update(of: Workload, has_gpu: bool) -> Iterator[Array]:
 
 
 def _own_update(of: Workload, has_gpu: bool) -> Iterator[Array]:
-    """What this package's engine holds for the update of stage 3."""
+    """Arrays that this package's engine holds for the update of stage 3."""
     numel = sum(of.subgroups)
     resident = sum(of.subgroups[idx] for idx in of.schedule.resident_subgroups)
     gradients = of.sum_bytes * numel * (2 if of.accumulation > 1 else 1)

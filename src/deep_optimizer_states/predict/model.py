@@ -43,7 +43,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class GptKept:
-    """What autograd keeps of a GPT, in elements a token, by the operations of its layers."""
+    """Count what autograd keeps of a GPT, in elements a token, by the operations of its layers."""
 
     elements: float  # of a layer, in the type of the weights, attention left out
     heads: int

@@ -62,7 +62,7 @@ _ON_THE_HOST = {
     "link to and from the GPU": "copies within host memory",
     "device Adam": "host Adam",
 }
-"""What lanes named after a GPU are on a machine without one."""
+"""Names, on a machine without a GPU, of what is named after one."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Prediction:
 
     @property
     def fits(self) -> bool:
-        """Whether the machine has the memory."""
+        """Return whether the machine has the memory."""
         return not self.shortages
 
 
@@ -114,12 +114,12 @@ class Choice:
 
     @property
     def shown_s(self) -> float:
-        """What the update and the flush of gradients add to an iteration."""
+        """Return what the update and the flush of gradients add to an iteration."""
         return self.seconds - self.hidden_s + self.flush_s
 
     @property
     def label(self) -> str:
-        """Its name in the log."""
+        """Return its name in the log."""
         return f"stride {self.stride}" if self.policy == "stride" else self.policy
 
 

@@ -32,7 +32,7 @@ from deep_optimizer_states.split import Choose, Flight, HostStep, RunTimeSplit
 STOCK_HOST_BYTES = 48
 """Host bytes a parameter that DeepSpeed's own update moves: gradient, unscale, Adam, downcast."""
 FUSED_HOST_BYTES = 28
-"""Of this engine's one pass: state read and written, gradient read, 16-bit weight written."""
+"""The same of this engine's pass: state read and written, gradient read, 16-bit weight written."""
 UNSCALE_BYTES = 8
 """Stock multiplies the fp32 gradient in a pass of its own: read and written."""
 LEARNING_UPDATES = 4
@@ -105,7 +105,7 @@ def rank_of(workload: Workload, machine: Machine) -> Rank:
 
 @dataclass(frozen=True)
 class UpdateRun:
-    """What a simulated update did."""
+    """A simulated update."""
 
     seconds: float  # from its start until all state and weights are in place
     plan: Plan  # what ran where, in issue order

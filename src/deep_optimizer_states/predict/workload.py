@@ -1,4 +1,4 @@
-"""What is to be predicted: a model, how it is split over ranks, and who updates its state."""
+"""Workloads: a model, how it is split over ranks, and who updates its state."""
 
 from __future__ import annotations
 
@@ -160,75 +160,75 @@ class Workload:
 
     @property
     def engine(self) -> str:
-        """Name of the software that updates the state."""
+        """Return the name of the software that updates the state."""
         return self.software.name if self.software else OURS
 
     @property
     def ranks(self) -> int:
-        """Processes of the run."""
+        """Return the number of processes."""
         return self.dp * self.tp
 
     @property
     def sequence(self) -> int:
-        """Tokens of one sample."""
+        """Return the tokens of one sample."""
         return self.sequence_length or self.model.seq_length
 
     @property
     def tokens(self) -> int:
-        """Tokens of one micro-batch of one rank."""
+        """Return the tokens of one micro-batch of one rank."""
         return self.micro_batch_size * self.sequence
 
     @property
     def weights_on_host(self) -> bool:
-        """Whether 16-bit weights live beside the state (offload_param)."""
+        """Return whether 16-bit weights live beside the state (offload_param)."""
         return self.weights_at != "none"
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of one weight or gradient of the model."""
+        """Return the bytes of one weight or gradient of the model."""
         return BYTES[self.dtype]
 
     @property
     def master_bytes(self) -> int:
-        """Bytes of a master weight, and of a gradient in its type."""
+        """Return the bytes of a master weight, and of a gradient in its type."""
         return BYTES[self.masters]
 
     @property
     def moments_bytes(self) -> int:
-        """Bytes of both moments of a parameter."""
+        """Return the bytes of both moments of a parameter."""
         return 2 * BYTES[self.moments]
 
     @property
     def sum_bytes(self) -> int:
-        """Bytes of a gradient that is kept until the update."""
+        """Return the bytes of a gradient that is kept until the update."""
         return BYTES[self.sums or self.dtype]
 
     @cached_property
     def kept(self) -> Kept:
-        """What autograd keeps of one sample for backward."""
+        """Return what autograd keeps of one sample for backward."""
         is_flash = not self.materialized_attention
         return self.model.kept_of(self.tp)(self.weight_bytes, self.sequence, is_flash)
 
     @cached_property
     def tensors(self) -> list[int]:
-        """Elements of each parameter of one tensor-parallel rank."""
+        """Return the elements of each parameter of one tensor-parallel rank."""
         return self.model.tensors(self.tp)
 
     @cached_property
     def numel(self) -> int:
-        """Parameters of one tensor-parallel rank, all partitions together."""
+        """Return the parameters of one tensor-parallel rank, all partitions together."""
         return sum(self.tensors)
 
     @cached_property
     def part(self) -> int:
-        """Parameters of one rank's partition."""
+        """Return the parameters of one rank's partition."""
         if self.stage == 3:
             return sum(math.ceil(numel / self.dp) for numel in self.tensors)
         return math.ceil(self.numel / self.dp) if self.stage else self.numel
 
     @cached_property
     def subgroups(self) -> tuple[int, ...]:
-        """Elements of each subgroup of one rank; below stage 3 this package's."""
+        """Return the elements of each subgroup of one rank; below stage 3 this package's."""
         if self.subgroup_numels:
             return self.subgroup_numels
         if self.stage < 3:
@@ -237,7 +237,7 @@ class Workload:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The tiles of one rank under this package's policy."""
+        """Return the tiles of one rank under this package's policy."""
         return self.schedule_with(())
 
     def schedule_with(self, apart: Iterable[Tile]) -> Schedule:

@@ -300,3 +300,15 @@ def test_without_gpus_nothing_hides_and_the_bound_is_a_sum():
     assert got.bound_s > phases.computed_s
     given = predict(of("7B", dp=1, policy="all-host"), machine)
     assert given.hidden_s == 0
+
+
+@pytest.mark.parametrize(("gigabytes", "is_said"), [(20, False), (44, True), (53, False)])
+def test_a_gain_that_is_not_taken_is_said(gigabytes, is_said):
+    """Between the links at which the next policy gains much lie some at which it gains a little."""
+    rate = gigabytes * 1e9
+    rates = dataclasses.replace(H100.rates, h2d_bytes_per_s=rate, d2h_bytes_per_s=rate)
+    choice = choose_policy(of().subgroups, dataclasses.replace(H100, rates=rates), 4)
+    others = choice.explanation.partition("(")[2].partition(")")[0].split(", ")
+    fastest = min(float(other.split()[-2]) for other in others)
+    assert (fastest < choice.seconds) is is_said
+    assert choice.explanation.endswith("; a gain under 3% is not taken") is is_said
