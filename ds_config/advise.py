@@ -16,17 +16,12 @@ from typing import Any
 from configs.cli import add_json, add_machine, count, number_from_0, say
 from configs.errors import ConfigError
 from deep_optimizer_states.errors import DeepOptimizerStatesError
+from deep_optimizer_states.predict.huggingface import read_config
 from deep_optimizer_states.predict.machine import Machine, load_machine, machine_names
-from deep_optimizer_states.predict.memory.architecture import (
-    Architecture,
-    architecture_of_shape,
-    read_architecture,
-)
-from deep_optimizer_states.predict.memory.peaks import GIB, Peaks, peaks_of
-from deep_optimizer_states.predict.memory.setting import setting_of
-from deep_optimizer_states.predict.model import ModelShape, load_model, model_names
+from deep_optimizer_states.predict.memory import GIB, Peaks, peaks_of
+from deep_optimizer_states.predict.model import Model, load_model, model_names
 from deep_optimizer_states.predict.predict import predict
-from deep_optimizer_states.predict.workload import STOCK, Workload
+from deep_optimizer_states.predict.workload import STOCK, Workload, workload_of_json
 from ds_config.document import write_new
 
 USABLE = 0.97
@@ -59,8 +54,8 @@ class Room:
 class Task:
     """A model, and how it is to be trained."""
 
-    architecture: Architecture
-    shape: ModelShape | None
+    architecture: Model
+    shape: Model | None
     """The model for the performance model; None where it does not know such a model."""
     sequence: int
     """Tokens a sample."""
@@ -158,31 +153,31 @@ def _asked(given: argparse.Namespace) -> tuple[Task, Room]:
         raise ConfigError("--machine is missing: name a profile, or give --gpu-memory and "
                           "--host-memory in GiB")  # fmt: skip
     node = given.gpus_per_node or (machine.gpus if machine and machine.gpus else given.gpus)
-    sequence = given.sequence_length or architecture.sequence
+    sequence = given.sequence_length or architecture.seq_length
     task = Task(architecture, shape, sequence, given.micro_batch, given.dtype)
     return task, Room(given.gpus, min(node, given.gpus), device, host, given.nvme, machine)
 
 
-def _model(name: str) -> tuple[Architecture, ModelShape | None]:
+def _model(name: str) -> tuple[Model, Model | None]:
     path = Path(name)
     if path.is_dir():
         path /= "config.json"
     if path.suffix != ".json":
         shape = load_model(name)[0]
-        return architecture_of_shape(shape), shape
-    architecture = read_architecture(path)
+        return shape, shape
+    architecture = read_config(path)
     table = json.loads(path.read_text(encoding="utf-8"))
     sizes = {"num_attention_heads", "intermediate_size"}
     if table.get("model_type") not in ("llama", "mistral") or not sizes <= table.keys():
         return architecture, None
     heads = table["num_attention_heads"]
-    shape = ModelShape(
+    shape = Model(
         architecture.name, architecture.hidden, table["intermediate_size"],
-        architecture.num_layers, heads, table.get("num_key_value_heads") or heads,
-        architecture.sequence, architecture.vocab_size,
+        architecture.layers, heads, table.get("num_key_value_heads") or heads,
+        architecture.seq_length, architecture.vocab_size,
     )  # fmt: skip
     # The performance model has no biases, no tied embeddings and heads of the usual size.
-    near = abs(shape.num_parameters() - architecture.numel) < 0.01 * architecture.numel
+    near = abs(shape.numel - architecture.numel) < 0.01 * architecture.numel
     return architecture, shape if near else None
 
 
@@ -353,14 +348,15 @@ def _settings(task: Task, room: Room) -> Iterator[tuple[str, dict[str, Any], boo
 
 
 def _rung(name: str, config: dict[str, Any], checkpointing: bool, task: Task, room: Room) -> Rung:
-    setting = setting_of(
+    workload = workload_of_json(
         config,
         task.architecture,
-        room.gpus,
-        sequence=task.sequence,
-        checkpointing=checkpointing,
+        dp=room.gpus,
+        sequence_length=task.sequence,
+        activation_checkpointing=checkpointing,
+        materialized_attention=False,
     )
-    peaks = peaks_of(setting, room.device_bytes is not None)
+    peaks = peaks_of(workload, room.device_bytes is not None)
     lacks = {"host": peaks.host_bytes * room.ranks_a_node - USABLE * room.host_bytes}
     if room.device_bytes is not None:
         lacks["device"] = peaks.device_bytes - USABLE * room.device_bytes
@@ -402,7 +398,7 @@ def _seconds(config: dict[str, Any], checkpointing: bool, task: Task, room: Room
         accumulation=config["gradient_accumulation_steps"],
         sequence_length=task.sequence,
         offload_ratio=1.0 if "offload_optimizer" in zero else 0.0,
-        weights_on_host="offload_param" in zero,
+        weights_at="cpu" if "offload_param" in zero else "none",
         subgroup_numel=zero.get("sub_group_size", 1_000_000_000),
         activation_checkpointing=checkpointing,
         materialized_attention=False,

@@ -25,7 +25,7 @@ from configs.study import GPU, TWO_RANKS
 from deep_optimizer_states.cores import usable_cores
 from deep_optimizer_states.memory import free_host_bytes
 from deep_optimizer_states.predict.machine import load_machine
-from deep_optimizer_states.predict.memory.peaks import GIB, peaks_of
+from deep_optimizer_states.predict.memory import GIB, peaks_of
 from deep_optimizer_states.predict.predict import predict
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.hosts import namespaces

@@ -36,7 +36,6 @@ from launch.records import Choice
 from launch.simulate.command import (
     Simulation,
     largest_that_fits,
-    predicted_before,
     simulate_sweep,
 )
 from launch.simulate.workloads import AsOf
@@ -116,9 +115,7 @@ def simulate(sweep: Sweep, given: Namespace, simulation: Simulation) -> int:
     largest = partial(largest_that_fits, simulation)
     sweep, points = _sized(sweep, given, given.size == "tiny", largest)
     names = choose_points(points, given.only, given.index)
-    # A part of a sweep is added to what its folder has: all is predicted anew, in the plan's order.
-    also = frozenset() if given.dry_run else predicted_before(simulation, sweep.name)
-    chosen = [point for point in points if point.name in names or point.name in also]
+    chosen = [point for point in points if point.name in names]
     made = None if given.no_report else derive
     return simulate_sweep(simulation, sweep, chosen, made, given.dry_run)
 

@@ -11,12 +11,11 @@ from typing import Any, ClassVar, Self
 
 from configs.errors import ConfigError
 from configs.schema import Point
-from deep_optimizer_states.predict.memory.architecture import FP32_BYTES, GptKept
-from deep_optimizer_states.predict.memory.setting import Setting
-from deep_optimizer_states.predict.workload import WorkloadError
+from deep_optimizer_states.predict.model import FP32_BYTES, CountedModel, GptKept
+from deep_optimizer_states.predict.workload import Workload, WorkloadError
 from launch.ds_json import deepspeed_config
 from launch.hosts.launchers import TRAINER_MODULE, Program
-from launch.simulate.workloads import gpt_of, setting_of_point
+from launch.simulate.workloads import gpt_of, workload_of_point
 from launch.trainer.checkpoint import Checkpoint, find_checkpoint
 from launch.trainer.runfile import COMPRESSION
 from launch.trainers.protocol import Trainer
@@ -151,25 +150,29 @@ class PipelineTrainer(OwnTrainer):
         config = deepspeed_config(point)
         return {key: config[key] for key in _KEPT_IN_A_PIPELINE if key in config}
 
-    def settings(self, point: Point, on_gpu: bool) -> list[Setting]:
+    def settings(self, point: Point, on_gpu: bool) -> list[Workload]:
         """Say what a rank of each stage holds.
 
         In 1F1B a stage keeps as many micro-batches' activations as there are stages from it on.
         """
         whole, last = gpt_of(point), point.pp - 1
-        first, *rest, end = whole.blocks
-        assert isinstance(whole.kept, GptKept)
+        first, *rest, end = whole.blocks(point.tp)
+        kept_of_whole = whole.kept_of(point.tp)
+        assert isinstance(kept_of_whole, GptKept)
         found = []
         for stage, layers in enumerate(point.model.layers_of_stages(point.pp)):
-            blocks, kept = rest[:layers], replace(whole.kept, head=0.0, logits=0.0)
+            blocks, kept = rest[:layers], replace(kept_of_whole, head=0.0, logits=0.0)
             if not stage:
                 blocks = [first, *blocks]
             if stage == last:
                 is_tied = last and point.model.architecture == "gpt2"
-                blocks, kept = [*blocks, end, first[:1] if is_tied else ()], whole.kept
-            part = replace(whole, blocks=tuple(blocks), num_layers=layers, kept=kept)
+                blocks, kept = [*blocks, end, first[:1] if is_tied else ()], kept_of_whole
+            part = CountedModel(
+                whole.name, whole.hidden, whole.ffn, layers, whole.heads, whole.kv_heads,
+                own_blocks=tuple(blocks), own_kept=kept,
+            )  # fmt: skip
             found.append(
-                setting_of_point(
+                workload_of_point(
                     point,
                     part,
                     in_flight=min(last - stage + 1, point.accumulation),
@@ -231,7 +234,7 @@ class LightningTrainer(Trainer):
             return {}
         return {key: value for key, value in config.items() if key not in LIGHTNINGS_OWN}
 
-    def settings(self, point: Point, on_gpu: bool) -> list[Setting]:
+    def settings(self, point: Point, on_gpu: bool) -> list[Workload]:
         raise WorkloadError(f"--trainer {self.name}: its memory is not predicted")
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from configs.schema import Point
-from deep_optimizer_states.predict.memory.setting import Setting
+from deep_optimizer_states.predict.workload import Workload
 from launch.ds_json import deepspeed_config
 from launch.hosts.launchers import Program
 from launch.records import RunFolder
-from launch.simulate.workloads import setting_of_point
+from launch.simulate.workloads import workload_of_point
 
 PLUGIN_BLOCK = "deep_optimizer_states"
 
@@ -60,13 +60,13 @@ class Trainer:
         """Return DeepSpeed's config of a run."""
         return deepspeed_config(point)
 
-    def settings(self, point: Point, on_gpu: bool) -> list[Setting]:
-        """Say what the ranks hold, for the prediction of memory: a setting for each kind of rank.
+    def settings(self, point: Point, on_gpu: bool) -> list[Workload]:
+        """Say what the ranks hold, for the prediction of memory: a workload for each kind of rank.
 
         Raises:
             WorkloadError: the model of memory does not know such a run; names the setting.
         """
-        return [setting_of_point(point)]
+        return [workload_of_point(point)]
 
     def program(self, point: Point, folder: Path, data_prefix: str) -> Program:
         """Return what every rank of a run in ``folder`` runs; :meth:`refuse` has no reason."""

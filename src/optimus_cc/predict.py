@@ -20,7 +20,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from deep_optimizer_states.predict.model import ModelError, ModelShape, model_from_table
+from deep_optimizer_states.predict.model import Model, ModelError, model_from_table
 from deep_optimizer_states.predict.simulator import Job, Simulator
 from optimus_cc.settings import Settings, SettingsError
 from optimus_cc.sizes import matrix_shape, pair_numel, ring_bytes, saves
@@ -66,7 +66,7 @@ class Workload:
         PredictionError: There are too few stages, or more of them than layers.
     """
 
-    model: ModelShape
+    model: Model
     pp: int  # stages
     dp: int  # replicas
     tp: int  # shards of a stage
@@ -210,7 +210,7 @@ class Cluster:
     cores: float = float("inf")
     recomputes: bool = True
 
-    def workload(self, model: ModelShape, dtype: str) -> Workload:
+    def workload(self, model: Model, dtype: str) -> Workload:
         """Return the iteration of a model that the cluster's file describes."""
         return Workload(
             model=model,
@@ -507,7 +507,7 @@ def load_cluster(name: str) -> Cluster:
         raise PredictionError(f"--cluster {name}: {said}; add or remove it") from None
 
 
-def load_gpt2(name: str) -> ModelShape:
+def load_gpt2(name: str) -> Model:
     """Return a model by its name, or by the path of a TOML file with the same keys.
 
     Raises:

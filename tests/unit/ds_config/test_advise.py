@@ -6,8 +6,8 @@ import json
 import pytest
 from in_process import explain_or_advise
 
-from deep_optimizer_states.predict.memory.architecture import architecture_of
-from deep_optimizer_states.predict.memory.peaks import GIB
+from deep_optimizer_states.predict.huggingface import model_of_config
+from deep_optimizer_states.predict.memory import GIB
 from ds_config.advise import (
     CHECKPOINTING,
     GLIBC,
@@ -29,7 +29,7 @@ LLAMA = {
     "vocab_size": 32000,
     "max_position_embeddings": 2048,
 }
-TASK = Task(architecture_of(LLAMA), None, 2048, 4, "bf16")
+TASK = Task(model_of_config(LLAMA), None, 2048, 4, "bf16")
 FASTEST_FIRST = [
     "stage 0, batch 4",
     "batch 1",
@@ -191,7 +191,7 @@ def test_a_config_json_of_hugging_face_is_a_model(tmp_path, capsys):
     left_out = ("num_attention_heads", "intermediate_size")  # 32 and 11,008 to transformers
     path.write_text(json.dumps({key: LLAMA[key] for key in LLAMA if key not in left_out}))
     architecture, shape = _model(str(path))
-    assert architecture.numel == architecture_of(LLAMA).numel
+    assert architecture.numel == model_of_config(LLAMA).numel
     assert shape is None, "its time is not predicted"
 
 

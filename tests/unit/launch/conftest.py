@@ -5,7 +5,7 @@ import pytest
 
 from configs.study import load_study
 from configs.sweep import load_sweep
-from deep_optimizer_states.predict.memory.peaks import GIB
+from deep_optimizer_states.predict.memory import GIB
 from launch import execute as task_module
 from launch.execute import RunOptions
 from launch.fit import HALF_TYPES, Machine

@@ -8,8 +8,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.study import default_study, load_study, make_point, study_from
 from configs.sweep import load_sweep
-from deep_optimizer_states.predict.memory.arrays import arrays_of
-from deep_optimizer_states.predict.memory.peaks import GIB, peaks_of
+from deep_optimizer_states.predict.memory import GIB, arrays_of, peaks_of
 from launch import fit
 from launch.ds_json import deepspeed_config
 from launch.execute import RunOptions

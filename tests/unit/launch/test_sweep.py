@@ -6,7 +6,7 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.sweep import load_sweep, make_sweep
-from deep_optimizer_states.predict.memory.peaks import GIB
+from deep_optimizer_states.predict.memory import GIB
 from launch import execute as task_module, run as run_command
 from launch.derive import derive
 from launch.ds_json import deepspeed_config

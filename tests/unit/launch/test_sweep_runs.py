@@ -11,7 +11,7 @@ from processes import wait_for
 
 from configs.study import make_point
 from configs.sweep import make_sweep
-from deep_optimizer_states.predict.memory.peaks import GIB
+from deep_optimizer_states.predict.memory import GIB
 from launch import execute as task_module, sweep_runner
 from launch.execute import execute
 from launch.fit import DTYPE_TEXT, NO_PRODUCT, Estimate, Machine

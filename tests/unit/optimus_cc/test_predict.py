@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from configs.schema import Model as TrainedModel
-from deep_optimizer_states.predict.model import ModelShape
+from deep_optimizer_states.predict.model import Model
 from optimus_cc import predict as module
 from optimus_cc.predict import Costs, Workload, load_cluster, load_gpt2, main, predict
 from optimus_cc.settings import Settings
 from optimus_cc.sizes import num_epilogue_messages
 
 ROOT = Path(__file__).resolve().parents[3]
-MODEL = ModelShape(
+MODEL = Model(
     name="m", hidden=8, layers=6, heads=2, ffn=16, seq_length=4, vocab_size=128, kv_heads=2
 )
 ALL_MESSAGES = Settings(inter_grad_comp=True, inter_grad_comp_rank=1)
@@ -127,7 +127,10 @@ def test_sending_less_is_never_slower_where_compressing_is_free(pp, count, rate)
 def test_shipped_models_have_the_parameters_of_the_trained_ones(name, tp):
     model = load_gpt2(name)
     one = Workload(model, 4, 2, tp, 8, 32, 4)
-    trained = TrainedModel(architecture="gpt2", **dataclasses.asdict(model))
+    sizes = {
+        field.name: getattr(model, field.name) for field in dataclasses.fields(model) if field.init
+    }
+    trained = TrainedModel(**sizes | {"architecture": "gpt2"})
     shapes = [shape for stage in range(4) for shape in one.parameters(stage)]
     # Of a layer its norms and two biases, the last norm, and the positions are on every shard.
     whole = model.hidden * (6 * model.layers + 2 + model.seq_length)

@@ -8,13 +8,12 @@ import torch
 import transformers
 from kept_memory import saved_bytes
 
-from deep_optimizer_states.predict.memory.architecture import (
-    architecture_of,
-    architecture_of_shape,
+from deep_optimizer_states.predict.huggingface import (
     language_model,
-    read_architecture,
+    model_of_config,
+    read_config,
 )
-from deep_optimizer_states.predict.model import ModelError, load_model
+from deep_optimizer_states.predict.model import ModelError
 
 COMMON = {
     "hidden_size": 96,
@@ -38,57 +37,44 @@ QWEN = {**LLAMA, "model_type": "qwen3", "head_dim": 24}
 def test_what_is_kept_is_what_a_real_forward_saves(table, dtype, attention):
     config = transformers.AutoConfig.for_model(**table, use_cache=False)
     model = language_model(config, attention).to(dtype).eval()
-    found, samples = architecture_of(table), 2
-    assert found.tensors == [parameter.numel() for parameter in model.parameters()]
-    assert found.num_layers == (5 if table is T5 else 3)
+    found, samples = model_of_config(table), 2
+    assert found.tensors() == [parameter.numel() for parameter in model.parameters()]
+    assert found.layers == (5 if table is T5 else 3)
     ids = torch.randint(2, 300, (samples, 64))
     saved = saved_bytes(model, lambda: model(input_ids=ids, labels=ids).loss)
-    kept = found.kept(dtype.itemsize, 64, attention == "sdpa")
+    kept = found.kept_of()(dtype.itemsize, 64, attention == "sdpa")
     assert kept.layer <= kept.largest < saved / samples / 2
     one_copy_of_logits = kept.logits / 3
-    total = found.num_layers * kept.layer + kept.head + one_copy_of_logits
+    total = found.layers * kept.layer + kept.head + one_copy_of_logits
     assert samples * total == pytest.approx(saved, rel=0.035 if table is T5 else 0.01)
 
 
 def test_logits_and_tied_embeddings_are_told_apart():
     untied, tied = (
-        architecture_of({**LLAMA, "tie_word_embeddings": tied}) for tied in (False, True)
+        model_of_config({**LLAMA, "tie_word_embeddings": tied}) for tied in (False, True)
     )
     assert (untied.tied_numel, tied.tied_numel) == (0, 300 * 96)
     assert untied.numel - tied.numel == 300 * 96
-    assert untied.kept(2, 64, True).logits == 3 * 4 * 64 * 300  # in fp32, of a causal model
-    assert architecture_of(BERT).kept(2, 64, True).logits == 3 * 2 * 64 * 300
+    assert untied.kept_of()(2, 64, True).logits == 3 * 4 * 64 * 300  # in fp32, of a causal model
+    assert model_of_config(BERT).kept_of()(2, 64, True).logits == 3 * 2 * 64 * 300
 
 
 def test_experts_are_measured_in_the_type_that_torch_multiplies_them_in():
-    found = architecture_of(MIXTRAL)
+    found = model_of_config(MIXTRAL)
     assert found.has_experts
-    assert not architecture_of(LLAMA).has_experts
-    assert found.kept(4, 64, True).layer == 2 * found.kept(2, 64, True).layer
+    assert not model_of_config(LLAMA).has_experts
+    assert found.kept_of()(4, 64, True).layer == 2 * found.kept_of()(2, 64, True).layer
 
 
 def test_layers_that_differ_are_all_counted():
     sizes = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
     table = {**LLAMA, **sizes, "model_type": "qwen3_moe", "num_hidden_layers": 4, "head_dim": 16}
     experts, dense, mixed = (
-        architecture_of({**table, "mlp_only_layers": layers}).kept(2, 64, True).layer
+        model_of_config({**table, "mlp_only_layers": layers}).kept_of()(2, 64, True).layer
         for layers in ([], [0, 1, 2, 3], [0, 1])
     )
     assert mixed == pytest.approx((experts + dense) / 2, rel=0.02)
     assert experts != pytest.approx(dense, rel=0.05)
-
-
-def test_a_shipped_model_keeps_its_count():
-    shape = load_model("7B")[0]
-    got = architecture_of_shape(shape)
-    assert got.tensors == shape.tensors()
-    assert got.numel == shape.num_parameters()
-
-
-def test_written_scores_grow_with_the_square_of_the_sequence():
-    kept = architecture_of_shape(load_model("7B")[0]).kept
-    scores = [kept(2, n, False).layer - kept(2, n, True).layer for n in (2048, 4096)]
-    assert scores[1] / scores[0] == pytest.approx(4, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +92,7 @@ def test_a_config_that_cannot_be_is_refused_by_name(tmp_path, text, message):
     path = tmp_path / "config.json"
     path.write_text(text)
     with pytest.raises(ModelError) as error:
-        read_architecture(path)
+        read_config(path)
     assert str(path) in str(error.value)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
@@ -115,4 +101,4 @@ def test_a_config_that_cannot_be_is_refused_by_name(tmp_path, text, message):
 def test_without_transformers_it_is_said_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModelError, match="needs transformers, which is not installed"):
-        architecture_of(LLAMA)
+        model_of_config(LLAMA)
