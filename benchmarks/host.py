@@ -29,7 +29,7 @@ import psutil
 from benchmarks.timing import BenchmarkError
 from configs.cli import Parser, complain, count, run_command, say
 from deep_optimizer_states.calibrate.watch import look_around
-from deep_optimizer_states.cores import cpu_facts
+from deep_optimizer_states.core.host import cpu_facts
 
 EXIT_DIFFERENT = 1
 SCHEMA_VERSION = 1

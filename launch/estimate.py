@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from configs.schema import Point
-from deep_optimizer_states.cores import usable_cores
+from deep_optimizer_states.core.host import usable_cores
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.model import ModelShape, model_from_table
 from deep_optimizer_states.predict.predict import predict

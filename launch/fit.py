@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from configs.errors import ConfigError
 from configs.schema import Point
 from configs.study import GPU, TWO_RANKS
-from deep_optimizer_states.memory import free_host_bytes
+from deep_optimizer_states.core.host import free_host_bytes
 from deep_optimizer_states.predict.memory.peaks import GIB, peaks_of
 from deep_optimizer_states.predict.workload import WorkloadError
 from launch.hosts import namespaces

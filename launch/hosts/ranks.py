@@ -14,7 +14,7 @@ from random import SystemRandom
 
 from configs.errors import ConfigError
 from configs.files import ROOT
-from deep_optimizer_states.cores import usable_cores
+from deep_optimizer_states.core.host import usable_cores
 from launch.process.extensions import EXTENSIONS_VARIABLE, extensions_folder
 
 _KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")

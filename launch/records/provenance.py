@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from configs.files import ROOT
-from deep_optimizer_states.cores import usable_cores
+from deep_optimizer_states.core.host import usable_cores
 
 PACKAGES = ("torch", "deepspeed", "megatron-core", "numpy", "pydantic", "triton")
 """Packages whose version can change a result or a time."""

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from deep_optimizer_states.executor import Executor, Sizes, Work
-from deep_optimizer_states.kernels.host import HostAdam, Tail
-from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
-from deep_optimizer_states.kernels.tensors import AdamTensors
-from deep_optimizer_states.schedule import AllAtOnce, Schedule
+from deep_optimizer_states.core.executor import Executor, Sizes, Work
+from deep_optimizer_states.core.kernels.adam import AdamTensors, BetaPowers, adam_scalars
+from deep_optimizer_states.core.kernels.host import HostAdam, Tail
+from deep_optimizer_states.core.schedule import AllAtOnce, Schedule
 
 TAIL = Tail(16, 1)
 ADAM = HostAdam(TAIL.mode)

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deep_optimizer_states.calibrate.watch import look_around
-from deep_optimizer_states.cores import cpu_facts, find_place, usable_cores
+from deep_optimizer_states.checks import write_whole
+from deep_optimizer_states.core.host import cpu_facts, find_place, free_host_bytes, usable_cores
 from deep_optimizer_states.errors import DeepOptimizerStatesError
-from deep_optimizer_states.files import write_whole
-from deep_optimizer_states.memory import free_host_bytes
 from deep_optimizer_states.predict.machine import CURVE_NAMES, RATE_NAMES, machine_from_table
 
 if TYPE_CHECKING:  # torch is imported once the command line is known to be right

@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from deep_optimizer_states.plan import (
+from deep_optimizer_states.core.plan import (
     DEVICE_CHAIN,
     HOST_CHAIN,
     RESIDENT_CHAIN,
@@ -16,6 +16,8 @@ from deep_optimizer_states.plan import (
     Kind,
     Plan,
 )
+from deep_optimizer_states.core.policies import Choose, Flight, HostStep, RunTimeSplit
+from deep_optimizer_states.core.schedule import NUM_AHEAD, AllAtOnce
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.memory.arrays import SLOTS, STAGING_BUFFERS
 from deep_optimizer_states.predict.memory.offload import kept_subgroups
@@ -28,8 +30,6 @@ from deep_optimizer_states.predict.workload import (
     Workload,
     schedule_of,
 )
-from deep_optimizer_states.schedule import NUM_AHEAD, AllAtOnce
-from deep_optimizer_states.split import Choose, Flight, HostStep, RunTimeSplit
 
 LEARNING_UPDATES = 4
 """Updates after which the dynamic split knows its lanes."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 
+from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.errors import DeepOptimizerStatesError
 from deep_optimizer_states.predict.model import ModelShape
-from deep_optimizer_states.schedule import Schedule
 
 OURS = "ours"
 """Name of this package's engine."""

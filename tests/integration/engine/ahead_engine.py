@@ -8,8 +8,8 @@ import dataclasses
 import equality_worker as equality
 import torch
 
-from deep_optimizer_states.zero.update import UpdatePhase
-from deep_optimizer_states.zero3 import ahead as ahead_module
+from deep_optimizer_states.adapter.update import UpdatePhase
+from deep_optimizer_states.adapter.zero3 import ahead as ahead_module
 
 UNCLIPPED = {"gradient_clipping": 0}
 CASE = dataclasses.replace(equality.CASES[equality.FIRST_CASE], config=UNCLIPPED)

@@ -37,8 +37,8 @@ from ahead_models import AGAIN, RELEASED, Detached
 from equality_cases import ONE_LAYER_A_BUCKET, WIDTH
 from safety_worker import answer
 
-from deep_optimizer_states.device.emulated import EmulatedDevice
-from deep_optimizer_states.plan import Kind
+from deep_optimizer_states.core.device.emulated import EmulatedDevice
+from deep_optimizer_states.core.plan import Kind
 
 # Mishaps of an update that has begun before step().
 

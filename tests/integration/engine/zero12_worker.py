@@ -22,14 +22,13 @@ from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from deepspeed.utils import safe_get_full_optimizer_state
 from equality_cases import WIDTH, two_groups
 
-from deep_optimizer_states.device.base import Wait
-from deep_optimizer_states.device.emulated import EmulatedDevice
-from deep_optimizer_states.kernels.host import HostAdam, Tail
+from deep_optimizer_states.adapter import homes, steppers
+from deep_optimizer_states.adapter.update import UpdatePhase
+from deep_optimizer_states.adapter.zero12 import FlatHomes, LateScaled
+from deep_optimizer_states.core.device.base import Wait
+from deep_optimizer_states.core.device.emulated import EmulatedDevice
+from deep_optimizer_states.core.kernels.host import HostAdam, Tail
 from deep_optimizer_states.state_reader import read_state
-from deep_optimizer_states.zero import homes, steppers
-from deep_optimizer_states.zero.update import UpdatePhase
-from deep_optimizer_states.zero12.gradients import LateScaled
-from deep_optimizer_states.zero12.homes import FlatHomes
 
 CASE = CASES["ZeRO-2: bf16, clipping, accumulation 2"]
 UNUSED = CASES["ZeRO-2: gradients looked at"]
@@ -139,7 +138,7 @@ def failure(fault, folder):
 
 
 def failures(folder):
-    steppers.make_host_adam = safety.BreakableAdam
+    steppers.HostAdam = safety.BreakableAdam
     steppers.EmulatedDevice = safety.BreakableDevice
     try:
         return {
@@ -147,13 +146,13 @@ def failures(folder):
             for fault in ("CPU lane", "GPU lane", "wrong bit")
         }
     finally:
-        steppers.make_host_adam, steppers.EmulatedDevice = HostAdam, EmulatedDevice
+        steppers.HostAdam, steppers.EmulatedDevice = HostAdam, EmulatedDevice
 
 
 def held_engine():
-    steppers.make_host_adam = safety.BreakableAdam
+    steppers.HostAdam = safety.BreakableAdam
     engine = equality.make_engine(CASE, STRIDE)
-    steppers.make_host_adam = HostAdam
+    steppers.HostAdam = HostAdam
     return engine
 
 

@@ -7,14 +7,13 @@ import torch
 from engine_iterations import Flusher
 from late import late
 
-from deep_optimizer_states.device import emulated
-from deep_optimizer_states.device.base import Wait
-from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
-from deep_optimizer_states.executor import Executor, Sizes, Work
-from deep_optimizer_states.kernels.host import HostAdam
-from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
-from deep_optimizer_states.kernels.tensors import AdamTensors
-from deep_optimizer_states.schedule import AllAtOnce, Schedule
+from deep_optimizer_states.core.device import emulated
+from deep_optimizer_states.core.device.base import Wait
+from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
+from deep_optimizer_states.core.executor import Executor, Sizes, Work
+from deep_optimizer_states.core.kernels.adam import AdamTensors, BetaPowers, adam_scalars
+from deep_optimizer_states.core.kernels.host import HostAdam
+from deep_optimizer_states.core.schedule import AllAtOnce, Schedule
 
 ADAM = HostAdam(1)
 

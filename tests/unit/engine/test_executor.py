@@ -23,15 +23,15 @@ from engine_updates import (
 from hypothesis import given, settings, strategies as st
 from late import late
 
-from deep_optimizer_states import executor as executor_module
-from deep_optimizer_states.device import emulated
-from deep_optimizer_states.device.base import PendingBytes, Wait
-from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
+from deep_optimizer_states.core import executor as executor_module
+from deep_optimizer_states.core.device import emulated
+from deep_optimizer_states.core.device.base import PendingBytes, Wait
+from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
+from deep_optimizer_states.core.executor import Executor, Sizes
+from deep_optimizer_states.core.kernels.adam import BetaPowers
+from deep_optimizer_states.core.kernels.host import HostAdam
+from deep_optimizer_states.core.policies import RunTimeSplit
 from deep_optimizer_states.errors import UpdateError
-from deep_optimizer_states.executor import Executor, Sizes
-from deep_optimizer_states.kernels.host import HostAdam
-from deep_optimizer_states.kernels.scalars import BetaPowers
-from deep_optimizer_states.split import RunTimeSplit
 
 STEPS = 3
 SCHEDULES = SCHEDULES | WEIGHTS_ON_HOST

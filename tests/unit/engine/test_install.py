@@ -6,10 +6,14 @@ import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 
 import deep_optimizer_states
-from deep_optimizer_states import deepspeed_guard
+from deep_optimizer_states.adapter import guard as deepspeed_guard
+from deep_optimizer_states.adapter.hooks import (
+    _configure_zero_optimizer,
+    _is_managed,
+    check_supported,
+)
 from deep_optimizer_states.config import Settings
 from deep_optimizer_states.errors import ConfigError, UnsupportedDeepSpeedError
-from deep_optimizer_states.install import _configure_zero_optimizer, _is_managed, check_supported
 
 STAGE3 = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
 

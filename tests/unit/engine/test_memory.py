@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deep_optimizer_states import memory
+from deep_optimizer_states.core import host as memory
 from deep_optimizer_states.errors import HostMemoryError
 
 GIB = 2**30

@@ -2,8 +2,7 @@ import dataclasses
 
 import pytest
 
-from deep_optimizer_states.errors import PlanError
-from deep_optimizer_states.plan import (
+from deep_optimizer_states.core.plan import (
     DEVICE_CHAIN,
     Action,
     Kind,
@@ -14,7 +13,8 @@ from deep_optimizer_states.plan import (
     cut_into_tiles,
     subgroup_offsets,
 )
-from deep_optimizer_states.schedule import AllAtOnce, Schedule
+from deep_optimizer_states.core.schedule import AllAtOnce, Schedule
+from deep_optimizer_states.errors import PlanError
 
 
 def test_stride_follows_the_papers_rule():

@@ -3,10 +3,10 @@
 import pytest
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
-from deep_optimizer_states.zero3 import releases
-from deep_optimizer_states.zero3.optimizer import InterleavedZeroOptimizer
-from deep_optimizer_states.zero3.releases import StockZeroOptimizer, ZeroOptimizerBefore019
-from deep_optimizer_states.zero12.optimizer import InterleavedFlatOptimizer
+from deep_optimizer_states.adapter.zero3 import stock as releases
+from deep_optimizer_states.adapter.zero3.optimizer import InterleavedZeroOptimizer
+from deep_optimizer_states.adapter.zero3.stock import StockZeroOptimizer, ZeroOptimizerBefore019
+from deep_optimizer_states.adapter.zero12 import InterleavedFlatOptimizer
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import shutil
 import pytest
 from full_disk import files_of_at_most
 
-from deep_optimizer_states import timeline
-from deep_optimizer_states.timeline import (
+from deep_optimizer_states.core import timeline
+from deep_optimizer_states.core.timeline import (
     Recorder,
     Span,
     TimelineFile,

@@ -14,11 +14,10 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from deep_optimizer_states.device.emulated import EmulatedDevice
-from deep_optimizer_states.device.self_check import check_device_adam
-from deep_optimizer_states.kernels.host import HostAdam, Tail
-from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
-from deep_optimizer_states.kernels.tensors import AdamTensors
+from deep_optimizer_states.core.device.emulated import EmulatedDevice
+from deep_optimizer_states.core.device.self_check import check_device_adam
+from deep_optimizer_states.core.kernels.adam import AdamTensors, BetaPowers, adam_scalars
+from deep_optimizer_states.core.kernels.host import HostAdam, Tail
 
 triton = pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch")
 
@@ -28,9 +27,9 @@ from ptx import PtxError  # noqa: E402
 from ptx_launch import PtxKernel, use_target  # noqa: E402
 from turns import some  # noqa: E402
 
-from deep_optimizer_states.kernels import triton_adam  # noqa: E402
-from deep_optimizer_states.kernels.triton_adam import TritonAdam  # noqa: E402
-from deep_optimizer_states.zero.steppers import Steppers  # noqa: E402
+from deep_optimizer_states.adapter.steppers import Steppers  # noqa: E402
+from deep_optimizer_states.core.kernels import triton_adam  # noqa: E402
+from deep_optimizer_states.core.kernels.triton_adam import TritonAdam  # noqa: E402
 
 FULL = bool(os.environ.get("PTX_FULL"))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -10,10 +10,10 @@ import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.predict.memory.architecture import FP32_BYTES
 from deep_optimizer_states.predict.memory.setting import Setting
 from deep_optimizer_states.predict.workload import power_of_two
-from deep_optimizer_states.schedule import Schedule
 
 FP64_BYTES = 8
 """Norms are taken of an fp64 copy of each gradient."""

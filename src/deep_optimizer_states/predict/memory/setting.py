@@ -10,10 +10,10 @@ from functools import cached_property
 from typing import Any
 
 from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
-from deep_optimizer_states.plan import Tile, cut_flat_state
+from deep_optimizer_states.core.plan import Tile, cut_flat_state
+from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.predict.memory.architecture import Architecture, Kept
 from deep_optimizer_states.predict.workload import DTYPES, WorkloadError, cut_into_subgroups, one_of
-from deep_optimizer_states.schedule import Schedule
 
 STAGES = (0, 1, 2, 3)
 PLACES = ("none", "cpu", "nvme")

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from configs.files import ROOT
-from deep_optimizer_states.cores import usable_cores
+from deep_optimizer_states.core.host import usable_cores
 from launch.hosts import ranks
 from launch.hosts.ranks import (
     Program,

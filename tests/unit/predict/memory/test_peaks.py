@@ -262,7 +262,7 @@ def test_settings_that_cannot_be_are_refused(fields, message):
 
 def test_tiles_are_apart_as_the_engine_sets_them_apart():
     """The engine's own figure lies where torch is imported, which predictions never do."""
-    from deep_optimizer_states.zero3 import gathers
+    from deep_optimizer_states.adapter.zero3 import gathers
 
     assert setting_module.MOST_APART == gathers.MOST_APART
     ours = of(optimizer_at="cpu", plugin=Plugin("all-device"))

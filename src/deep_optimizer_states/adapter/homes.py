@@ -1,0 +1,172 @@
+"""Where optimizer state lives: in memory of the lanes' device, or on it.
+
+What the shared objects read of DeepSpeed's optimizer, at any stage.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from deepspeed import comm as dist
+from torch import Tensor
+
+from deep_optimizer_states.config import Settings
+from deep_optimizer_states.core.device.base import Device
+from deep_optimizer_states.core.host import (
+    LaneCores,
+    check_host_memory,
+    choose_cores,
+    find_place,
+    free_host_bytes,
+    local_ranks,
+)
+from deep_optimizer_states.core.kernels.adam import AdamTensors
+from deep_optimizer_states.core.kernels.host import Tail
+from deep_optimizer_states.core.schedule import Schedule
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class StateHomes(abc.ABC):
+    """The memory of this rank's master weights and moments.
+
+    It owns that memory, near the cores that step what lies in it. Stock keeps the tensors
+    themselves, as keys and values of the optimizer's ``state``, and the 16-bit weights; it also
+    names the process groups.
+
+    Args:
+        stock: DeepSpeed's optimizer.
+        numels: Elements of each subgroup.
+        schedule: Which subgroups are resident.
+        lanes: Whose memory it is.
+    """
+
+    def __init__(
+        self, stock: AnyStock, numels: Sequence[int], schedule: Schedule, lanes: Device
+    ) -> None:
+        self._stock = stock
+        self._numels = numels
+        self._schedule = schedule
+        self._lanes = lanes
+        self._masters: list[Tensor] = []
+        self._moments: list[dict[str, Tensor]] = []
+
+    @property
+    def _moments_dtype(self) -> torch.dtype:
+        """Type of fresh moments, as ``DeepSpeedCPUAdam`` chooses it."""
+        is_fp32 = self._stock.optimizer.fp32_optimizer_states
+        return torch.float32 if is_fp32 else self._stock.master_weights_and_grads_dtype
+
+    @property
+    def num_subgroups(self) -> int:
+        """Subgroups of this rank, empty ones too."""
+        return len(self._numels)
+
+    @abc.abstractmethod
+    def tensors_of(self, subgroup: int, grad: Tensor) -> AdamTensors:
+        """State and 16-bit weights of a subgroup where they live, beside a gradient of its."""
+
+    @abc.abstractmethod
+    def group_of(self, subgroup: int) -> int:
+        """The parameter group that a subgroup is of."""
+
+    @abc.abstractmethod
+    def count_step(self, subgroup: int) -> int:
+        """Note that a subgroup is about to be stepped; its steps so far, this one too."""
+
+    @abc.abstractmethod
+    def tail_start(self, subgroup: int, tail: Tail) -> int:
+        """First element of a subgroup that stock's step of it rounds as a tail; not clamped."""
+
+    def reserve(self, settings: Settings, grad_bytes: int, taken_bytes: int = 0) -> None:
+        """See that the memory is there, and choose the cores that it will be near. Every rank must.
+
+        Args:
+            settings: The checked block of the config.
+            grad_bytes: What gradients take beside the state in host memory, in bytes.
+            taken_bytes: What this rank has taken of all that already, in bytes.
+
+        Raises:
+            HostMemoryError: There is not enough.
+        """
+        resident = self._schedule.resident_subgroups
+        host_numel = sum(n for idx, n in enumerate(self._numels) if idx not in resident)
+        staging_bytes = 2 * self._schedule.staging_numel * self._stock.dtype.itemsize
+        num_ranks = local_ranks()
+        # What ranks have taken is theirs. None takes more before all have looked: the barrier.
+        free_bytes = settings.host_memory_bytes or free_host_bytes() + taken_bytes * num_ranks
+        dist.barrier(group=self._stock.dp_process_group)
+        master_bytes = self._stock.master_weights_and_grads_dtype.itemsize
+        state_bytes = master_bytes + len(_MOMENTS) * self._moments_dtype.itemsize
+        needs = (host_numel, staging_bytes + grad_bytes)
+        check_host_memory(*needs, free_bytes, num_ranks, state_bytes)
+        self._lanes.near = self._choose_cores(settings)
+
+    def _choose_cores(self, settings: Settings) -> LaneCores:
+        mine = find_place(dist.get_rank(), self._lanes.pci_address)
+        everyone = [mine]
+        for group in (self._stock.dp_process_group, self._stock.model_parallel_group):
+            if group is not None:
+                found: list[Any] = [None] * dist.get_world_size(group=group)
+                # torch's: at DeepSpeed's, which it does not know, its comms_logger calls exit(0).
+                torch.distributed.all_gather_object(found, everyone, group=group)
+                everyone = list({place.rank: place for part in found for place in part}.values())
+        return choose_cores(mine, everyone, settings.host_threads, settings.bind_cores)
+
+    def take_masters(self, masters: list[Tensor]) -> None:
+        """Move the master weights that stock made to where they live."""
+        self._masters = masters
+        for number, master in enumerate(masters):
+            # The tensor object is the key of the optimizer's state, so only its storage moves.
+            master.data = self._home_of(number, master.data)
+
+    def make_moments(self) -> None:
+        """Take the memory of the moments, which are 0."""
+        dtype = self._moments_dtype
+        for number, master in enumerate(self._masters):
+            fresh = [torch.zeros_like(master.data, dtype=dtype) for _ in _MOMENTS]
+            zeros = [self._home_of(number, moment) for moment in fresh]
+            self._moments.append(dict(zip(_MOMENTS, zeros, strict=True)))
+
+    def _home_of(self, number: int, source: Tensor) -> Tensor:
+        """What ``source`` holds, where state of the master weight of that number lives."""
+        return self._lanes.host_home(source)
+
+    def return_home(self) -> None:
+        """Copy loaded moments into the tensors that held them before loading.
+
+        torch's ``load_state_dict`` puts its own tensors in place of ours, in the type of the master
+        weights. Stock goes on with those, so fp32 moments of 16-bit master weights have 16 bits
+        from then on. A checkpoint from before the first step has none, or zeros: then the moments
+        are 0 again, in their first type.
+        """
+        for number, (master, home) in enumerate(zip(self._masters, self._moments, strict=True)):
+            loaded = self._stock.optimizer.state.get(master, {})
+            is_fresh = not loaded.get("step", 0)
+            for key in _MOMENTS:
+                dtype = self._moments_dtype if is_fresh else loaded[key].dtype
+                if home[key].dtype != dtype:
+                    home[key] = self._home_of(number, home[key].to(dtype))
+                if is_fresh:
+                    home[key].zero_()
+                elif loaded[key] is not home[key]:
+                    home[key].copy_(loaded[key])
+            if loaded:
+                loaded |= home
+                loaded["step"] = int(loaded.get("step", 0))
+
+
+class AnyStock(Protocol):
+    """The attributes of DeepSpeed's optimizer that the shared objects read, and no others."""
+
+    optimizer: Any
+    """The ``DeepSpeedCPUAdam``: its state by master weight, and its parameter groups."""
+    dtype: torch.dtype
+    """Type of the model's weights."""
+    master_weights_and_grads_dtype: torch.dtype
+    """Type of master weights, and of the gradients that stock updates them with."""
+    dp_process_group: Any
+    model_parallel_group: Any

@@ -1,0 +1,1 @@
+"""Where device lanes run: CUDA streams, or threads that emulate them on the CPU."""
