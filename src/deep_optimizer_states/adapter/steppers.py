@@ -11,9 +11,9 @@ from deepspeed.accelerator import get_accelerator
 from deep_optimizer_states.adapter.stock_adam import find_tail, finds_pow_on_repeat
 from deep_optimizer_states.core.device.base import Device
 from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
-from deep_optimizer_states.core.device.self_check import check_device_adam
 from deep_optimizer_states.core.kernels.host import HostAdam, Tail
 from deep_optimizer_states.core.timeline import Recorder
+from deep_optimizer_states.core.verify import check_device_adam
 from deep_optimizer_states.errors import ConfigError, KernelError
 
 faults_for_tests: Faults | None = None

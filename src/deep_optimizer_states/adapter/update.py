@@ -1,17 +1,15 @@
-"""The update phase of one step: what each tile needs, who steps it, and its launch.
-
-State that is replaced, after an update that failed too.
-"""
+"""The update phase of one step: what each tile needs, who steps it, and its launch."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from deepspeed import comm as dist
@@ -23,8 +21,10 @@ from torch import Tensor
 from deep_optimizer_states.adapter.guard import installed_version
 from deep_optimizer_states.adapter.homes import AnyStock, StateHomes
 from deep_optimizer_states.adapter.steppers import Steppers
-from deep_optimizer_states.config import STEP_BEFORE_NORM, Settings
-from deep_optimizer_states.core.executor import Executor, OnSpans, Sizes, Work
+from deep_optimizer_states.auto import settle_policy
+from deep_optimizer_states.config import BLOCK, STEP_BEFORE_NORM, Settings
+from deep_optimizer_states.core.executor import Executor, OnSpans, Types, Work
+from deep_optimizer_states.core.host import local_ranks
 from deep_optimizer_states.core.kernels.adam import (
     AdamScalars,
     AdamTensors,
@@ -32,43 +32,50 @@ from deep_optimizer_states.core.kernels.adam import (
     adam_scalars,
     tail_within,
 )
-from deep_optimizer_states.core.plan import Plan
+from deep_optimizer_states.core.plan import Tile
 from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.core.timeline import WAIT, Recorder, Span, TimelineFile
 from deep_optimizer_states.core.update import Background, Handover, Update
 from deep_optimizer_states.core.verify import FIRST_UPDATES, Sample, is_due
 from deep_optimizer_states.errors import ConfigError, UpdateError
 
+_HYPERPARAMETERS = ("lr", "betas", "eps", "weight_decay", "bias_correction")
+"""What Adam reads of a parameter group."""
 
-class Gradients(Protocol):
+
+class Gradients:
     """What an update asks about gradients, wherever they are."""
 
     dtype: torch.dtype
     """Type of those that no parameter was left out of."""
 
     def beside_state(self, subgroup: int) -> Tensor:
-        """A subgroup's gradients in the memory that its state lives in, 1-D."""
+        """Return a subgroup's gradients in the memory that its state lives in, 1-D."""
+        raise NotImplementedError
+
+    def stepped(self, factor: float) -> None:
+        """Note that the update is launched, which multiplies every gradient by ``factor``."""
+        raise NotImplementedError
 
     def widened(self) -> dict[int, Tensor]:
-        """fp32 gradients of the subgroups that must be stepped where their state lives."""
+        """Return gradients of the subgroups that must be stepped where their state lives.
+
+        They are 1-D, in the type of master weights, before this step's factor, and in the memory
+        that the subgroup's state lives in.
+        """
+        return {}
 
     def on_device(self, number: int) -> Tensor | None:
-        """The gradient on the device of a tile that may pass through a slot; None for no such."""
+        """Return the gradient that the device keeps of a tile that may pass through a slot."""
+        return None
 
     def drain(self) -> None:
         """Wait until every gradient is at home."""
-
-    def stepped(self, factor: float) -> None:
-        """The update is launched, which multiplies every gradient by ``factor``."""
+        return
 
     def forget_flushes(self) -> None:
         """Forget those of before an update that failed; the lanes are idle."""
-
-
-FOR_TILES = "for a tile that backward is done with"
-"""What an update that has begun before ``step()`` waits for."""
-HYPERPARAMETERS = ("lr", "betas", "eps", "weight_decay", "bias_correction")
-"""What Adam reads of a parameter group."""
+        return
 
 
 @dataclass
@@ -105,12 +112,13 @@ class UpdatePhase:
         schedule: This rank's tiles.
         homes: Where state lives.
         gradients: Where gradients are.
+        background: The thread on which updates run.
 
     Raises:
         KernelError: The device cannot step, or its bits are others.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a thing of its own
         self,
         stock: AnyStock,
         settings: Settings,
@@ -118,6 +126,7 @@ class UpdatePhase:
         schedule: Schedule,
         homes: StateHomes,
         gradients: Gradients,
+        background: Background,
     ) -> None:
         self.num_updates = 0
         self._stock = stock
@@ -126,6 +135,7 @@ class UpdatePhase:
         self._schedule = schedule
         self._homes = homes
         self._gradients = gradients
+        self._background = background
         self._begun: _Begun | None = None
         betas = stock.optimizer.defaults["betas"]
         self._beta_powers = BetaPowers(betas, steppers.pow_on_repeat)
@@ -136,10 +146,14 @@ class UpdatePhase:
             read |= {grad_dtype, stock.master_weights_and_grads_dtype}
         for dtype in read:
             steppers.check(bool(stock.optimizer.adam_w_mode), dtype, weights_dtype)
-        sizes = Sizes.of(schedule, grad_dtype, weights_dtype, steppers.state_dtypes)
-        lanes, host_adam = steppers.lanes, steppers.host_adam
-        num_threads = lanes.near.num_threads
-        self._executor = Executor(sizes, lanes, host_adam, num_threads, self._open_timeline())
+        self.executor = Executor(
+            schedule,
+            Types(grad_dtype, weights_dtype, *steppers.state_dtypes),
+            steppers.lanes,
+            steppers.host_adam,
+            steppers.lanes.near.num_threads,
+            self._open_timeline(),
+        )
 
     def _open_timeline(self) -> tuple[Recorder, OnSpans] | None:
         if self._steppers.recorder is None:
@@ -161,74 +175,69 @@ class UpdatePhase:
             stage: ZeRO's.
             why: Why the policy is what it is; empty where it was given.
         """
+        settings, schedule = self._settings, self._schedule
+        number = {"stride": f" {settings.stride}", "ratio": f" {settings.ratio:g}"}
+        policy = why or f"policy {settings.policy}{number.get(settings.policy, '')}"
+        resident, through = len(schedule.resident_tiles), len(schedule.device_tiles)
+        on_host = len(schedule.tiles) - resident - through
+        shares = f"{on_host} updated on the CPU and {through} on the device"
+        if schedule.dynamic:
+            shares = f"{on_host + through} shared out while the update runs"
+        emulated = "" if get_accelerator().device_name() == "cuda" else " (emulated, without a GPU)"
         log_dist(
             f"deep_optimizer_states: this engine uses the plugin (DeepSpeed {installed_version()}, "
-            f"ZeRO stage {stage}): {why or self._policy}; {self._shares}; {self._early}; CPU lane "
-            f"of {self._steppers.lanes.near}",
+            f"ZeRO stage {stage}): {policy}; {self._homes.num_subgroups} subgroups in "
+            f"{len(schedule.tiles)} tiles, {shares}, {resident} resident on the device{emulated}; "
+            f"step_before_norm {'on' if settings.step_before_norm else 'off'}, "
+            f"prefetch_memory_bytes {settings.prefetch_memory_bytes}; CPU lane of "
+            f"{self._steppers.lanes.near}",
             ranks=[0],
             level=logging.WARNING,
         )
-
-    @property
-    def _policy(self) -> str:
-        settings = self._settings
-        number = {"stride": f" {settings.stride}", "ratio": f" {settings.ratio:g}"}
-        return f"policy {settings.policy}{number.get(settings.policy, '')}"
-
-    @property
-    def _shares(self) -> str:
-        """Who updates how many tiles."""
-        schedule = self._schedule
-        resident, through = len(schedule.resident_tiles), len(schedule.device_tiles)
-        on_host = len(schedule.tiles) - resident - through
-        if schedule.dynamic:
-            shares = f"{on_host + through} shared out while the update runs"
-        else:
-            shares = f"{on_host} updated on the CPU and {through} on the device"
-        emulated = "" if get_accelerator().device_name() == "cuda" else " (emulated, without a GPU)"
-        return (
-            f"{self._homes.num_subgroups} subgroups in {len(schedule.tiles)} tiles, {shares}, "
-            f"{resident} resident on the device{emulated}"
-        )
-
-    @property
-    def _early(self) -> str:
-        """What may begin during backward."""
-        before = "on" if self._settings.step_before_norm else "off"
-        memory = self._settings.prefetch_memory_bytes
-        return f"step_before_norm {before}, prefetch_memory_bytes {memory}"
-
-    @property
-    def last_plan(self) -> Plan:
-        """What the last update did, in order."""
-        return self._executor.last_plan
-
-    @property
-    def device_share(self) -> float:
-        """Share of the parameters that the last update stepped on the device, from 0 to 1."""
-        plan, tiles = self.last_plan, self._schedule.tiles
-        on_device = sum(tiles[idx].numel for idx in {*plan.device_tiles, *plan.resident_tiles})
-        return on_device / sum(tile.numel for tile in tiles)
-
-    def forget_failure(self) -> None:
-        """Make lanes and buffers ready again after an update that failed."""
-        self._begun = None
-        self._steppers.lanes.forget_failure()
-        self._executor.reset()
-        self._gradients.forget_flushes()
 
     @property
     def has_shown_needs(self) -> bool:
         """Whether enough updates were made to know what the device has to spare."""
         return self.num_updates >= FIRST_UPDATES
 
-    def launch(
-        self, background: Background, order: tuple[int, ...] | None, grad_scale: float
-    ) -> None:
-        """Step every tile, on the background's thread.
+    @property
+    def is_begun(self) -> bool:
+        """Whether an update has begun before ``step()``."""
+        return self._begun is not None
+
+    @property
+    def is_next_repeated(self) -> bool:
+        """Whether the next update is repeated, for which state is kept from before all of it."""
+        return is_due(self.num_updates + 1, self._settings.verify_every)
+
+    def has_given(self, tile: int) -> bool:
+        """Return whether an update that has begun was given a tile."""
+        return self._begun is not None and tile in self._begun.handover.given
+
+    @contextlib.contextmanager
+    def loading(self, is_whole: bool) -> Iterator[None]:
+        """Replace the state, after an update that failed too; loaded moments return home.
 
         Args:
-            background: Nothing is in flight there.
+            is_whole: Whether moments are loaded as well, so that nothing is left of the failure.
+        """
+        what, background = "loading a checkpoint", self._background
+        with background.overlooking_failure():
+            if background.has_failed:
+                self._begun = None
+                self._steppers.lanes.forget_failure()
+                self.executor.reset()
+                self._gradients.forget_flushes()
+            with background.under_way(what), background.changing(what):
+                yield
+                self._homes.return_home()
+            if is_whole:
+                background.forget_failure()
+
+    def launch(self, order: Sequence[int] | None, grad_scale: float) -> None:
+        """Step every tile, or those that are left, on the background's thread.
+
+        Args:
             order: All tiles in the order in which they are needed, where somebody else waits for
                 each; None to wait for all of them here.
             grad_scale: What stock would multiply gradients with.
@@ -243,47 +252,35 @@ class UpdatePhase:
                 range(len(self._schedule.tiles)) if order is None else order, grad_scale
             )
         else:
-            self._check_promise(background, begun, grad_scale)
+            self._check_promise(begun, grad_scale)
         self._begun = None
         rest = [tile for tile in begun.handover.order if tile not in begun.handover.given]
         self._add_work(begun, rest, widened)
         is_repeated = is_due(self.num_updates, self._settings.verify_every)
         sample = Sample([begun.work[tile] for tile in rest]) if is_repeated else None
-        after = self._executor.caller_events()
+        after = self.executor.caller_events()
         begun.handover.give_rest(after, self._schedule.tiles_of_subgroups(widened))
         if is_new:
-            self._start(background, begun, sample)
+            self._start(begun, sample)
         if is_repeated or order is None:
-            background.wait()
+            self._background.wait()
         self._gradients.stepped(grad_scale)
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether an update has begun before ``step()``."""
-        return self._begun is not None
-
-    @property
-    def is_next_repeated(self) -> bool:
-        """Whether the next update is repeated, for which state is kept from before all of it."""
-        return is_due(self.num_updates + 1, self._settings.verify_every)
-
-    def give(self, background: Background, order: Sequence[int], tiles: Sequence[int]) -> None:
+    def give(self, order: Sequence[int], tiles: Sequence[int]) -> None:
         """Step tiles before ``step()``, in an update that begins with the first of them.
 
         Args:
-            background: Nothing is in flight there but this update.
             order: All tiles in the order in which they are needed.
             tiles: Their gradients are final and go home, and nobody reads their weights any more.
                 Gradients of the whole subgroup need not be.
         """
-        is_new = self._begun is None
-        if self._begun is None:
-            self._begun = self._begin(order, grad_scale=1.0)  # without clipping and loss scale
-        begun = self._begun
+        begun, is_new = self._begun, self._begun is None
+        if begun is None:  # without clipping and loss scale
+            begun = self._begun = self._begin(order, grad_scale=1.0)
         self._add_work(begun, tiles, {})
-        begun.handover.give(tiles, self._executor.caller_events())
+        begun.handover.give(tiles, self.executor.caller_events())
         if is_new:
-            self._start(background, begun, None)
+            self._start(begun, None)
 
     def send_ahead(self, tile: int) -> None:
         """Prefetch master weights and moments of a tile that no update in flight has.
@@ -292,58 +289,29 @@ class UpdatePhase:
             torch.OutOfMemoryError: The device has no room.
         """
         place = self._schedule.tiles[tile]
-        tensors = self._homes.tensors_of(
-            place.subgroup, self._gradients.beside_state(place.subgroup)
-        )
-        state = tensors.narrow(place.start, place.numel).state
-        self._executor.send_ahead(tile, self._name(tile), state)
-
-    @property
-    def ahead(self) -> Collection[int]:
-        """Tiles whose state was sent ahead, and that no update has taken yet."""
-        return self._executor.ahead
-
-    @property
-    def all_ahead(self) -> Collection[int]:
-        """The same, and those that an update has taken and not yet flushed."""
-        return [*self._executor.ahead, *self._executor.unflushed]
-
-    def has_given(self, tile: int) -> bool:
-        """Whether an update that has begun was given a tile."""
-        return self._begun is not None and tile in self._begun.handover.given
-
-    @property
-    def num_under_way_ahead(self) -> int:
-        """How many of :attr:`ahead` are still on the way."""
-        return self._executor.num_under_way_ahead
-
-    @property
-    def ahead_bytes_of_an_element(self) -> int:
-        """Device memory that state sent ahead takes, in bytes an element."""
-        return self._executor.element_bytes
-
-    def drop_ahead(self) -> None:
-        """Forget what was sent ahead, but for tiles that an update was given."""
-        self._executor.drop_ahead()
+        grad = self._gradients.beside_state(place.subgroup)
+        tensors = self._homes.tensors_of(place.subgroup, grad).narrow(place.start, place.numel)
+        self.executor.send_ahead(tile, self._name(tile), tensors.state)
 
     def _begin(self, order: Sequence[int], grad_scale: float) -> _Begun:
         """Count an update and settle what it goes by."""
         self.num_updates += 1
-        recorder, claimed = self._steppers.recorder, self._executor.claimed
+        recorder = self._steppers.recorder
 
         def on_wait(begin_s: float, end_s: float) -> None:
             if recorder is not None:
-                recorder.add("CPU", f"{WAIT}{FOR_TILES}", begin_s, end_s)
+                what = f"{WAIT}for a tile that backward is done with"
+                recorder.add("CPU", what, begin_s, end_s)
 
-        handover = Handover(order, claimed, self._executor.follow, on_wait)
+        handover = Handover(order, self.executor.claimed, self.executor.follow, on_wait)
         subgroups = range(self._homes.num_subgroups)
         scalars = [self._next_scalars(idx, grad_scale) for idx in subgroups]
         update = Update(len(self._schedule.tiles), handover)
         return _Begun(handover, update, scalars, grad_scale, self._hyperparameters())
 
-    def _start(self, background: Background, begun: _Begun, sample: Sample | None) -> None:
+    def _start(self, begun: _Begun, sample: Sample | None) -> None:
         """Run an update on the background's thread, with what it was handed and what will be."""
-        executor, handover, update = self._executor, begun.handover, begun.update
+        executor, handover, update = self.executor, begun.handover, begun.update
         number = self.num_updates
 
         def run() -> None:
@@ -353,32 +321,31 @@ class UpdatePhase:
                 self._gradients.drain()
                 sample.compare(self._steppers.host_adam, number)
 
-        background.launch(update, run)
+        self._background.launch(update, run)
 
     def _hyperparameters(self) -> list[dict[str, Any]]:
         groups = self._stock.optimizer.param_groups
         # A rate may be a tensor that is written to.
-        return [{key: copy.deepcopy(group[key]) for key in HYPERPARAMETERS} for group in groups]
+        return [{key: copy.deepcopy(group[key]) for key in _HYPERPARAMETERS} for group in groups]
 
-    def _check_promise(self, background: Background, begun: _Begun, grad_scale: float) -> None:
+    def _check_promise(self, begun: _Begun, grad_scale: float) -> None:
         """See that tiles stepped before ``step()`` were stepped as it would have.
 
         Raises:
             UpdateError: They were not, or the update failed.
         """
-        background.check()
-        now = self._hyperparameters()
-        for before, after in zip(begun.groups, now, strict=True):
+        self._background.check()
+        for before, after in zip(begun.groups, self._hyperparameters(), strict=True):
             for key, value in before.items():
                 if after[key] != value:
                     what = f"{key} changed from {value} to {after[key]}"
-                    self._refuse(background, what, "change it after engine.step()")
+                    self._refuse(what, "change it after engine.step()")
         if grad_scale != begun.grad_scale:
             what = f"it turned out that gradients are to be multiplied by {grad_scale}"
-            self._refuse(background, what, "leave clip_grad and the loss scale as they are")
+            self._refuse(what, "leave clip_grad and the loss scale as they are")
 
-    def _refuse(self, background: Background, what: str, way_out: str) -> None:
-        background.fail(
+    def _refuse(self, what: str, way_out: str) -> None:
+        self._background.fail(
             UpdateError(
                 f"between backward and engine.step() {what}, after backward had updated a part: "
                 f'{way_out}, or set "{STEP_BEFORE_NORM}" to false'
@@ -397,7 +364,7 @@ class UpdatePhase:
             widened: Gradients of subgroups that are stepped where their state lives, in the type of
                 master weights.
         """
-        self._executor.claim(tiles)
+        self.executor.claim(tiles)
         grads, tensors = self._gradients, dict[int, AdamTensors]()
         for number in tiles:
             tile = self._schedule.tiles[number]
@@ -422,7 +389,7 @@ class UpdatePhase:
 
 
 def stand_in_for_step(adam: DeepSpeedCPUAdam) -> None:
-    """What others expect of ``DeepSpeedCPUAdam.step``, which is never called.
+    """Do what others expect of ``DeepSpeedCPUAdam.step``, which is never called.
 
     Raises:
         ConfigError: A hook was registered on it.
@@ -436,24 +403,44 @@ def stand_in_for_step(adam: DeepSpeedCPUAdam) -> None:
     adam._opt_called = True  # or torch's lr_scheduler warns that no step was made
 
 
-@contextlib.contextmanager
-def loading(
-    background: Background, update: UpdatePhase, homes: StateHomes, is_whole: bool
-) -> Iterator[None]:
-    """Replace the state.
+def refuse_autocast(stock: Any) -> None:
+    """Refuse a scaler of gradients that is not DeepSpeed's own.
+
+    Raises:
+        ConfigError: ``torch_autocast`` in fp16 has one.
+    """
+    if stock.torch_autocast_gradscaler is not None:
+        raise ConfigError(
+            f'torch_autocast in fp16 scales gradients by itself, which "{BLOCK}" does not repeat; '
+            'use torch_autocast in bfloat16, or the "fp16" or "bf16" block'
+        )
+
+
+def settle_schedule(
+    settings: Settings,
+    numels: Sequence[int],
+    apart: Sequence[Tile] = (),
+    weights_on_host: bool = False,
+) -> tuple[Schedule, Settings, str]:
+    """Cut this rank's subgroups into tiles, and decide what ``auto`` leaves open.
 
     Args:
-        background: Where updates run.
-        update: What is made ready again after one that failed.
-        homes: To where loaded moments return.
-        is_whole: Whether moments are loaded as well, so that nothing is left of the failure.
+        settings: The checked block of the config.
+        numels: Elements of each subgroup.
+        apart: Runs of elements that get tiles of their own where single tiles are waited for.
+        weights_on_host: Whether 16-bit weights live in host memory.
+
+    Returns:
+        The tiles, the settings without ``auto``, and why the policy is what it is.
     """
-    what = "loading a checkpoint"
-    with background.overlooking_failure():
-        if background.has_failed:
-            update.forget_failure()
-        with background.under_way(what), background.changing(what):
-            yield
-            homes.return_home()
-        if is_whole:
-            background.forget_failure()
+    has_gpu = get_accelerator().device_name() == "cuda"
+    chosen, why = settle_policy(settings, numels, local_ranks(), has_gpu, weights_on_host)
+    schedule = Schedule.make(
+        numels,
+        chosen.policy,
+        chosen.stride,
+        chosen.ratio,
+        chosen.tile_numel,
+        apart if chosen.just_in_time_forward else (),
+    )
+    return dataclasses.replace(schedule, weights_on_host=weights_on_host), chosen, why

@@ -1,15 +1,10 @@
-"""The one subclass of DeepSpeed's optimizer of ZeRO-1 and ZeRO-2: its methods, handed to objects.
+"""The one subclass of DeepSpeed's optimizer of ZeRO-1 and ZeRO-2, and the objects that it owns.
 
 What is not overridden (partitioning, the whole way of a gradient, norms, overflow, loss scale, the
-gather of new weights, checkpoints) is stock code.
-
-What the adapter's objects read of DeepSpeed's optimizer, and how its flat state is cut.
-
-Stock has one flat master weight a parameter group, of which every rank has an equal part. That is
-cut into runs of elements here, which are the subgroups of the plan: the knobs of a policy mean what
-they mean at stage 3. Neither storage nor checkpoints know of them.
-
-Gradients of flat parameter groups: fp32, in host memory, where stock's backward copies them.
+gather of new weights, checkpoints) is stock code. Stock has one flat master weight a parameter
+group, of which every rank has an equal part. That is cut into runs of elements here, which are the
+subgroups of the plan: the knobs of a policy mean what they mean at stage 3. Neither storage nor
+checkpoints know of them.
 
 [Note: scaled late] Before its update stock multiplies the gradients of a group by one factor, which
 unscales and clips them: a pass over memory of its own. Our kernels apply the factor while they read
@@ -17,8 +12,6 @@ a gradient, so it is not written back. But a parameter that takes no part in the
 updated with its old gradient again, multiplied twice then; and a user may look at gradients after a
 step. So each parameter's gradient *owes* the last factor, until new content replaces it, the next
 update reads it, or somebody looks.
-
-Where optimizer state of flat parameter groups lives: in host memory.
 """
 
 from __future__ import annotations
@@ -30,17 +23,21 @@ from typing import Any, Protocol, SupportsIndex
 
 import torch
 from deepspeed import comm as dist
-from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import Tensor
+from typing_extensions import override
 
 from deep_optimizer_states.adapter.homes import AnyStock, StateHomes
 from deep_optimizer_states.adapter.steppers import Steppers
-from deep_optimizer_states.adapter.update import UpdatePhase, loading, stand_in_for_step
-from deep_optimizer_states.auto import settle_policy
+from deep_optimizer_states.adapter.update import (
+    Gradients,
+    UpdatePhase,
+    refuse_autocast,
+    settle_schedule,
+    stand_in_for_step,
+)
 from deep_optimizer_states.config import BLOCK, Settings
 from deep_optimizer_states.core.device.base import Device
-from deep_optimizer_states.core.host import local_ranks
 from deep_optimizer_states.core.kernels.adam import AdamTensors
 from deep_optimizer_states.core.kernels.host import Tail
 from deep_optimizer_states.core.plan import cut_flat_state
@@ -110,37 +107,32 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
         # Releases up to 0.19.6 have the quotient of two whole numbers, a float.
         self.partition_size = [int(numel) for numel in self.partition_size]
         runs = cut_groups(self.partition_size, self._subgroup_numel or self._settings.tile_numel)
-        schedule = self._settle_schedule([run.numel for run in runs])
+        numels = [run.numel for run in runs]
+        schedule, self._settings, why_policy = settle_schedule(self._settings, numels)
         self._homes = FlatHomes(self, runs, schedule, self._lanes)
         self._gradients = LateScaled(self, runs)
         self._take_memory()
         self._update = UpdatePhase(
-            self, self._settings, self._steppers, schedule, self._homes, self._gradients
+            self,
+            self._settings,
+            self._steppers,
+            schedule,
+            self._homes,
+            self._gradients,
+            self.background,
         )
         self._is_made = True
         self.background.prepare(self._lanes.near.bind_this_thread)
-        self._update.announce(2 if self.partition_gradients else 1, self._why_policy)
+        self._update.announce(2 if self.partition_gradients else 1, why_policy)
 
     def _refuse_other_types(self) -> None:
-        if self.torch_autocast_gradscaler is not None:
-            raise ConfigError(
-                "torch_autocast in fp16 scales gradients by itself, which "
-                f'"{BLOCK}" does not repeat; use torch_autocast in bfloat16, or '
-                'the "fp16" or "bf16" block'
-            )
+        refuse_autocast(self)
         types = sorted({str(flat.dtype) for flat in self.bit16_groups_flat})
         if len(types) > 1:
             raise ConfigError(
                 f'"{BLOCK}" works on weights of one type at ZeRO stages 1 and 2; those of this '
                 f"model's parameter groups are {' and '.join(types)}: convert the model to one"
             )
-
-    def _settle_schedule(self, numels: list[int]) -> Schedule:
-        has_gpu = get_accelerator().device_name() == "cuda"
-        chosen, why = settle_policy(self._settings, numels, local_ranks(), has_gpu)
-        self._settings, self._why_policy = chosen, why
-        way = (chosen.policy, chosen.stride, chosen.ratio, chosen.tile_numel)
-        return Schedule.make(numels, *way)
 
     def _take_memory(self) -> None:
         masters, numel = self._masters, sum(self.partition_size)
@@ -218,8 +210,7 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
         self, state_dict_list: Any, load_optimizer_states: bool = True, *args: Any, **kwargs: Any
     ) -> None:
         """Load a checkpoint, stock's or a universal one; loaded moments return to their home."""
-        is_whole = bool(load_optimizer_states)
-        with loading(self.background, self._update, self._homes, is_whole):
+        with self._update.loading(is_whole=bool(load_optimizer_states)):
             super().load_state_dict(state_dict_list, load_optimizer_states, *args, **kwargs)
         self._relink_moments()
 
@@ -231,7 +222,7 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
                 if mapping is not None and mapping.optim_fragment:
                     mapping.set_optim_state_fragment(master, self.optimizer.state[master])
 
-    # Gradients: stock's, from backward to its norms; see [Note: scaled late] in ``gradients``.
+    # Gradients: stock's, from backward to its norms; see [Note: scaled late].
 
     def copy_grads_in_partition(self, param: Any, *args: Any) -> None:
         """Stock's copy of a reduced gradient to host memory; releases differ in arguments."""
@@ -275,8 +266,7 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
         stand_in_for_step(self.optimizer)
         # What is cut short from here on leaves wrong state behind.
         self._change.enter_context(self.background.changing("engine.step()"))
-        self._gradients.settle()
-        self._update.launch(self.background, None, self._grad_scale)
+        self._update.launch(None, self._grad_scale)
         self._lazy_init_hp_params_optimizer_state()
         self._hidden.enter_context(self._nothing_to_copy())
 
@@ -300,11 +290,6 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
         """Stock's, between its loop over groups and the gather of the new weights."""
         self._hidden.close()
         super().reset_cpu_buffers()
-
-    @property
-    def device_share(self) -> float:
-        """Share of the parameters that the last step updated on the device, from 0 to 1."""
-        return self._update.device_share
 
     def destroy(self) -> None:
         """End lanes, unlock host memory, free device slots. A second call changes nothing.
@@ -331,7 +316,7 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
 
 
 class Stock(AnyStock, Protocol):
-    """The attributes of DeepSpeed's optimizer that the adapter's objects read, and no others."""
+    """The attributes of DeepSpeed's optimizer that the objects here read, and no others."""
 
     partition_size: list[int]
     """Elements of this rank's part of each parameter group, padding included."""
@@ -371,7 +356,7 @@ def cut_groups(group_numels: Sequence[int], subgroup_numel: int) -> list[Run]:
     ]
 
 
-class LateScaled:
+class LateScaled(Gradients):
     """The fp32 gradients of this rank, and what they are still to be multiplied with.
 
     It writes to the tensors that stock holds as ``grad`` of its master weights.
@@ -419,37 +404,18 @@ class LateScaled:
                 group, _, start, numel = self._stock.grad_position[param_id]
                 self._grads[group].narrow(0, start, numel).mul_(factor)
 
+    @override
     def stepped(self, factor: float) -> None:
-        """The update is launched, which multiplies every gradient by ``factor``."""
         self._owed = dict.fromkeys(self._stock.grad_position, factor)
 
+    @override
     def beside_state(self, subgroup: int) -> Tensor:
-        """A subgroup's gradients, 1-D, in host memory."""
         run = self._runs[subgroup]
         return run.of(self._grads[run.group])
 
-    def widened(self) -> dict[int, Tensor]:
-        """None: all are fp32, those of parameters that took no part too."""
-        return {}
-
-    def on_device(self, number: int) -> None:
-        """None: stock keeps them in host memory alone."""
-
-    def drain(self) -> None:
-        """Nothing is in flight: stock waits for its copies when a step begins."""
-
-    def forget_flushes(self) -> None:
-        """None of ours is in flight."""
-
 
 class SettledFragments(list[Tensor]):
-    """Views of a group's gradients, one a parameter, that are scaled when they are looked at.
-
-    Args:
-        fragments: Stock's own list of them.
-        param_ids: Their parameters.
-        gradients: What they are views of.
-    """
+    """Stock's views of a group's gradients, one a parameter, scaled when they are looked at."""
 
     def __init__(
         self, fragments: Iterable[Tensor], param_ids: list[int], gradients: LateScaled
@@ -464,14 +430,7 @@ class SettledFragments(list[Tensor]):
 
 
 class FlatHomes(StateHomes):
-    """Homes of parameter groups, of each of which a subgroup is a run of elements.
-
-    Args:
-        stock: DeepSpeed's optimizer.
-        runs: The subgroups.
-        schedule: None of them is resident.
-        lanes: Whose memory it is.
-    """
+    """Homes of parameter groups, in host memory; a subgroup is a run of elements of one."""
 
     def __init__(
         self, stock: Stock, runs: Sequence[Run], schedule: Schedule, lanes: Device
@@ -486,8 +445,8 @@ class FlatHomes(StateHomes):
             state |= {"step": 0, **self._moments[group]}
         return state
 
+    @override
     def tensors_of(self, subgroup: int, grad: Tensor) -> AdamTensors:
-        """State and 16-bit weights of a subgroup where they live, beside a gradient of its."""
         run = self._runs[subgroup]
         state, rank = self._state_of(run.group), dist.get_rank(self._ranks_of(run.group))
         # Looked up anew: stock makes others when states were offloaded and came back.
@@ -499,19 +458,19 @@ class FlatHomes(StateHomes):
     def _ranks_of(self, group: int) -> Any:
         return self._flat.real_dp_process_group[group]
 
+    @override
     def group_of(self, subgroup: int) -> int:
-        """The parameter group that a subgroup is of."""
         return self._runs[subgroup].group
 
+    @override
     def count_step(self, subgroup: int) -> int:
-        """Step stock's counter of the group, once for all of its subgroups."""
         run = self._runs[subgroup]
         state = self._state_of(run.group)
         if run.start == 0:
             state["step"] += 1
         return int(state["step"])
 
+    @override
     def tail_start(self, subgroup: int, tail: Tail) -> int:
-        """First element that is rounded as a tail: stock steps the whole group at once."""
         run = self._runs[subgroup]
         return tail.start(self._masters[run.group].numel()) - run.start

@@ -74,39 +74,16 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Buffers an executor allocates, in elements; 0 for none.
+class Types:
+    """Types of what an executor's buffers hold; of master weights and moments the widest.
 
-    Attributes:
-        slot_numel: Largest tile that passes through a device slot.
-        staging_numel: Largest tile stepped on the CPU.
-        grad_dtype: Type of gradients.
-        weights_dtype: Type of the model's weights.
-        state_dtypes: Types of master weights and of moments, the widest that they will have.
-        weights_on_host: Whether weights live in host memory.
-        outbox_numel: Largest resident tile whose weights are sent there.
+    ``weights`` are those that the model computes with.
     """
 
-    slot_numel: int
-    staging_numel: int
-    grad_dtype: torch.dtype
-    weights_dtype: torch.dtype
-    state_dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32)
-    weights_on_host: bool = False
-    outbox_numel: int = 0
-
-    @classmethod
-    def of(
-        cls,
-        schedule: Schedule,
-        grad_dtype: torch.dtype,
-        weights_dtype: torch.dtype,
-        state_dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32),
-    ) -> Sizes:
-        """What a schedule's tiles need."""
-        numels = (schedule.slot_numel, schedule.staging_numel)
-        weights = (schedule.weights_on_host, schedule.outbox_numel)
-        return cls(*numels, grad_dtype, weights_dtype, state_dtypes, *weights)
+    grad: torch.dtype
+    weights: torch.dtype
+    master: torch.dtype = torch.float32
+    moments: torch.dtype = torch.float32
 
 
 class _Buffers:
@@ -133,7 +110,8 @@ class Executor:
     """Runs a step's actions.
 
     Args:
-        sizes: What to allocate.
+        schedule: The tiles for which it takes buffers.
+        types: Of their tensors.
         device: Where device tiles are stepped.
         host_adam: The CPU lane's kernel.
         num_threads: Of the CPU lane.
@@ -142,7 +120,8 @@ class Executor:
 
     def __init__(
         self,
-        sizes: Sizes,
+        schedule: Schedule,
+        types: Types,
         device: Device,
         host_adam: HostAdam,
         num_threads: int,
@@ -152,23 +131,22 @@ class Executor:
         self._timeline = timeline
         self._device = device
         self._host_adam = host_adam
-        self._weights_on_host = sizes.weights_on_host
-        master, moments = sizes.state_dtypes
-        dtypes = [master, moments, moments, sizes.grad_dtype]
-        if sizes.weights_on_host:
-            dtypes.append(sizes.weights_dtype)
-        self._dtypes = dtypes
+        self._weights_on_host = schedule.weights_on_host
+        self._dtypes = [types.master, types.moments, types.moments, types.grad]
+        if schedule.weights_on_host:
+            self._dtypes.append(types.weights)
+        slot, outbox, staging = schedule.slot_numel, schedule.outbox_numel, schedule.staging_numel
         self._slots = [
-            _Buffers(tuple([device.empty_device(sizes.slot_numel, dtype) for dtype in dtypes]))
-            for _ in range(NUM_SLOTS if sizes.slot_numel else 0)
+            _Buffers(tuple([device.empty_device(slot, dtype) for dtype in self._dtypes]))
+            for _ in range(NUM_SLOTS if slot else 0)
         ]
         self._outboxes = [
-            _Buffers((device.empty_device(sizes.outbox_numel, sizes.weights_dtype),))
-            for _ in range(NUM_STAGING_BUFFERS if sizes.outbox_numel else 0)
+            _Buffers((device.empty_device(outbox, types.weights),))
+            for _ in range(NUM_STAGING_BUFFERS if outbox else 0)
         ]
         self._staging = [
-            _Buffers((device.empty_host(sizes.staging_numel, sizes.weights_dtype),))
-            for _ in range(NUM_STAGING_BUFFERS if sizes.staging_numel else 0)
+            _Buffers((device.empty_host(staging, types.weights),))
+            for _ in range(NUM_STAGING_BUFFERS if staging else 0)
         ]
         self._next_slot = itertools.cycle(self._slots)
         self._next_staging = itertools.cycle(self._staging)
@@ -195,12 +173,6 @@ class Executor:
         }
 
     @property
-    def slot_bytes(self) -> int:
-        """Device memory of all slots and outboxes, in bytes."""
-        buffers = (*self._slots, *self._outboxes)
-        return sum(tensor.nbytes for slot in buffers for tensor in slot.tensors)
-
-    @property
     def ahead(self) -> Collection[int]:
         """Tiles whose state was sent ahead and that no update has claimed, as of now."""
         return self._ahead.keys()
@@ -211,14 +183,13 @@ class Executor:
         return self._claimed.keys()
 
     @property
-    def unflushed(self) -> Collection[int]:
-        """Tiles whose state was sent ahead and is not home again, as of now."""
-        return [
-            tile for tile, free in self._unflushed.copy().items() if not (free and free.reached())
-        ]
+    def away(self) -> Collection[int]:
+        """Tiles whose state was sent ahead and is not dropped or home again, as of now."""
+        claimed = self._unflushed.copy().items()
+        return [*self._ahead, *(tile for tile, free in claimed if not (free and free.reached()))]
 
     def claim(self, tiles: Iterable[int]) -> None:
-        """An update is about to get ``tiles``: what was sent ahead of them is its own from now."""
+        """Keep what was sent ahead of ``tiles`` for the update that is about to get them."""
         for tile in tiles:
             if tile in self._ahead:
                 self._claimed[tile] = self._ahead.pop(tile)
@@ -226,7 +197,7 @@ class Executor:
 
     @property
     def num_under_way_ahead(self) -> int:
-        """How many of them are on the way."""
+        """Number of tiles on their way ahead."""
         return sum(not own.filled.reached() for own in self._ahead.values() if own.filled)
 
     @property
@@ -262,7 +233,7 @@ class Executor:
         self._ahead.clear()
 
     def share(self, tiles: Sequence[int], numels: Sequence[int]) -> Choose:
-        """Split tiles between device and CPU as they run; see :class:`RunTimeSplit`."""
+        """Split tiles between device and CPU as they run, see :class:`RunTimeSplit`."""
         self._is_sharing = True
         return self._split.share(tiles, numels, self._in_flight)
 

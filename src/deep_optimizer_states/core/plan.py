@@ -223,29 +223,6 @@ def cut_flat_state(numel: int, subgroup_numel: int) -> list[tuple[int, int]]:
     return [(start, min(length, numel - start)) for start in range(0, numel, length)]
 
 
-def choose_device_subgroups(num_subgroups: int, policy: str, stride: int) -> frozenset[int]:
-    """Subgroups that a fixed policy updates on the device.
-
-    Args:
-        num_subgroups: Subgroups this rank owns, at least 0.
-        policy: ``all-host``, ``ratio`` (whose device share is resident), ``stride`` or
-            ``all-device``.
-        stride: For ``stride``: subgroup i goes to the device when (i + 1) is a multiple of it.
-
-    Raises:
-        PlanError: Unknown policy or stride below 1.
-    """
-    if policy in ("all-host", "ratio"):
-        return frozenset()
-    if policy == "all-device":
-        return frozenset(range(num_subgroups))
-    if policy != "stride":
-        raise PlanError(f"policy '{policy}' is not one of all-host, ratio, stride, all-device")
-    if stride < 1:
-        raise PlanError(f"stride {stride} must be at least 1")
-    return frozenset(range(stride - 1, num_subgroups, stride))
-
-
 def choose_resident_subgroups(numels: Sequence[int], ratio: float) -> frozenset[int]:
     """Leading subgroups whose state stays on the device.
 

@@ -1,7 +1,13 @@
-"""The split between device and CPU that policy ``dynamic`` finds while the update runs.
+"""Policies: who steps which tile. Each is one class, and what a config calls it.
 
-Both take the next tile of one list, so what the next forward needs first is updated first. To hand
-the device a tile whenever a slot is free is not enough:
+A policy is added here alone: a subclass of :class:`Policy`, in :data:`POLICIES`, and its name among
+those that ``config.Settings`` takes. Its settings come from there, and ``predict`` asks the same
+objects as the executor: ``takes`` of a fixed policy, ``share`` and ``learn`` of a split that is
+found while the update runs.
+
+Policy ``dynamic`` lets the device and the CPU take the next tile of one list, so what the next
+forward needs first is updated first. To hand the device a tile whenever a slot is free is not
+enough:
 
 - The CPU steps a whole tile before anybody looks again, and a slow one lets slots lie idle
   meanwhile. The device gets as many elements ahead as it ends during one step of the CPU; its lanes
@@ -20,8 +26,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from deep_optimizer_states.core.plan import DEVICE_CHAIN, HOST_CHAIN, Kind
+from deep_optimizer_states.errors import PlanError
 
 PIPELINE = 2
 """A tile's time on an idle device, in tiles: its way there and its way back."""
@@ -35,6 +43,73 @@ WORTH_A_TRY = 0.5
 """A way that was slower than this share of the other is not tried again."""
 LONGEST_WAIT = 64
 """Updates after which the slower way, or a lane that got nothing, is tried again."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Every subgroup on the CPU: policy ``all-host``, and the base of the others.
+
+    Attributes:
+        stride: For policy ``stride``.
+        is_split: Whether the split of tiles is found while the update runs.
+    """
+
+    stride: int = 1
+    is_split: ClassVar[bool] = False
+
+    def takes(self, subgroup: int) -> bool:
+        """Return whether the device updates a subgroup's tiles through a slot."""
+        return False
+
+
+class Ratio(Policy):
+    """The same, but for the subgroups that are resident on the device."""
+
+
+class Stride(Policy):
+    """One subgroup in ``stride`` on the device."""
+
+    def takes(self, subgroup: int) -> bool:
+        """Take subgroup i when (i + 1) is a multiple of the stride."""
+        return (subgroup + 1) % self.stride == 0
+
+
+class AllDevice(Policy):
+    """Every subgroup on the device."""
+
+    def takes(self, subgroup: int) -> bool:
+        """Take all."""
+        return True
+
+
+class Dynamic(Policy):
+    """Device and CPU share the tiles while they run, see :class:`RunTimeSplit`."""
+
+    is_split = True
+
+
+POLICIES: Mapping[str, type[Policy]] = {
+    "all-host": Policy,
+    "ratio": Ratio,
+    "stride": Stride,
+    "all-device": AllDevice,
+    "dynamic": Dynamic,
+}
+"""What a config calls them; ``auto`` becomes one of these before anything is planned."""
+
+
+def policy_of(name: str, stride: int) -> Policy:
+    """Return a policy by its name.
+
+    Raises:
+        PlanError: There is none, or ``stride`` is below 1.
+    """
+    if name not in POLICIES:
+        raise PlanError(f"policy '{name}' is not one of {', '.join(POLICIES)}")
+    if stride < 1:
+        raise PlanError(f"stride {stride} must be at least 1")
+    return POLICIES[name](stride)
+
 
 Choose = Callable[[int], tuple[Kind, ...]]
 """The chain of actions of a tile, chosen when it is to be issued."""
@@ -72,7 +147,7 @@ class Flight:
     end_s: float
 
 
-class Rivals:
+class FasterOfTwo:
     """Two ways to do the same again and again: the faster one is kept, the other tried at times."""
 
     def __init__(self) -> None:
@@ -82,7 +157,7 @@ class Rivals:
         self._since = 0
 
     def next(self, was_second: bool, rate: float, may_try: bool) -> bool:
-        """Whether the second way is to be gone next.
+        """Return whether to take the second way next.
 
         Args:
             was_second: Which one was gone now.
@@ -118,7 +193,7 @@ class RunTimeSplit:
         self.pace = 1.0
         self.is_alone = False
         self._is_measured = False
-        self._rivals = Rivals()
+        self._ways = FasterOfTwo()
         self._unused: dict[tuple[Kind, ...], int] = {DEVICE_CHAIN: 0, HOST_CHAIN: 0}
 
     def share(
@@ -188,7 +263,7 @@ class RunTimeSplit:
             self.pace = math.sqrt(self.pace * pace) if self._is_measured else pace
             self._is_measured = True
         is_held_up = bool(flights) and _is_held_up(steps)
-        self.is_alone = self._rivals.next(was_alone, numel / seconds, is_held_up)
+        self.is_alone = self._ways.next(was_alone, numel / seconds, is_held_up)
 
 
 def _device_rate(flights: Sequence[Flight]) -> float:

@@ -23,11 +23,10 @@ from deep_optimizer_states.core.plan import (
     Action,
     Kind,
     Tile,
-    choose_device_subgroups,
     choose_resident_subgroups,
     cut_into_tiles,
 )
-from deep_optimizer_states.core.policies import TINY, Share
+from deep_optimizer_states.core.policies import TINY, Share, policy_of
 
 NUM_AHEAD = 16
 """Tiles that the device may have in flight under a fixed policy. A CUDA stream takes about a
@@ -110,7 +109,7 @@ class Schedule:
 
         Args:
             numels: Elements of each subgroup of this rank.
-            policy: ``all-host``, ``ratio``, ``stride``, ``all-device`` or ``dynamic``.
+            policy: One of ``POLICIES``.
             stride: For ``stride``.
             ratio: Share of the state in host memory, from 0 to 1; the rest is resident.
             tile_numel: Largest tile.
@@ -121,16 +120,16 @@ class Schedule:
         """
         tiles = cut_into_tiles(numels, tile_numel, apart)
         resident = choose_resident_subgroups(numels, ratio)
-        dynamic = policy == "dynamic"
-        fixed = "all-host" if dynamic else policy
-        chosen = choose_device_subgroups(len(numels), fixed, stride) - resident
+        chosen = policy_of(policy, stride)
         movable = [tile.numel for tile in tiles if tile.subgroup not in resident]
         # What lies below costs the device a launch each and the CPU next to nothing.
         least = TINY * max(movable, default=0)
         through_slots = {
-            idx for idx, tile in enumerate(tiles) if tile.subgroup in chosen and tile.numel >= least
+            idx
+            for idx, tile in enumerate(tiles)
+            if tile.subgroup not in resident and chosen.takes(tile.subgroup) and tile.numel >= least
         }
-        return cls(tiles, resident, frozenset(through_slots), dynamic)
+        return cls(tiles, resident, frozenset(through_slots), chosen.is_split)
 
     @property
     def resident_tiles(self) -> frozenset[int]:

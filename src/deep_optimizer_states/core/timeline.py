@@ -64,53 +64,44 @@ class Recorder:
 
 @dataclass(frozen=True)
 class UpdateSummary:
-    """How one update went: which lane bound it, and how far it was from that lane's own time."""
+    """How one update went.
 
-    begin_s: float
-    end_s: float
+    Attributes:
+        seconds: Its length.
+        busy_s: Seconds that each lane worked during the update.
+        bound_by: The busiest lane: with perfect overlap the update would last as long as it is
+            busy. Empty where no lane had work.
+        share_of_limit: That lane's busy time over the update's length, from 0 to 1.
+    """
+
+    seconds: float
     busy_s: Mapping[str, float]
-    """Seconds that each lane worked during the update."""
-
-    @property
-    def seconds(self) -> float:
-        """Length of the update."""
-        return self.end_s - self.begin_s
-
-    @property
-    def bound_by(self) -> str:
-        """The busiest lane: with perfect overlap the update would last as long as it is busy."""
-        return max(self.busy_s, key=lambda lane: self.busy_s[lane], default="")
-
-    @property
-    def share_of_limit(self) -> float:
-        """That lane's busy time over the update's length, from 0 to 1."""
-        return self.busy_s[self.bound_by] / self.seconds if self.bound_by and self.seconds else 0.0
+    bound_by: str
+    share_of_limit: float
 
     def text(self, number: int) -> str:
-        """One line for a log."""
+        """Return one line for a log."""
+        head = f"update {number}: {1e3 * self.seconds:.1f} ms"
         if not self.bound_by:
-            return f"update {number}: {1e3 * self.seconds:.1f} ms, no lane had work"
-        others = ", ".join(
-            f"{lane} {busy / self.seconds:.0%}"
-            for lane, busy in self.busy_s.items()
-            if lane != self.bound_by and busy
-        )
-        return (
-            f"update {number}: {1e3 * self.seconds:.1f} ms, bound by {self.bound_by} "
-            f"({1e3 * self.busy_s[self.bound_by]:.1f} ms of work, {self.share_of_limit:.0%})"
-            + (f"; {others}" if others else "")
-        )
+            return f"{head}, no lane had work"
+        shares = {lane: f"{lane} {busy / self.seconds:.0%}" for lane, busy in self.busy_s.items()}
+        shares.pop(self.bound_by)
+        work = f"{1e3 * self.busy_s[self.bound_by]:.1f} ms of work, {self.share_of_limit:.0%}"
+        others = f"; {', '.join(shares.values())}" if shares else ""
+        return f"{head}, bound by {self.bound_by} ({work}){others}"
 
 
 def summarize(spans: Iterable[Span], begin_s: float, end_s: float) -> UpdateSummary:
-    """Busy time of each lane between two times; overlapping spans of a lane count once."""
+    """Add up each lane's busy time between two times; overlapping spans of a lane count once."""
     by_lane: dict[str, list[tuple[float, float]]] = {}
     for span in spans:
         first, last = max(span.begin_s, begin_s), min(span.end_s, end_s)
         if last > first and not span.what.startswith(WAIT):
             by_lane.setdefault(span.lane, []).append((first, last))
-    known = sorted(by_lane, key=lambda lane: LANES.index(lane) if lane in LANES else len(LANES))
-    return UpdateSummary(begin_s, end_s, {lane: _covered(by_lane[lane]) for lane in known})
+    busy_s = {lane: _covered(by_lane[lane]) for lane in LANES if lane in by_lane}
+    bound_by, seconds = max(busy_s, key=busy_s.__getitem__, default=""), end_s - begin_s
+    share = busy_s[bound_by] / seconds if bound_by and seconds else 0.0
+    return UpdateSummary(seconds, busy_s, bound_by, share)
 
 
 def _covered(intervals: Sequence[tuple[float, float]]) -> float:
@@ -155,21 +146,9 @@ class TimelineFile:
             }
         )
         if self._is_on:
-            with self._off_on_failure():
-                self._append("".join(json.dumps(row) + "\n" for row in rows).encode())
+            with self._off_on_failure(), self._path.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
         return summary.text(self._updates)
-
-    def _append(self, lines: bytes) -> None:
-        # Without a buffer, which would be written out later, on closing.
-        with self._path.open("ab", buffering=0) as file:
-            whole = file.tell()
-            try:
-                while lines:
-                    lines = lines[file.write(lines) :]
-            except OSError:
-                with contextlib.suppress(OSError):
-                    file.truncate(whole)  # no half line stays
-                raise
 
     @contextlib.contextmanager
     def _off_on_failure(self) -> Iterator[None]:

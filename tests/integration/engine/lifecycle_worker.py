@@ -189,9 +189,9 @@ def leave(how):
     engine = make_engine(BLOCK, is_late=True)
     equality.train(engine, CASE, steps=1)
     assert engine.optimizer.state, "this waits for the first update"
-    first = engine.optimizer._update.last_plan
+    first = engine.optimizer._update.executor.last_plan
     equality.train(engine, CASE, steps=1, skip=1)
-    assert engine.optimizer._update.last_plan is first, "no update is in flight"
+    assert engine.optimizer._update.executor.last_plan is first, "no update is in flight"
     if how == "after backward":
         engine.backward(engine(torch.ones(4, WIDTH).bfloat16()).float().sum())
     if how == "an error":

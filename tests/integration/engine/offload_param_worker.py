@@ -33,7 +33,7 @@ def homes(policy):
     kept = [*stock.fp16_partitioned_groups_flat]
     kept += [param.ds_tensor for group in stock.fp16_groups for param in group]
     found = {
-        "plan": str(stock._update.last_plan),
+        "plan": str(stock._update.executor.last_plan),
         "at home": all(tensor.untyped_storage().data_ptr() == storage for tensor in kept),
         "changed": not torch.equal(before, memory),
         "staging": stock._schedule.staging_numel,

@@ -47,8 +47,8 @@ def without_waiting_in_step():
     """Updates are launched as at stage 3, where somebody else waits for each tile."""
     launch = UpdatePhase.launch
 
-    def launch_alone(self, background, order, grad_scale):
-        launch(self, background, tuple(range(len(self._schedule.tiles))), grad_scale)
+    def launch_alone(self, order, grad_scale):
+        launch(self, tuple(range(len(self._schedule.tiles))), grad_scale)
 
     with mock.patch.object(UpdatePhase, "launch", launch_alone), equality.late():
         return different(CASE)

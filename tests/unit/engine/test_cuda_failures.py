@@ -24,9 +24,9 @@ from late import late
 from deep_optimizer_states.core.device import cuda
 from deep_optimizer_states.core.device.base import Wait
 from deep_optimizer_states.core.device.cuda import CudaDevice
-from deep_optimizer_states.core.device.self_check import check_device_adam
 from deep_optimizer_states.core.kernels.host import HostAdam
 from deep_optimizer_states.core.timeline import Recorder
+from deep_optimizer_states.core.verify import check_device_adam
 from deep_optimizer_states.errors import KernelError, UpdateError
 
 

@@ -316,7 +316,7 @@ def test_what_was_sent_ahead_of_a_tile_that_must_stay_at_home_is_not_used():
     assert plan.device_tiles == (0, 3)
     assert str(plan).startswith("0AHD 3AHD | 0H2D")
     assert not executor.claimed
-    assert not list(executor.unflushed)
+    assert not list(executor.away)
 
 
 def test_state_that_is_dropped_is_not_used():

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from deep_optimizer_states.core.device.emulated import EmulatedDevice
-from deep_optimizer_states.core.device.self_check import check_device_adam
 from deep_optimizer_states.core.kernels.adam import AdamTensors
 from deep_optimizer_states.core.kernels.host import HostAdam, Tail
+from deep_optimizer_states.core.verify import check_device_adam
 from deep_optimizer_states.errors import KernelError
 
 TAIL = Tail(16, 1)

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from deep_optimizer_states.core.device.emulated import EmulatedDevice
-from deep_optimizer_states.core.device.self_check import check_device_adam
 from deep_optimizer_states.core.kernels.adam import AdamTensors, BetaPowers, adam_scalars
 from deep_optimizer_states.core.kernels.host import HostAdam, Tail
+from deep_optimizer_states.core.verify import check_device_adam
 
 triton = pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch")
 

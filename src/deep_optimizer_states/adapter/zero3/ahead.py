@@ -46,9 +46,8 @@ from deep_optimizer_states.adapter.zero3.gathers import Gate
 from deep_optimizer_states.adapter.zero3.stock import Layout, Stock
 from deep_optimizer_states.config import PREFETCH_MEMORY, STEP_BEFORE_NORM, Settings
 from deep_optimizer_states.core.device.base import Device
-from deep_optimizer_states.core.policies import TINY, Rivals
+from deep_optimizer_states.core.policies import TINY, FasterOfTwo
 from deep_optimizer_states.core.schedule import MOST_UNDER_WAY, Schedule
-from deep_optimizer_states.core.update import Background
 from deep_optimizer_states.errors import ConfigError, UpdateError
 
 NO_BACKWARD = -1
@@ -181,30 +180,38 @@ class WorkInBackward:
     Args:
         stock: DeepSpeed's optimizer.
         settings: The checked block of the config.
-        parts: How parameters were cut, this rank's tiles, who waits for them, and the thread.
+        layout: How stock has cut the parameters.
+        schedule: This rank's tiles.
+        gate: Who waits for them, and the thread of the update.
         update: What tiles are handed to.
         lanes: The device.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a thing of its own
         self,
         stock: Stock,
         settings: Settings,
-        parts: tuple[Layout, Schedule, Gate, Background],
+        layout: Layout,
+        schedule: Schedule,
+        gate: Gate,
         update: UpdatePhase,
         lanes: Device,
     ) -> None:
         self._stock = stock
         self._settings = settings
-        self._layout, self._schedule, self._gate, self._background = parts
+        self._layout = layout
+        self._schedule = schedule
+        self._gate = gate
+        self._background = gate.background
         self._update = update
+        self._executor = update.executor
         self._lanes = lanes
         self._sizes = [tile.numel for tile in self._schedule.tiles]
         largest = max(self._sizes, default=0)
         self._least_numel = TINY * largest
-        tile_bytes = update.ahead_bytes_of_an_element * largest
+        tile_bytes = self._executor.element_bytes * largest
         self._room = Room(lanes, settings.prefetch_memory_bytes, tile_bytes)
-        self._rivals = Rivals()
+        self._ways = FasterOfTwo()
         self._rests = False
         self._rested = False
         self._began_s = time.perf_counter()
@@ -289,7 +296,7 @@ class WorkInBackward:
         seconds, self._began_s = now_s - self._began_s, now_s
         rested, self._rested = self._rested, self._rests
         if self._schedule.dynamic and self._knows_order and rested == self._rests:
-            self._rests = self._rivals.next(self._rests, 1 / seconds, True)
+            self._rests = self._ways.next(self._rests, 1 / seconds, True)
 
     def gradient_is_final(self, ds_id: int) -> None:
         """The last gradient of a parameter in this window is on its way home."""
@@ -326,10 +333,10 @@ class WorkInBackward:
         if tiles:
             if not self._update.is_begun:
                 self._background.wait()
-            self._update.give(self._background, self._order(), tiles)
+            self._update.give(self._order(), tiles)
 
     def _send_ahead(self) -> None:
-        update, room = self._update, self._room
+        executor, room = self._executor, self._room
         if not self._settings.prefetch_memory_bytes or not room.may_look():
             return
         if room.is_short:
@@ -338,12 +345,12 @@ class WorkInBackward:
         while self._num_looked_at < len(order):
             tile = order[self._num_looked_at]
             if self._may_be_ahead(tile):
-                more = update.ahead_bytes_of_an_element * self._sizes[tile]
-                is_busy = update.num_under_way_ahead >= MOST_UNDER_WAY
+                more = executor.element_bytes * self._sizes[tile]
+                is_busy = executor.num_under_way_ahead >= MOST_UNDER_WAY
                 if is_busy or not room.allows(self._taken_bytes, more):
                     return
                 try:
-                    update.send_ahead(tile)
+                    self._update.send_ahead(tile)
                 except torch.OutOfMemoryError:
                     self._give_back()
                     return
@@ -360,17 +367,16 @@ class WorkInBackward:
 
     @property
     def _taken_bytes(self) -> int:
-        size = self._update.ahead_bytes_of_an_element
-        return sum(size * self._sizes[tile] for tile in self._update.all_ahead)
+        return sum(self._executor.element_bytes * self._sizes[tile] for tile in self._executor.away)
 
     def _give_back(self) -> None:
         """Others need the memory."""
         self._room.was_short(self._taken_bytes)
-        self._update.drop_ahead()
+        self._executor.drop_ahead()
 
     def on_gather(self) -> None:
         """A forward or backward takes memory for parameters: see that it is there."""
-        if not self._settings.prefetch_memory_bytes or not self._update.all_ahead:
+        if not self._settings.prefetch_memory_bytes or not self._executor.away:
             return
         if self._room.may_look() and self._room.is_short:
             self._give_back()
@@ -379,7 +385,7 @@ class WorkInBackward:
 
     def drop(self) -> None:
         """State may be written, or nobody is about to step: forget what was sent ahead."""
-        self._update.drop_ahead()
+        self._executor.drop_ahead()
 
     def check_step(self, is_skipped: bool) -> None:
         """``step()`` of stock has come back.

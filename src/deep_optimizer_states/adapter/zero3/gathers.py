@@ -56,7 +56,7 @@ class Gate:
     """Lets a gather of a parameter through once that parameter's own tiles are updated.
 
     It owns the order in which tiles are used. Of stock it needs nothing but the gathers of all
-    engines of this process, below which :meth:`hang` puts it.
+    engines of this process, below which :meth:`put_up` puts it.
 
     Args:
         background: The thread on which updates run.
@@ -81,14 +81,14 @@ class Gate:
         """Call ``on_gather`` before each gather of parameters, once it may begin."""
         self._on_gather = on_gather
 
-    def hang(self) -> None:
+    def put_up(self) -> None:
         """From now on every gather comes past this gate."""
         _gate_all_gathers()
-        _hung.add(self)
+        _standing.add(self)
 
     def take_down(self) -> None:
         """Let every gather through."""
-        _hung.discard(self)
+        _standing.discard(self)
 
     def before_gather(self, params: Iterable[Any]) -> None:
         """Wait for tiles of ``params``, some of which may belong to other engines."""
@@ -108,9 +108,10 @@ class Gate:
         # Looked at once: a signal handler that saves ends the update in the middle of this.
         if update is None or tiles is None:
             return
-        if not update.is_open:
+        handover = update.handover
+        if handover is None or not handover.is_open:
             update.wait(tiles, self._lanes, why)
-        elif update.has_any(tiles):
+        elif not handover.given.isdisjoint(tiles):
             self.background.fail(UpdateError(_TOO_EARLY[why]))
 
     @property
@@ -128,7 +129,7 @@ class Gate:
         return self._order
 
 
-_hung: weakref.WeakSet[Gate] = weakref.WeakSet()
+_standing: weakref.WeakSet[Gate] = weakref.WeakSet()
 """Gates that gathers come past."""
 
 
@@ -143,13 +144,13 @@ def _gate_all_gathers() -> None:
 
     @functools.wraps(find)
     def find_after_update(init: Any, params: list[Any]) -> Any:
-        for gate in list(_hung):
+        for gate in list(_standing):
             gate.before_gather(params)
         return find(init, params)
 
     @functools.wraps(gather)
     def gather_beside_update(init: Any, *args: Any, **kwargs: Any) -> Any:
-        if all(gate.background.update is None for gate in _hung):
+        if all(gate.background.update is None for gate in _standing):
             return gather(init, *args, **kwargs)
         with own_stream_alone():  # DeepSpeed synchronises after a gather
             return gather(init, *args, **kwargs)

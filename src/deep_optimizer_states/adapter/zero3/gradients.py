@@ -30,7 +30,9 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.utils import mask_nan_or_inf_with_val_inplace
 from deepspeed.utils import log_dist, logger
 from torch import Tensor
+from typing_extensions import override
 
+from deep_optimizer_states.adapter.update import Gradients
 from deep_optimizer_states.adapter.zero3.gathers import Gate
 from deep_optimizer_states.adapter.zero3.stock import Layout, Stock
 from deep_optimizer_states.core.device.base import Device, Event, PendingBytes, Wait
@@ -39,7 +41,7 @@ from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.errors import ConfigError
 
 
-class GradientFlush:
+class GradientFlush(Gradients):
     """Sends reduced gradients to their homes on a lane of their own, in 16 bits.
 
     A subgroup's final gradients live in host memory, or on the device when they are read there
@@ -122,8 +124,8 @@ class GradientFlush:
         start, numel = self._layout.starts[subgroup], self._layout.numels[subgroup]
         return self._stock.grad_partitions_flat_buffer.narrow(0, start, numel)
 
+    @override
     def beside_state(self, subgroup: int) -> Tensor:
-        """A subgroup's final gradients in the memory that its state lives in, 1-D."""
         is_resident = subgroup in self._schedule.resident_subgroups
         return self._on_device[subgroup] if is_resident else self.host_grads(subgroup)
 
@@ -167,8 +169,8 @@ class GradientFlush:
                 ranks=[0],
             )
 
+    @override
     def on_device(self, number: int) -> Tensor | None:
-        """The gradient on the device of a tile that may pass through a slot; None for no such."""
         tile = self._schedule.tiles[number]
         idx = tile.subgroup
         if idx in self._copies:
@@ -239,13 +241,13 @@ class GradientFlush:
         if is_boundary:
             self._on_final(ds_id)
 
+    @override
     def drain(self) -> None:
-        """Wait until every gradient is at home."""
         if not self._is_closed:
             self._lanes.grads.record().synchronize()
 
+    @override
     def forget_flushes(self) -> None:
-        """Forget those of before an update that failed; the lanes are idle."""
         self._flushed.clear()
         self._pending.clear()
 
@@ -328,13 +330,8 @@ class GradientFlush:
                 "which drops nothing. Said once"
             )
 
+    @override
     def widened(self) -> dict[int, Tensor]:
-        """Gradients of the subgroups in which a parameter took no part, by subgroup.
-
-        Returns:
-            In the type of master weights, 1-D, before this step's factor, in the memory that the
-            subgroup's state lives in.
-        """
         inactive = self._layout.owned - self._active
         if inactive:
             self.drain()
@@ -349,8 +346,8 @@ class GradientFlush:
             found[place.subgroup].narrow(0, place.start, place.numel).copy_(gradient)
         return found
 
+    @override
     def stepped(self, factor: float) -> None:
-        """The update is launched, which multiplies every gradient by ``factor``."""
         self._inactive.stepped(self._active & self._layout.owned, factor)
 
     def end_step(self, is_skipped: bool) -> None:

@@ -6,25 +6,25 @@ What is not overridden (partitioning, reduction, clipping, loss scale, checkpoin
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 
 from deep_optimizer_states.adapter.steppers import Steppers
-from deep_optimizer_states.adapter.update import UpdatePhase, loading, stand_in_for_step
+from deep_optimizer_states.adapter.update import (
+    UpdatePhase,
+    refuse_autocast,
+    settle_schedule,
+    stand_in_for_step,
+)
 from deep_optimizer_states.adapter.zero3.ahead import WorkInBackward, refuse_unmanaged
 from deep_optimizer_states.adapter.zero3.gathers import Gate, runs_apart
 from deep_optimizer_states.adapter.zero3.gradients import GradientFlush
 from deep_optimizer_states.adapter.zero3.stock import Layout, StockZeroOptimizer, SubgroupHomes
-from deep_optimizer_states.auto import settle_policy
 from deep_optimizer_states.config import Settings
-from deep_optimizer_states.core.host import local_ranks
-from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.core.update import Background
 from deep_optimizer_states.errors import ConfigError, UpdateError
 
@@ -74,18 +74,20 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
         self.background = Background(self._lanes)
         try:
             super().__init__(module, init_optimizer, *args, **kwargs)
-            if self.torch_autocast_gradscaler is not None:
-                raise ConfigError(
-                    "torch_autocast in fp16 scales gradients by itself, which "
-                    '"deep_optimizer_states" does not repeat; use torch_autocast in bfloat16, or '
-                    'the "fp16" or "bf16" block'
-                )
-            parts = (self._settings, self._steppers, self._schedule, self._homes, self._gradients)
-            self._update = UpdatePhase(self, *parts)
+            refuse_autocast(self)
+            self._update = UpdatePhase(
+                self,
+                self._settings,
+                self._steppers,
+                self._schedule,
+                self._homes,
+                self._gradients,
+                self.background,
+            )
             self._work_in_backward = self._make_work_in_backward()
             self.background.prepare(self._lanes.near.bind_this_thread)
             self._update.announce(3, self._why_policy)
-            self._gate.hang()
+            self._gate.put_up()
         except BaseException:
             with contextlib.suppress(UpdateError):  # it says less than what happened first
                 self._close_lanes()
@@ -94,8 +96,15 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
     def _make_work_in_backward(self) -> WorkInBackward | None:
         if not self._settings.works_in_backward:
             return None
-        parts = (self._layout, self._schedule, self._gate, self.background)
-        work = WorkInBackward(self, self._settings, parts, self._update, self._lanes)
+        work = WorkInBackward(
+            self,
+            self._settings,
+            self._layout,
+            self._schedule,
+            self._gate,
+            self._update,
+            self._lanes,
+        )
         self._gradients.tell(work.gradient_is_final)
         self._gate.tell(work.on_gather)
         if self._settings.step_before_norm:
@@ -117,7 +126,10 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
 
     def _create_fp32_partitions(self) -> None:
         layout = self._layout = Layout.of(self)
-        schedule = self._schedule = self._settle_schedule(layout)
+        schedule, self._settings, self._why_policy = settle_schedule(
+            self._settings, layout.numels, runs_apart(layout), layout.weights_on_host
+        )
+        self._schedule = schedule
         self._gate = Gate(self.background, self._lanes, layout, schedule)
         self._gradients = GradientFlush(
             self, layout, schedule, self._lanes, self._gate, self._is_managed
@@ -126,16 +138,6 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
         self._homes.reserve(self._settings, self._gradients.host_bytes)  # all memory is taken below
         super()._create_fp32_partitions()
         self._homes.take_masters(self._masters)
-
-    def _settle_schedule(self, layout: Layout) -> Schedule:
-        has_gpu = get_accelerator().device_name() == "cuda"
-        run = (layout.numels, local_ranks(), has_gpu, layout.weights_on_host)
-        chosen, why = settle_policy(self._settings, *run)
-        self._settings, self._why_policy = chosen, why
-        apart = runs_apart(layout) if chosen.just_in_time_forward else ()
-        way = (chosen.policy, chosen.stride, chosen.ratio, chosen.tile_numel)
-        schedule = Schedule.make(layout.numels, *way, apart)
-        return dataclasses.replace(schedule, weights_on_host=layout.weights_on_host)
 
     def initialize_optimizer_states(self) -> None:
         """Create the moments where they live; no fp32 gradients."""
@@ -223,7 +225,7 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
             self._work_in_backward.forget()
         if self.background.has_failed or self._update.is_begun:
             self._forget_window()
-        return loading(self.background, self._update, self._homes, is_whole)
+        return self._update.loading(is_whole)
 
     def _forget_window(self) -> None:
         """Let the next backward be the first of a window, as it is after a step.
@@ -358,16 +360,11 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
             # What is cut short from here on leaves wrong state behind.
             self._change.enter_context(self.background.changing("engine.step()"))
             order = self._gate.next_order() if self._settings.just_in_time_forward else None
-            self._update.launch(self.background, order, self._grad_scale)
+            self._update.launch(order, self._grad_scale)
 
     def _reassign_or_swap_out_partitioned_parameters(self, sub_group_id: int) -> None:
         # The executor has written the 16-bit weights; stock's copy would repeat it.
         self._unflatten_partitioned_parameters(sub_group_id)
-
-    @property
-    def device_share(self) -> float:
-        """Share of the parameters that the last step updated on the device, from 0 to 1."""
-        return self._update.device_share
 
     def destroy(self) -> None:
         """End lanes, unlock host memory, free device slots. A second call changes nothing.
