@@ -1,7 +1,4 @@
-"""Tables that users write, checked by their classes: one sentence for each field that is wrong.
-
-Files that are there whole or not at all, also when the disk is full.
-"""
+"""Files and tables that users write or get: read, checked, and written whole or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from pydantic import ValidationError
 def explain(
     error: ValidationError, known: Collection[str], prefix: str = "", quote: str = "'"
 ) -> str:
-    """What is wrong with a table, field by field.
+    """Say what is wrong with a table, field by field.
 
     Args:
         error: Of pydantic.
@@ -46,12 +43,7 @@ def _sentence(item: Any, known: Collection[str], prefix: str, quote: str) -> str
 
 
 def read_toml(path: Path, wrong: type[Exception]) -> dict[str, Any]:
-    """A TOML file's content.
-
-    Args:
-        path: The file.
-        wrong: Raised, with a sentence, when it cannot be read or is not valid.
-    """
+    """Read a TOML file; what cannot be read or is not valid raises ``wrong``, with a sentence."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -62,11 +54,6 @@ def read_toml(path: Path, wrong: type[Exception]) -> dict[str, Any]:
 
 def write_whole(path: Path, text: str, overwrite: bool = False) -> None:
     """Write a text file beside its place and move it there once it is complete.
-
-    Args:
-        path: Where it belongs; what is there stays as it is when anything fails.
-        text: What it holds, written as UTF-8.
-        overwrite: Whether it may take the place of another file.
 
     Raises:
         FileExistsError: ``path`` is there and may not be overwritten.

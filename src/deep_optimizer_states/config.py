@@ -85,7 +85,7 @@ class Settings(BaseModel):
 
     @property
     def works_in_backward(self) -> bool:
-        """Whether an update, or a part of one, may begin before the norm is known."""
+        """Return whether an update, or a part of one, may begin before the norm is known."""
         return self.step_before_norm or bool(self.prefetch_memory_bytes)
 
     @model_validator(mode="after")

@@ -33,7 +33,7 @@ _OWN_MACHINE = {
 }
 """File systems that no other machine writes to."""
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
-"""What Linux calls the namespace from which all processes of the machine are seen."""
+"""Linux's name of the namespace from which all processes of the machine are seen."""
 
 _Inode = tuple[int, int]
 
@@ -173,7 +173,7 @@ def _holder(lock: _Lock, holders: dict[_Inode, int]) -> int | None:
 
 
 def _unseen(lock: _Lock, sees_all: bool) -> str:
-    """Who may hold a lock without being seen; empty if nobody can."""
+    """Say who may hold a lock without being seen; empty if nobody can."""
     if lock.user != os.geteuid() and not (os.geteuid() == 0 and sees_all):
         return "it is another user's, whose processes cannot be looked into"
     place, kind = _mount_of(lock.path)
@@ -189,7 +189,7 @@ def _pid_namespace() -> str:
 
 
 def _mount_of(path: Path) -> tuple[Path, str]:
-    """Where the file system of a path is mounted, and its type."""
+    """Return where the file system of a path is mounted, and its type."""
     found = Path("/"), "unknown"
     for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).splitlines():
         head, _, tail = line.partition(" - ")

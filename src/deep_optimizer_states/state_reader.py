@@ -16,7 +16,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class SubgroupState:
-    """What this rank holds of one subgroup: views, each 1-D, one a parameter, without padding.
+    """This rank's part of one subgroup: views, each 1-D, one a parameter, without padding.
 
     Attributes:
         weights: 16-bit weights.

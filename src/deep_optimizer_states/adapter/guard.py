@@ -83,11 +83,7 @@ class LostGradients:
     why: str
 
     def concerns(self, version: str) -> bool:
-        """Whether a release loses gradients.
-
-        Args:
-            version: A release as PEP 440 writes it; a build's own label says nothing.
-        """
+        """Return whether a release loses gradients."""
         from packaging.version import Version
 
         release = Version(Version(version).public)
@@ -100,7 +96,7 @@ LOST_GRADIENTS = LostGradients(
     "with the optimizer on the CPU, its stages 1 and 2 drop gradients of all micro-batches of a "
     "window but one (DeepSpeed's pull requests 7967 and 7981)",
 )
-"""What stages 1 and 2 are refused for; stage 3 is not concerned."""
+"""Stages 1 and 2 are refused for it; stage 3 is not concerned."""
 
 
 def check_deepspeed(allow_unverified: bool = False) -> dict[int, str]:
@@ -228,22 +224,13 @@ def changed_methods(version: str) -> dict[str, str]:
 
 
 def fingerprints_of(version: str) -> dict[str, dict[str, str]]:
-    """Hashes of a checked release: class -> method -> hash, empty for no such method.
-
-    Args:
-        version: one of :data:`CHECKED_VERSIONS`.
-    """
+    """Hashes of a checked release: class -> method -> hash, empty for no such method."""
     own = OLDER.get(version, {})
     return {path: {**methods, **own.get(path, {})} for path, methods in FINGERPRINTS.items()}
 
 
 def fingerprint(path: str, method: str) -> str:
-    """Hash of a method's source, indentation and trailing blanks left out; empty if it is gone.
-
-    Args:
-        path: ``module:class``.
-        method: Name of a method of that class.
-    """
+    """Hash the source of a method of ``module:class``; empty if it is gone."""
     module, _, name = path.partition(":")
     try:
         function = getattr(getattr(importlib.import_module(module), name), method)
@@ -272,7 +259,7 @@ def fingerprints_of_installed() -> dict[str, dict[str, str]]:
 
 
 def table_of_installed() -> str:
-    """What the installed DeepSpeed has otherwise than the newest, as the table of releases has it.
+    """Return the installed DeepSpeed's part of the table of older releases.
 
     It is the first thing that a release which is to be supported needs; its equality the second.
     """

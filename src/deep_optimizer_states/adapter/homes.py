@@ -1,7 +1,4 @@
-"""Where optimizer state lives: in memory of the lanes' device, or on it.
-
-What the shared objects read of DeepSpeed's optimizer, at any stage.
-"""
+"""The memory that optimizer state lives in: the host's, near the cores of the CPU lane, or the device's."""
 
 from __future__ import annotations
 
@@ -36,12 +33,6 @@ class StateHomes(abc.ABC):
     It owns that memory, near the cores that step what lies in it. Stock keeps the tensors
     themselves, as keys and values of the optimizer's ``state``, and the 16-bit weights; it also
     names the process groups.
-
-    Args:
-        stock: DeepSpeed's optimizer.
-        numels: Elements of each subgroup.
-        schedule: Which subgroups are resident.
-        lanes: Whose memory it is.
     """
 
     def __init__(
@@ -132,7 +123,6 @@ class StateHomes(abc.ABC):
             self._moments.append(dict(zip(_MOMENTS, zeros, strict=True)))
 
     def _home_of(self, number: int, source: Tensor) -> Tensor:
-        """What ``source`` holds, where state of the master weight of that number lives."""
         return self._lanes.host_home(source)
 
     def return_home(self) -> None:

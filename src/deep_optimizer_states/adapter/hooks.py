@@ -1,4 +1,4 @@
-"""What stands around methods of DeepSpeed's config and engine once the plugin is installed."""
+"""Wrappers around methods of DeepSpeed's config and engine, in place once the plugin is installed."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any
 
 
 def _adapter_of(engine: Any, settings: Settings) -> tuple[Any, str, Any]:
-    """Where DeepSpeed finds the class of this engine's stage, and what takes its place there."""
+    """Return module and name of the class of this engine's stage, and ours in its place."""
     if engine.zero_optimization_stage() < 3:
         from deepspeed.runtime import engine as module
 
@@ -187,9 +187,6 @@ def _load_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> A
 
 def check_supported(config: Any) -> None:
     """Refuse what the engine does not do, by name.
-
-    Args:
-        config: A ``DeepSpeedConfig`` that has read its parameters.
 
     Raises:
         ConfigError: Names the setting, its value and the way out.

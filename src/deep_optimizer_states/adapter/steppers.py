@@ -1,4 +1,4 @@
-"""What steps tiles: the CPU's Adam, and the device's on its lanes."""
+"""Both Adams that step tiles, the CPU's and the device's on its lanes, with the bits of stock's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deep_optimizer_states.core.verify import check_device_adam
 from deep_optimizer_states.errors import ConfigError, KernelError
 
 faults_for_tests: Faults | None = None
-"""What the emulated device breaks on purpose; set by tests alone."""
+"""Rules that the emulated device breaks on purpose; set by tests alone."""
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,11 @@ from deep_optimizer_states.core.verify import FIRST_UPDATES, Sample, is_due
 from deep_optimizer_states.errors import ConfigError, UpdateError
 
 _HYPERPARAMETERS = ("lr", "betas", "eps", "weight_decay", "bias_correction")
-"""What Adam reads of a parameter group."""
+"""Fields of a parameter group that Adam reads."""
 
 
 class Gradients:
-    """What an update asks about gradients, wherever they are."""
+    """Gradients as an update asks for them, wherever they are."""
 
     dtype: torch.dtype
     """Type of those that no parameter was left out of."""
@@ -104,15 +104,6 @@ class UpdatePhase:
 
     It owns the executor with its buffers, and the count of updates. Of stock it reads Adam's
     hyperparameters, and steps its counters as stock's own update would.
-
-    Args:
-        stock: DeepSpeed's optimizer.
-        settings: The checked block of the config.
-        steppers: Both Adams; the device is compared with the host's here.
-        schedule: This rank's tiles.
-        homes: Where state lives.
-        gradients: Where gradients are.
-        background: The thread on which updates run.
 
     Raises:
         KernelError: The device cannot step, or its bits are others.
@@ -197,17 +188,17 @@ class UpdatePhase:
 
     @property
     def has_shown_needs(self) -> bool:
-        """Whether enough updates were made to know what the device has to spare."""
+        """Return whether enough updates were made to know what the device has to spare."""
         return self.num_updates >= FIRST_UPDATES
 
     @property
     def is_begun(self) -> bool:
-        """Whether an update has begun before ``step()``."""
+        """Return whether an update has begun before ``step()``."""
         return self._begun is not None
 
     @property
     def is_next_repeated(self) -> bool:
-        """Whether the next update is repeated, for which state is kept from before all of it."""
+        """Return whether the next update is repeated, so that all state is kept from before it."""
         return is_due(self.num_updates + 1, self._settings.verify_every)
 
     def has_given(self, tile: int) -> bool:

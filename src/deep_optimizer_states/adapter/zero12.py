@@ -343,12 +343,7 @@ class Run:
 
 
 def cut_groups(group_numels: Sequence[int], subgroup_numel: int) -> list[Run]:
-    """Cut every group into subgroups, in order.
-
-    Args:
-        group_numels: Elements of this rank's part of each parameter group.
-        subgroup_numel: Elements of a subgroup, as ``cut_flat_state`` takes them.
-    """
+    """Cut every group into subgroups, in order."""
     return [
         Run(group, start, length)
         for group, numel in enumerate(group_numels)
@@ -360,10 +355,6 @@ class LateScaled(Gradients):
     """The fp32 gradients of this rank, and what they are still to be multiplied with.
 
     It writes to the tensors that stock holds as ``grad`` of its master weights.
-
-    Args:
-        stock: DeepSpeed's optimizer.
-        runs: The subgroups.
     """
 
     dtype = torch.float32

@@ -51,7 +51,7 @@ NUM_STAGING_BUFFERS = 2
 
 @dataclass(frozen=True)
 class Work:
-    """What stepping one tile needs.
+    """All that the step of one tile needs.
 
     Attributes:
         name: Its name in errors.
@@ -244,7 +244,7 @@ class Executor:
         return sum(numel for _, numel in self._landing)
 
     def has_room(self, wait: bool) -> bool:
-        """Whether the device may be given one more tile, see ``schedule.NUM_AHEAD``.
+        """Return whether the device may be given one more tile, see ``schedule.NUM_AHEAD``.
 
         Args:
             wait: Block until it may.
@@ -268,7 +268,7 @@ class Executor:
             buffers.filled = buffers.stepped = buffers.free = None
 
     def caller_events(self) -> tuple[Event, Event]:
-        """What an update launched now must wait for; call it on the caller's thread.
+        """Return what an update launched now must wait for; call it on the caller's thread.
 
         Returns:
             The caller's own work so far, and the gradient flushes so far.
@@ -276,11 +276,7 @@ class Executor:
         return self._device.record_caller(), self._device.grads.record()
 
     def follow(self, after: tuple[Event, Event]) -> None:
-        """Order what is issued from now on after the caller's work.
-
-        Args:
-            after: What :meth:`caller_events` gave when the tiles were handed over.
-        """
+        """Order what is issued from now on after the caller's work."""
         # Weights are still being read by what the caller has queued (backward, all-gathers); slots
         # may be memory that it used before.
         caller, grads = after

@@ -1,14 +1,11 @@
-"""Which cores the CPU lane runs on: this rank's share of the physical cores next to its GPU.
+"""This machine: the cores that the CPU lane runs on, and the host memory that is free.
 
-Adam on the host is bound by memory: a second thread on a core's other half brings nothing, and
-memory behind another socket is slow. Launchers do not see to it: torchrun sets ``OMP_NUM_THREADS``
-to 1 where a machine has several ranks.
-
-A virtual machine shows whatever halves of cores its owner configured, and each may well be a core.
-There the lane runs on all of them: a thread too many costs little where they are halves, but a
-thread too few leaves a core idle where they are not.
-
-Is there enough host memory for the optimizer state? Asked before it is taken.
+The lane gets this rank's share of the physical cores next to its GPU. Adam on the host is bound by
+memory: a second thread on a core's other half brings nothing, and memory behind another socket is
+slow. Launchers do not see to it: torchrun sets ``OMP_NUM_THREADS`` to 1 where a machine has several
+ranks. A virtual machine shows whatever halves of cores its owner configured, and each may well be a
+core. There the lane runs on all of them: a thread too many costs little where they are halves, but
+a thread too few leaves a core idle where they are not.
 
 An allocation that does not fit does not fail on Linux: the process is killed minutes later, while
 pages are touched. So the need is compared with what is free first, and said in a sentence.
@@ -41,7 +38,7 @@ _Core = TypeVar("_Core")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs.
+    """The cores that a rank may run on.
 
     Attributes:
         host: Name of its machine.
@@ -57,7 +54,7 @@ class Place:
 
 @dataclass(frozen=True)
 class LaneCores:
-    """What the CPU lane gets.
+    """Threads and cores of the CPU lane.
 
     Attributes:
         num_threads: Threads of the kernel.
@@ -97,7 +94,7 @@ def _warn_not_bound(reason: str) -> None:
 
 
 def find_place(rank: int, pci_address: str | None, sysfs: Path = _SYSFS) -> Place:
-    """Where the calling process runs.
+    """Find the cores of the calling process.
 
     Args:
         rank: Its rank.
@@ -120,7 +117,7 @@ def find_place(rank: int, pci_address: str | None, sysfs: Path = _SYSFS) -> Plac
 
 
 def cpu_facts(name: str) -> str:
-    """What the kernel says of the first CPU under ``name``; empty where it says nothing."""
+    """Return what the kernel says of the first CPU under ``name``; empty for nothing."""
     try:
         lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -130,7 +127,6 @@ def cpu_facts(name: str) -> str:
 
 
 def _is_virtual_machine() -> bool:
-    """Whether this CPU says that a hypervisor is below; without such a flag it is taken as real."""
     return "hypervisor" in cpu_facts("flags").split()
 
 
@@ -220,7 +216,7 @@ def free_host_bytes() -> int:
 
 
 def _left_in_groups() -> Iterator[int]:
-    """What each control group above this process still allows: a container's, a batch job's.
+    """Yield what each control group above this process still allows.
 
     Pages of files that can be dropped are counted as used by the kernel, and as free here.
     """

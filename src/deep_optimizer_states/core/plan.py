@@ -37,7 +37,7 @@ TILE_ALIGNMENT = 16
 
 
 class Kind(enum.StrEnum):
-    """What an action does."""
+    """Kinds of work."""
 
     AHEAD = "AHD"
     """Copy master weights and moments to the device while backward runs, into memory of their own
@@ -66,7 +66,7 @@ WITH_WEIGHTS_ON_HOST = {
     HOST_CHAIN: (Kind.HOST_STEP,),
     RESIDENT_CHAIN: (Kind.DEVICE_STEP, Kind.STATE_FLUSH),
 }
-"""What each chain becomes where 16-bit weights live in host memory (``offload_param``): the CPU
+"""Chain -> the chain where 16-bit weights live in host memory (``offload_param``): the CPU
 writes them where they live, and the device sends its own back."""
 
 
@@ -247,7 +247,7 @@ def choose_resident_subgroups(numels: Sequence[int], ratio: float) -> frozenset[
 
 
 def subgroup_offsets(numels: Sequence[int]) -> list[int]:
-    """Where each subgroup begins in a flat buffer that holds them one after the other."""
+    """Return where each subgroup begins in a flat buffer that holds them all."""
     offsets = [0]
     for numel in numels:
         offsets.append(offsets[-1] + numel)

@@ -95,7 +95,7 @@ POLICIES: Mapping[str, type[Policy]] = {
     "all-device": AllDevice,
     "dynamic": Dynamic,
 }
-"""What a config calls them; ``auto`` becomes one of these before anything is planned."""
+"""Names in a config; ``auto`` becomes one of these before anything is planned."""
 
 
 def policy_of(name: str, stride: int) -> Policy:
@@ -244,13 +244,7 @@ class RunTimeSplit:
         return HOST_CHAIN if is_busy or is_late else DEVICE_CHAIN
 
     def learn(self, steps: Sequence[HostStep], flights: Sequence[Flight], seconds: float) -> None:
-        """Take in what an update did.
-
-        Args:
-            steps: Of the CPU, in order.
-            flights: In order.
-            seconds: From its start until all state and weights were in place.
-        """
+        """Take in what an update did."""
         numel = sum(step.numel for step in steps) + sum(flight.numel for flight in flights)
         if not numel or seconds <= 0:
             return

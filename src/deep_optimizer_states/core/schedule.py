@@ -1,4 +1,4 @@
-"""Which tiles go where: a policy applied to one rank's subgroups. Needs no torch.
+"""A policy applied to the subgroups of one rank: its tiles, and their order. Needs no torch.
 
 [Note: arrivals] ``step()`` hands over all tiles at once. An update that begins before it gets those
 that backward is done with, as they come. What has arrived is issued in the order in which the next

@@ -1,4 +1,4 @@
-"""What every lane did and when: spans as JSONL, one line an update, and a trace for Perfetto.
+"""Timelines of the lanes: spans as JSONL, one line an update, and a trace for Perfetto.
 
 ``"timeline": "FOLDER"`` in the config's block makes each rank append to ``FOLDER/rank-N.jsonl``;
 ``python -m deep_optimizer_states timeline FOLDER`` turns that into ``FOLDER/trace.json``, which
@@ -64,7 +64,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class UpdateSummary:
-    """How one update went.
+    """Length of one update, and the lane that bound it.
 
     Attributes:
         seconds: Its length.
@@ -117,10 +117,6 @@ class TimelineFile:
 
     A folder or disk that does not take them never ends training: the first failure is warned of,
     and from then on nothing more is written.
-
-    Args:
-        folder: Made when it is not there.
-        rank: Of this process.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:

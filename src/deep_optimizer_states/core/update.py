@@ -30,13 +30,13 @@ from deep_optimizer_states.core.device.base import WAIT_TIMEOUT_S, Device, Event
 from deep_optimizer_states.errors import UpdateError
 
 POLL_S = 0.2
-"""How often a thread that waits for tiles looks whether the process is about to end, in seconds."""
+"""Seconds between two looks of a thread that waits for tiles whether the process is ending."""
 After = tuple[Event, Event]
-"""What the steps of tiles must wait for, as ``Executor.caller_events`` gave it."""
+"""Events that the steps of tiles wait for, as ``Executor.caller_events`` gives them."""
 
 
 class Handover:
-    """What an update may step by now; the ``Arrivals`` of its schedule.
+    """Tiles that an update may step by now; the ``Arrivals`` of its schedule.
 
     Args:
         order: All tiles, those first that are needed first.
@@ -147,12 +147,7 @@ def _is_process_ending() -> bool:
 
 
 class Update:
-    """One step's update, perhaps still in flight.
-
-    Args:
-        num_tiles: Tiles that it will step.
-        handover: Through which it gets them; None for one that was handed everything at once.
-    """
+    """One step's update, perhaps still in flight."""
 
     def __init__(self, num_tiles: int, handover: Handover | None = None) -> None:
         self.handover = handover
@@ -162,7 +157,7 @@ class Update:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has begun before ``step()``, and waits for more tiles."""
+        """Return whether it has begun before ``step()``, and waits for more tiles."""
         return self.handover is not None and self.handover.is_open
 
     def give_up(self, why: UpdateError) -> None:
@@ -224,12 +219,12 @@ class Background:
 
     @property
     def is_running(self) -> bool:
-        """Whether an update is in flight."""
+        """Return whether an update is in flight."""
         return self._ended is not None and not self._ended.is_set
 
     @property
     def has_failed(self) -> bool:
-        """Whether a failure is known that no loading has made good yet."""
+        """Return whether a failure is known that no loading has made good yet."""
         return self._failure is not None
 
     def prepare(self, work: Callable[[], None]) -> None:

@@ -40,7 +40,7 @@ FIRST_UPDATES = 2
 
 
 def is_due(update: int, every: int) -> bool:
-    """Whether an update is to be repeated.
+    """Return whether an update is to be repeated.
 
     Args:
         update: Its number, from 1.
@@ -59,7 +59,7 @@ class _Part:
 
 
 class Sample:
-    """What an update works on, kept from before it.
+    """A sample of an update's state, kept from before it.
 
     Args:
         work: Every tile; no update is in flight. Gradients may be: waiting for them here would hide
@@ -75,10 +75,6 @@ class Sample:
 
     def compare(self, host_adam: HostAdam, update: int) -> None:
         """Repeat the update, and look for differences. It is over, and gradients have arrived.
-
-        Args:
-            host_adam: The CPU lane's kernel.
-            update: Its number, for the message.
 
         Raises:
             UpdateError: A number differs; names tile, element and both values.
@@ -219,6 +215,6 @@ def _compare(host: AdamTensors, away: AdamTensors) -> None:
 
 
 def _flushes() -> bool:
-    """Whether this thread takes subnormal numbers for zero."""
+    """Return whether this thread takes subnormal numbers for zero."""
     smallest_normal = torch.full((1,), 2.0**-126, dtype=torch.float32, device="cpu")
     return not bool(smallest_normal.div(2).view(torch.int32).any())

@@ -1,4 +1,4 @@
-"""What an update does before ``step()``: whole tiles, or the way of their state to the device.
+"""Work of an update before ``step()``: whole tiles, or the way of their state to the device.
 
 The global norm is a barrier: until it is known no gradient can be clipped, and an overflow would
 skip the step. Two things need not wait for it.
@@ -81,7 +81,7 @@ class Room:
         self._is_short = False
 
     def may_look(self) -> bool:
-        """Whether what follows may ask the device, which costs time; see ``LOOK_S``."""
+        """Return whether what follows may ask the device, which costs time; see ``LOOK_S``."""
         if not self._learns:
             return True
         now_s = time.perf_counter()
@@ -96,7 +96,7 @@ class Room:
             self._highest = max(self._highest, self._lanes.peak_bytes()[0])
 
     def allows(self, taken: int, more: int) -> bool:
-        """Whether ``more`` bytes may be taken beside those that are."""
+        """Return whether ``more`` bytes may be taken beside those that are."""
         if taken + more > self._limit or self._is_short:
             return False
         if not self._learns:
@@ -107,7 +107,7 @@ class Room:
 
     @property
     def is_short(self) -> bool:
-        """Whether others need what is taken."""
+        """Return whether others need what is taken."""
         return self._learns and self._lanes.free_bytes() < 0
 
     def was_short(self, taken: int) -> None:
@@ -176,15 +176,6 @@ class WorkInBackward:
 
     Attributes:
         uses: What it is to be told of every forward.
-
-    Args:
-        stock: DeepSpeed's optimizer.
-        settings: The checked block of the config.
-        layout: How stock has cut the parameters.
-        schedule: This rank's tiles.
-        gate: Who waits for them, and the thread of the update.
-        update: What tiles are handed to.
-        lanes: The device.
     """
 
     def __init__(  # noqa: PLR0913 - each is a thing of its own
@@ -271,7 +262,7 @@ class WorkInBackward:
         )
 
     def forget(self) -> None:
-        """What was seen of this window is not to be gone by; what has begun goes on."""
+        """Forget what was seen of this window; an update that has begun goes on."""
         self.drop()
         self._missing.clear()
         self._unreleased.clear()
@@ -357,7 +348,7 @@ class WorkInBackward:
             self._num_looked_at += 1
 
     def _may_be_ahead(self, tile: int) -> bool:
-        """Whether a tile is the device's, its state elsewhere, and no update has it yet."""
+        """Return whether a tile is the device's, its state elsewhere, and no update has it yet."""
         schedule = self._schedule
         if schedule.device_tiles and tile not in schedule.device_tiles:
             return False  # a policy that gives tiles to the device has chosen them

@@ -1,6 +1,8 @@
-"""Who waits for which tile of an update in flight: our half of ZeRO-3's gathers. See ``gate``.
+"""Waits of ZeRO-3's gathers for tiles of an update in flight.
 
-What happens around DeepSpeed's own calls while an update is in flight.
+[Note: first use] ``step()`` gathers persistent parameters (norms, biases) before it returns. They
+lie between all others, so they get tiles of their own, which are updated first. Which tile is
+needed when is seen in the first iteration after an update: the order of its gathers.
 
 [Note: synchronising] DeepSpeed waits for the whole device in places where its own work is all there
 is: its throughput timer before every forward and after every step, and the gather of persistent
@@ -36,18 +38,13 @@ _TOO_EARLY = {
     f'"{STEP_BEFORE_NORM}" the last micro-batch of a window must have one backward, in which no '
     "parameter gets its gradient twice; set it to false",
 }
-"""What is said of what is not waited for, since an update that is open would wait for it."""
+"""Errors in place of waits that an open update would never end."""
 MOST_APART = 1 / 8
 """Share of persistent parameters, in elements, above which they get no tiles of their own."""
 
 
 def runs_apart(layout: Layout) -> list[Tile]:
-    """Runs of elements that get tiles of their own: what ``step()`` itself waits for.
-
-    [Note: first use] ``step()`` gathers persistent parameters (norms, biases) before it returns.
-    They lie between all others, so they get tiles of their own, which are updated first. Which tile
-    is needed when is seen in the first iteration after an update: the order of its gathers.
-    """
+    """Return the runs that get tiles of their own: what ``step()`` itself waits for."""
     few = sum(run.numel for run in layout.persistent) <= MOST_APART * sum(layout.numels)
     return layout.persistent if few else []
 
@@ -57,12 +54,6 @@ class Gate:
 
     It owns the order in which tiles are used. Of stock it needs nothing but the gathers of all
     engines of this process, below which :meth:`put_up` puts it.
-
-    Args:
-        background: The thread on which updates run.
-        lanes: What they work on.
-        layout: How stock has cut the parameters.
-        schedule: This rank's tiles.
     """
 
     def __init__(
@@ -116,7 +107,7 @@ class Gate:
 
     @property
     def knows_order(self) -> bool:
-        """Whether it has seen in which order parameters are used."""
+        """True once it has seen in which order parameters are used."""
         return self._order is not None and self._uses is None
 
     def next_order(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""How gradients leave the device, and what is known of them when the update begins.
+"""The way of gradients from the device to the update.
 
 [Note: two gradients] Stock keeps two: a 16-bit sum that every micro-batch of a window adds to, and
 the fp32 gradient that the last one makes of it and that the update reads. A parameter which took
@@ -9,13 +9,10 @@ of a parameter is in one or the other. Where the caller decides when a window is
 (``managed_gradient_accumulation`` false), every parameter of the window then gets its final
 gradient, nothing is dropped, and one home serves as both.
 
-Gradients of parameters that took no part in a window: what stock does with them, repeated.
-
-Stock keeps a second gradient a parameter, in the type of the master weights (fp32 unless 16 bits
-were asked for), and multiplies it in place by the step's factor. A
-parameter that got no gradient in this accumulation window still has its last one there, already
-scaled once for every step since, and is updated with it again. We keep no second gradient, so for
-such parameters alone, one is made, and lives until they take part again.
+[Note: inactive parameters] Stock multiplies its fp32 gradient in place by the step's factor. A
+parameter that got no gradient in a window still has its last one there, already scaled once for
+every step since, and is updated with it again. We keep no second gradient, so for such parameters
+alone, one is made, in the type of the master weights, and lives until they take part again.
 """
 
 from __future__ import annotations
@@ -51,14 +48,6 @@ class GradientFlush(Gradients):
     ``grad_partitions_flat_buffer``; the flushes in flight; the older gradients of parameters that
     took no part; and what it has seen of the current window. Of stock it reads that buffer, which
     micro-batch runs, and the norms, to which it adds those that it takes.
-
-    Args:
-        stock: DeepSpeed's optimizer.
-        layout: How it has cut the parameters.
-        schedule: Which subgroups are resident, and which tiles are the device's.
-        lanes: Where the copies run.
-        gate: Knows until when the update in flight reads a gradient.
-        is_managed: Whether DeepSpeed knows, in a backward, if the window ends with it.
     """
 
     def __init__(
@@ -144,7 +133,6 @@ class GradientFlush(Gradients):
         return self._layout.view(flat, ds_id)
 
     def _newest(self, ds_id: int) -> Tensor:
-        """What stock has in its 16-bit buffer, see [Note: two gradients]."""
         return self._partial_home(ds_id) if ds_id in self._partial else self._home(ds_id)
 
     def use_spare_memory(self) -> None:
@@ -256,7 +244,7 @@ class GradientFlush(Gradients):
         self._is_closed = True
 
     def take_norms_from_homes(self) -> None:
-        """Where the caller set the end of the window by hand, after backward."""
+        """Take norms anew where the caller set the end of the window by hand, after backward."""
         self.drain()
         stock, device = self._stock, get_accelerator().current_device_name()
         for ds_id in self._layout.slices:
@@ -295,7 +283,7 @@ class GradientFlush(Gradients):
         return list(roots.cpu().unbind())
 
     def are_finite(self) -> bool:
-        """Whether no gradient of this rank is infinite or NaN.
+        """Return whether no gradient of this rank is infinite or NaN.
 
         Stock reads all of the host's gradients twice. Norms that are finite say as much, where they
         cover every gradient: one of a parameter that took no part is older, and not covered.
@@ -357,7 +345,7 @@ class GradientFlush(Gradients):
             self._inactive.skipped(self._active & self._layout.owned)
 
     def as_fp32(self, ds_id: int) -> Tensor:
-        """What stock holds in host memory: after a step the scaled gradient, before it the raw one.
+        """Return what stock holds in host memory: the raw gradient, after a step the scaled one.
 
         Returns:
             1-D, in the type of master weights, which is fp32 unless 16 bits were asked for.
@@ -380,12 +368,7 @@ class GradientFlush(Gradients):
 
 
 class InactiveGradients:
-    """Gradients of the parameters that stock would update with a stale one.
-
-    Args:
-        home_of: The 1-D gradient home of a parameter, by its key.
-        dtype: Of these gradients: that of the master weights.
-    """
+    """Gradients of the parameters that stock would update with a stale one."""
 
     def __init__(
         self, home_of: Callable[[int], Tensor], dtype: torch.dtype = torch.float32
@@ -397,9 +380,6 @@ class InactiveGradients:
 
     def collect(self, inactive: Iterable[int]) -> dict[int, Tensor]:
         """Gradients to use in this step for parameters without one, before this step's factor.
-
-        Args:
-            inactive: Keys of parameters that got no gradient in this window.
 
         Returns:
             Key -> gradient, 1-D. Parameters that never had one are left out: their home is 0.
@@ -420,12 +400,7 @@ class InactiveGradients:
         return home.mul_(self._last_factor.get(key, 1.0))
 
     def stepped(self, active: Iterable[int], factor: float) -> None:
-        """A step was made: every gradient was multiplied by ``factor``.
-
-        Args:
-            active: Keys of parameters that got a gradient in this window.
-            factor: The step's factor, rounded to fp32.
-        """
+        """A step was made: every gradient was multiplied by ``factor``."""
         for key in active:
             self._stale.pop(key, None)
             self._last_factor[key] = factor
@@ -433,11 +408,7 @@ class InactiveGradients:
             gradient.mul_(factor)
 
     def skipped(self, active: Iterable[int]) -> None:
-        """The step was skipped (overflow): this window's gradients stay as they came.
-
-        Args:
-            active: Keys of parameters that got a gradient in this window.
-        """
+        """The step was skipped (overflow): this window's gradients stay as they came."""
         for key in active:
             self._stale.pop(key, None)
             self._last_factor[key] = 1.0

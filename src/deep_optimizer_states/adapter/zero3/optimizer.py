@@ -282,7 +282,7 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
         return self._gradients.norms_of_subgroups()
 
     def has_overflow(self, partition_gradients: bool = True) -> bool:
-        """Whether a gradient of any rank is infinite or NaN."""
+        """Return whether a gradient of any rank is infinite or NaN."""
         flat = self.grad_partitions_flat_buffer
         # One look at a single number: stock reduces what it finds over the ranks.
         seen = 0.0 if self._gradients.are_finite() else torch.inf

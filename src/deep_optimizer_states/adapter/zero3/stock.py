@@ -1,13 +1,9 @@
-"""What the adapter's objects read of DeepSpeed's optimizer, and how stock has cut the parameters.
+"""DeepSpeed's ZeRO-3 optimizer as the adapter sees it: what is read of it, how it has cut the
+parameters, where its state lives.
 
 A parameter is named by its ``ds_id`` everywhere, which is also what stock's ``get_param_id`` gives.
-
-Stock's ZeRO-3 optimizer with the methods of DeepSpeed 0.19, in each release that is supported.
-
-Releases from 0.19 on have them. For those before it a subclass adds what they lack, so that the
-rest of this package knows one stock only. It changes nothing that stock itself computes.
-
-Where optimizer state of ZeRO-3's subgroups lives: in host memory, or on the device.
+Releases before 0.19 lack some of its methods: a subclass adds them, so that the rest of this
+package knows one stock only. It changes nothing that stock itself computes.
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ class Stock(AnyStock, Protocol):
     reduce_bucket_size: int
     """Elements of one bucket of gradients."""
     micro_step_id: int
-    """Which micro-batch of the accumulation window runs, from 0."""
+    """Number of the micro-batch in the accumulation window, from 0."""
     fp16_groups: list[list[Any]]
     """Parameters by subgroup."""
     fp16_partitioned_groups_flat: list[Tensor]
@@ -68,7 +64,7 @@ class Stock(AnyStock, Protocol):
     """Parameters that got a gradient in this window."""
 
     def is_gradient_accumulation_boundary(self) -> bool:
-        """Whether the accumulation window ends with this micro-batch."""
+        """Return whether the accumulation window ends with this micro-batch."""
 
     def _constant_buffered_norm2(self, grad: Tensor) -> Tensor: ...
 
@@ -79,7 +75,7 @@ class Stock(AnyStock, Protocol):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where this rank's slices of the parameters lie, which never changes once stock has cut them.
+    """This rank's slices of the parameters, which never change once stock has cut them.
 
     Attributes:
         numels: Elements of each subgroup.
@@ -125,7 +121,7 @@ class Layout:
 
 
 def _are_on_host(weights: list[Tensor]) -> bool:
-    """Whether ``zero.Init(remote_device="cpu")`` has left them there without ``offload_param``."""
+    # zero.Init(remote_device="cpu") leaves them there without offload_param.
     return any(not get_accelerator().on_accelerator(flat) for flat in weights)
 
 
@@ -142,7 +138,7 @@ class ZeroOptimizerBefore019(DeepSpeedZeroOptimizer_Stage3):
 
     @property
     def is_gradient_accumulation_boundary(self) -> Callable[[], bool]:
-        """What is a method since 0.19; before, the engine and stock assign a truth value to it."""
+        """Stand for the method of 0.19; before, the engine and stock assign a truth value."""
         return lambda: self._ends_window
 
     @is_gradient_accumulation_boundary.setter
@@ -166,26 +162,20 @@ class ZeroOptimizerBefore019(DeepSpeedZeroOptimizer_Stage3):
 
 
 def has_methods_of_0_19() -> bool:
-    """Whether this DeepSpeed's optimizer is of 0.19 or newer."""
+    """Return whether this DeepSpeed's optimizer is of 0.19 or newer."""
     return hasattr(DeepSpeedZeroOptimizer_Stage3, "finalize_gradient_accumulation_boundary")
 
 
 StockZeroOptimizer: Any = (
     DeepSpeedZeroOptimizer_Stage3 if has_methods_of_0_19() else ZeroOptimizerBefore019
 )
-"""What our optimizer overrides."""
+"""The base class of our optimizer."""
 
 
 class SubgroupHomes(StateHomes):
     """Homes of subgroups, each of which is a master weight of its own.
 
     Resident ones have theirs on the device.
-
-    Args:
-        stock: DeepSpeed's optimizer.
-        layout: How it has cut the parameters.
-        schedule: Which subgroups are resident.
-        lanes: Whose memory it is.
     """
 
     def __init__(self, stock: Stock, layout: Layout, schedule: Schedule, lanes: Device) -> None:

@@ -1,1 +1,1 @@
-"""Where device lanes run: CUDA streams, or threads that emulate them on the CPU."""
+"""Devices: CUDA streams, or threads that emulate them on the CPU."""

@@ -1,10 +1,8 @@
-"""What the executor needs of a device: lanes, events, memory of two kinds, and Adam.
+"""The interface of a device: lanes, events, memory of two kinds, and Adam.
 
 A *lane* is one ordered queue of work. Work on one lane runs in the order of submission; lanes run
 side by side and are ordered against each other only by events. ``submit`` and ``wait`` return at
 once; only ``synchronize`` blocks the caller.
-
-An event that a signal handler may wait for in the middle of another wait for it.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ class Event(Protocol):
     """A point in a lane's work that other lanes, or the host, can wait for."""
 
     def reached(self) -> bool:
-        """Whether the point is reached, without waiting."""
+        """Return whether the point is reached, without waiting."""
 
     def synchronize(self) -> None:
         """Block the caller until the point is reached.
@@ -101,11 +99,7 @@ class Lane(Protocol):
 
 
 class PendingBytes:
-    """Keeps the memory of copies in flight bounded: past the bound, the oldest is waited for.
-
-    Args:
-        limit: Bytes that may be in flight.
-    """
+    """Keeps the memory of copies in flight bounded: past the bound, the oldest is waited for."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -146,7 +140,7 @@ class Device(abc.ABC):
     near: LaneCores = ANYWHERE
     """Cores next to which a device that touches host memory itself takes it."""
     locks_pages: bool = True
-    """Whether host memory is page-locked; copies of memory that is not overlap with nothing."""
+    """Page-lock host memory; copies of memory that is not overlap with nothing."""
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
@@ -158,7 +152,7 @@ class Device(abc.ABC):
         """Host memory for copies that overlap, shape (numel,), uninitialised."""
 
     def host_home(self, source: Tensor) -> Tensor:
-        """What ``source``, shape (numel,), holds, in such memory; it may be ``source`` itself."""
+        """Return ``source``, shape (numel,), copied into such memory; perhaps ``source`` itself."""
         return self.empty_host(source.numel(), source.dtype).copy_(source)
 
     @abc.abstractmethod
@@ -193,11 +187,11 @@ class Device(abc.ABC):
 
     @property
     def pci_address(self) -> str | None:
-        """Where the device sits, such as ``0000:3b:00.0``; None for none."""
+        """PCI address of the device, such as ``0000:3b:00.0``; None for none."""
         return None
 
     def leaves_out(self, why: Wait) -> bool:
-        """Whether a test wants this wait left out."""
+        """Return whether a test wants this wait left out."""
         return False
 
     def set_clock(self) -> None:
@@ -213,7 +207,7 @@ class Device(abc.ABC):
         return sys.maxsize
 
     def peak_bytes(self) -> tuple[int, int]:
-        """What torch has allocated on the device: now, and at most so far."""
+        """Return the bytes that torch has allocated on the device: now, and at most so far."""
         return 0, 0
 
     def forget_failure(self) -> None:

@@ -1,8 +1,7 @@
 """The CUDA device: a stream a lane, page-locked host memory of exact size, Triton's Adam.
 
-Host memory that is about to be page-locked: private huge pages, written to by several threads.
-
-Registering memory with CUDA needs every page in place. Left to CUDA, one thread faults them in, and
+Host memory is private huge pages, written to by several threads before it is page-locked:
+registering memory with CUDA needs every page in place. Left to CUDA, one thread faults them in, and
 a shared mapping has small pages only.
 """
 
@@ -91,11 +90,7 @@ class _StreamStamp(_StreamEvent):
 
 
 class _Clock:
-    """Times work on streams with CUDA's own events, on the host's clock.
-
-    Args:
-        recorder: Gets a span for each piece of work.
-    """
+    """Times work on streams with CUDA's own events, on the host's clock."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -313,7 +308,7 @@ def _unlock(address: int) -> None:
 
 
 PIECE_BYTES = 2**25
-"""What a thread touches before it asks for more; a multiple of every page size in use."""
+"""Bytes that a thread touches at a time; a multiple of every page size in use."""
 Pages = ctypes.Array[ctypes.c_char]
 _taken: weakref.WeakValueDictionary[int, Pages] = weakref.WeakValueDictionary()
 _kept_by_child: list[Pages] = []

@@ -37,7 +37,7 @@ from deep_optimizer_states.errors import UpdateError
 
 @dataclass(frozen=True)
 class Faults:
-    """What tests break on purpose.
+    """Rules that tests break on purpose.
 
     Attributes:
         jitter_s: Longest random delay before each piece of work, in seconds.

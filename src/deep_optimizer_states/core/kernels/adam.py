@@ -1,11 +1,9 @@
-"""The numbers Adam needs once a step, with the roundings of DeepSpeedCPUAdam's C++ object.
+"""Numbers and tensors of one Adam step, with the roundings of DeepSpeedCPUAdam's C++ object.
 
 That object keeps ``beta^t`` as a product built up step by step in fp32, and falls back on ``pow``
 when the step jumps (after loading a checkpoint) or the betas change; before DeepSpeed 0.19 also for
-every subgroup of a step but the first. Both give slightly different bits, so this module repeats
+every subgroup of a step but the first. Both give slightly different bits, so ``BetaPowers`` repeats
 its state machine, one instance an optimizer.
-
-The tensors one Adam step works on.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ _ONE = np.float32(1.0)
 
 @dataclass(frozen=True)
 class AdamScalars:
-    """What one Adam step of one subgroup needs besides the tensors. All values are fp32.
+    """Numbers of one Adam step of one subgroup. All are fp32.
 
     Attributes:
         grad_scale: Multiplies the gradient first (unscaling and clipping in one factor).
@@ -188,13 +186,9 @@ class Difference:
 
 
 def first_difference(found: AdamTensors, expected: AdamTensors) -> Difference | None:
-    """Where what a step writes differs in value or sign, if anywhere; NaN equals NaN.
+    """Find where what a step wrote differs in value or sign, if anywhere; NaN equals NaN.
 
     Processors agree on every bit of a number, but not on which NaN they make.
-
-    Args:
-        found: On any device.
-        expected: On the host.
     """
     for name in ("master", "exp_avg", "exp_avg_sq", "weights"):
         here, there = getattr(found, name).cpu(), getattr(expected, name)
@@ -207,11 +201,5 @@ def first_difference(found: AdamTensors, expected: AdamTensors) -> Difference | 
 
 
 def tail_within(tail_start: int, first: int, numel: int) -> int:
-    """Where the tail begins in a part of a tensor, from 0 to ``numel``.
-
-    Args:
-        tail_start: Where it begins in the tensor.
-        first: First element of the part.
-        numel: Elements of the part.
-    """
+    """Return where the tail begins in ``numel`` elements from ``first``, from 0 to ``numel``."""
     return min(max(tail_start - first, 0), numel)

@@ -1,7 +1,4 @@
-"""The host Adam kernel: built once with the C++ compiler, called without the GIL.
-
-How many OpenMP threads a tile is worth on a machine whose cores others may be using.
-"""
+"""The host Adam kernel: built once with the C++ compiler, called without the GIL."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class InstructionSet(enum.IntEnum):
-    """What a CPU can be asked for; the bits are the same in each, the time is not."""
+    """Instruction sets of the kernel; the bits are the same in each, the time is not."""
 
     PORTABLE = 0
     AVX2 = 1
@@ -43,7 +40,7 @@ class InstructionSet(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Tail:
-    """How DeepSpeed's CPUAdam was compiled: what it does with the last elements of a tensor.
+    """Rounding of a tensor's last elements, as DeepSpeed's CPUAdam was compiled.
 
     Attributes:
         width: Elements of a full vector; the last ``numel % width`` go through scalar code.
@@ -118,13 +115,7 @@ class HostAdam:
             self._call(tensors, scalars, tail_start, 1, probe=False)
 
     def probe(self, tensors: AdamTensors, scalars: AdamScalars, num_threads: int) -> None:
-        """Read and write what :meth:`step` does, nearly without arithmetic: what memory allows.
-
-        Args:
-            tensors: What to read and write; its values are spoilt.
-            scalars: Adam's scalars.
-            num_threads: OpenMP threads, exactly.
-        """
+        """Read and write what :meth:`step` does, nearly without arithmetic: what memory allows."""
         self._call(tensors, scalars, tensors.numel, num_threads, probe=True)
 
     def _call(
@@ -268,10 +259,6 @@ class TeamSizes:
 
     def choose(self, numel: int, num_threads: int) -> int:
         """Halve ``num_threads`` until the tile is large enough for the team.
-
-        Args:
-            numel: Elements of the tile.
-            num_threads: Threads at most.
 
         Returns:
             Threads, from 1 to ``num_threads``.

@@ -23,7 +23,7 @@ from deep_optimizer_states.errors import KernelError
 BLOCK = 1024
 """Elements a program instance handles."""
 ALIGNMENT = 16
-"""Of addresses, in bytes, and of the number of elements: Triton knows no other."""
+"""Alignment of addresses, in bytes, and of the number of elements: Triton knows no other."""
 
 
 def _adam(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913 - Triton reads the names
