@@ -2,7 +2,9 @@
 
 A version number says little: a patch release may rewrite a method we override. So the source of
 every such method is hashed. A ZeRO stage is refused when code that it relies on differs, and the
-methods are named; a stage whose code is known is taken.
+methods are named; a stage whose code is known is taken. Hashes are data: those of the newest
+release in ``deepspeed_methods.toml``, by the stages that rely on a class, and what older releases
+have otherwise in ``deepspeed_releases.toml``.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import os
 import sys
 import textwrap
 import tomllib
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,13 @@ def _table(name: str) -> dict[str, Any]:
 _ADAPTERS = {"stages 1 and 2": (1, 2), "stage 3": (3,)}
 """One adapter serves these stages, which are taken or refused together."""
 
-_STAGES_OF = {**_ADAPTERS, "every stage": (1, 2, 3)}
-"""Parts of ``deepspeed_methods.toml``."""
-
 NEWEST = "0.19.8"
 """The newest DeepSpeed release that this package was checked against."""
 
 _WATCHED: dict[str, dict[str, dict[str, str]]] = _table("deepspeed_methods.toml")
 
 STAGES: dict[str, tuple[int, ...]] = {
-    path: _STAGES_OF[part] for part, classes in _WATCHED.items() for path in classes
+    path: _ADAPTERS.get(part, (1, 2, 3)) for part, classes in _WATCHED.items() for path in classes
 }
 """Class -> the ZeRO stages at which this package relies on it."""
 
@@ -52,7 +50,6 @@ OLDER: dict[str, dict[str, dict[str, str]]] = _table("deepspeed_releases.toml")
 
 CHECKED_VERSIONS = (*OLDER, NEWEST)
 """Every release that this package was checked against, the oldest first."""
-
 
 ALLOW_UNVERIFIED = "DEEP_OPTIMIZER_STATES_ALLOW_UNVERIFIED"
 """Environment variable that allows a release of which nothing is known, where it is 1."""
@@ -124,42 +121,33 @@ def check_deepspeed(allow_unverified: bool = False) -> dict[int, str]:
         if how == "newer":
             _say(f"DeepSpeed {installed} has the methods of {checked}, the newest that was checked")
         return {}
-    says = _SAYS[how].format(checked)
+    says = f"DeepSpeed {installed} {_SAYS[how].format(checked)}"
     differing = {
         part: [name for name, path in changed.items() if set(stages) <= set(STAGES[path])]
         for part, stages in _ADAPTERS.items()
     }
     refused = {part: names for part, names in differing.items() if names or how == "older"}
+    verb = "used all the same, BITS MAY NOT BE STOCK'S" if allow_unverified else "refused"
+    lines = [says + (", and allow_unverified is set:" if allow_unverified else ":")]
+    for part, names in differing.items():
+        what = f"{'is' if part == 'stage 3' else 'are'} {verb if part in refused else 'taken'}"
+        code = f"other code in {', '.join(names)}" if names else f"nothing differs from {checked}"
+        lines.append(f"  ZeRO {part} {what}: {code}")
+    if not allow_unverified and len(refused) == len(_ADAPTERS):
+        raise UnsupportedDeepSpeedError("\n".join([*lines, _WAY_OUT]))
+    _say("\n".join(lines))
     if allow_unverified:
-        lines = _lines(differing, refused, "used all the same, BITS MAY NOT BE STOCK'S", checked)
-        _say(f"DeepSpeed {installed} {says}, and allow_unverified is set:\n{lines}")
         return {}
-    lines = _lines(differing, refused, "refused", checked)
-    if len(refused) == len(_ADAPTERS):
-        raise UnsupportedDeepSpeedError(f"DeepSpeed {installed} {says}:\n{lines}\n{_WAY_OUT}")
-    _say(f"DeepSpeed {installed} {says}:\n{lines}")
-    left = " or ".join(
+    left = [
         str(stage) for part, stages in _ADAPTERS.items() if part not in refused for stage in stages
-    )
+    ]
     return {
-        stage: f"DeepSpeed {installed} at zero_optimization.stage = {stage}: it {says}, with other "
-        f"code in {', '.join(names)}; set the stage to {left}, {_WAY_OUT}"
+        stage: f"DeepSpeed {installed} at zero_optimization.stage = {stage}: it "
+        f"{_SAYS[how].format(checked)}, with other code in {', '.join(names)}; set the stage to "
+        f"{' or '.join(left)}, {_WAY_OUT}"
         for part, names in refused.items()
         for stage in _ADAPTERS[part]
     }
-
-
-def _lines(
-    differing: dict[str, list[str]], refused: Collection[str], verb: str, checked: str
-) -> str:
-    """A line for each adapter: what becomes of its stages, and which methods differ."""
-    lines = []
-    for part, names in differing.items():
-        be = "are" if len(_ADAPTERS[part]) > 1 else "is"
-        code = f"other code in {', '.join(names)}" if names else f"nothing differs from {checked}"
-        what = verb if part in refused else "taken"
-        lines.append(f"  ZeRO {part} {be} {what}: {code}")
-    return "\n".join(lines)
 
 
 def installed_version() -> str:
@@ -207,13 +195,9 @@ def _say(text: str) -> None:
 
 
 def changed_methods(version: str) -> dict[str, str]:
-    """Methods of the installed DeepSpeed that are not those of a checked release.
+    """Return methods of the installed DeepSpeed that are not those of a checked release.
 
-    Args:
-        version: one of :data:`CHECKED_VERSIONS`.
-
-    Returns:
-        ``class.method`` -> the class's path.
+    They are given as ``class.method`` -> the class's path.
     """
     return {
         f"{path.partition(':')[2]}.{method}": path
@@ -224,7 +208,7 @@ def changed_methods(version: str) -> dict[str, str]:
 
 
 def fingerprints_of(version: str) -> dict[str, dict[str, str]]:
-    """Hashes of a checked release: class -> method -> hash, empty for no such method."""
+    """Return the hashes of a checked release: class -> method -> hash, empty for no such method."""
     own = OLDER.get(version, {})
     return {path: {**methods, **own.get(path, {})} for path, methods in FINGERPRINTS.items()}
 
@@ -250,25 +234,17 @@ def _innermost(function: Any) -> Any:
     return function
 
 
-def fingerprints_of_installed() -> dict[str, dict[str, str]]:
-    """Hashes of the installed release: class -> method -> hash, empty for no such method."""
-    return {
-        path: {method: fingerprint(path, method) for method in methods}
-        for path, methods in FINGERPRINTS.items()
-    }
-
-
 def table_of_installed() -> str:
     """Return the installed DeepSpeed's part of the table of older releases.
 
     It is the first thing that a release which is to be supported needs; its equality the second.
     """
     lines: list[str] = []
-    for path, found in fingerprints_of_installed().items():
-        changed = {key: own for key, own in found.items() if own != FINGERPRINTS[path][key]}
+    for path, newest in FINGERPRINTS.items():
+        found = {method: fingerprint(path, method) for method in newest}
+        changed = [f'{key} = "{own}"' for key, own in found.items() if own != newest[key]]
         if changed:
-            lines += [f'["{installed_version()}"."{path}"]']
-            lines += [*(f'{key} = "{own}"' for key, own in changed.items()), ""]
+            lines += [f'["{installed_version()}"."{path}"]', *changed, ""]
     return "\n".join(lines)
 
 

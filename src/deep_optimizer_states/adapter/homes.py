@@ -1,9 +1,10 @@
-"""The memory that optimizer state lives in: the host's, near the cores of the CPU lane, or the device's."""
+"""Homes of optimizer state: host memory near the cores of the CPU lane, or the device's."""
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +28,19 @@ from deep_optimizer_states.core.schedule import Schedule
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
+@dataclass(frozen=True)
+class Run:
+    """A subgroup: elements ``start`` to ``start + numel`` of the master weight of that number."""
+
+    master: int
+    start: int
+    numel: int
+
+    def of(self, flat: Tensor) -> Tensor:
+        """Return these elements of a 1-D tensor as long as the master weight."""
+        return flat.narrow(0, self.start, self.numel)
+
+
 class StateHomes(abc.ABC):
     """The memory of this rank's master weights and moments.
 
@@ -36,10 +50,10 @@ class StateHomes(abc.ABC):
     """
 
     def __init__(
-        self, stock: AnyStock, numels: Sequence[int], schedule: Schedule, lanes: Device
+        self, stock: AnyStock, runs: Sequence[Run], schedule: Schedule, lanes: Device
     ) -> None:
         self._stock = stock
-        self._numels = numels
+        self._runs = runs
         self._schedule = schedule
         self._lanes = lanes
         self._masters: list[Tensor] = []
@@ -54,23 +68,46 @@ class StateHomes(abc.ABC):
     @property
     def num_subgroups(self) -> int:
         """Subgroups of this rank, empty ones too."""
-        return len(self._numels)
+        return len(self._runs)
 
     @abc.abstractmethod
-    def tensors_of(self, subgroup: int, grad: Tensor) -> AdamTensors:
-        """State and 16-bit weights of a subgroup where they live, beside a gradient of its."""
+    def weights_of(self, number: int) -> Tensor:
+        """Return the 16-bit weights of a master weight, looked up anew: stock may replace them."""
 
     @abc.abstractmethod
     def group_of(self, subgroup: int) -> int:
-        """The parameter group that a subgroup is of."""
+        """Return the parameter group that a subgroup is of."""
 
-    @abc.abstractmethod
+    def tensors_of(self, subgroup: int, grad: Tensor) -> AdamTensors:
+        """Return a subgroup's state and 16-bit weights where they live, beside its gradient."""
+        run = self._runs[subgroup]
+        state = self._state_of(run.master)
+        whole = (self._masters[run.master], state["exp_avg"], state["exp_avg_sq"])
+        master, exp_avg, exp_avg_sq = [run.of(tensor.data) for tensor in whole]
+        weights = run.of(self.weights_of(run.master).data)
+        return AdamTensors(master, exp_avg, exp_avg_sq, grad, weights)
+
     def count_step(self, subgroup: int) -> int:
-        """Note that a subgroup is about to be stepped; its steps so far, this one too."""
+        """Step stock's counter of the master weight, once for all of its subgroups; return it."""
+        run = self._runs[subgroup]
+        state = self._state_of(run.master)
+        if run.start == 0:
+            state["step"] += 1
+        return int(state["step"])
 
-    @abc.abstractmethod
     def tail_start(self, subgroup: int, tail: Tail) -> int:
-        """First element of a subgroup that stock's step of it rounds as a tail; not clamped."""
+        """Return the first element that is rounded as a tail; not clamped to the subgroup.
+
+        Stock steps the whole master weight at once.
+        """
+        run = self._runs[subgroup]
+        return tail.start(self._masters[run.master].numel()) - run.start
+
+    def _state_of(self, number: int) -> dict[str, Any]:
+        state: dict[str, Any] = self._stock.optimizer.state[self._masters[number]]
+        if not state:  # stock has none before its first step, in checkpoints neither
+            state |= {"step": 0, **self._moments[number]}
+        return state
 
     def reserve(self, settings: Settings, grad_bytes: int, taken_bytes: int = 0) -> None:
         """See that the memory is there, and choose the cores that it will be near. Every rank must.
@@ -84,7 +121,7 @@ class StateHomes(abc.ABC):
             HostMemoryError: There is not enough.
         """
         resident = self._schedule.resident_subgroups
-        host_numel = sum(n for idx, n in enumerate(self._numels) if idx not in resident)
+        host_numel = sum(run.numel for idx, run in enumerate(self._runs) if idx not in resident)
         staging_bytes = 2 * self._schedule.staging_numel * self._stock.dtype.itemsize
         num_ranks = local_ranks()
         # What ranks have taken is theirs. None takes more before all have looked: the barrier.

@@ -1,4 +1,4 @@
-"""Wrappers around methods of DeepSpeed's config and engine, in place once the plugin is installed."""
+"""Wrappers around methods of DeepSpeed's config and engine, once the plugin is installed."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, SupportsIndex
 
 import torch
@@ -27,7 +26,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import Tensor
 from typing_extensions import override
 
-from deep_optimizer_states.adapter.homes import AnyStock, StateHomes
+from deep_optimizer_states.adapter.homes import AnyStock, Run, StateHomes
 from deep_optimizer_states.adapter.steppers import Steppers
 from deep_optimizer_states.adapter.update import (
     Gradients,
@@ -38,8 +37,6 @@ from deep_optimizer_states.adapter.update import (
 )
 from deep_optimizer_states.config import BLOCK, Settings
 from deep_optimizer_states.core.device.base import Device
-from deep_optimizer_states.core.kernels.adam import AdamTensors
-from deep_optimizer_states.core.kernels.host import Tail
 from deep_optimizer_states.core.plan import cut_flat_state
 from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.core.update import Background
@@ -329,19 +326,6 @@ class Stock(AnyStock, Protocol):
     """Ranks that share a parameter group."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """Elements ``start`` to ``start + numel`` of this rank's part of a parameter group."""
-
-    group: int
-    start: int
-    numel: int
-
-    def of(self, flat: Tensor) -> Tensor:
-        """These elements of a 1-D tensor as long as the group's part."""
-        return flat.narrow(0, self.start, self.numel)
-
-
 def cut_groups(group_numels: Sequence[int], subgroup_numel: int) -> list[Run]:
     """Cut every group into subgroups, in order."""
     return [
@@ -402,7 +386,7 @@ class LateScaled(Gradients):
     @override
     def beside_state(self, subgroup: int) -> Tensor:
         run = self._runs[subgroup]
-        return run.of(self._grads[run.group])
+        return run.of(self._grads[run.master])
 
 
 class SettledFragments(list[Tensor]):
@@ -426,42 +410,14 @@ class FlatHomes(StateHomes):
     def __init__(
         self, stock: Stock, runs: Sequence[Run], schedule: Schedule, lanes: Device
     ) -> None:
-        super().__init__(stock, [run.numel for run in runs], schedule, lanes)
+        super().__init__(stock, runs, schedule, lanes)
         self._flat = stock
-        self._runs = runs
-
-    def _state_of(self, group: int) -> dict[str, Any]:
-        state: dict[str, Any] = self._flat.optimizer.state[self._masters[group]]
-        if not state:  # stock has none before the first step, in checkpoints neither
-            state |= {"step": 0, **self._moments[group]}
-        return state
 
     @override
-    def tensors_of(self, subgroup: int, grad: Tensor) -> AdamTensors:
-        run = self._runs[subgroup]
-        state, rank = self._state_of(run.group), dist.get_rank(self._ranks_of(run.group))
-        # Looked up anew: stock makes others when states were offloaded and came back.
-        weights = self._flat.parallel_partitioned_bit16_groups[run.group][rank]
-        whole = (self._masters[run.group], state["exp_avg"], state["exp_avg_sq"])
-        master, exp_avg, exp_avg_sq = [run.of(tensor.data) for tensor in whole]
-        return AdamTensors(master, exp_avg, exp_avg_sq, grad, run.of(weights.data))
-
-    def _ranks_of(self, group: int) -> Any:
-        return self._flat.real_dp_process_group[group]
+    def weights_of(self, number: int) -> Tensor:
+        rank = int(dist.get_rank(self._flat.real_dp_process_group[number]))
+        return self._flat.parallel_partitioned_bit16_groups[number][rank]
 
     @override
     def group_of(self, subgroup: int) -> int:
-        return self._runs[subgroup].group
-
-    @override
-    def count_step(self, subgroup: int) -> int:
-        run = self._runs[subgroup]
-        state = self._state_of(run.group)
-        if run.start == 0:
-            state["step"] += 1
-        return int(state["step"])
-
-    @override
-    def tail_start(self, subgroup: int, tail: Tail) -> int:
-        run = self._runs[subgroup]
-        return tail.start(self._masters[run.group].numel()) - run.start
+        return self._runs[subgroup].master

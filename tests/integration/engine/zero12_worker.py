@@ -79,7 +79,7 @@ def controls():
 
 def own_tail(self, subgroup, tail: Tail):
     """As if every subgroup ended in elements that stock's kernel takes one by one."""
-    return self._numels[subgroup] - 5
+    return self._runs[subgroup].numel - 5
 
 
 def count_every_subgroup(self, subgroup):

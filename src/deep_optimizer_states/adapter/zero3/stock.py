@@ -1,5 +1,4 @@
-"""DeepSpeed's ZeRO-3 optimizer as the adapter sees it: what is read of it, how it has cut the
-parameters, where its state lives.
+"""DeepSpeed's ZeRO-3 optimizer: what is read of it, its layout, where its state lives.
 
 A parameter is named by its ``ds_id`` everywhere, which is also what stock's ``get_param_id`` gives.
 Releases before 0.19 lack some of its methods: a subclass adds them, so that the rest of this
@@ -17,11 +16,10 @@ from deepspeed import comm as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from torch import Tensor
+from typing_extensions import override
 
-from deep_optimizer_states.adapter.homes import AnyStock, StateHomes
+from deep_optimizer_states.adapter.homes import AnyStock, Run, StateHomes
 from deep_optimizer_states.core.device.base import Device
-from deep_optimizer_states.core.kernels.adam import AdamTensors
-from deep_optimizer_states.core.kernels.host import Tail
 from deep_optimizer_states.core.plan import Tile, subgroup_offsets
 from deep_optimizer_states.core.schedule import Schedule
 
@@ -179,7 +177,8 @@ class SubgroupHomes(StateHomes):
     """
 
     def __init__(self, stock: Stock, layout: Layout, schedule: Schedule, lanes: Device) -> None:
-        super().__init__(stock, layout.numels, schedule, lanes)
+        runs = [Run(idx, 0, numel) for idx, numel in enumerate(layout.numels)]
+        super().__init__(stock, runs, schedule, lanes)
         self._zero3 = stock
 
     def make_moments(self) -> None:
@@ -211,26 +210,10 @@ class SubgroupHomes(StateHomes):
         kept = {idx: state for idx, state in inner["state"].items() if state["step"]}
         return {**state_dict, "optimizer_state_dict": {**inner, "state": kept}}
 
-    def _state_of(self, subgroup: int) -> dict[str, Any]:
-        found: dict[str, Any] = self._zero3.optimizer.state[self._masters[subgroup]]
-        return found
+    @override
+    def weights_of(self, number: int) -> Tensor:
+        return self._zero3.fp16_partitioned_groups_flat[number]
 
-    def tensors_of(self, subgroup: int, grad: Tensor) -> AdamTensors:
-        """State and 16-bit weights of a subgroup where they live, beside a gradient of its."""
-        master, state = self._masters[subgroup], self._state_of(subgroup)
-        weights = self._zero3.fp16_partitioned_groups_flat[subgroup].data
-        return AdamTensors(master.data, state["exp_avg"], state["exp_avg_sq"], grad, weights)
-
+    @override
     def group_of(self, subgroup: int) -> int:
-        """The parameter group that a subgroup is of."""
         return self._zero3.sub_group_to_group_id[subgroup]
-
-    def count_step(self, subgroup: int) -> int:
-        """Step stock's counter of a subgroup, as its own update would."""
-        state = self._state_of(subgroup)
-        state["step"] += 1
-        return int(state["step"])
-
-    def tail_start(self, subgroup: int, tail: Tail) -> int:
-        """First element that is rounded as a tail: stock steps a subgroup at once."""
-        return tail.start(self._numels[subgroup])
