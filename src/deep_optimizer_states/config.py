@@ -96,7 +96,7 @@ class Settings(BaseModel):
 
 
 def read_settings(ds_config: Mapping[str, Any]) -> Settings:
-    """Settings that a DeepSpeed config asks for; disabled when it holds no block of ours.
+    """Return the settings that a DeepSpeed config asks for; disabled without a block of ours.
 
     Raises:
         ConfigError: an unknown key (the nearest valid one is named) or a wrong value.
@@ -114,7 +114,7 @@ def read_settings(ds_config: Mapping[str, Any]) -> Settings:
 
 
 def translate_paper_keys(ds_config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of ``ds_config`` in which the paper's keys have become our block.
+    """Return a copy of ``ds_config`` in which the paper's keys have become our block.
 
     ``prefetch_optimizer`` 1 asks for the hybrid update, one subgroup in ``prefetch_optimizer_gap``
     on the GPU; ``part_grads_async`` 1 without it for asynchronous gradients alone (policy

@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def environment(present: os._Environ[str] | dict[str, str]) -> dict[str, str]:
-    """The variables of a process whose children have the plugin installed."""
+    """Return the variables of a process whose children have the plugin installed."""
     folders = [entry for entry in present.get("PYTHONPATH", "").split(os.pathsep) if entry]
     others = [entry for entry in folders if entry != str(HOOK)]
     return {**present, "PYTHONPATH": os.pathsep.join([str(HOOK), *others])}

@@ -127,7 +127,7 @@ def _settle(lock: _Lock, holder: int | None, unseen: str) -> str:
 
 
 def _locks(root: Path) -> list[_Lock]:
-    """Locks of ops in a folder, or in one folder for each Python as torch has it by default."""
+    """List locks of ops in a folder, or in one folder for each Python as torch has it."""
     found = []
     for path in (*root.glob("*/lock"), *root.glob("*/*/lock")):
         with contextlib.suppress(OSError):
@@ -142,7 +142,7 @@ def _inode(path: Path) -> _Inode:
 
 
 def _look(root: Path) -> tuple[dict[_Lock, int | None], bool]:
-    """Locks with the process that holds each, and whether every process could be looked into."""
+    """Return each lock with its holder, and whether every process could be looked into."""
     locks, sees_all, holders = _locks(root), True, dict[_Inode, int]()
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -157,7 +157,7 @@ def _look(root: Path) -> tuple[dict[_Lock, int | None], bool]:
 
 
 def _held_by(process: Path) -> Iterator[_Inode]:
-    """The files called ``lock`` that a process has open, and its folder if it is ninja."""
+    """Yield the files called ``lock`` that a process has open, and its folder if it is ninja."""
     if (process / "comm").read_text(encoding="utf-8", errors="replace").strip() == "ninja":
         yield _inode(process / "cwd")
     for link in (process / "fd").iterdir():

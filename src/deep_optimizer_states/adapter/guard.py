@@ -151,7 +151,7 @@ def check_deepspeed(allow_unverified: bool = False) -> dict[int, str]:
 
 
 def installed_version() -> str:
-    """The installed DeepSpeed's version.
+    """Return the installed DeepSpeed's version.
 
     Raises:
         UnsupportedDeepSpeedError: There is none that can be imported.
@@ -172,7 +172,7 @@ def _is_allowed_by_environment() -> bool:
 
 
 def _nearest(installed: str) -> tuple[str, str]:
-    """The checked release to compare a version with, and how they lie: a key of ``_SAYS``."""
+    """Return the checked release to compare a version with, and a key of ``_SAYS``."""
     from packaging.version import InvalidVersion, Version  # DeepSpeed needs it, so it is there
 
     try:
@@ -226,7 +226,7 @@ def fingerprint(path: str, method: str) -> str:
 
 
 def _innermost(function: Any) -> Any:
-    """The method inside DeepSpeed's decorators, which do not say what they wrap."""
+    """Return the method inside DeepSpeed's decorators, which do not say what they wrap."""
     function = inspect.unwrap(function)
     while function.__name__ == "wrapped_fn" and function.__closure__:
         names = function.__code__.co_freevars

@@ -64,7 +64,7 @@ def _wrap(owner: Any, name: str, wrapper: Any) -> None:
 
 
 def _initialize_params(original: Any, config: Any, param_dict: dict[str, Any]) -> None:
-    """DeepSpeed's reading of its config, with the paper's keys translated before it validates."""
+    """Let DeepSpeed read its config once the paper's keys are translated."""
     from deep_optimizer_states.config import read_settings, translate_paper_keys
 
     translated = translate_paper_keys(param_dict)
@@ -160,7 +160,7 @@ def _is_ours(engine: Any) -> bool:
 
 
 def _step(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
-    """DeepSpeed's step: the update, its counters and the learning rate go together."""
+    """Step as DeepSpeed does; the update, its counters and the learning rate go together."""
     if not _is_ours(engine):
         return original(engine, *args, **kwargs)
     with signals_held_back():
@@ -168,7 +168,7 @@ def _step(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _load_checkpoint(original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
-    """DeepSpeed's loading, which may come after an update that failed."""
+    """Load as DeepSpeed does, perhaps after an update that failed."""
     if not _is_ours(engine):
         return original(engine, *args, **kwargs)
     background = engine.optimizer.background

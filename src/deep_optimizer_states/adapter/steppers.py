@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from deepspeed.accelerator import get_accelerator
 
-from deep_optimizer_states.adapter.stock_adam import find_tail, finds_pow_on_repeat
+from deep_optimizer_states.adapter.stock_adam import pow_on_repeat_of_op, tail_of_op
 from deep_optimizer_states.core.device.base import Device
 from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.core.kernels.host import HostAdam, Tail
@@ -56,8 +56,9 @@ class Steppers:
             KernelError: Its bits cannot be repeated.
         """
         dtypes = (master_dtype, torch.float32 if cpu_adam.fp32_optimizer_states else master_dtype)
-        tail, recorder = _find_tail(cpu_adam, dtypes), Recorder() if is_recording else None
-        host_adam, pow_on_repeat = HostAdam(tail.mode), finds_pow_on_repeat(cpu_adam)
+        op, decoupled = cpu_adam.ds_opt_adam, bool(cpu_adam.adam_w_mode)
+        tail, recorder = _find_tail(op, decoupled, dtypes), Recorder() if is_recording else None
+        host_adam, pow_on_repeat = HostAdam(tail.mode), pow_on_repeat_of_op(op, decoupled)
         lanes: Device
         name = get_accelerator().device_name()
         if name == "cuda":
@@ -80,9 +81,9 @@ class Steppers:
             self.recorder.take()
 
 
-def _find_tail(cpu_adam: Any, dtypes: tuple[torch.dtype, torch.dtype]) -> Tail:
-    """The tail for moments of both types that a run can have: fresh ones, and loaded ones."""
-    tail, loaded = find_tail(cpu_adam, *dtypes), find_tail(cpu_adam, dtypes[0], dtypes[0])
+def _find_tail(op: Any, decoupled: bool, dtypes: tuple[torch.dtype, torch.dtype]) -> Tail:
+    """Find the tail for moments of both types that a run can have: fresh, and loaded ones."""
+    tail, loaded = (tail_of_op(op, decoupled, pair) for pair in (dtypes, (dtypes[0],) * 2))
     if tail != loaded:
         raise KernelError(
             f"DeepSpeedCPUAdam rounds the last elements otherwise with moments in {dtypes[1]} than "

@@ -37,30 +37,20 @@ _CANCELLING = {**_GROUP, "betas": (0.25 + 2.0**-25, 0.25 - 2.0**-26), "weight_de
 """A moment of minus three times what is added to it nearly cancels; the second stays positive."""
 
 
-def find_tail(
-    optimizer: Any,
-    master_dtype: torch.dtype = torch.float32,
-    moment_dtype: torch.dtype = torch.float32,
-) -> Tail:
-    """Return the tail of the op that ``optimizer``, a DeepSpeedCPUAdam, uses.
-
-    Args:
-        optimizer: Whose op is run.
-        master_dtype: Of master weights, and of the gradients that the op reads.
-        moment_dtype: Of both moments.
-
-    Raises:
-        KernelError: No variant gives the op's bits: equality with stock is not possible here.
-    """
-    dtypes = (master_dtype, moment_dtype)
-    return tail_of_op(optimizer.ds_opt_adam, bool(optimizer.adam_w_mode), dtypes)
-
-
 @functools.cache
 def tail_of_op(
     op: Any, decoupled: bool, dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32,) * 2
 ) -> Tail:
-    """Return the same of DeepSpeed's compiled op itself; ``decoupled`` for AdamW."""
+    """Return how DeepSpeed's compiled op rounds the last elements.
+
+    Args:
+        op: ``ds_opt_adam`` of a DeepSpeedCPUAdam.
+        decoupled: Whether it is AdamW.
+        dtypes: Of master weights and the gradients that the op reads, and of both moments.
+
+    Raises:
+        KernelError: No variant gives the op's bits: equality with stock is not possible here.
+    """
     runs = [(group, probe_inputs(group, dtypes)) for group in _groups_of(dtypes)]
     expected = [_run_stock(op, group, decoupled, inputs) for group, inputs in runs]
     for width, mode in itertools.product(_WIDTHS, (1, 0, 2)):
@@ -74,18 +64,13 @@ def tail_of_op(
     )
 
 
-def finds_pow_on_repeat(optimizer: Any) -> bool:
-    """Return whether a DeepSpeedCPUAdam's op takes ``pow`` for a step that is asked for again.
+@functools.cache
+def pow_on_repeat_of_op(op: Any, decoupled: bool) -> bool:
+    """Return whether the op takes ``pow`` for a step that is asked for again.
 
     Raises:
         KernelError: Neither that nor the other way gives the op's bits.
     """
-    return pow_on_repeat_of_op(optimizer.ds_opt_adam, bool(optimizer.adam_w_mode))
-
-
-@functools.cache
-def pow_on_repeat_of_op(op: Any, decoupled: bool) -> bool:
-    """Return the same of DeepSpeed's compiled op itself; ``decoupled`` for AdamW."""
     # At beta2 = 0.999 product and power part after a few steps.
     group = {**_GROUP, "betas": (0.9, 0.999), "bias_correction": True}
     tail = tail_of_op(op, decoupled)
@@ -111,7 +96,7 @@ def _groups_of(dtypes: tuple[torch.dtype, torch.dtype]) -> list[dict[str, Any]]:
 def probe_inputs(
     group: dict[str, Any], dtypes: tuple[torch.dtype, torch.dtype]
 ) -> list[list[torch.Tensor]]:
-    """Numbers to step: master weights and moments, then one list for each step's gradient.
+    """Draw numbers to step: master weights and moments, then each step's gradient.
 
     Args:
         group: One of the groups of hyperparameters that the probe uses.
@@ -196,4 +181,4 @@ def tail_of_fresh_op() -> Tail:
             f"DeepSpeed's cpu_adam op cannot be loaded from {error.filename}: {error.strerror}; "
             "name a folder that you can write in TORCH_EXTENSIONS_DIR"
         ) from error
-    return find_tail(optimizer)
+    return tail_of_op(optimizer.ds_opt_adam, bool(optimizer.adam_w_mode))

@@ -182,24 +182,24 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
         self.optimizer.state = state
 
     def state_dict(self) -> dict[str, Any]:
-        """Stock's, of finished state."""
+        """Return stock's, of finished state."""
         self.background.refuse_to_save()
         self.background.wait()
         return dict(super().state_dict())
 
     def checkpoint_event_prologue(self) -> None:
-        """Before a checkpoint is written or loaded: nothing is in flight, and nothing failed."""
+        """See before a checkpoint that nothing is in flight, and nothing failed."""
         if not self.background.overlooks_failure:
             self.background.refuse_to_save()
         self.background.wait()
 
     def clear_backward_seen_flag(self) -> None:
-        """A forward begins: weights of an update that failed are not to be computed with."""
+        """Refuse a forward with weights of an update that failed."""
         self.background.wait()
         super().clear_backward_seen_flag()
 
     def offload_states(self, *args: Any, **kwargs: Any) -> None:
-        """Stock moves what an update may still use."""
+        """Let stock move what no update uses any more."""
         self.background.wait()
         super().offload_states(*args, **kwargs)
 
@@ -212,7 +212,7 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
         self._relink_moments()
 
     def _relink_moments(self) -> None:
-        """Parameters whose views of moments stock has made view those that are stepped."""
+        """Make stock's views of moments view those that are stepped."""
         for group, master in zip(self.bit16_groups, self._masters, strict=True):
             for param in group:
                 mapping = param._hp_mapping
@@ -222,20 +222,20 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
     # Gradients: stock's, from backward to its norms; see [Note: scaled late].
 
     def copy_grads_in_partition(self, param: Any, *args: Any) -> None:
-        """Stock's copy of a reduced gradient to host memory; releases differ in arguments."""
+        """Let stock copy a reduced gradient to host memory; releases differ in arguments."""
         is_final = self.is_gradient_accumulation_boundary()
         with self._gradients.writing(self.get_param_id(param) if is_final else None):
             super().copy_grads_in_partition(param, *args)
 
     def async_inplace_copy_grad_to_fp32_buffer_from_gpu(self, param: Any) -> None:
-        """Stock's copy, which comes alone where the caller has ended the window."""
+        """Let stock copy a gradient where the caller has ended the window."""
         with self._gradients.writing(self.get_param_id(param)):
             super().async_inplace_copy_grad_to_fp32_buffer_from_gpu(param)
 
     # The update: stock's step, whose loop over groups comes to the methods below.
 
     def step(self, closure: Any = None) -> None:
-        """One update.
+        """Make one update.
 
         Raises:
             UpdateError: A lane failed, in this update or in an earlier one.
@@ -269,7 +269,7 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
 
     @contextlib.contextmanager
     def _nothing_to_copy(self) -> Any:
-        """Until buffers are reset: the executor has written the 16-bit weights already.
+        """Hide the 16-bit weights, which the executor has written, until buffers are reset.
 
         Stock's loop copies each group's master weight to the buffer in host memory, and that to its
         16-bit weights. All three are empty meanwhile.
@@ -284,7 +284,7 @@ class InterleavedFlatOptimizer(DeepSpeedZeroOptimizer):
             self._done, self.parallel_partitioned_bit16_groups = None, weights
 
     def reset_cpu_buffers(self) -> None:
-        """Stock's, between its loop over groups and the gather of the new weights."""
+        """Show them again, between stock's loop over groups and the gather of new weights."""
         self._hidden.close()
         super().reset_cpu_buffers()
 
@@ -356,7 +356,7 @@ class LateScaled(Gradients):
 
     @contextlib.contextmanager
     def writing(self, param_id: int | None = None) -> Iterator[None]:
-        """Stock reads or writes gradients in here; what it sees is not scaled.
+        """Let stock read or write gradients; what it sees is not scaled.
 
         Args:
             param_id: The parameter whose gradient is replaced; None for none.

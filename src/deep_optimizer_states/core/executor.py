@@ -101,7 +101,7 @@ class _Buffers:
         return [tensor.narrow(0, 0, numel) for tensor in self.tensors]
 
     def views_like(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Room for each of ``tensors`` in its type, which may be narrower than the buffer's."""
+        """Return room for each of ``tensors`` in its type, perhaps narrower than the buffer's."""
         pairs = zip(self.tensors, tensors, strict=False)
         return [mine.view(like.dtype).narrow(0, 0, like.numel()) for mine, like in pairs]
 
@@ -238,7 +238,7 @@ class Executor:
         return self._split.share(tiles, numels, self._in_flight)
 
     def _in_flight(self) -> int:
-        """Elements given to the device whose state is not back yet."""
+        """Return the elements given to the device whose state is not back yet."""
         while self._landing and self._landing[0][0].reached():
             self._landing.popleft()
         return sum(numel for _, numel in self._landing)
@@ -441,7 +441,7 @@ class Executor:
             self._on_issued(tile, Reached())
 
     def _stage(self, tile: int, tensors: AdamTensors) -> AdamTensors:
-        """The same with weights in a staging buffer, once it is free."""
+        """Return the same with weights in a staging buffer, once it is free."""
         staging = self._held[tile] = next(self._next_staging)
         if staging.free is not None:  # see [Note: staging]
             self._device.host_waits(staging.free, Wait.STAGING_FREE)

@@ -159,7 +159,7 @@ def choose_cores(
 
 
 def usable_cores(sysfs: Path = _SYSFS) -> int:
-    """Cores this process may use: its affinity, cut by the container's quota of time."""
+    """Return the number of cores this process may use: its affinity, cut by its quota of time."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = (sysfs / _QUOTA).read_text(encoding="ascii").split()
@@ -171,7 +171,7 @@ def usable_cores(sysfs: Path = _SYSFS) -> int:
 
 
 def deal(cores: Sequence[_Core], position: int, num_ranks: int) -> tuple[_Core, ...]:
-    """One rank's neighbouring cores; ranks share a core only where there are more of them."""
+    """Return one rank's neighbouring cores; ranks share a core only where they outnumber them."""
     if num_ranks > len(cores):
         return (cores[position % len(cores)],)
     first, end = (len(cores) * at // num_ranks for at in (position, position + 1))
@@ -179,7 +179,7 @@ def deal(cores: Sequence[_Core], position: int, num_ranks: int) -> tuple[_Core, 
 
 
 def read_cpu_list(path: Path) -> set[int]:
-    """CPUs in the kernel's notation, such as ``0-3,8``; empty where it cannot be read."""
+    """Read CPUs in the kernel's notation, such as ``0-3,8``; empty where that fails."""
     try:
         pieces = path.read_text(encoding="ascii").strip().split(",")
         bounds = [piece.split("-") for piece in pieces if piece]
@@ -189,7 +189,7 @@ def read_cpu_list(path: Path) -> set[int]:
 
 
 def _shown(cores: Sequence[int]) -> str:
-    """The kernel's notation."""
+    """Return cores in the kernel's notation."""
     pieces: list[list[int]] = []
     for core in cores:
         if pieces and core == pieces[-1][-1] + 1:
@@ -210,7 +210,7 @@ HEADROOM = 0.97
 
 
 def free_host_bytes() -> int:
-    """Host memory that can be had without swapping, in bytes; limits of control groups count."""
+    """Return the host memory to be had without swapping, within limits of control groups."""
     left = [int(psutil.virtual_memory().available), *_left_in_groups()]
     return max(0, min(left))
 
@@ -227,7 +227,7 @@ def _left_in_groups() -> Iterator[int]:
 
 
 def _memory_groups() -> Iterator[tuple[Path, tuple[str, str]]]:
-    """Folders of this process's control groups and of their parents, in both versions."""
+    """Yield folders of this process's control groups and of their parents, in both versions."""
     for line in _read_text(PROC_CGROUP).splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -280,7 +280,7 @@ def check_host_memory(
 
 
 def local_ranks() -> int:
-    """Ranks of this machine, as the launcher says (torchrun, deepspeed); 1 without a launcher."""
+    """Return the ranks of this machine, as the launcher says; 1 without a launcher."""
     said = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1"
     return max(1, int(said))
 

@@ -224,7 +224,7 @@ def cut_flat_state(numel: int, subgroup_numel: int) -> list[tuple[int, int]]:
 
 
 def choose_resident_subgroups(numels: Sequence[int], ratio: float) -> frozenset[int]:
-    """Leading subgroups whose state stays on the device.
+    """Return the leading subgroups whose state stays on the device.
 
     Args:
         numels: Elements of each subgroup.

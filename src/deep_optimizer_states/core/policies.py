@@ -261,7 +261,7 @@ class RunTimeSplit:
 
 
 def _device_rate(flights: Sequence[Flight]) -> float:
-    """Elements a second of a device that always has the next tile."""
+    """Return elements a second of a device that always has the next tile."""
     numel, busy_s, end_s = 0, 0.0, -math.inf
     for flight in flights:
         was_idle = flight.begin_s >= end_s
@@ -272,7 +272,7 @@ def _device_rate(flights: Sequence[Flight]) -> float:
 
 
 def _host_rate(steps: Sequence[HostStep]) -> float:
-    """Elements a second of the CPU lane."""
+    """Return elements a second of the CPU lane."""
     seconds = sum(step.seconds for step in steps)
     seconds += sum(step.stalled_s for step in steps[FIRST_STEPS:])
     return sum(step.numel for step in steps) / max(seconds, 1e-9)

@@ -55,7 +55,7 @@ class Arrivals(Protocol):
         """Tiles whose master weights and moments were sent to the device ahead of the update."""
 
     def take(self, wait: bool) -> Iterable[int]:
-        """Those that have arrived since the last call.
+        """Return those that have arrived since the last call.
 
         Args:
             wait: Block until there is one; none then means that all have arrived.
@@ -72,7 +72,7 @@ class AllAtOnce:
     has_come: bool = False
 
     def take(self, wait: bool) -> Iterable[int]:
-        """All of them, once."""
+        """Return all of them, once."""
         came, self.has_come = () if self.has_come else self.order, True
         return came
 
@@ -173,13 +173,13 @@ class Schedule:
         return [idx for idx in range(len(self.tiles)) if idx not in resident]
 
     def tiles_of(self, run: Tile) -> range:
-        """Tiles that hold any of a run of elements."""
+        """Return the tiles that hold any of a run of elements."""
         first = bisect.bisect_right(self.tiles, (run.subgroup, run.start), key=_place) - 1
         end = bisect.bisect_left(self.tiles, (run.subgroup, run.start + run.numel), key=_place)
         return range(first, end) if run.numel else range(0)
 
     def order_of_use(self, runs: Iterable[Tile]) -> tuple[int, ...]:
-        """All tiles, those first that are needed first.
+        """Return all tiles, those first that are needed first.
 
         Args:
             runs: Elements in the order in which they are used; tiles without any come last.
@@ -188,14 +188,14 @@ class Schedule:
         return (*used, *(tile for tile in range(len(self.tiles)) if tile not in used))
 
     def tiles_of_subgroups(self, subgroups: Collection[int]) -> frozenset[int]:
-        """All tiles of some subgroups."""
+        """Return all tiles of some subgroups."""
         tiles = enumerate(self.tiles)
         return frozenset(number for number, tile in tiles if tile.subgroup in subgroups)
 
     def actions(
         self, arrivals: Arrivals, share: Share, has_room: Callable[[bool], bool]
     ) -> Iterator[Action]:
-        """The actions of one step, in issue order.
+        """Yield the actions of one step, in issue order.
 
         Everything for the device is issued as early as it has room: issuing takes no time, and its
         lanes order themselves by events. The CPU's steps run while the device works::
@@ -221,7 +221,7 @@ class Schedule:
             yield from (Action(tile, kind) for kind in kinds if kind is not Kind.AHEAD)
 
     def _chains(self, arrivals: Arrivals, share: Share, has_room: Callable[[bool], bool]) -> Chains:
-        """Tiles in issue order, each with its chain as if weights lived on the device."""
+        """Yield tiles in issue order, each with its chain as if weights lived on the device."""
         settled = functools.partial(self._settled, arrivals, self.resident_tiles)
         shared = [tile for tile in arrivals.order if not settled(tile)]
         numels = [tile.numel for tile in self.tiles]
@@ -252,7 +252,7 @@ class Schedule:
     def _settled(
         self, arrivals: Arrivals, resident: Collection[int], tile: int
     ) -> tuple[Kind, ...]:
-        """The chain of a tile; of one whose chain is found while it runs, none."""
+        """Return the chain of a tile; none where it is found while it runs."""
         if tile in resident:
             return RESIDENT_CHAIN
         if tile in arrivals.host_tiles:

@@ -56,7 +56,7 @@ class Recorder:
             self._spans.append(resolve)
 
     def take(self) -> list[Span]:
-        """All spans since the last call; the lanes must be idle."""
+        """Return all spans since the last call; the lanes must be idle."""
         with self._lock:
             taken, self._spans = self._spans, []
         return [resolve() for resolve in taken]
@@ -161,7 +161,7 @@ class TimelineFile:
 
 
 def chrome_trace(rows_of_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Rows of ``rank-N.jsonl`` files in Chrome's trace event format: a process a rank."""
+    """Make Chrome's trace of ``rank-N.jsonl`` files' rows: a process a rank."""
     events: list[dict[str, Any]] = []
     for rank, rows in rows_of_rank.items():
         named = {"ph": "M", "pid": rank}
@@ -186,7 +186,7 @@ def chrome_trace(rows_of_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> dic
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of one rank's file; a line that a crash cut off is left out."""
+    """Read one rank's file; a line that a crash cut off is left out."""
     rows = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:

@@ -97,7 +97,7 @@ class Sample:
 
 
 def _ends(numel: int) -> Iterator[tuple[int, int]]:
-    """First element and length of each part."""
+    """Yield first element and length of each part."""
     if numel <= 2 * PART_NUMEL:
         yield 0, numel
     else:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from deepspeed.ops.op_builder import CPUAdamBuilder
 
-from deep_optimizer_states.adapter.stock_adam import find_tail, pow_on_repeat_of_op, tail_of_op
+from deep_optimizer_states.adapter.stock_adam import pow_on_repeat_of_op, tail_of_op
 from deep_optimizer_states.core.kernels import host
 from deep_optimizer_states.core.kernels.adam import AdamTensors, BetaPowers, adam_scalars
 from deep_optimizer_states.core.kernels.host import (
@@ -22,23 +22,15 @@ from deep_optimizer_states.core.kernels.host import (
 from deep_optimizer_states.errors import KernelError
 
 
-class Op:
-    """A DeepSpeedCPUAdam as far as its op goes."""
-
-    def __init__(self, adam_w_mode=True):
-        self.adam_w_mode = adam_w_mode
-        self.ds_opt_adam = CPUAdamBuilder().load()
-
-
 @pytest.fixture(scope="module")
 def tail():
-    return find_tail(Op())
+    return tail_of_op(CPUAdamBuilder().load(), True)
 
 
 def test_the_tail_is_found_under_another_default_type(tail):
     torch.set_default_dtype(torch.bfloat16)
     try:
-        again = tail_of_op.__wrapped__(Op().ds_opt_adam, True)  # not what was found before
+        again = tail_of_op.__wrapped__(CPUAdamBuilder().load(), True)  # not what was found before
     finally:
         torch.set_default_dtype(torch.float32)
     assert again == tail

@@ -111,13 +111,13 @@ class Room:
         return self._learns and self._lanes.free_bytes() < 0
 
     def was_short(self, taken: int) -> None:
-        """Memory ran out beside ``taken`` bytes: no more in this window, and less in the next."""
+        """Take no more in this window, and less in the next: memory ran out."""
         self._is_short = True
         if self._learns:
             self._limit = taken // 2
 
     def next_window(self) -> None:
-        """A window of micro-batches begins."""
+        """Begin a window of micro-batches."""
         if self._learns and not self._is_short:
             self._limit += max(GROWTH * self._limit, self._tile_bytes)
         self._is_short = False
@@ -246,7 +246,7 @@ class WorkInBackward:
                 )
 
     def begin_window(self, may_work: bool) -> None:
-        """``step()`` is over, or nothing was trained yet.
+        """Begin a window: ``step()`` is over, or nothing was trained yet.
 
         Args:
             may_work: Whether where gradients are kept is settled, on which tiles depend.
@@ -278,7 +278,7 @@ class WorkInBackward:
         return range(len(self._schedule.tiles))
 
     def _compare(self) -> None:
-        """Under policy ``dynamic`` iterations with and without work in backward are compared.
+        """Compare iterations with and without work in backward, under policy ``dynamic``.
 
         An iteration waits for the end of the update before it. So it tells of a way only if the one
         before went the same.
@@ -290,7 +290,7 @@ class WorkInBackward:
             self._rests = self._ways.next(self._rests, 1 / seconds, True)
 
     def gradient_is_final(self, ds_id: int) -> None:
-        """The last gradient of a parameter in this window is on its way home."""
+        """Note that the last gradient of a parameter in this window is on its way home."""
         if not self.uses.give_several(ds_id):
             self._unreleased[ds_id] = None
 
@@ -361,12 +361,12 @@ class WorkInBackward:
         return sum(self._executor.element_bytes * self._sizes[tile] for tile in self._executor.away)
 
     def _give_back(self) -> None:
-        """Others need the memory."""
+        """Give memory to others who need it."""
         self._room.was_short(self._taken_bytes)
         self._executor.drop_ahead()
 
     def on_gather(self) -> None:
-        """A forward or backward takes memory for parameters: see that it is there."""
+        """See that the memory is there that a gather takes."""
         if not self._settings.prefetch_memory_bytes or not self._executor.away:
             return
         if self._room.may_look() and self._room.is_short:
@@ -375,11 +375,11 @@ class WorkInBackward:
                 self._background.wait()  # what the update has taken is free once it is flushed
 
     def drop(self) -> None:
-        """State may be written, or nobody is about to step: forget what was sent ahead."""
+        """Forget what was sent ahead: state may be written, or nobody is about to step."""
         self._executor.drop_ahead()
 
     def check_step(self, is_skipped: bool) -> None:
-        """``step()`` of stock has come back.
+        """Check that stock's ``step()`` has not skipped an update that had begun.
 
         Raises:
             UpdateError: It has skipped an update that had begun.

@@ -73,7 +73,7 @@ class Gate:
         self._on_gather = on_gather
 
     def put_up(self) -> None:
-        """From now on every gather comes past this gate."""
+        """Let every gather from now on come past this gate."""
         _gate_all_gathers()
         _standing.add(self)
 
@@ -111,7 +111,7 @@ class Gate:
         return self._order is not None and self._uses is None
 
     def next_order(self) -> tuple[int, ...]:
-        """The order of an update's tiles: those of ``step()`` first, later all as they are used."""
+        """Return the order of an update's tiles: those of ``step()`` first, later as used."""
         if self._order is None:
             self._order, self._uses = self._schedule.order_of_use(runs_apart(self._layout)), {}
         elif self._uses is not None:

@@ -109,7 +109,7 @@ class GradientFlush(Gradients):
         return self._partial_flat
 
     def host_grads(self, subgroup: int) -> Tensor:
-        """A subgroup's place in stock's flat buffer, 1-D."""
+        """Return a subgroup's place in stock's flat buffer, 1-D."""
         start, numel = self._layout.starts[subgroup], self._layout.numels[subgroup]
         return self._stock.grad_partitions_flat_buffer.narrow(0, start, numel)
 
@@ -240,7 +240,7 @@ class GradientFlush(Gradients):
         self._pending.clear()
 
     def close(self) -> None:
-        """The lanes are about to end; gradients can still be read."""
+        """Wait for no flush any more: the lanes are about to end."""
         self._is_closed = True
 
     def take_norms_from_homes(self) -> None:
@@ -260,7 +260,7 @@ class GradientFlush(Gradients):
             norms.update(zip(norms, fetched, strict=True))
 
     def norms_of_subgroups(self) -> list[Tensor]:
-        """Stock's norm of every subgroup over the ranks, with one more wait for the device.
+        """Return stock's norm of every subgroup over the ranks, with one wait for the device.
 
         The operations on each number are stock's, in its order. The reduction stays one for each
         subgroup: one of all of them might add the ranks up in another order.
@@ -300,7 +300,7 @@ class GradientFlush(Gradients):
         return all(bool(torch.isfinite(grads).all()) for grads in every)
 
     def begin_step(self) -> None:
-        """The window is over: note who took part, and say once what the update will drop."""
+        """Note who took part in the window, and say once what the update will drop."""
         self._active = set(self._stock.norm_for_param_grads)
         if self._has_warned or not self._is_managed:
             return
@@ -339,7 +339,7 @@ class GradientFlush(Gradients):
         self._inactive.stepped(self._active & self._layout.owned, factor)
 
     def end_step(self, is_skipped: bool) -> None:
-        """``step()`` is over; with ``is_skipped`` it found an overflow and updated nothing."""
+        """End the window; with ``is_skipped`` an overflow has kept the step from updating."""
         self._is_window_open = False
         if is_skipped:
             self._inactive.skipped(self._active & self._layout.owned)
@@ -379,7 +379,7 @@ class InactiveGradients:
         self._last_factor: dict[int, float] = {}
 
     def collect(self, inactive: Iterable[int]) -> dict[int, Tensor]:
-        """Gradients to use in this step for parameters without one, before this step's factor.
+        """Return gradients of parameters without one in this step, before this step's factor.
 
         Returns:
             Key -> gradient, 1-D. Parameters that never had one are left out: their home is 0.
@@ -393,14 +393,14 @@ class InactiveGradients:
         return {key: self._stale[key] for key in inactive if key in self._stale}
 
     def value(self, key: int) -> Tensor:
-        """A copy of a parameter's gradient as the last step left it, 1-D."""
+        """Return a copy of a parameter's gradient as the last step left it, 1-D."""
         if key in self._stale:
             return self._stale[key].clone()
         home = self._home_of(key).to(self._dtype, copy=True)
         return home.mul_(self._last_factor.get(key, 1.0))
 
     def stepped(self, active: Iterable[int], factor: float) -> None:
-        """A step was made: every gradient was multiplied by ``factor``."""
+        """Multiply the kept gradients by the step's factor, rounded to fp32."""
         for key in active:
             self._stale.pop(key, None)
             self._last_factor[key] = factor
@@ -408,7 +408,7 @@ class InactiveGradients:
             gradient.mul_(factor)
 
     def skipped(self, active: Iterable[int]) -> None:
-        """The step was skipped (overflow): this window's gradients stay as they came."""
+        """Note that the step was skipped (overflow): this window's gradients stay as they came."""
         for key in active:
             self._stale.pop(key, None)
             self._last_factor[key] = 1.0

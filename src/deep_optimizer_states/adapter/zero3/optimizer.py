@@ -182,27 +182,27 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
         self.optimizer.state = state
 
     def _settle(self) -> None:
-        """Whoever asks may write: no copy of state stays."""
+        """Wait for the update, and drop copies of state, which whoever asks may write."""
         self.background.wait()
         if self._work_in_backward is not None:
             self._work_in_backward.drop()
 
     def state_dict(self) -> dict[str, Any]:
-        """Stock's, of finished state."""
+        """Return stock's, of finished state."""
         self.background.refuse_to_save()
         self.background.wait()
         found = dict(super().state_dict())
         return self._homes.without_fresh_moments(found)
 
     def checkpoint_event_prologue(self) -> None:
-        """Before a checkpoint is written or loaded: everything in flight arrives."""
+        """Wait before a checkpoint until everything in flight has arrived."""
         if not self.background.overlooks_failure:
             self.background.refuse_to_save()
         self.background.wait()
         super().checkpoint_event_prologue()
 
     def offload_states(self, *args: Any, **kwargs: Any) -> None:
-        """Stock moves buffers that may still be in use."""
+        """Let stock move buffers that are no longer in use."""
         self._settle()
         self._gradients.drain()
         super().offload_states(*args, **kwargs)
@@ -246,25 +246,25 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
         self._gradients.partition(params_to_release, grad_partitions)
 
     def reduce_ready_partitions_and_remove_grads(self, param: Any) -> None:
-        """Stock's, for each parameter that has its gradient; see ``ahead``, [Note: one stream]."""
+        """Reduce as stock does, then see what may begin: ``ahead``, [Note: one stream]."""
         super().reduce_ready_partitions_and_remove_grads(param)
         if self._work_in_backward is not None:
             self._work_in_backward.after_hook()
 
     def independent_gradient_partition_epilogue(self) -> None:
-        """Stock's, which reduces what is left in the buckets."""
+        """Reduce what is left in the buckets, as stock does."""
         super().independent_gradient_partition_epilogue()
         if self._work_in_backward is not None:
             self._work_in_backward.after_hook()
 
     def clear_backward_seen_flag(self) -> None:
-        """Stock's, as a forward begins."""
+        """Begin a forward."""
         if self._work_in_backward is not None:
             self._work_in_backward.begin_forward()
         super().clear_backward_seen_flag()
 
     def backward_prologue(self) -> None:
-        """Stock's, as a backward begins; refuses what the update could not begin with."""
+        """Begin a backward; refuse one with which the update could not begin."""
         if self._work_in_backward is not None:
             self._work_in_backward.begin_backward()
         super().backward_prologue()
@@ -273,7 +273,7 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
         self._gradients.take_norms_from_homes()
 
     def _get_norm_groups(self) -> list[Tensor]:
-        """Stock's norm of every subgroup, with two waits for the device in all."""
+        """Return stock's norm of every subgroup, with two waits for the device in all."""
         self._gradients.fetch_norms()
         if self.model_parallel_group is not None or any(
             self._autoep_expert_parallel_group(group) is not None for group in self.fp16_groups
@@ -293,7 +293,7 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
             self.grad_partitions_flat_buffer = flat
 
     def get_fp32_grad_partitions(self) -> dict[int, dict[int, Tensor]]:
-        """This rank's gradients widened to fp32: ``[subgroup][parameter]``, each 1-D."""
+        """Return this rank's gradients in fp32: ``[subgroup][parameter]``, each 1-D."""
         as_fp32 = self._gradients.as_fp32
         return {
             group_idx: {idx: as_fp32(param.ds_id) for idx, param in enumerate(group)}
@@ -319,7 +319,7 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
     # The update: stock's step, whose loop over subgroups comes to the methods below.
 
     def step(self, closure: Any = None) -> None:
-        """One update.
+        """Make one update.
 
         Raises:
             UpdateError: A lane failed, in this update or in an earlier one.
@@ -394,7 +394,7 @@ class InterleavedZeroOptimizer(StockZeroOptimizer):
 
 
 def _master_dtype(kwargs: dict[str, Any]) -> torch.dtype:
-    """Type of master weights, from what DeepSpeed passes to its optimizer."""
+    """Return the type of master weights, from what DeepSpeed passes to its optimizer."""
     if kwargs.get("fp16_master_weights_and_gradients"):
         return torch.float16
     return torch.bfloat16 if kwargs.get("bf16_master_weights_and_gradients") else torch.float32

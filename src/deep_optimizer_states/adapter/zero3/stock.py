@@ -113,7 +113,7 @@ class Layout:
         return cls(numels, starts, slices, frozenset(owned), persistent, on_host)
 
     def view(self, flat: Tensor, ds_id: int) -> Tensor:
-        """A parameter's slice of a buffer that holds all subgroups, 1-D."""
+        """Return a parameter's slice of a buffer that holds all subgroups, 1-D."""
         found = self.slices[ds_id]
         return flat.narrow(0, self.starts[found.subgroup] + found.start, found.numel)
 
@@ -199,7 +199,7 @@ class SubgroupHomes(StateHomes):
         super().return_home()
 
     def without_fresh_moments(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """A checkpoint's contents as stock would have them before the first update.
+        """Return a checkpoint's contents as stock would have them before the first update.
 
         Stock has no moments then and makes them in their own type later. Zeros in a checkpoint
         would come back in the type of the master weights, and stay so.

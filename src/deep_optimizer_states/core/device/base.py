@@ -60,7 +60,7 @@ class Reached:
     """An event already reached: of work that was done before it was asked for."""
 
     def reached(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def synchronize(self) -> None:
@@ -71,7 +71,7 @@ class Stamp(Protocol):
     """The time of a point in a lane's work, once it is reached."""
 
     def seconds_since(self, other: Stamp) -> float:
-        """Seconds from another stamp of the same device to this one."""
+        """Return the seconds from another stamp of the same device to this one."""
 
 
 class Lane(Protocol):
@@ -92,10 +92,10 @@ class Lane(Protocol):
         """Hold back what is submitted after this until ``event``."""
 
     def record(self) -> Event:
-        """An event reached when everything submitted so far is done."""
+        """Return an event reached when everything submitted so far is done."""
 
     def stamp(self) -> Stamp:
-        """When everything submitted so far was done."""
+        """Return the time at which everything submitted so far was done, once it is."""
 
 
 class PendingBytes:
@@ -149,7 +149,7 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def empty_host(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Host memory for copies that overlap, shape (numel,), uninitialised."""
+        """Take host memory for copies that overlap, shape (numel,), uninitialised."""
 
     def host_home(self, source: Tensor) -> Tensor:
         """Return ``source``, shape (numel,), copied into such memory; perhaps ``source`` itself."""
@@ -157,7 +157,7 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def empty_device(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Device memory, shape (numel,), uninitialised."""
+        """Take device memory, shape (numel,), uninitialised."""
 
     @abc.abstractmethod
     def release_slot(self, tensors: Sequence[Tensor]) -> None:
@@ -165,7 +165,7 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def record_caller(self) -> Event:
-        """An event reached when the caller's own work so far (its current stream) is done."""
+        """Return an event of the caller's own work so far (its current stream)."""
 
     @abc.abstractmethod
     def caller_waits(self, event: Event, why: Wait) -> None:
@@ -199,11 +199,11 @@ class Device(abc.ABC):
         return
 
     def spare_bytes(self) -> int:
-        """Memory of the device that no iteration so far has needed, a margin left out."""
+        """Return the device memory that no iteration so far has needed, a margin left out."""
         return sys.maxsize
 
     def free_bytes(self) -> int:
-        """Memory of the device that can be had now, a margin left out; negative in the margin."""
+        """Return the device memory that can be had now, a margin left out, or below 0 in it."""
         return sys.maxsize
 
     def peak_bytes(self) -> tuple[int, int]:

@@ -43,7 +43,7 @@ class AdamScalars:
     decoupled: np.float32
 
     def as_array(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """The values in the order of the host kernel's struct, shape (10,)."""
+        """Return the values in the order of the host kernel's struct, shape (10,)."""
         return np.array(list(vars(self).values()), dtype=np.float32)
 
 
@@ -62,7 +62,7 @@ class BetaPowers:
         self._powers = (_ONE, _ONE)
 
     def at(self, step: int, betas: tuple[float, float]) -> tuple[np.float32, np.float32]:
-        """The powers at ``step``; call once a subgroup, in DeepSpeed's order.
+        """Return the powers at ``step``; call once a subgroup, in DeepSpeed's order.
 
         Args:
             step: Step count of the subgroup being updated, from 1.
@@ -98,7 +98,7 @@ def adam_scalars(
     grad_scale: float,
     decoupled: bool,
 ) -> AdamScalars:
-    """Scalars of one subgroup's step.
+    """Compute the scalars of one subgroup's step.
 
     Args:
         group: The optimizer's parameter group: ``lr``, ``betas``, ``eps``, ``weight_decay``,
@@ -161,7 +161,7 @@ class AdamTensors:
         return (self.master, self.exp_avg, self.exp_avg_sq)
 
     def narrow(self, start: int, numel: int) -> AdamTensors:
-        """Views of ``numel`` elements from ``start``."""
+        """Return views of ``numel`` elements from ``start``."""
         # A list, not a generator: see [Note: lists] in ``executor``.
         return AdamTensors(*[tensor.narrow(0, start, numel) for tensor in vars(self).values()])
 

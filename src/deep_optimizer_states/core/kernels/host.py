@@ -51,7 +51,7 @@ class Tail:
     mode: int
 
     def start(self, numel: int) -> int:
-        """First element that scalar code handles; ``numel`` if there is none."""
+        """Return the first element that scalar code handles; ``numel`` if there is none."""
         return numel - numel % self.width
 
 
@@ -149,7 +149,7 @@ class HostAdam:
 
 
 def best_instruction_set() -> InstructionSet:
-    """The best that this CPU has.
+    """Return the best that this CPU has.
 
     Raises:
         KernelError: No C++ compiler, or the build failed.

@@ -48,7 +48,7 @@ def _adam(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913 - Triton rea
     STATE_FUSED_TAIL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One step over ``numel`` elements; from ``tail`` on, the moments are rounded as a tail."""
+    """Step ``numel`` elements; from ``tail`` on, the moments are rounded as a tail."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < numel
     kept = master.dtype.element_ty
