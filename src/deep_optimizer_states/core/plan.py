@@ -210,7 +210,7 @@ def cut_into_tiles(
 
 
 def cut_flat_state(numel: int, subgroup_numel: int) -> list[tuple[int, int]]:
-    """Cut one flat tensor into subgroups, where DeepSpeed has none (ZeRO-1 and ZeRO-2).
+    """Cut one flat tensor into subgroups, where the optimizer itself has none.
 
     Args:
         numel: Its elements.
