@@ -129,8 +129,8 @@ class StateHomes(abc.ABC):
         dist.barrier(group=self._stock.dp_process_group)
         master_bytes = self._stock.master_weights_and_grads_dtype.itemsize
         state_bytes = master_bytes + len(_MOMENTS) * self._moments_dtype.itemsize
-        needs = (host_numel, staging_bytes + grad_bytes)
-        check_host_memory(*needs, free_bytes, num_ranks, state_bytes)
+        buffer_bytes = staging_bytes + grad_bytes
+        check_host_memory(host_numel, buffer_bytes, free_bytes, num_ranks, state_bytes)
         self._lanes.near = self._choose_cores(settings)
 
     def _choose_cores(self, settings: Settings) -> LaneCores:
