@@ -21,8 +21,8 @@ from scipy.optimize import least_squares
 
 from configs.cli import Parser, run_command, say
 from configs.study import default_study
+from deep_optimizer_states.checks import write_whole
 from deep_optimizer_states.errors import DeepOptimizerStatesError
-from deep_optimizer_states.files import write_whole
 from deep_optimizer_states.predict.cli import residual_lines
 from deep_optimizer_states.predict.machine import (
     RATE_NAMES,

@@ -27,7 +27,7 @@ import psutil
 from benchmarks.timing import BenchmarkError
 from configs.cli import Parser, complain, count, run_command, say
 from deep_optimizer_states.calibrate.cli import busy_warning
-from deep_optimizer_states.cores import cpu_facts
+from deep_optimizer_states.core.host import cpu_facts
 
 EXIT_DIFFERENT = 1
 FUSED_TARGET, PROBE_TARGET, ENGINE_TARGET = 2.5, 0.9, 1.0

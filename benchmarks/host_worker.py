@@ -19,10 +19,14 @@ from torch import Tensor
 
 import deep_optimizer_states
 from benchmarks.timing import Times, in_turns, total
-from deep_optimizer_states.kernels.calibrate_tail import tail_of_op
-from deep_optimizer_states.kernels.host import HostAdam, Tail
-from deep_optimizer_states.kernels.scalars import AdamScalars, BetaPowers, adam_scalars
-from deep_optimizer_states.kernels.tensors import AdamTensors
+from deep_optimizer_states.adapter.stock_adam import tail_of_op
+from deep_optimizer_states.core.kernels.adam import (
+    AdamScalars,
+    AdamTensors,
+    BetaPowers,
+    adam_scalars,
+)
+from deep_optimizer_states.core.kernels.host import HostAdam, Tail
 from deep_optimizer_states.state_reader import read_state
 from launch.hosts.launchers import free_port
 

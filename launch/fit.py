@@ -22,8 +22,7 @@ from packaging.requirements import Requirement
 from configs.errors import ConfigError
 from configs.schema import Point
 from configs.study import GPU, TWO_RANKS
-from deep_optimizer_states.cores import usable_cores
-from deep_optimizer_states.memory import free_host_bytes
+from deep_optimizer_states.core.host import free_host_bytes, usable_cores
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.memory import GIB, peaks_of
 from deep_optimizer_states.predict.predict import predict

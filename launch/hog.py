@@ -25,7 +25,7 @@ import psutil
 
 from configs.cli import Parser, complain, run_command
 from configs.files import write_json
-from deep_optimizer_states.cores import usable_cores
+from deep_optimizer_states.core.host import usable_cores
 
 SLICE_S = 0.010
 """Seconds of work between two looks at the clock."""

@@ -27,7 +27,7 @@ import psutil
 
 from configs.files import ROOT
 from configs.schema import Point
-from deep_optimizer_states.cores import usable_cores
+from deep_optimizer_states.core.host import usable_cores
 from launch.ds_json import patches
 
 SETUP = ("code", "versions", "gpus", "cpu")

@@ -22,7 +22,7 @@ from typing import Self
 
 from configs.errors import ConfigError
 from configs.files import ROOT, write_text
-from deep_optimizer_states.cores import usable_cores
+from deep_optimizer_states.core.host import usable_cores
 from launch.hosts import namespaces
 
 TORCHRUN, DEEPSPEED, SRUN = "torchrun", "deepspeed", "srun"

@@ -21,8 +21,7 @@ from typing import IO, Any
 
 import psutil
 
-from deep_optimizer_states.cores import usable_cores
-from deep_optimizer_states.memory import free_host_bytes
+from deep_optimizer_states.core.host import free_host_bytes, usable_cores
 from launch.process.supervise import Members
 from launch.process.watch import meanwhile
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from configs.schema import Point
-from deep_optimizer_states.cores import usable_cores
+from deep_optimizer_states.core.host import usable_cores
 from deep_optimizer_states.state_reader import digest, read_state
 from launch.trainer.checkpoint import require_usable, save_whole
 from launch.trainer.recorder import Iteration, Recorder

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from deep_optimizer_states import deepspeed_guard
 from deep_optimizer_states.__main__ import REQUIRED
+from deep_optimizer_states.adapter import guard as deepspeed_guard
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).with_name("installed_worker.py")

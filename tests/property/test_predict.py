@@ -5,7 +5,7 @@ import dataclasses
 from hypothesis import assume, given, settings, strategies as st
 from predicted_software import SOFTWARE
 
-from deep_optimizer_states.plan import Plan
+from deep_optimizer_states.core.plan import Plan
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.model import Model
 from deep_optimizer_states.predict.predict import bound_update_s, choose_policy, predict

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from deep_optimizer_states.cores import cpu_facts, find_place, usable_cores
+from deep_optimizer_states.checks import write_whole
+from deep_optimizer_states.core.host import cpu_facts, find_place, free_host_bytes, usable_cores
 from deep_optimizer_states.errors import DeepOptimizerStatesError
-from deep_optimizer_states.files import write_whole
-from deep_optimizer_states.memory import free_host_bytes
 from deep_optimizer_states.predict.machine import profile_text
 
 if TYPE_CHECKING:  # torch is imported once the command line is known to be right

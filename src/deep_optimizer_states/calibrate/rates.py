@@ -1,9 +1,9 @@
 """Rates of this machine: of the host by threads, of the GPUs, and of the CPU where there is none.
 
 Rates of a device are measured on the engine's own lanes and with their own clock, against
-:class:`~deep_optimizer_states.device.base.Device`, so that every line runs on the emulated device
-as well. Those of the host are measured in one process and on one set of arrays: each turn runs
-every pass once, so that what else the machine does meets all of them alike.
+:class:`~deep_optimizer_states.core.device.base.Device`, so that every line runs on the emulated
+device as well. Those of the host are measured in one process and on one set of arrays: each turn
+runs every pass once, so that what else the machine does meets all of them alike.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deep_optimizer_states.cores import choose_cores, find_place
-from deep_optimizer_states.device.base import Device, Lane
-from deep_optimizer_states.device.emulated import EmulatedDevice
+from deep_optimizer_states.core.device.base import Device, Lane
+from deep_optimizer_states.core.device.emulated import EmulatedDevice
+from deep_optimizer_states.core.executor import copy_all
+from deep_optimizer_states.core.host import choose_cores, find_place
+from deep_optimizer_states.core.kernels.adam import (
+    AdamScalars,
+    AdamTensors,
+    BetaPowers,
+    adam_scalars,
+)
+from deep_optimizer_states.core.kernels.host import HostAdam
+from deep_optimizer_states.core.timeline import Recorder, Span
 from deep_optimizer_states.errors import KernelError
-from deep_optimizer_states.executor import copy_all
-from deep_optimizer_states.kernels.host import HostAdam
-from deep_optimizer_states.kernels.scalars import AdamScalars, BetaPowers, adam_scalars
-from deep_optimizer_states.kernels.tensors import AdamTensors
-from deep_optimizer_states.kernels.torch_adam import make_host_adam
-from deep_optimizer_states.timeline import Recorder, Span
 
 HOST_RATES = (
     "host_stream_bytes_per_s",
@@ -359,7 +362,7 @@ def why_no_cuda() -> str:
 
 
 def _cuda_device(recorder: Recorder) -> Device:
-    from deep_optimizer_states.device.cuda import CudaDevice
+    from deep_optimizer_states.core.device.cuda import CudaDevice
 
     return CudaDevice(tail_mode=1, recorder=recorder)
 
@@ -383,7 +386,7 @@ def measure_cuda(found: Findings) -> None:
 
 def measure_cpu_as_device(found: Findings) -> None:
     """Measure the CPU where it is what computes forward and backward."""
-    adam, side = make_host_adam(tail_mode=1), CPU_MATRIX_SIDE
+    adam, side = HostAdam(tail_mode=1), CPU_MATRIX_SIDE
     words = "16-bit matrix products of the CPU"
     with open_bench(lambda recorder: EmulatedDevice(adam, recorder=recorder)) as bench:
         found.attempt(words, COMPUTE_RATES[:1], lambda: matrix_rate(bench, side))

@@ -12,11 +12,11 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deep_optimizer_states.plan import Tile
+from deep_optimizer_states.core.plan import Tile
+from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.model import FP32_BYTES
 from deep_optimizer_states.predict.workload import Workload
-from deep_optimizer_states.schedule import Schedule
 
 GIB, MIB = 2**30, 2**20
 FP64_BYTES = 8

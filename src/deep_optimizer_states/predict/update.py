@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from deep_optimizer_states.plan import (
+from deep_optimizer_states.core.plan import (
     DEVICE_CHAIN,
     HOST_CHAIN,
     RESIDENT_CHAIN,
@@ -16,6 +16,8 @@ from deep_optimizer_states.plan import (
     Kind,
     Plan,
 )
+from deep_optimizer_states.core.policies import Choose, Flight, HostStep, RunTimeSplit
+from deep_optimizer_states.core.schedule import NUM_AHEAD, AllAtOnce
 from deep_optimizer_states.predict.machine import Machine
 from deep_optimizer_states.predict.memory import (
     SLOTS,
@@ -26,8 +28,6 @@ from deep_optimizer_states.predict.memory import (
 from deep_optimizer_states.predict.model import FP32_BYTES
 from deep_optimizer_states.predict.simulator import Job, Simulator
 from deep_optimizer_states.predict.workload import STATE_BYTES, StockOffload, Workload
-from deep_optimizer_states.schedule import NUM_AHEAD, AllAtOnce
-from deep_optimizer_states.split import Choose, Flight, HostStep, RunTimeSplit
 
 STOCK_HOST_BYTES = 48
 """Host bytes a parameter that DeepSpeed's own update moves: gradient, unscale, Adam, downcast."""

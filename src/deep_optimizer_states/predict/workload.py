@@ -11,10 +11,10 @@ from functools import cached_property
 from typing import Any
 
 from deep_optimizer_states.config import DEFAULT_TILE_NUMEL
+from deep_optimizer_states.core.plan import Tile, cut_flat_state
+from deep_optimizer_states.core.schedule import Schedule
 from deep_optimizer_states.errors import DeepOptimizerStatesError
-from deep_optimizer_states.plan import Tile, cut_flat_state
 from deep_optimizer_states.predict.model import FP32_BYTES, Kept, Model
-from deep_optimizer_states.schedule import Schedule
 
 OURS = "ours"
 """Name of this package's engine."""

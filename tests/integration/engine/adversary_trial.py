@@ -16,9 +16,9 @@ from engine_states import state_of
 from equality_cases import Case, ds_config
 from equality_worker import SMALL_TILES
 
-from deep_optimizer_states.device.emulated import Faults
-from deep_optimizer_states.kernels.host import HostAdam
-from deep_optimizer_states.zero import steppers
+from deep_optimizer_states.adapter import steppers
+from deep_optimizer_states.core.device.emulated import Faults
+from deep_optimizer_states.core.kernels.host import HostAdam
 
 RANK, NUM_RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 WIDTH = 19
@@ -147,11 +147,11 @@ class Trial:
                 gate.wait()
                 super().step(*args, **kwargs)
 
-        steppers.faults_for_tests, steppers.make_host_adam = self.faults, HeldAdam
+        steppers.faults_for_tests, steppers.HostAdam = self.faults, HeldAdam
         try:
             engine, *_ = deepspeed.initialize(model=model, config=config, **kwargs)
         finally:
-            steppers.faults_for_tests, steppers.make_host_adam = None, HostAdam
+            steppers.faults_for_tests, steppers.HostAdam = None, HostAdam
         ours = type(engine.optimizer).__name__ == "InterleavedZeroOptimizer"
         assert ours == bool(block), "the wrong engine was built"
         self._engines[engine], gate.engine = gate, engine

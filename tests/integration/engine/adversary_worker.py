@@ -31,9 +31,9 @@ from adversary_trial import NUM_RANKS, POLICIES, differences, run
 from equality_worker import by_turns, late, leave, make_engines_cheaper
 
 import deep_optimizer_states
-from deep_optimizer_states.device.base import Wait
-from deep_optimizer_states.device.emulated import Faults
-from deep_optimizer_states.zero import steppers
+from deep_optimizer_states.adapter import steppers
+from deep_optimizer_states.core.device.base import Wait
+from deep_optimizer_states.core.device.emulated import Faults
 
 THEMES = {
     "models": adversary_models,

@@ -8,8 +8,8 @@ import dataclasses
 import equality_worker as equality
 import torch
 
-from deep_optimizer_states.zero.update import UpdatePhase
-from deep_optimizer_states.zero3 import ahead as ahead_module
+from deep_optimizer_states.adapter.update import UpdatePhase
+from deep_optimizer_states.adapter.zero3 import ahead as ahead_module
 
 UNCLIPPED = {"gradient_clipping": 0}
 CASE = dataclasses.replace(equality.CASES[equality.FIRST_CASE], config=UNCLIPPED)
@@ -55,7 +55,8 @@ def train(engine, steps, skip, between=lambda engine: None):
 def settle(engine):
     """In the middle of a window: let the update end, which the next backward might still meet."""
     if hasattr(engine.optimizer, "background"):
-        assert not engine.optimizer._update.ahead, "nothing is sent before the last micro-batch"
+        sent = engine.optimizer._update.executor.ahead
+        assert not sent, "nothing is sent before the last micro-batch"
         engine.optimizer.background.wait()
 
 
@@ -98,7 +99,7 @@ launch, given, sent = UpdatePhase.launch, [], []
 
 def counted_launch(update, *args):
     given.append(len(update._begun.handover.given) if update.is_begun else 0)
-    sent.append(len(update.all_ahead))
+    sent.append(len(update.executor.away))
     launch(update, *args)
 
 
@@ -106,7 +107,7 @@ UpdatePhase.launch = counted_launch
 
 
 def plan_of(engine):
-    return engine.optimizer._update.last_plan
+    return engine.optimizer._update.executor.last_plan
 
 
 def has_begun(engine):

@@ -37,8 +37,8 @@ from ahead_models import AGAIN, RELEASED, Detached
 from equality_cases import ONE_LAYER_A_BUCKET, WIDTH
 from safety_worker import answer
 
-from deep_optimizer_states.device.emulated import EmulatedDevice
-from deep_optimizer_states.plan import Kind
+from deep_optimizer_states.core.device.emulated import EmulatedDevice
+from deep_optimizer_states.core.plan import Kind
 
 # Mishaps of an update that has begun before step().
 
@@ -298,7 +298,7 @@ def ahead(folder, between=lambda engine: None, block=AHEAD, steps=4):
 
     def watch(engine):
         seen.append(num_ahead(engine))  # of the step before
-        waiting.append(len(engine.optimizer._update.ahead))
+        waiting.append(len(engine.optimizer._update.executor.ahead))
         between(engine)
 
     results = train(engine, steps, GOOD, watch), equality.state_of(engine)
@@ -312,7 +312,7 @@ def ahead(folder, between=lambda engine: None, block=AHEAD, steps=4):
 def taken():
     """Elements of each tile whose state is ahead."""
     update = engines[-1].optimizer._update
-    return [update._schedule.tiles[tile].numel for tile in update.all_ahead]
+    return [update._schedule.tiles[tile].numel for tile in update.executor.away]
 
 
 def write_masters(engine):

@@ -17,9 +17,9 @@ import equality_worker as equality
 from equality_cases import Case, Net
 
 import deep_optimizer_states
-from deep_optimizer_states.device.base import Wait
-from deep_optimizer_states.device.emulated import Faults
-from deep_optimizer_states.zero import steppers
+from deep_optimizer_states.adapter import steppers
+from deep_optimizer_states.core.device.base import Wait
+from deep_optimizer_states.core.device.emulated import Faults
 
 CASE = Case(steps=3)
 BLOCK = equality.POLICIES["stride 2"]

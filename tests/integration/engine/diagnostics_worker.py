@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from refusals_worker import BLOCK, make_engine, step
 
 import deep_optimizer_states
-from deep_optimizer_states.kernels import host
+from deep_optimizer_states.core.kernels import host
 
 
 class Warnings(logging.Handler):

@@ -30,11 +30,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 from late import late
 
 import deep_optimizer_states
-from deep_optimizer_states.cores import ANYWHERE
-from deep_optimizer_states.device.base import Wait
-from deep_optimizer_states.device.emulated import Faults
+from deep_optimizer_states.adapter import steppers
+from deep_optimizer_states.core.device.base import Wait
+from deep_optimizer_states.core.device.emulated import Faults
+from deep_optimizer_states.core.host import ANYWHERE
 from deep_optimizer_states.errors import UnsupportedDeepSpeedError
-from deep_optimizer_states.zero import steppers
 
 CASES = all_cases()
 # No update is repeated: one that is, is waited for, and the next forward would race with none.

@@ -7,8 +7,8 @@ from unittest import mock
 
 from signals import main_thread_callers
 
-from deep_optimizer_states.gate import Background
-from deep_optimizer_states.kernels.host import HostAdam
+from deep_optimizer_states.core.kernels.host import HostAdam
+from deep_optimizer_states.core.update import Background
 
 WAITS = {"check_device_adam", "before_gather", "wait_for_end", "_shutdown"}
 """Functions in which the main thread waits for steps; in the last one Python ends."""

@@ -32,10 +32,10 @@ from late_adam import LateAdam
 from signals import interrupt, names_of, once_within
 
 import deep_optimizer_states
-from deep_optimizer_states.device.emulated import Faults
-from deep_optimizer_states.kernels.torch_adam import make_host_adam
-from deep_optimizer_states.zero import steppers
-from deep_optimizer_states.zero3.optimizer import InterleavedZeroOptimizer
+from deep_optimizer_states.adapter import steppers
+from deep_optimizer_states.adapter.zero3.optimizer import InterleavedZeroOptimizer
+from deep_optimizer_states.core.device.emulated import Faults
+from deep_optimizer_states.core.kernels.host import HostAdam as make_host_adam
 
 BLOCK = equality.POLICIES["stride 2"]
 DISTURBED_STEPS = (2, 4)
@@ -146,7 +146,7 @@ DISTURBANCES = {
 
 def make_engine(block, jitter_s=0.0, is_late=False):
     steppers.faults_for_tests = Faults(jitter_s=jitter_s) if block else None
-    steppers.make_host_adam = LateAdam if is_late and block else make_host_adam
+    steppers.HostAdam = LateAdam if is_late and block else make_host_adam
     return equality.make_engine(LATE_CASE if is_late else CASE, block)
 
 
@@ -189,9 +189,9 @@ def leave(how):
     engine = make_engine(BLOCK, is_late=True)
     equality.train(engine, CASE, steps=1)
     assert engine.optimizer.state, "this waits for the first update"
-    first = engine.optimizer._update.last_plan
+    first = engine.optimizer._update.executor.last_plan
     equality.train(engine, CASE, steps=1, skip=1)
-    assert engine.optimizer._update.last_plan is first, "no update is in flight"
+    assert engine.optimizer._update.executor.last_plan is first, "no update is in flight"
     if how == "after backward":
         engine.backward(engine(torch.ones(4, WIDTH).bfloat16()).float().sum())
     if how == "an error":

@@ -14,8 +14,8 @@ import torch
 from cases_offload_param import CASES
 from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 
-from deep_optimizer_states.device.base import Wait
-from deep_optimizer_states.zero import steppers
+from deep_optimizer_states.adapter import steppers
+from deep_optimizer_states.core.device.base import Wait
 
 CASE = CASES["offload_param"]
 ON_DEVICE = equality.CASES[equality.FIRST_CASE]
@@ -33,7 +33,7 @@ def homes(policy):
     kept = [*stock.fp16_partitioned_groups_flat]
     kept += [param.ds_tensor for group in stock.fp16_groups for param in group]
     found = {
-        "plan": str(stock._update.last_plan),
+        "plan": str(stock._update.executor.last_plan),
         "at home": all(tensor.untyped_storage().data_ptr() == storage for tensor in kept),
         "changed": not torch.equal(before, memory),
         "staging": stock._schedule.staging_numel,
@@ -60,7 +60,7 @@ def controls():
 
 def failures(folder):
     """A lane that fails in the third update: nothing is trained on until a checkpoint is loaded."""
-    safety.CASE, steppers.make_host_adam = CASE, safety.BreakableAdam
+    safety.CASE, steppers.HostAdam = CASE, safety.BreakableAdam
     stock_device, steppers.EmulatedDevice = steppers.EmulatedDevice, safety.BreakableDevice
     # Stock refuses to move weights that are in host memory, so that this call never comes to us.
     del safety.CALLS["offload"]
@@ -72,10 +72,10 @@ def failures(folder):
             for fault, policy in (("CPU lane", "stride 2"), ("GPU lane", "ratio 0.5"))
         }
     finally:
-        steppers.make_host_adam, steppers.EmulatedDevice = equality_adam, stock_device
+        steppers.HostAdam, steppers.EmulatedDevice = equality_adam, stock_device
 
 
-equality_adam = steppers.make_host_adam
+equality_adam = steppers.HostAdam
 
 
 def resumes(folder):

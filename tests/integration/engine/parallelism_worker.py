@@ -23,9 +23,9 @@ import equality_worker as equality
 from equality_cases import WIDTH, Case
 
 import deep_optimizer_states
-from deep_optimizer_states.device.base import Wait
-from deep_optimizer_states.device.emulated import Faults
-from deep_optimizer_states.zero import steppers
+from deep_optimizer_states.adapter import steppers
+from deep_optimizer_states.core.device.base import Wait
+from deep_optimizer_states.core.device.emulated import Faults
 
 BATCH_OF_ONE_REPLICA = {"train_batch_size": 4 * 2}
 """Both ranks work on the same sequences, so that only one of them counts for the batch."""

@@ -20,12 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 from late import late
 
 import deep_optimizer_states
-from deep_optimizer_states.device.base import Wait
-from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
+from deep_optimizer_states.adapter import homes, steppers
+from deep_optimizer_states.core.device.base import Wait
+from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
+from deep_optimizer_states.core.kernels.host import HostAdam
+from deep_optimizer_states.core.timeline import read_rows
 from deep_optimizer_states.errors import UpdateError
-from deep_optimizer_states.kernels.host import HostAdam
-from deep_optimizer_states.timeline import read_rows
-from deep_optimizer_states.zero import homes, steppers
 
 BLOCK = {"enabled": True, "policy": "stride", "stride": 2}
 
@@ -84,9 +84,9 @@ class FailingAdam(HostAdam):
 
 
 def failure_in_a_lane():
-    steppers.make_host_adam = FailingAdam
+    steppers.HostAdam = FailingAdam
     engine = make_engine(deep_optimizer_states={**BLOCK, "verify_every": 0})
-    steppers.make_host_adam = HostAdam
+    steppers.HostAdam = HostAdam
     FailingAdam.steps_left = 4
     try:
         return answer(lambda: [step(engine) for _ in range(4)])
@@ -213,12 +213,12 @@ def update_that_goes_wrong(verify_every, without=Wait.PREFETCHED, lane="H2D"):
 def returns_before_the_weights_are_updated():
     """Whether ``step()`` waits for nothing but biases, which persist, between all weights."""
     zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
-    steppers.make_host_adam = HeldAdam
+    steppers.HostAdam = HeldAdam
     engine = make_engine(
         deep_optimizer_states={"enabled": True, "policy": "all-host", "verify_every": 0},
         zero_optimization={**zero, "stage3_param_persistence_threshold": 10},
     )
-    steppers.make_host_adam = HostAdam
+    steppers.HostAdam = HostAdam
     try:
         returned = []
         for _ in range(2):

@@ -21,11 +21,11 @@ from equality_cases import WIDTH
 from late_adam import updates_end_when_waited_for
 from signals import interrupt, when_within
 
-from deep_optimizer_states.device.emulated import EmulatedDevice
-from deep_optimizer_states.engine_calls import own_stream_alone
-from deep_optimizer_states.kernels.host import HostAdam
-from deep_optimizer_states.zero import homes, steppers
-from deep_optimizer_states.zero3 import gathers
+from deep_optimizer_states.adapter import homes, steppers
+from deep_optimizer_states.adapter.zero3 import gathers
+from deep_optimizer_states.adapter.zero3.gathers import own_stream_alone
+from deep_optimizer_states.core.device.emulated import EmulatedDevice
+from deep_optimizer_states.core.kernels.host import HostAdam
 
 CASE = equality.CASES[equality.FIRST_CASE]
 NONE_PERSISTENT = dataclasses.replace(CASE, zero={"stage3_param_persistence_threshold": 0})
@@ -139,7 +139,7 @@ def failure(fault, block, folder):
 
 
 def failures(folder):
-    steppers.make_host_adam, stock_device = BreakableAdam, steppers.EmulatedDevice
+    steppers.HostAdam, stock_device = BreakableAdam, steppers.EmulatedDevice
     steppers.EmulatedDevice = BreakableDevice
     report = {}
     try:
@@ -150,7 +150,7 @@ def failures(folder):
                 label = f"{fault}, {name}"
                 report[label] = failure(fault, block, folder / label.replace(" ", "-"))
     finally:
-        steppers.make_host_adam, steppers.EmulatedDevice = HostAdam, stock_device
+        steppers.HostAdam, steppers.EmulatedDevice = HostAdam, stock_device
     return report
 
 
@@ -188,9 +188,9 @@ def go_on():
 
 def held_engine(block=STRIDE):
     """Its updates last until :func:`go_on`; step() does not wait for persistent parameters."""
-    steppers.make_host_adam = BreakableAdam
+    steppers.HostAdam = BreakableAdam
     engine = equality.make_engine(NONE_PERSISTENT, block)
-    steppers.make_host_adam = HostAdam
+    steppers.HostAdam = HostAdam
     return engine
 
 

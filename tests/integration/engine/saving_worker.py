@@ -16,8 +16,8 @@ from equality_cases import Case
 from late_adam import LateAdam
 from signals import interrupt, names_of, once_within
 
-from deep_optimizer_states.kernels.torch_adam import make_host_adam
-from deep_optimizer_states.zero import steppers
+from deep_optimizer_states.adapter import steppers
+from deep_optimizer_states.core.kernels.host import HostAdam as make_host_adam
 
 CASE = Case(accumulation=1, zero={"stage3_param_persistence_threshold": 0})
 BLOCK = equality.POLICIES["stride 2"]
@@ -58,9 +58,9 @@ def in_step(engine):
 
 def saved_by_a_handler(arm, folder):
     """The error of the save, or None; and the functions it interrupted."""
-    steppers.make_host_adam = LateAdam
+    steppers.HostAdam = LateAdam
     engine = equality.make_engine(CASE, BLOCK)
-    steppers.make_host_adam = make_host_adam
+    steppers.HostAdam = make_host_adam
     errors, callers = [], []
 
     def save(_number, frame):

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import equality_worker as equality
 from equality_cases import WIDTH, Case, Net
 
-from deep_optimizer_states.device.emulated import Faults
-from deep_optimizer_states.zero import steppers
+from deep_optimizer_states.adapter import steppers
+from deep_optimizer_states.core.device.emulated import Faults
 
 POLICIES = {
     "all-host": {**equality.SMALL_TILES, "policy": "all-host"},

@@ -15,7 +15,7 @@ from cases_states16 import BF16_ALL, BF16_MASTERS
 from equality_cases import Case
 from settings_worker import read_gradients, run
 
-from deep_optimizer_states.zero3.homes import SubgroupHomes
+from deep_optimizer_states.adapter.zero3.stock import SubgroupHomes
 
 CASES = {
     "bf16": Case(config={"bf16": BF16_ALL}, skips=lambda n: (2,) if n // 2 % 2 else ()),

@@ -14,7 +14,7 @@ import pytest
 import torch
 from ranks import run_ranks
 
-from deep_optimizer_states.deepspeed_guard import NEWEST
+from deep_optimizer_states.adapter.guard import NEWEST
 
 WORKER = Path(__file__).with_name("equality_worker.py")
 TABLE = Path(__file__).resolve().parents[3] / "docs" / "equality.md"

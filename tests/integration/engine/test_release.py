@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deep_optimizer_states.deepspeed_guard import NEWEST
+from deep_optimizer_states.adapter.guard import NEWEST
 from launch.hosts.launchers import free_port
 
 WORKER = Path(__file__).with_name("equality_worker.py")

@@ -22,14 +22,13 @@ from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from deepspeed.utils import safe_get_full_optimizer_state
 from equality_cases import WIDTH, two_groups
 
-from deep_optimizer_states.device.base import Wait
-from deep_optimizer_states.device.emulated import EmulatedDevice
-from deep_optimizer_states.kernels.host import HostAdam, Tail
+from deep_optimizer_states.adapter import homes, steppers
+from deep_optimizer_states.adapter.update import UpdatePhase
+from deep_optimizer_states.adapter.zero12 import FlatHomes, LateScaled
+from deep_optimizer_states.core.device.base import Wait
+from deep_optimizer_states.core.device.emulated import EmulatedDevice
+from deep_optimizer_states.core.kernels.host import HostAdam, Tail
 from deep_optimizer_states.state_reader import read_state
-from deep_optimizer_states.zero import homes, steppers
-from deep_optimizer_states.zero.update import UpdatePhase
-from deep_optimizer_states.zero12.gradients import LateScaled
-from deep_optimizer_states.zero12.homes import FlatHomes
 
 CASE = CASES["ZeRO-2: bf16, clipping, accumulation 2"]
 UNUSED = CASES["ZeRO-2: gradients looked at"]
@@ -48,8 +47,8 @@ def without_waiting_in_step():
     """Updates are launched as at stage 3, where somebody else waits for each tile."""
     launch = UpdatePhase.launch
 
-    def launch_alone(self, background, order, grad_scale):
-        launch(self, background, tuple(range(len(self._schedule.tiles))), grad_scale)
+    def launch_alone(self, order, grad_scale):
+        launch(self, tuple(range(len(self._schedule.tiles))), grad_scale)
 
     with mock.patch.object(UpdatePhase, "launch", launch_alone), equality.late():
         return different(CASE)
@@ -80,7 +79,7 @@ def controls():
 
 def own_tail(self, subgroup, tail: Tail):
     """As if every subgroup ended in elements that stock's kernel takes one by one."""
-    return self._numels[subgroup] - 5
+    return self._runs[subgroup].numel - 5
 
 
 def count_every_subgroup(self, subgroup):
@@ -139,7 +138,7 @@ def failure(fault, folder):
 
 
 def failures(folder):
-    steppers.make_host_adam = safety.BreakableAdam
+    steppers.HostAdam = safety.BreakableAdam
     steppers.EmulatedDevice = safety.BreakableDevice
     try:
         return {
@@ -147,13 +146,13 @@ def failures(folder):
             for fault in ("CPU lane", "GPU lane", "wrong bit")
         }
     finally:
-        steppers.make_host_adam, steppers.EmulatedDevice = HostAdam, EmulatedDevice
+        steppers.HostAdam, steppers.EmulatedDevice = HostAdam, EmulatedDevice
 
 
 def held_engine():
-    steppers.make_host_adam = safety.BreakableAdam
+    steppers.HostAdam = safety.BreakableAdam
     engine = equality.make_engine(CASE, STRIDE)
-    steppers.make_host_adam = HostAdam
+    steppers.HostAdam = HostAdam
     return engine
 
 

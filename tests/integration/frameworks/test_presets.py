@@ -10,7 +10,7 @@ import pytest
 from presets import EQUAL, PRESETS
 from ranks import run_ranks
 
-from deep_optimizer_states.deepspeed_guard import LOST_GRADIENTS
+from deep_optimizer_states.adapter.guard import LOST_GRADIENTS
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[2] / "docs" / "frameworks.md"

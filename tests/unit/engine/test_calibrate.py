@@ -9,16 +9,16 @@ import torch
 
 from deep_optimizer_states.calibrate import cli, rates
 from deep_optimizer_states.calibrate.rates import Findings
-from deep_optimizer_states.cores import choose_cores, find_place
-from deep_optimizer_states.device.emulated import EmulatedDevice
-from deep_optimizer_states.kernels.host import HostAdam
+from deep_optimizer_states.core.device.emulated import EmulatedDevice
+from deep_optimizer_states.core.host import choose_cores, find_place
+from deep_optimizer_states.core.kernels.host import HostAdam
+from deep_optimizer_states.core.timeline import Recorder
 from deep_optimizer_states.predict.machine import (
     CURVE_NAMES,
     RATE_NAMES,
     load_machine,
     machine_from_table,
 )
-from deep_optimizer_states.timeline import Recorder
 
 FIELDS = {"source": "a test", "gpus": 0, "cores": 2, "host_memory_bytes": 2**34}
 
@@ -140,7 +140,7 @@ def test_a_gpu_that_failed_costs_only_its_rates(found, monkeypatch):
         def __getattr__(self, name):
             raise RuntimeError("CUDA error: an illegal memory access")
 
-    monkeypatch.setattr("deep_optimizer_states.device.cuda.CudaDevice", Broken)
+    monkeypatch.setattr("deep_optimizer_states.core.device.cuda.CudaDevice", Broken)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     rates.measure_cuda(found)
     assert set(found.notes) == {*rates.GPU_RATES, *rates.COMPUTE_RATES}

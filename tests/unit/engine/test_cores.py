@@ -5,8 +5,8 @@ import warnings
 import pytest
 from hypothesis import given, strategies as st
 
-from deep_optimizer_states import cores
-from deep_optimizer_states.cores import (
+from deep_optimizer_states.core import host as cores
+from deep_optimizer_states.core.host import (
     LaneCores,
     Place,
     choose_cores,

@@ -10,7 +10,8 @@ import pytest
 from deepspeed.utils import logger
 from packaging.specifiers import SpecifierSet
 
-from deep_optimizer_states import deepspeed_guard as guard, install, uninstall
+from deep_optimizer_states import install, uninstall
+from deep_optimizer_states.adapter import guard
 from deep_optimizer_states.errors import ConfigError, UnsupportedDeepSpeedError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 import pytest
 from signals import interrupt, when_within
 
-from deep_optimizer_states.device.base import Wait
-from deep_optimizer_states.device.emulated import EmulatedDevice, Faults
+from deep_optimizer_states.core.device.base import Wait
+from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
+from deep_optimizer_states.core.kernels.host import HostAdam
+from deep_optimizer_states.core.update import Background, Update
 from deep_optimizer_states.errors import UpdateError
-from deep_optimizer_states.gate import Background, Update
-from deep_optimizer_states.kernels.host import HostAdam
 
 WHY = Wait.WEIGHTS_READY
 
@@ -84,7 +84,7 @@ def test_a_failure_opens_every_gate_and_surfaces(device, background):
 
 
 def test_waiting_is_bounded(device, background, monkeypatch):
-    monkeypatch.setattr("deep_optimizer_states.gate.WAIT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("deep_optimizer_states.core.update.WAIT_TIMEOUT_S", 0.1)
     update, release = Update(1), threading.Event()
     background.launch(update, lambda: release.wait(3600))
     with pytest.raises(UpdateError, match=r"0\.1 s for the update to reach tile 0"):

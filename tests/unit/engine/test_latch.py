@@ -4,7 +4,7 @@ from threading import Event
 
 import pytest
 
-from deep_optimizer_states.latch import Latch
+from deep_optimizer_states.core.device.base import Latch
 
 
 def test_everybody_who_waits_is_let_through_and_whoever_comes_later_too():

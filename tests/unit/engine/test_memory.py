@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deep_optimizer_states import memory
+from deep_optimizer_states.core import host as memory
 from deep_optimizer_states.errors import HostMemoryError
 
 GIB = 2**30
@@ -78,19 +78,18 @@ def test_without_control_groups_the_machines_free_memory_counts(groups):
     assert memory.free_host_bytes() == 5 * GIB
 
 
-@pytest.mark.parametrize(("value", "ranks"), [("4", 4), ("0", 1)])
-def test_ranks_of_this_machine_come_from_the_launcher(monkeypatch, value, ranks):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", value)
-    assert memory.local_ranks() == ranks
-
-
-def test_without_a_launcher_there_is_one_rank(monkeypatch):
+@pytest.mark.parametrize(
+    ("said", "ranks"),
+    [
+        ({}, 1),
+        ({"LOCAL_WORLD_SIZE": "4"}, 4),
+        ({"LOCAL_WORLD_SIZE": "0"}, 1),
+        ({"LOCAL_SIZE": "4"}, 4),  # by DeepSpeed's launcher
+    ],
+)
+def test_ranks_of_this_machine_come_from_the_launcher(monkeypatch, said, ranks):
     for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert memory.local_ranks() == 1
-
-
-def test_deepspeeds_launcher_names_its_ranks_otherwise(monkeypatch):
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    monkeypatch.setenv("LOCAL_SIZE", "4")
-    assert memory.local_ranks() == 4
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    assert memory.local_ranks() == ranks

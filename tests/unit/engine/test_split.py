@@ -2,8 +2,8 @@
 
 import pytest
 
-from deep_optimizer_states.plan import DEVICE_CHAIN, HOST_CHAIN
-from deep_optimizer_states.split import LONGEST_WAIT, Flight, HostStep, RunTimeSplit
+from deep_optimizer_states.core.plan import DEVICE_CHAIN, HOST_CHAIN
+from deep_optimizer_states.core.policies import LONGEST_WAIT, Flight, HostStep, RunTimeSplit
 
 
 class Lanes:

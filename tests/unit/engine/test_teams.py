@@ -2,7 +2,7 @@
 
 import pytest
 
-from deep_optimizer_states.kernels.teams import LEAST_PER_THREAD, TeamSizes
+from deep_optimizer_states.core.kernels.host import LEAST_PER_THREAD, TeamSizes
 
 MS = 1e-3
 SMALL, LARGE = 8 * LEAST_PER_THREAD, 2**27

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
+from deep_optimizer_states.core.executor import Work
+from deep_optimizer_states.core.kernels.adam import AdamTensors, BetaPowers, adam_scalars
+from deep_optimizer_states.core.kernels.host import HostAdam
+from deep_optimizer_states.core.verify import PART_NUMEL, Sample, is_due
 from deep_optimizer_states.errors import UpdateError
-from deep_optimizer_states.executor import Work
-from deep_optimizer_states.kernels.host import HostAdam
-from deep_optimizer_states.kernels.scalars import BetaPowers, adam_scalars
-from deep_optimizer_states.kernels.tensors import AdamTensors
-from deep_optimizer_states.verify import PART_NUMEL, Sample, is_due
 
 ADAM = HostAdam(1)
 GROUP = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}

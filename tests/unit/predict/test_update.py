@@ -5,16 +5,16 @@ import dataclasses
 import pytest
 from predicted_software import SOFTWARE
 
-from deep_optimizer_states import split
-from deep_optimizer_states.plan import Action, Kind
+from deep_optimizer_states.core import policies as split
+from deep_optimizer_states.core.plan import Action, Kind
+from deep_optimizer_states.core.policies import RunTimeSplit
+from deep_optimizer_states.core.schedule import NUM_AHEAD, AllAtOnce
 from deep_optimizer_states.predict import update
 from deep_optimizer_states.predict.machine import load_machine
 from deep_optimizer_states.predict.model import load_model
 from deep_optimizer_states.predict.predict import bound_update_s
 from deep_optimizer_states.predict.update import rank_of, simulate_update
 from deep_optimizer_states.predict.workload import Workload
-from deep_optimizer_states.schedule import NUM_AHEAD, AllAtOnce
-from deep_optimizer_states.split import RunTimeSplit
 
 MACHINE = load_machine("h100x4")
 MODEL = load_model("7B")[0]

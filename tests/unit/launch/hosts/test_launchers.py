@@ -9,7 +9,7 @@ import pytest
 from configs.cli import Parser
 from configs.errors import ConfigError
 from configs.files import ROOT
-from deep_optimizer_states.cores import usable_cores
+from deep_optimizer_states.core.host import usable_cores
 from launch import cli
 from launch.hosts.launchers import (
     Launcher,
