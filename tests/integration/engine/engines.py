@@ -341,7 +341,7 @@ class Trial:
         With ``skip`` the batches begin anew, and those of so many iterations are left out.
         """
         case, _ = self._engines[engine]
-        window = engine.gradient_accumulation_steps()
+        window = int(engine.gradient_accumulation_steps())  # may be a float
         first = (skip or 0) * window
         if skip is not None:
             self._generator = torch.Generator().manual_seed(RANK)

@@ -128,7 +128,7 @@ def destroyed_with_a_failure(_folder):
         engine = in_flight(trial, NONE_PERSISTENT, steps=0)
         with broken("CPU lane"):
             hold_a_step(trial, engine)
-            with when_waiting(lambda: trial.release(engine)):
+            with released_when_waiting(trial, engine):
                 first = answer(engine.destroy)
         assert "out of luck" in first
         assert answer(engine.destroy) == "no error: None"
@@ -136,11 +136,17 @@ def destroyed_with_a_failure(_folder):
     assert lanes_left() == []
 
 
-@contextlib.contextmanager
 def when_waiting(action):
     """Do ``action`` on another thread once this one waits for the update."""
-    with when_within("wait_for_end", action):
+    return when_within("wait_for_end", action)
+
+
+@contextlib.contextmanager
+def released_when_waiting(trial, engine):
+    """Let the update go on once this thread waits for it; at the end if it was not waited for."""
+    with when_waiting(lambda: trial.release(engine)):
         yield
+    trial.release(engine)
 
 
 def in_flight(trial, case, steps=1):
@@ -177,7 +183,7 @@ def interrupted_wait(folder):
         for call in (engine.optimizer.state_dict, lambda: engine.optimizer.state):
             with when_waiting(interrupt):
                 assert answer(call) == "KeyboardInterrupt: "
-        with when_waiting(lambda: trial.release(engine)):
+        with released_when_waiting(trial, engine):
             engine.save_checkpoint(folder, "two")
         trial.forget()
         trial.train(engine, 1, skip=2)
@@ -204,7 +210,7 @@ def interrupted_then_loaded(folder):
         hold_a_step(trial, engine)
         with when_waiting(interrupt):
             assert answer(lambda: engine.optimizer.state) == "KeyboardInterrupt: "
-        with when_waiting(lambda: trial.release(engine)):
+        with released_when_waiting(trial, engine):
             engine.load_checkpoint(folder, "one")
         engine.optimizer.background.prepare(lambda: None)  # behind whatever is on its thread
         see_as_stock(trial, engine, NONE_PERSISTENT, folder, "one", skip=1)
@@ -236,7 +242,7 @@ def interrupted_twice(folder):
         with when_waiting(lambda: interrupt(after=interrupt())):
             assert answer(lambda: trial.train(engine, 1)) == "KeyboardInterrupt: "
         assert engine.optimizer.background.is_running
-        with when_waiting(lambda: trial.release(engine)):
+        with released_when_waiting(trial, engine):
             said = answer(lambda: engine.save_checkpoint(folder, "poisoned"))
         assert "engine.step() was cut short by KeyboardInterrupt()" in said
         assert engine.optimizer._done is None

@@ -1,5 +1,7 @@
 """Ulysses sequence parallelism and pipelines, on two ranks."""
 
+import functools
+
 import deepspeed
 import seams
 import torch
@@ -100,12 +102,16 @@ class SequenceParallelNet(torch.nn.Module):
         return x
 
 
+@functools.cache
+def make_groups():
+    parallel_state_sp.initialize_sequence_parallel(sequence_parallel_size=2)
+
+
 @ROWS.compare("sequence parallelism told by mpu", 2, by_mesh=False)
 @ROWS.compare("sequence parallelism told by a mesh", 2, by_mesh=True)
 def split_sequences(trial, by_mesh):
     """One replica of two ranks."""
-    if not parallel_state_sp.sequence_parallel_is_initialized():
-        parallel_state_sp.initialize_sequence_parallel(sequence_parallel_size=2)
+    make_groups()
     group = None if by_mesh else parallel_state_sp.get_sequence_parallel_group()
     told = {"mesh_param": (1, 2)} if by_mesh else {"mpu": parallel_state_sp}
     model = SequenceParallelNet(group)

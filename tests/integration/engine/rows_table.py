@@ -33,7 +33,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
 
 def keep(engine, value):
-    engine.seen = [*getattr(engine, "seen", []), value]
+    engine.seen = [*getattr(engine, "seen", []), value.detach().clone()]
 
 
 def freeze_midway(engine, micro_step):
