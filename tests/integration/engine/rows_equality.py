@@ -7,17 +7,7 @@ import functools
 import os
 import re
 
-from engines import (
-    NUM_RANKS,
-    POLICIES,
-    STEPS,
-    STRIDE,
-    differences,
-    go_on,
-    play,
-    save,
-    training,
-)
+from engines import NUM_RANKS, POLICIES, STEPS, STRIDE, differences, go_on, play, save, training
 from rows_table import CASES, FIRST_CASE, columns_of
 from seams import UnsupportedDeepSpeedError
 

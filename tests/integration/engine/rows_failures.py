@@ -12,28 +12,10 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero import partition_parameters
 from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
-from engines import (
-    POLICIES,
-    STRIDE,
-    WIDTH,
-    Trial,
-    answer,
-    broken,
-    go_on,
-    lanes_left,
-    play,
-    same,
-)
+from engines import POLICIES, STRIDE, WIDTH, Trial, answer, broken, go_on, lanes_left, play, same
 from rows import Rows
 from rows_table import CASES, FIRST_CASE
-from seams import (
-    Background,
-    EmulatedDevice,
-    StateHomes,
-    gathers,
-    own_stream_alone,
-    read_state,
-)
+from seams import Background, EmulatedDevice, StateHomes, gathers, own_stream_alone, read_state
 from signals import interrupt, names_of, once_within, when_within
 
 ROWS = Rows()
@@ -88,6 +70,7 @@ def fail_and_load(folder, case, fault, block, calls):
 
         with broken(fault):
             said = {"failing step": answer(step)}
+        assert fault == "wrong bit" or ", step of tile" in said["failing step"]
         for name, call in {"step": step, **calls}.items():
             for time in ("", ", again"):
                 said[name + time] = answer(functools.partial(call, engine, folder))

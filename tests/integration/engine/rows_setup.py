@@ -13,17 +13,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from deepspeed.utils import safe_get_full_grad, safe_get_full_optimizer_state, safe_set_full_grad
-from engines import (
-    POLICIES,
-    STRIDE,
-    WIDTH,
-    Case,
-    Net,
-    Trial,
-    answer,
-    play,
-    same,
-)
+from engines import POLICIES, STRIDE, WIDTH, Case, Net, Trial, answer, play, same
 from late import late
 from rows import Rows
 from rows_table import CASES, FIRST_CASE, at_stage, tiny_net, two_groups
