@@ -6,62 +6,19 @@ Standard library alone: ``quick-parse-results.py`` is made of this.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any
 
 from configs.files import printable
 from parse.records import PHASES, Log, after_warmup, finite
-from parse.verdict import DEFAULT_TOLERANCE, LossVerdict, PairVerdict, judge_log, judge_pair
+from parse.verdict import DEFAULT_TOLERANCE, LossVerdict, judge_log, judge_pair
 
 MINIMUM_TIMED = 2
 """Iterations after the warm-up below which no speed-up is worth stating."""
 ON_CPU = "measured on a CPU"
 """Why a CPU's figures never make a speed-up."""
-COMPARED_PHASES = ("iteration", *PHASES, "backward_inner", "backward_allreduce", "optimizer_step")
+TIMED = ("iteration", *PHASES, "backward_inner", "backward_allreduce", "optimizer_step")
 _SHOWN_REJECTS = 5
-
-
-class Timing(NamedTuple):
-    """Statistics of one phase after the warm-up; None without figures."""
-
-    mean_ms: float | None
-    median_ms: float | None
-    n: int
-
-
-class PhaseRatio(NamedTuple):
-    """One phase of both runs."""
-
-    reference: Timing
-    ours: Timing
-
-    @property
-    def ratio(self) -> float | None:
-        """How many times faster than the reference, by the means; None when a side is missing."""
-        return _ratio(self.reference.mean_ms, self.ours.mean_ms)
-
-    @property
-    def median_ratio(self) -> float | None:
-        """The same by the medians."""
-        return _ratio(self.reference.median_ms, self.ours.median_ms)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What can be said of a pair of runs."""
-
-    reference: LossVerdict
-    ours: LossVerdict
-    pair: PairVerdict
-    phases: dict[str, PhaseRatio]
-    speedup: float | None
-    """Ratio of the median iteration times; None when it is withheld."""
-    withheld: str | None
-    """Why it is withheld."""
-    warmup: int
-    tolerance: float
 
 
 def compare(
@@ -69,8 +26,8 @@ def compare(
     ours: Log,
     warmup: int = 1,
     tolerance: float = DEFAULT_TOLERANCE,
-    names: tuple[str, str] = ("the reference", "the run"),
-) -> Comparison:
+    keys: tuple[str, str] = ("reference", "ours"),
+) -> dict[str, Any]:
     """Compare two logs on their own, without what a run folder says of them.
 
     Args:
@@ -78,34 +35,62 @@ def compare(
         ours: The run whose speed-up is asked for.
         warmup: First iterations to leave out of times (not of losses).
         tolerance: Largest absolute difference of two losses that allows a speed-up.
-        names: What reasons call the two.
+        keys: Of the two sides in the object; reasons call them so.
+
+    Returns:
+        An object for JSON, with both sides by their keys. A time, loss or ratio that is missing,
+        and a loss that is not finite, is None. Times are in s under ``iterations``, in ms
+        elsewhere; ``speedup`` is the ratio of the median iterations, None when it is withheld.
     """
-    phases = {
-        name: PhaseRatio(_timing(reference, name, warmup), _timing(ours, name, warmup))
-        for name in COMPARED_PHASES
-    }
-    verdicts = judge_log(reference), judge_log(ours)
+    logs = dict(zip(keys, (reference, ours), strict=True))
+    losses = {key: judge_log(log) for key, log in logs.items()}
     pair = judge_pair(reference, ours, tolerance)
-    reasons = loss_reasons(names, verdicts)
+    times = {key: {phase: _times(log, phase, warmup) for phase in TIMED}
+             for key, log in logs.items()}  # fmt: skip
+    means, medians = (
+        {key: {phase: of(ms) if ms else None for phase, ms in own.items()}
+         for key, own in times.items()}
+        for of in (fmean, median)
+    )  # fmt: skip
+    counts = {key: {phase: len(ms) for phase, ms in own.items()} for key, own in times.items()}
+    reasons = loss_reasons(tuple(key.replace("_", "-") for key in keys), tuple(losses.values()))
     if pair.word not in ("equal", "close"):
         reasons.append(f"the pair {pair.text}" if pair.word else "no iteration to compare")
-    times = phases["iteration"]
-    reasons += timing_reasons((times.reference.n, times.ours.n), warmup)
-    if reference.on_cpu or ours.on_cpu:
-        reasons.append(ON_CPU)
-    return Comparison(
-        *verdicts,
-        pair,
-        phases,
-        speedup=None if reasons else times.median_ratio,
-        withheld="; ".join(reasons) or None,
-        warmup=warmup,
-        tolerance=tolerance,
-    )
+    reasons += timing_reasons([own["iteration"] for own in counts.values()], warmup)
+    reasons += [ON_CPU] if reference.on_cpu or ours.on_cpu else []
+    ratios = _ratios(medians)
+    return {
+        "iterations": {k: [r.iteration_s for r in log.iterations] for k, log in logs.items()},
+        "losses": {k: [_finite(r.best_loss) for r in log.iterations] for k, log in logs.items()},
+        "verdict": {key: loss.word for key, loss in losses.items()} | {"pair": pair.word},
+        "verdict_detail": {key: _loss_detail(loss) for key, loss in losses.items()}
+        | {
+            "pair": {
+                "text": pair.text,
+                "judged_on": pair.judged_on,
+                "exact": pair.exact,
+                "compared_iterations": pair.num_losses,
+                "from_iteration": pair.from_iteration,
+                "largest_difference": _finite(pair.largest_difference),
+                "largest_difference_iteration": pair.largest_at,
+                "state_differs": list(pair.state_differs),
+            },
+        },
+        "ratio": _ratios(means),
+        "ratio_of_medians": ratios,
+        "mean_ms": means,
+        "median_ms": medians,
+        "timed_iterations": counts,
+        "speedup": None if reasons else ratios["iteration"],
+        "speedup_withheld": "; ".join(reasons) or None,
+        "warmup": warmup,
+        "tolerance": tolerance,
+        "notes": _notes(logs, pair.num_losses),
+    }
 
 
-def loss_reasons(names: tuple[str, str], verdicts: tuple[LossVerdict, LossVerdict]) -> list[str]:
-    """Return why the losses of two runs allow no speed-up, if they do not."""
+def loss_reasons(names: tuple[str, ...], verdicts: tuple[LossVerdict, ...]) -> list[str]:
+    """Return why the losses of runs allow no speed-up, if they do not."""
     return [
         f"the loss of {name} is {verdict.text}" if verdict.word else f"{name} has no loss"
         for name, verdict in zip(names, verdicts, strict=True)
@@ -113,8 +98,8 @@ def loss_reasons(names: tuple[str, str], verdicts: tuple[LossVerdict, LossVerdic
     ]
 
 
-def timing_reasons(timed: tuple[int, int], warmup: int) -> list[str]:
-    """Return why so many timed iterations of two runs allow no speed-up, if they do not."""
+def timing_reasons(timed: list[int], warmup: int) -> list[str]:
+    """Return why so many timed iterations of runs allow no speed-up, if they do not."""
     if min(timed) >= MINIMUM_TIMED:
         return []
     return [
@@ -123,84 +108,10 @@ def timing_reasons(timed: tuple[int, int], warmup: int) -> list[str]:
     ]
 
 
-def comparison_json(
-    logs: tuple[Log, Log], result: Comparison, keys: tuple[str, str], names: tuple[str, str]
-) -> dict[str, Any]:
-    """Return everything a comparison says; a time, loss or ratio that is missing is None.
-
-    Times are in s under ``iterations``, in ms elsewhere; a loss that is not finite is None.
-
-    Args:
-        logs: The reference and the run that is held against it.
-        result: What was found.
-        keys: Of the two sides in the object.
-        names: What notes call them.
-    """
-    pair, verdicts, phases = result.pair, (result.reference, result.ours), result.phases
-
-    def both(values: Iterable[Any]) -> dict[str, Any]:
-        return dict(zip(keys, values, strict=True))
-
-    def of_phases(name: str) -> dict[str, Any]:
-        return both(
-            {phase: getattr(getattr(found, side), name) for phase, found in phases.items()}
-            for side in ("reference", "ours")
-        )
-
-    return {
-        "iterations": both([record.iteration_s for record in log.iterations] for log in logs),
-        "losses": both([_finite(record.best_loss) for record in log.iterations] for log in logs),
-        "verdict": {**both(verdict.word for verdict in verdicts), "pair": pair.word},
-        "verdict_detail": {
-            **both(
-                {
-                    "text": verdict.text,
-                    "from_iteration": verdict.from_iteration,
-                    "frozen_at": verdict.at,
-                    "frozen_at_name": verdict.at_name,
-                }
-                for verdict in verdicts
-            ),
-            "pair": {
-                "text": pair.text,
-                "judged_on": pair.judged_on,
-                "exact": pair.exact,
-                "compared_iterations": pair.num_losses,
-                "first_difference": pair.first_difference,
-                "from_iteration": pair.from_iteration,
-                "largest_difference": _finite(pair.largest_difference),
-                "largest_difference_iteration": pair.largest_at,
-                "state_differs": list(pair.state_differs),
-            },
-        },
-        "ratio": {name: phase.ratio for name, phase in phases.items()},
-        "ratio_of_medians": {name: phase.median_ratio for name, phase in phases.items()},
-        "mean_ms": of_phases("mean_ms"),
-        "median_ms": of_phases("median_ms"),
-        "speedup": result.speedup,
-        "speedup_withheld": result.withheld,
-        "warmup": result.warmup,
-        "tolerance": result.tolerance,
-        "notes": comparison_notes(logs, result, names),
-    }
-
-
-def comparison_notes(
-    logs: tuple[Log, Log], result: Comparison, names: tuple[str, str]
-) -> list[str]:
-    """Return what qualifies the figures: common iterations, lines left out, a log that was cut."""
-    notes = list(result.pair.notes)
-    if any(log.on_cpu for log in logs):
-        notes.append("the model ran on a CPU: times there say nothing about a GPU")
-    for name, log in zip(names, logs, strict=True):
-        notes += [f"{name}: {note}" for note in log_notes(log)]
-    return notes
-
-
 def reject_lines(log: Log) -> list[str]:
     """Return all lines of a log that were left out: ``FILE:LINE: reason: text``."""
     path = printable(str(log.path))
-    return [f"{path}:{r.line_number}: {r.reason}: {r.text}".removesuffix(": ") for r in log.rejects]
+    return [f"{path}:{r.line}: {r.reason}: {r.text}".removesuffix(": ") for r in log.rejects]
 
 
 def log_notes(log: Log) -> list[str]:
@@ -211,18 +122,45 @@ def log_notes(log: Log) -> list[str]:
             f"the log ends in the middle of a line; its {len(log.iterations)} complete iterations "
             "are used"
         )
-    notes += [f"line {r.line_number} left out: {r.reason}" for r in log.rejects[:_SHOWN_REJECTS]]
+    notes += [f"line {r.line} left out: {r.reason}" for r in log.rejects[:_SHOWN_REJECTS]]
     more = len(log.rejects) - _SHOWN_REJECTS
     return [*notes, f"and {more} more lines left out"] if more > 0 else notes
 
 
-def _timing(log: Log, phase: str, warmup: int) -> Timing:
-    times = finite([r.phase_ms(phase) for r in after_warmup(log.iterations, warmup)])
-    return Timing(fmean(times), median(times), len(times)) if times else Timing(None, None, 0)
+def _notes(logs: dict[str, Log], compared: int) -> list[str]:
+    """What qualifies the figures: common iterations, lines left out, a log that was cut."""
+    lengths = [len(log.iterations) for log in logs.values()]
+    notes = []
+    if lengths != [compared, compared]:
+        both = f"{lengths[0]} and {lengths[1]} iterations"
+        notes.append(f"{both}; the {compared} that both have were compared")
+    if any(log.on_cpu for log in logs.values()):
+        notes.append("the model ran on a CPU: times there say nothing about a GPU")
+    for name, log in zip((next(iter(logs)), "ours"), logs.values(), strict=True):
+        notes += [f"{name}: {note}" for note in log_notes(log)]
+    return notes
 
 
-def _ratio(reference: float | None, ours: float | None) -> float | None:
-    return reference / ours if reference is not None and ours else None
+def _loss_detail(loss: LossVerdict) -> dict[str, Any]:
+    return {
+        "text": loss.text,
+        "from_iteration": loss.from_iteration,
+        "frozen_at": loss.at,
+        "frozen_at_name": loss.at_name,
+    }
+
+
+def _times(log: Log, phase: str, warmup: int) -> list[float]:
+    return finite([record.phase_ms(phase) for record in after_warmup(log.iterations, warmup)])
+
+
+def _ratios(times_ms: dict[str, dict[str, float | None]]) -> dict[str, float | None]:
+    """How many times faster ours is than the reference, by phase."""
+    theirs, ours = times_ms.values()
+    return {
+        phase: above / below if above is not None and (below := ours[phase]) else None
+        for phase, above in theirs.items()
+    }
 
 
 def _finite(value: float | None) -> float | None:

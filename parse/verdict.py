@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
@@ -142,18 +142,15 @@ class PairVerdict:
     num_grad_norms: int = 0
     digests: tuple[str, ...] = ()
     """Digests of the final state that were compared: ``weights``, ``optimizer state``."""
-    first_difference: int | None = None
-    """First iteration whose losses differ at all."""
     from_iteration: int | None = None
     """First iteration beyond the tolerance."""
-    largest_difference: float | None = None
+    largest_difference: float = 0.0
     """Largest absolute difference of two losses; infinite when one of them is NaN."""
     largest_at: int | None = None
-    largest_norm_difference: float | None = None
+    largest_norm_difference: float = 0.0
     """Largest relative difference of two gradient norms."""
     state_differs: tuple[str, ...] = ()
     """Digests that differ."""
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def judged_on(self) -> str:
@@ -161,10 +158,9 @@ class PairVerdict:
         losses = f"{self.num_losses} losses"
         if not self.exact:
             return f"{losses} as printed"
-        parts = [losses] + (
-            [f"{self.num_grad_norms} gradient norms"] if self.num_grad_norms else []
-        )
-        return ", ".join([*parts, " and ".join(self.digests)] if self.digests else parts)
+        norms = [f"{self.num_grad_norms} gradient norms"] if self.num_grad_norms else []
+        state = [" and ".join(self.digests)] if self.digests else []
+        return ", ".join([losses, *norms, *state])
 
     @property
     def text(self) -> str:
@@ -175,15 +171,14 @@ class PairVerdict:
             return "not compared"
         if self.word == "differs" and self.from_iteration is None:
             return f"differs: the losses agree, the final {' and '.join(self.state_differs)} do not"
-        detail = (
-            f"largest difference {_short(self.largest_difference)} at iteration {self.largest_at}"
-        )
-        if self.word == "close":
-            if not self.largest_difference:
-                norm = _short(self.largest_norm_difference)
-                detail = f"losses equal, gradient norms differ by up to {norm} of their size"
-            return f"close ({self.num_losses} losses, {detail})"
-        return f"differs from iteration {self.from_iteration} ({self.num_losses} losses, {detail})"
+        detail = f"largest difference {self.largest_difference:.3g} at iteration {self.largest_at}"
+        if self.word == "differs":
+            start = f"differs from iteration {self.from_iteration}"
+            return f"{start} ({self.num_losses} losses, {detail})"
+        if not self.largest_difference:
+            norm = f"{self.largest_norm_difference:.3g}"
+            detail = f"losses equal, gradient norms differ by up to {norm} of their size"
+        return f"close ({self.num_losses} losses, {detail})"
 
 
 def judge_pair(first: Log, second: Log, tolerance: float = DEFAULT_TOLERANCE) -> PairVerdict:
@@ -206,33 +201,24 @@ def judge_pair(first: Log, second: Log, tolerance: float = DEFAULT_TOLERANCE) ->
     digests, unequal = _digests(first, second) if exact else ((), ())
     largest_at, largest = max(differences, key=lambda item: item[1])
     worst_norm = max(norms, default=0.0)
-    unequal_from = next((i for i, d in differences if d > 0), None)
     beyond = next((i for i, d in differences if d > tolerance), None)
     same_figures = largest == 0 and worst_norm == 0
     if same_figures and not unequal:
         word = "equal"
-    elif same_figures or beyond is not None:
-        # Equal losses over unequal weights: the damage is in what no loss has shown yet.
-        word = "differs"
     else:
-        word = "close"
-    lengths = len(first.iterations), len(second.iterations)
-    note = (
-        f"{lengths[0]} and {lengths[1]} iterations; the {len(pairs)} that both have were compared"
-    )
+        # Equal losses over unequal weights: the damage is in what no loss has shown yet.
+        word = "differs" if same_figures or beyond is not None else "close"
     return PairVerdict(
         word,
         len(pairs),
         exact,
         len(norms),
         digests,
-        unequal_from,
-        beyond,
-        largest,
-        largest_at,
-        worst_norm if norms else None,
-        unequal,
-        () if lengths == (len(pairs),) * 2 else (note,),
+        from_iteration=beyond,
+        largest_difference=largest,
+        largest_at=largest_at,
+        largest_norm_difference=worst_norm,
+        state_differs=unequal,
     )
 
 
@@ -259,25 +245,23 @@ def in_common(
 
 
 def common_losses(first: Log, second: Log, exact: bool) -> list[tuple[int, float, float]]:
-    """Iteration and both losses, where both runs have one; printed digits unless ``exact``."""
+    """Return iteration and both losses, where both runs have one; as printed unless ``exact``."""
     return in_common(first, second, lambda r: r.exact_loss if exact else r.loss)
 
 
 def difference(a: float, b: float) -> float:
-    """Absolute difference; infinite where just one of them is finite, 0 where both are NaN."""
+    """Return the distance; infinite where just one is finite, 0 where both are NaN."""
     if math.isfinite(a) and math.isfinite(b):
         return abs(a - b)
     return 0.0 if a == b or (math.isnan(a) and math.isnan(b)) else math.inf
 
 
 def _norm_differences(first: Log, second: Log) -> list[float]:
+    """Relative differences, of the norms in ``metrics.jsonl`` alone."""
     found = []
-    sides = [log.metrics.iterations if log.metrics else {} for log in (first, second)]
-    for iteration in (number for number in sides[0] if number in sides[1]):
-        a, b = (as_number(side[iteration].get("grad_norm")) for side in sides)
-        if a is not None and b is not None:
-            scale = max(abs(a), abs(b))
-            found.append(difference(a, b) / scale if 0 < scale < math.inf else difference(a, b))
+    for _, a, b in in_common(first, second, lambda r: as_number(r.event.get("grad_norm"))):
+        scale = max(abs(a), abs(b))
+        found.append(difference(a, b) / scale if 0 < scale < math.inf else difference(a, b))
     return found
 
 
@@ -290,7 +274,3 @@ def _digests(first: Log, second: Log) -> tuple[tuple[str, ...], tuple[str, ...]]
     found = {name: [side.digest(key) for side in sides] for name, key in keys.items()}
     compared = tuple(name for name, pair in found.items() if all(pair))
     return compared, tuple(name for name in compared if len(set(found[name])) > 1)
-
-
-def _short(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3g}"
