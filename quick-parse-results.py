@@ -20,7 +20,7 @@ from parse.two_runs import compare, reject_lines
 from parse.verdict import DEFAULT_TOLERANCE
 
 KEYS = ("vanilla", "deep_optimizer_states")
-"""Of the two sides in the JSON."""
+"""Names of the two sides in the JSON."""
 
 
 def main() -> int:

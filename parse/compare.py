@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from configs.study import Gate, Study
-from parse.records import Log, as_number
+from parse.records import Log, as_number, as_table
 from parse.run import MEASURED, PUBLISHED, SIMULATED, PointRuns, Run, group_points
 from parse.stats import Ratio, ratio_of_medians, reach_of_mean, spread
 from parse.tables import engine_fields, field_columns, run_row, write_table, writing
@@ -35,7 +35,7 @@ _AGAINST = {"equal": "equal to", "close": "close to", "differs": "differs from"}
 
 
 class Judgement(NamedTuple):
-    """What a gate says of a run, or of all runs of a point, against the reference."""
+    """A gate's judgement of a run, or of all runs of a point, against the reference."""
 
     word: str
     """``equal``, ``close``, ``differs`` or ``undecided``; empty where nothing was compared."""
@@ -46,7 +46,7 @@ class Judgement(NamedTuple):
 
     @property
     def passes(self) -> bool:
-        """Whether the gate lets a speed-up pass."""
+        """True where the gate lets a speed-up pass."""
         return not self.withheld
 
 
@@ -163,7 +163,7 @@ class Pair(NamedTuple):
     reference: Run | None
     """None when there is no run of the reference engine at the same point."""
     judgement: Judgement | None = None
-    """What the gate says, if it judges run by run; None when one side has no iterations."""
+    """The gate's judgement, if it judges run by run; None when one side has no iterations."""
     reasons: tuple[str, ...] = ()
     """Why the figures of the two allow no speed-up."""
 
@@ -318,25 +318,24 @@ def setup(run: Run) -> dict[str, str]:
     Of versions, what the run itself imported goes before what was installed.
     """
     kept = run.provenance
-    code, git, gpus, cpu = (kept.get(name) for name in ("code", "git", "gpus", "cpu"))
+    code, git, cpu = (as_table(kept.get(name)) for name in ("code", "git", "cpu"))
     found: dict[str, str] = {}
-    if isinstance(code, dict) and code.get("sha256"):
+    if code.get("sha256"):
         found["code"] = str(code["sha256"])
-    if isinstance(git, dict) and git.get("commit"):
+    if git.get("commit"):
         changes = str(git.get("changes_sha256") or "")[:8]
         words = [str(git["commit"])[:12], *(["with changes", changes] if git.get("dirty") else [])]
         found["commit"] = " ".join(filter(None, words))
-    if isinstance(gpus, list):
-        texts = [f"{g.get('name')} (driver {g.get('driver')})" for g in gpus if isinstance(g, dict)]
+    if "gpus" in kept:
+        texts = [f"{gpu.get('name')} (driver {gpu.get('driver')})" for gpu in run.gpus]
         found["GPU"] = ", ".join(texts) or "none"
-    if isinstance(cpu, dict):
+    if cpu:
         found["CPU"], found["cores"] = str(cpu.get("model")), str(cpu.get("cores_usable"))
     if device := " ".join(part for part in (run.log.device or "", run.hardware) if part):
         found["device"] = device
     started = run.log.metrics.start.get("versions") if run.log.metrics else None
-    for versions in (kept.get("versions"), started):
-        for name, text in versions.items() if isinstance(versions, dict) else ():
-            found[str(name)] = "not installed" if text is None else str(text)
+    for name, text in (as_table(kept.get("versions")) | as_table(started)).items():
+        found[str(name)] = "not installed" if text is None else str(text)
     return found
 
 
@@ -374,9 +373,9 @@ class PointComparison:
     equality: str
     """The worst word of all repeats: ``equal``, ``close``, ``differs``, ``not compared``."""
     findings: list[Finding]
-    """What the gate finds, then a sentence for each run that must equal another engine's."""
+    """The gate's findings, then a sentence for each run that must equal another engine's."""
     verdict: str
-    """What the gate finds over all repeats."""
+    """The gate's verdict over all repeats."""
     withheld: str
     """Why there is no speed-up, all reasons in a line; empty where there is one."""
     ratios: dict[str, Ratio | None]
@@ -439,7 +438,7 @@ def _over_repeats(findings: Sequence[Finding]) -> str:
 def _over_seeds(
     ours: PointRuns, reference: PointRuns | None, pairs: Sequence[Pair], warmup: int
 ) -> Judgement | None:
-    """What a gate says that judges all seeds together; None of any other gate."""
+    """The judgement of a gate that judges all seeds together; None for any other gate."""
     gate = ours.study.gate
     if gate.kind != "quality":
         return None

@@ -1,4 +1,4 @@
-"""What ails a run, from its log alone: ``python -m parse diagnose LOG...``.
+"""Finds what ails a run, from its log alone: ``python -m parse diagnose LOG...``.
 
 One pass over a log collects what it says (:class:`_Run`): settings, the losses and gradient norms
 of its steps, timers, overflows, tracebacks. Then each illness is judged by a condition of its own,
@@ -66,19 +66,19 @@ _MEGATRON = ("consumed samples:", "elapsed time per iteration", "lm loss:")
 
 
 class Step(NamedTuple):
-    """What a line says of one step; None where it says nothing."""
+    """The figures that a line has of one step; None where it says nothing."""
 
     line: int
     framework: str
     position: str
-    """What tells the step from others: its number, or its place in a progress bar."""
+    """The step's number, or its place in a progress bar; tells it from others."""
     loss: float | None = None
     digits: int = 0
     """Significant digits that the loss is printed with."""
     grad_norm: float | None = None
     learning_rate: float | None = None
     skipped: bool = False
-    """Whether the loss scaler left the update out."""
+    """True where the loss scaler left the update out."""
 
 
 def read_step(line: Line) -> Step | None:
@@ -140,11 +140,11 @@ class Illness(NamedTuple):
     line: int
     """Line of the log that shows it first, from 1."""
     evidence: str
-    """What the log says, in the log's own words or figures."""
+    """The log's own words or figures."""
 
     @property
     def remedy(self) -> str:
-        """What to do about it."""
+        """Return what to do about it."""
         return known()[self.name].remedy
 
 
@@ -160,11 +160,11 @@ class Kind:
     fewest: int = 1
     """Lines that it takes."""
     ends_run: bool = False
-    """Whether a run does not go on after it; of a run that did, it is not told."""
+    """True where a run does not go on after it; of a run that did, it is not told."""
     frames: str = ""
     """Functions of a traceback of the device's allocator that tell what was allocated."""
     any_frame: bool = False
-    """Whether any frame tells, not the innermost of those that are known."""
+    """True where any frame tells, not the innermost of those that are known."""
 
     @functools.cached_property
     def any_sign(self) -> re.Pattern[str]:
@@ -239,7 +239,7 @@ class _Fact(NamedTuple):
 
 
 class _Run:
-    """What a log says, line by line; figures are kept, lines are not."""
+    """Collects a log's figures, line by line; lines are not kept."""
 
     def __init__(self) -> None:
         self.facts: dict[str, _Fact] = {}
@@ -260,7 +260,7 @@ class _Run:
         """Line, the update's share of an iteration, and its ms."""
         self.overflows: list[tuple[int, str]] = []
         self.overflowed: deque[bool] = deque(maxlen=_LAST)
-        """Of the last steps, whether each overflowed."""
+        """True for each of the last steps that overflowed."""
         self.at_minimum: tuple[int, str] | None = None
         self.exit: Illness | None = None
         self.log = Log(Path())
@@ -462,7 +462,7 @@ class _Run:
 
 
 def _allocated(frames: Iterable[str]) -> str:
-    """What was allocated: saving and loading by any frame, the rest by the innermost one."""
+    """Name what was allocated: saving and loading by any frame, the rest by the innermost one."""
     sorts = {name: kind for name, kind in known().items() if kind.frames}
     inwards = list(frames)
     for name, kind in sorts.items():
@@ -640,7 +640,7 @@ def _experts(run: _Run) -> Found:
 
 
 def _settings(run: _Run) -> Found:
-    """What a single setting, or two of them, lead to."""
+    """Illnesses that a single setting, or two of them, lead to."""
     facts = run.facts
     offload = facts["offload"].value if "offload" in facts else ""
     gpus, world = run.number("gpus") or 0, run.number("world") or 1
@@ -683,7 +683,7 @@ CONDITIONS: tuple[Callable[[_Run], Found], ...] = (
 
 
 def _not_judged(run: _Run) -> Iterator[str]:
-    """What could not be judged, and what the log lacks."""
+    """Say what could not be judged, and what the log lacks."""
     if not run.losses:
         text = "whether it learns: no loss that is known here"
         if run.num_progress:
@@ -709,7 +709,7 @@ def _not_judged(run: _Run) -> Iterator[str]:
 
 @dataclass
 class Diagnosis:
-    """What a log says of its run."""
+    """All that was found in a log."""
 
     path: Path
     num_lines: int
@@ -718,7 +718,7 @@ class Diagnosis:
     illnesses: list[Illness]
     """In the order of the log."""
     not_judged: list[str]
-    """What the log does not let one judge."""
+    """Questions that the log leaves open."""
 
 
 def diagnose(path: Path) -> Diagnosis:

@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
     name: str
     pattern: str
-    """Of the value behind a label, from end to end; or to search a line for, with one group."""
+    """Matches the value behind a label, from end to end; or is searched for, with one group."""
     unit: str = ""
     kind: Callable[[str], Setting] = float
 
@@ -126,7 +126,7 @@ _MARKS = {
     "Max_MA": "memory",
     "CPU Virtual": "memory",
 }
-"""What tells the kind of a line; where two of them stand, two lines have run together."""
+"""Marks that tell the kind of a line; where two of them stand, two lines have run together."""
 _HEAD = re.compile(r"\belapsed_time \d|\biteration +\d+ */|\bconsumed samples:")
 _START = re.compile(
     r"iteration\s+(?P<iteration>\d{1,12})\s*/\s*\d{1,12}\s*"
@@ -138,7 +138,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 _AFTER_STEP = "Engine after step"
 """Title of memory that DeepSpeed prints behind the timers of its iteration."""
 _FIRST_TITLE = "Engine before forward"
-"""What comes before it is the setup."""
+"""All that comes before it is the setup."""
 _SHOWN = 5
 _REJECT_CHARACTERS = 200
 
@@ -154,9 +154,9 @@ class Line(NamedTuple):
     text: str
     """Without its end, and with a space for every colour code."""
     cut: bool
-    """Whether the file ends inside the line."""
+    """True where the file ends inside the line."""
     overlong: bool
-    """Whether the line is too long to be one; ``text`` is then only its beginning."""
+    """True where the line is too long to be one; ``text`` is then only its beginning."""
 
 
 def read_lines(path: Path) -> Iterator[Line]:
@@ -314,7 +314,7 @@ def read_usable_log(path: Path) -> Log:
 
 @dataclass
 class _Open:
-    """What was printed since the last iteration ended; it is the next one's."""
+    """All that was printed since the last iteration ended; it is the next one's."""
 
     interval_timers: list[float] = field(default_factory=list)
     """One of each rank, in s."""
@@ -340,7 +340,7 @@ class _Reader:
         self.facts = RunFacts(log)
         self.open = _Open()
         self.by_lines = False
-        """Whether an iteration line has been read."""
+        """True once an iteration line has been read."""
         self._labels: set[str] = set()
         self._left_out = 0
         """Iteration lines since the last record that were left out."""
@@ -595,7 +595,7 @@ _FACTS = (
     Row("vocab_size", r"padded vocab .* dummy tokens \(new size: (\d{1,18})\)", "tokens", int),
     Row("device", r"Setting ds_accelerator to (\w{1,20})\b", "", str),
 )
-"""What the start of a run prints of it as a whole."""
+"""Facts that the start of a run prints of it as a whole."""
 _FACT_PATTERNS = [(row, re.compile(row.pattern)) for row in _FACTS]
 _RANK_PARAMETERS = re.compile(
     r"number of parameters on \(tensor, pipeline\) model parallel rank "

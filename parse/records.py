@@ -1,4 +1,4 @@
-"""What a log and its ``metrics.jsonl`` say, as records. Standard library alone.
+"""Records of what a log and its ``metrics.jsonl`` say. Standard library alone.
 
 A value that nobody gives is ``None``.
 """
@@ -117,7 +117,7 @@ class Log:
 
     path: Path
     settings: dict[str, Setting] = field(default_factory=dict)
-    """What the file's name, or else the log's list of arguments, says of the run."""
+    """Settings from the file's name, or else from the log's list of arguments."""
     iterations: list[Iteration] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -142,14 +142,14 @@ class Log:
     device_name: str | None = None
     """Name of the GPU that held the model."""
     recognised: bool = False
-    """Whether any line of a training log was found."""
+    """True once any line of a training log was found."""
     ends_mid_line: bool = False
     metrics: Metrics | None = None
     """Full-precision figures of ``metrics.jsonl``, when it lies beside the log and fits it."""
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the model lived on the CPU, so that times say nothing about a GPU."""
+        """True where the model lived on the CPU, so that times say nothing about a GPU."""
         return (self.device or "").startswith("cpu")
 
     @property
@@ -168,6 +168,11 @@ def after_warmup(iterations: Sequence[Iteration], warmup: int) -> Sequence[Itera
 def finite(values: Sequence[float | None]) -> list[float]:
     """Return the values that are known and finite."""
     return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def as_table(value: object) -> dict[str, Any]:
+    """Return a part of a JSON file that should be an object; empty for anything else."""
+    return value if isinstance(value, dict) else {}
 
 
 def as_number(value: object) -> float | None:

@@ -66,7 +66,7 @@ def read_measured(path: Path) -> list[Run]:
 
 @dataclass(frozen=True)
 class Judged:
-    """What became of a point."""
+    """A point of both sides, judged."""
 
     label: str
     word: str
@@ -80,7 +80,7 @@ class Judged:
     change_low: float | None = None
     change_high: float | None = None
     interval_covers: str = ""
-    """What variation the interval covers; see :mod:`parse.stats`."""
+    """The variation that the interval covers; see :mod:`parse.stats`."""
 
 
 def judge(old: Sequence[Run], new: Sequence[Run], args: argparse.Namespace) -> list[Judged]:

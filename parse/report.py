@@ -37,7 +37,7 @@ from parse.compare import (
     timed_phases,
     write_comparisons,
 )
-from parse.records import LogError
+from parse.records import LogError, as_table
 from parse.run import (
     MEASURED,
     PUBLISHED,
@@ -79,11 +79,11 @@ class ParsedSweep:
     runs: list[Run]
     findings: list[Finding]
     context: dict[str, Any]
-    """What the templates show, figures aside."""
+    """All that the templates show, figures aside."""
 
     @property
     def all_hold(self) -> bool:
-        """Whether every engine is as valid as its study asks for."""
+        """True where every engine is as valid as its study asks for."""
         return all(finding.holds for finding in self.findings)
 
 
@@ -237,8 +237,7 @@ def _context(
 ) -> dict[str, Any]:
     index, runs, study = parsed.index, parsed.runs, parsed.runs[0].study
     rows = [_run_row(run, parsed.folder, warmup) for run in runs]
-    about, predicted = index.get(SIMULATED), any(run.source != MEASURED for run in runs)
-    about = about if isinstance(about, dict) else {}
+    about, predicted = as_table(index.get(SIMULATED)), any(r.source != MEASURED for r in runs)
     machine = str(about.get("machine") or "an unknown machine") if predicted else ""
     on_cpu = any(run.log.on_cpu for run in runs)
     links = shaped_links(run.fields.get("link_mbit") for run in runs)
@@ -368,7 +367,7 @@ def _claim(item: PointComparison) -> str:
 
 
 def _run_row(run: Run, folder: Path, warmup: int) -> dict[str, Any]:
-    """What became of a run."""
+    """A row of the table of runs."""
     seconds = run.status_json.get("seconds")
     times = spread([run.times_ms("iteration", warmup)] if run.finished else [])
     last, older = run.status_json.get("last_lines"), run.recorded("older")
@@ -428,11 +427,11 @@ def _joined(tables: Sequence[dict[str, str]]) -> list[tuple[str, str]]:
 
 
 def _conditions(run: Run) -> Iterator[tuple[str, str]]:
-    """What else a run had to do with, besides its set-up."""
-    if isinstance(data := run.provenance.get("data"), dict) and data.get("source"):
-        tokens, file = data.get("tokens"), data.get(".bin")
+    """Data, platform, type and links of a run, besides its set-up."""
+    data = as_table(run.provenance.get("data"))
+    if data.get("source"):
+        tokens, digest = data.get("tokens"), as_table(data.get(".bin")).get("sha256")
         size = f"{tokens:,} tokens" if isinstance(tokens, int) else "of no known size"
-        digest = file.get("sha256") if isinstance(file, dict) else None
         yield "data", f"{data.get('name')} ({data['source']}), {size}, SHA-256 {digest}"
     yield "platform", str(run.provenance.get("platform") or "")
     reason = run.recorded("dtype_reason")
@@ -443,16 +442,14 @@ def _conditions(run: Run) -> Iterator[tuple[str, str]]:
 
 def _machine_rows(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """From what a sweep was predicted: ``simulated`` of its index."""
-    kinds = about.get("kinds")
-    kinds = kinds if isinstance(kinds, dict) else {}
+    kinds, fit = as_table(about.get("kinds")), as_table(about.get("residuals"))
     for name, key in (("rates", "machine_source"), ("software", "software")):
         if about.get(key):
             yield name, str(about[key])
     for kind in ("fitted", "assumed"):
         if names := [name for name, own in kinds.items() if own == kind]:
             yield f"{kind} rates", ", ".join(names)
-    fit = about.get("residuals")
-    if isinstance(fit, dict) and {"rows", "median", "worst"} <= fit.keys():
+    if {"rows", "median", "worst"} <= fit.keys():
         errors = f"{fit['median']:.1%} in the median, {fit['worst']:.1%} at worst"
         yield (
             "fit",
@@ -521,7 +518,7 @@ def find_figures(
 
 
 def _figure_entry(paths: Mapping[str, Path], source: str) -> dict[str, Any]:
-    """What a template shows of a figure, with links relative to the report."""
+    """Describe a figure for the templates, with links relative to the report."""
     links = {kind: f"./figures/{quote(p.name, errors='replace')}" for kind, p in paths.items()}
     contents = {kind: path.read_bytes() for kind, path in paths.items() if kind != "pdf"}
     svg = contents.get("svg", b"")

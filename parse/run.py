@@ -15,11 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
-from configs.files import read_json
+from configs.files import read_given_json, read_json
 from configs.naming import Namer
 from configs.study import Study, default_study, study_from
 from parse.log import read_log
-from parse.records import PHASES, Iteration, Log, LogError, after_warmup, finite, read_json_lines
+from parse.records import (
+    PHASES,
+    Iteration,
+    Log,
+    LogError,
+    after_warmup,
+    as_table,
+    finite,
+    read_json_lines,
+)
 from parse.verdict import FAILED, LossVerdict, judge_log
 
 MEASURED, SIMULATED, PUBLISHED = SOURCES = ("measured", "simulated", "published")
@@ -72,7 +81,7 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What the run was asked for: the point's fields, or else what the log says of them.
+        """The point's fields, or else what the log says of them.
 
         Fields of the model are called ``model.NAME``, as :mod:`configs.naming` has them.
         """
@@ -148,7 +157,7 @@ class Run:
 
     @cached_property
     def loss(self) -> LossVerdict:
-        """What the run's loss says of its training."""
+        """The verdict on the run's loss."""
         return judge_log(self.log)
 
     @property
@@ -163,7 +172,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run reached its end, as far as is recorded."""
+        """True where the run reached its end, as far as is recorded."""
         return self.status in ("", "ok", *FAILED)
 
     @property
@@ -174,7 +183,7 @@ class Run:
 
     @property
     def repeat(self) -> int | None:
-        """Which repeat of its point the run is, from 1; None when not recorded."""
+        """The number of the repeat, from 1; None when not recorded."""
         value = self.run_json.get("repeat")
         return value if isinstance(value, int) and value is not True and value > 0 else None
 
@@ -185,25 +194,28 @@ class Run:
     @property
     def provenance(self) -> dict[str, Any]:
         """Versions, hardware and environment of the run; empty when not recorded."""
-        found = self.run_json.get("provenance")
-        return found if isinstance(found, dict) else {}
+        return as_table(self.run_json.get("provenance"))
 
     @property
     def hardware(self) -> str:
         """Name of the GPU or CPU that held the model; empty when not recorded."""
-        device, name = self.log.device or "", self.log.device_name
-        if name:
-            return name
-        gpus, cpu = self.provenance.get("gpus"), self.provenance.get("cpu")
-        if device.startswith("cuda") and isinstance(gpus, list):
-            return next((str(gpu.get("name")) for gpu in gpus if isinstance(gpu, dict)), "")
-        return str(cpu.get("model") or "") if self.log.on_cpu and isinstance(cpu, dict) else ""
+        if self.log.device_name:
+            return self.log.device_name
+        if self.gpus and (self.log.device or "").startswith("cuda"):
+            return str(self.gpus[0].get("name"))
+        cpu = as_table(self.provenance.get("cpu"))
+        return str(cpu.get("model") or "") if self.log.on_cpu else ""
+
+    @property
+    def gpus(self) -> list[dict[str, Any]]:
+        """The GPUs of the machine, as ``run.json`` describes them."""
+        found = self.provenance.get("gpus")
+        return [gpu for gpu in found if isinstance(gpu, dict)] if isinstance(found, list) else []
 
     @property
     def busy(self) -> str:
-        """What else used the machine just before the run was started; empty when nothing did."""
-        before = self.provenance.get("before")
-        return _text(before.get("busy")) if isinstance(before, dict) else ""
+        """Who else used the machine just before the run was started; empty when nobody did."""
+        return _text(as_table(self.provenance.get("before")).get("busy"))
 
 
 def read_run(log_path: Path) -> Run:
@@ -220,9 +232,8 @@ def read_run(log_path: Path) -> Run:
 
 
 def _run_of_folder(log: Log, run_json: dict[str, Any]) -> Run:
-    point = run_json.get("point")
     status = read_json(log.path.parent / "status.json")
-    run = Run(log, point if isinstance(point, dict) else {}, run_json, status)
+    run = Run(log, as_table(run_json.get("point")), run_json, status)
     if run.busy:
         log.notes.append(f"the machine was busy when the run began: {run.busy}")
     return run
@@ -235,13 +246,9 @@ def read_values(path: Path) -> Log:
         LogError: the file is missing, or is not one of ours.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise LogError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError:
-        values = None
-    if not isinstance(values, dict):
-        raise LogError(f"{path}: is not a JSON object")
+        values = read_given_json(path)
+    except ConfigError as error:
+        raise LogError(str(error)) from None
     numbers = {name: _figure(value, "Float64") for name, value in values.items()}
     record = Iteration(1, tflops=numbers.get("tflops"))
     if (iteration_ms := numbers.get("iteration_ms")) is not None:
@@ -323,7 +330,7 @@ def read_sweep(folder: Path) -> list[Run]:
 def _flat(point: Mapping[str, Any]) -> dict[str, Any]:
     """A point of ``run.json`` as plain fields, those of its model as ``model.NAME``."""
     model = point.get("model")
-    of_model = model if isinstance(model, dict) else {"name": model}
+    of_model = as_table(model) or {"name": model}
     found = {key: value for key, value in point.items() if key != "model"}
     found |= {f"model.{key}": value for key, value in of_model.items() if key != "name"}
     found["model"] = of_model.get("name")
@@ -433,7 +440,7 @@ class PointRuns:
     label: str
     """Name of the point, unique among those grouped together."""
     identity: str
-    """What repeats of the point have in common but their length: settings and engine."""
+    """Settings and engine: all that repeats have in common, their length aside."""
 
     @property
     def engine(self) -> str | None:
@@ -447,12 +454,12 @@ class PointRuns:
 
     @cached_property
     def key(self) -> str:
-        """What must agree for two points to compute the same."""
+        """Fields that must agree for two points to compute the same."""
         return _point_key(self.runs[0])
 
     @cached_property
     def preferred(self) -> list[object]:
-        """What two points should agree in for their times to be comparable."""
+        """Values that should agree for the times of two points to be comparable."""
         names = [name for name, row in self.study.all_fields.items() if row.in_pairs == "prefer"]
         return [self.runs[0].settings.get(name) for name in names]
 

@@ -29,7 +29,7 @@ MINIMUM_ITERATIONS = 4
 """Iterations of a side below which an interval would be an invention."""
 
 OVER_REPEATS, INSIDE_A_RUN = "repeats", "inside a run"
-"""What variation an interval covers."""
+"""The variation that an interval covers."""
 _NORMAL_QUANTILE = 1.959964
 
 
@@ -54,7 +54,7 @@ class Ratio:
     """Lower end; None with the upper one where there are too few iterations."""
     high: float | None
     paired: bool
-    """Whether repeats were drawn in pairs."""
+    """True where the same repeats of both sides were held against each other."""
     covers: str
     """``repeats``, ``inside a run``, or empty without an interval."""
 

@@ -28,12 +28,12 @@ Types = Mapping[str, str]
 STUDY_FILE = "study.json"
 _LARGEST = 2**63 - 1
 _FORMULA = re.compile(r"'*[-=+@\t\r]")
-"""What a spreadsheet takes for a formula, or would be taken for the guard of one."""
+"""A text that a spreadsheet takes for a formula, or that looks like a guarded one."""
 _TIMERS = (
     *("iteration", "forward", "backward", "backward_inner", "backward_allreduce"),
     *("update", "optimizer_step"),
 )
-"""What DeepSpeed's timers print, whichever of them the study calls a phase."""
+"""Times that DeepSpeed's timers print, whichever of them the study calls a phase."""
 _KINDS = {"int": "Int64", "bool": "Int64", "float": "Float64", "str": "string"}
 _EVALUATION = {"validation_loss": "loss", "validation_perplexity": "perplexity"}
 """Columns of an evaluation on the validation split, and their names in ``metrics.jsonl``."""
@@ -110,7 +110,7 @@ def run_columns(study: Study) -> dict[str, str]:
 
 
 _RUN_COLUMNS_OF_ALL = _strings("path", "label", "case", "engine")
-"""What other tables say of the run a row is of."""
+"""Columns by which other tables name the run that a row belongs to."""
 _NUMBERS = ("grad_norm", "learning_rate", "tflops", "host_memory_gib", "device_memory_gib")
 _OTHER_COLUMNS = {
     "memory": {
@@ -256,7 +256,7 @@ def run_row(run: Run, warmup: int) -> dict[str, Any]:
 
 
 def _usage(run: Run) -> dict[str, float | None]:
-    """What a run took of its machine, by DeepSpeed's throughput lines and the monitor's samples.
+    """Return what a run took of its machine, by DeepSpeed's lines and the monitor's samples.
 
     ``running_samples_per_s`` is of the last throughput line, ``allocated_gib`` and
     ``max_allocated_gib`` the largest of all (of a rank's device; on a CPU the rank's resident

@@ -128,7 +128,7 @@ def log_notes(log: Log) -> list[str]:
 
 
 def _notes(logs: dict[str, Log], compared: int) -> list[str]:
-    """What qualifies the figures: common iterations, lines left out, a log that was cut."""
+    """Say what qualifies the figures: common iterations, lines left out, a log that was cut."""
     lengths = [len(log.iterations) for log in logs.values()]
     notes = []
     if lengths != [compared, compared]:

@@ -1,4 +1,4 @@
-"""Whether a loss means training, and whether two runs train alike. Standard library alone.
+"""Judges if a loss means training, and if two runs train alike. Standard library alone.
 
 No speed-up is worth printing before these words allow it.
 """
@@ -32,7 +32,7 @@ _NOISE_OF_SECOND_DIFFERENCE = 0.6745 * math.sqrt(6)
 
 @dataclass(frozen=True)
 class LossVerdict:
-    """What a loss says of its training; an empty word when the log holds no loss.
+    """The verdict on a loss; an empty word when the log holds none.
 
     ``trains``: it fell by more than its noise. ``nan``, ``frozen`` and ``diverged`` (it ends more
     than :data:`DIVERGED_RISE` above its start) are failures, and so is ``skipped``: the loss scaler
@@ -58,7 +58,7 @@ class LossVerdict:
 
     @property
     def failed(self) -> bool:
-        """Whether the run counts as failed."""
+        """True where the run counts as failed."""
         return self.word in FAILED
 
     @property
@@ -138,7 +138,7 @@ class PairVerdict:
     num_losses: int = 0
     """Iterations whose losses were compared."""
     exact: bool = False
-    """Whether full-precision figures were compared, rather than printed digits."""
+    """True where full-precision figures were compared, rather than printed digits."""
     num_grad_norms: int = 0
     digests: tuple[str, ...] = ()
     """Digests of the final state that were compared: ``weights``, ``optimizer state``."""
@@ -154,7 +154,7 @@ class PairVerdict:
 
     @property
     def judged_on(self) -> str:
-        """What was compared, as a person reads it."""
+        """All that was compared, as a person reads it."""
         losses = f"{self.num_losses} losses"
         if not self.exact:
             return f"{losses} as printed"
@@ -223,7 +223,7 @@ def judge_pair(first: Log, second: Log, tolerance: float = DEFAULT_TOLERANCE) ->
 
 
 def both_exact(first: Log, second: Log) -> bool:
-    """Whether both runs have a full-precision loss of every iteration."""
+    """Return True where both runs have a full-precision loss of every iteration."""
     files = {log.metrics.path.resolve() for log in (first, second) if log.metrics}
     if len(files) == 1 and first.path != second.path:
         # Two logs moved into one folder share its file, which says nothing of one of them.

@@ -212,7 +212,7 @@ def run_of(commit, code=None):
     if code is not None:
         kept["code"] = {"sha256": code, "files": {}}
     log = SimpleNamespace(device=None, metrics=None)
-    return SimpleNamespace(provenance=kept, log=log, hardware="")
+    return SimpleNamespace(provenance=kept, log=log, hardware="", gpus=[])
 
 
 @pytest.mark.parametrize(
