@@ -16,8 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from configs.cli import Parser, add_json, add_warmup, complain, number_from_0, run_command, say
 from parse.log import read_usable_log
 from parse.records import PHASES, Log, LogError
-from parse.two_runs import compare, reject_lines
-from parse.verdict import DEFAULT_TOLERANCE
+from parse.verdict import DEFAULT_TOLERANCE, compare, reject_lines
 
 KEYS = ("vanilla", "deep_optimizer_states")
 """Names of the two sides in the JSON."""

@@ -81,7 +81,7 @@ def _parse(args: argparse.Namespace) -> int:
 
 def _notes(run: Run, warmup: int) -> Iterator[str]:
     from parse.run import MEASURED
-    from parse.two_runs import log_notes
+    from parse.verdict import log_notes
 
     count = len(run.log.iterations)
     if run.log.rejects:

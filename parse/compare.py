@@ -20,8 +20,15 @@ from parse.records import Log, as_number, as_table
 from parse.run import MEASURED, PUBLISHED, SIMULATED, PointRuns, Run, group_points
 from parse.stats import Ratio, ratio_of_medians, reach_of_mean, spread
 from parse.tables import engine_fields, field_columns, run_row, write_table, writing
-from parse.two_runs import ON_CPU, loss_reasons, timing_reasons
-from parse.verdict import both_exact, common_losses, in_common, judge_pair
+from parse.verdict import (
+    ON_CPU,
+    both_exact,
+    common_losses,
+    in_common,
+    judge_pair,
+    loss_reasons,
+    timing_reasons,
+)
 
 NOT_COMPARED = "not compared"
 NO_SPEEDUP = "simulated: a predicted ratio, not a measured speed-up"

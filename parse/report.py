@@ -52,7 +52,7 @@ from parse.run import (
 )
 from parse.stats import INSIDE_A_RUN, LEVEL, RESAMPLES, SEED, Ratio, Spread, spread
 from parse.tables import write_tables, writing
-from parse.two_runs import ON_CPU, log_notes
+from parse.verdict import ON_CPU, log_notes
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 MISSING = "missing"

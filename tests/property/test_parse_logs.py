@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from parse.log import read_log
-from parse.two_runs import compare, log_notes
+from parse.verdict import compare, log_notes
 
 NAME = "log-1B-tp1-dp{}-l2-h8-a2-sl16-gbs4-mbs1-ratio1-subg10-prefetch1-flush_async1-opt_gaps2.log"
 PHASES = ("fwd", "bwd", "bwd_inner", "bwd_allreduce", "step")
