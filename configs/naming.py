@@ -56,7 +56,10 @@ class Namer:
         name, names = str(point.get("engine")), list(self.study.engines)
         place = names.index(name) if name in names else len(names)
         own = self._set_fields(point)
-        values = tuple(_sortable(point[k] if k in own else 0.0) for k in self._own_fields(point))
+        # Set or not comes first: a switch that is off and on by default is not at its default.
+        values = tuple(
+            (k in own, _sortable(point[k] if k in own else 0.0)) for k in self._own_fields(point)
+        )
         return (place, name, values)
 
     def setting(self, name: str, value: object) -> str:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
 from configs.errors import explain
 from configs.study import Figure as FigureRow, Study
-from plots.bars import draw_breakdown, draw_models, draw_rates
+from plots.bars import draw_breakdown, draw_models, draw_results
 from plots.lines import draw_swept
-from plots.results import draw_results, draw_tradeoff
+from plots.scatter import draw_tradeoff
 from plots.tables import PlotError, Tables
 from plots.timelines import draw_loss, draw_memory, draw_utilisation
 
@@ -52,12 +51,7 @@ KINDS = {
     "breakdown": Kind("runs: iteration_ms and the phases", draw_breakdown),
     "loss": Kind("iterations: iteration, loss", draw_loss),
     "swept": Kind("runs: {x}; {y}", draw_swept, ("x", "y"), ("label",)),
-    "ratios": Kind(
-        "runs: {x}; {y}. comparisons: case, engine, phase, ratio, speedup, withheld",
-        partial(draw_swept, with_ratios=True), ("x", "y"), ("label",),
-    ),
     "models": Kind("runs: model; iteration_ms; update_rate for the throughput", draw_models),
-    "rates": Kind("runs: {x}; {y}", draw_rates, ("x", "y")),
     "memory": Kind(
         "memory: iteration, title; allocated_gib, cached_gib or host_used_gib", draw_memory
     ),

@@ -13,8 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from matplotlib.colors import to_rgb
-
 from configs.naming import Fields, Namer
 from configs.study import Phase, Study, Style
 from plots.tables import MEASURED, PUBLISHED, SIMULATED
@@ -164,9 +162,3 @@ def _unused(name: str, styles: Iterable[Style], also: Set[str]) -> itertools.cyc
 def phase_styles(study: Study) -> Mapping[str, Phase]:
     """Phases in the order they run, and last what none of them covers."""
     return {**study.phases, REST: _REST_PHASE}
-
-
-def ink(colour: str) -> str:
-    """Black, or white on a dark colour."""
-    red, green, blue = to_rgb(colour)
-    return "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.4 else "white"
