@@ -35,11 +35,6 @@ class Manifest:
     versions: dict[str, str]
     files: dict[str, dict[str, Any]]  # by name: sha256, bytes
 
-    @property
-    def is_shifted(self) -> bool:
-        """Whether lengths without end-of-document were asked for."""
-        return bool(self.settings.get("megatron_deepspeed_compat"))
-
     def write(self, path: Path) -> None:
         """Write it in one step; the same contents give the same bytes."""
         with writing(path):
