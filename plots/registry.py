@@ -1,4 +1,4 @@
-"""The kinds of figures that a study may declare: what each needs, and how it is drawn."""
+"""The kinds of figures that a study may declare, and how each is drawn."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ _PARAMETERS = ("x", "y", "label")
 class Kind(NamedTuple):
     """One way to draw."""
 
-    needs: str
-    """Tables and columns without which it cannot be drawn; ``{x}`` and ``{y}`` are the figure's."""
     draw: Callable[..., list[Figure]]
     """Takes tables, the study's row of the figure, and ``asked``; returns pages. A PlotError says
     that the tables hold nothing of it or, unless it was asked for, nothing worth it."""
@@ -37,30 +35,21 @@ class Drawing(NamedTuple):
     row: FigureRow
     kind: Kind
 
-    @property
-    def needs(self) -> str:
-        """Tables and columns without which it cannot be drawn."""
-        return self.kind.needs.format(x=self.row.x, y=" or ".join(self.row.y))
-
     def draw(self, tables: Tables, *, asked: bool = True) -> list[Figure]:
         """Draw its pages; see :class:`Kind`."""
         return self.kind.draw(tables, self.row, asked=asked)
 
 
 KINDS = {
-    "breakdown": Kind("runs: iteration_ms and the phases", draw_breakdown),
-    "loss": Kind("iterations: iteration, loss", draw_loss),
-    "swept": Kind("runs: {x}; {y}", draw_swept, ("x", "y"), ("label",)),
-    "models": Kind("runs: model; iteration_ms; update_rate for the throughput", draw_models),
-    "memory": Kind(
-        "memory: iteration, title; allocated_gib, cached_gib or host_used_gib", draw_memory
-    ),
-    "results": Kind("runs: {y}", draw_results, ("y",)),
-    "tradeoff": Kind("runs: {y}", draw_tradeoff, ("y",)),
-    "utilisation": Kind(
-        "monitor: time_s; cpu_percent, host_used_bytes, gpu_* or pcie_*", draw_utilisation
-    ),
-}  # fmt: skip
+    "breakdown": Kind(draw_breakdown),
+    "loss": Kind(draw_loss),
+    "swept": Kind(draw_swept, ("x", "y"), ("label",)),
+    "models": Kind(draw_models),
+    "memory": Kind(draw_memory),
+    "results": Kind(draw_results, ("y",)),
+    "tradeoff": Kind(draw_tradeoff, ("y",)),
+    "utilisation": Kind(draw_utilisation),
+}
 
 
 def figures(study: Study) -> dict[str, Drawing]:

@@ -92,15 +92,6 @@ def test_a_missing_phase_is_not_drawn_as_if_it_were_zero(tmp_path):
     }  # fmt: skip
 
 
-def test_every_figure_says_measured_and_on_what(tables):
-    read = read_tables(tables)
-    for figure in (page(draw_breakdown, read), page(draw_loss, read)):
-        text = " ".join(figure.get_supxlabel().split())
-        assert "measured" in text
-        assert "cpu A CPU" in text
-    assert "n=4" in page(draw_breakdown, read).get_supxlabel()
-
-
 def test_equal_losses_are_drawn_so_that_each_can_be_seen(tables):
     (ax,) = page(draw_loss, read_tables(tables)).axes
     widths = [line.get_linewidth() for line in ax.lines]
@@ -136,22 +127,6 @@ def test_a_nan_is_marked_and_an_unknown_loss_is_not(tmp_path):
     assert list(marks.get_xdata()) == [2]
     assert marks.get_gid() == "no number"
     assert "no number" in ax.get_xlabel()
-
-
-def test_every_case_has_its_panel(tmp_path):
-    runs = [
-        {**RUN, "path": f"{i}", "case": f"case {i}", "label": f"case {i}, vanilla"}
-        for i in range(3)
-    ]
-    read = read_tables(write(tmp_path, runs))
-    for figure in (page(draw_breakdown, read), page(draw_loss, read)):
-        titles = [ax.get_title(loc="left") for ax in figure.axes]
-        assert titles == ["case 0", "case 1", "case 2"]
-
-
-def test_odd_names_are_drawn(tmp_path):
-    runs = [{**RUN, "label": "$x^$ & <b>", "hardware": "100% $\\nope$", "engine": "other"}]
-    assert main([str(write(tmp_path / "t", runs)), "--out", str(tmp_path / "f")]) == 0
 
 
 def test_a_figure_without_data_is_not_drawn_and_said(tmp_path, capsys):

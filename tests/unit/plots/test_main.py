@@ -186,7 +186,6 @@ def test_list_names_every_figure_without_tables(capsys):
     assert main(["--list"]) == 0
     listed = capsys.readouterr().out
     assert all(name in listed for name in FIGURES)
-    assert "needs memory: iteration, title" in listed
 
 
 def test_a_strange_source_is_refused(sweep, tmp_path, capsys):

@@ -61,15 +61,6 @@ def test_a_panel_that_shows_nothing_simulated_has_no_watermark(draw, sweep):
     assert marked == [False, False, True, True]
 
 
-def test_published_values_have_hollow_markers(draw, sweep):
-    both(sweep, "published")
-    ax = draw("data-parallel", sweep).axes[0]
-    faces = {c.lines[0].get_color(): c.lines[0].get_markerfacecolor() for c in ax.containers}
-    assert faces == {
-        ENGINES["vanilla"].colour: ENGINES["vanilla"].colour, ENGINES["hybrid"].colour: "white",
-    }  # fmt: skip
-
-
 def test_a_source_is_in_the_legend_unless_measured(draw, sweep):
     both(sweep, "published")
     (legend,) = draw("data-parallel", sweep).legends
