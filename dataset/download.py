@@ -17,7 +17,7 @@ from trafilatura.settings import use_config
 PAGE_TYPES = ("text/html", "application/xhtml+xml")
 FORBIDDEN = (401, 403)
 MOST_BYTES = 10 << 20
-"""Of a page, unpacked."""
+"""Largest page, unpacked."""
 
 Page = tuple[str, str, str]
 """Address, why there is no page (empty when there is one), HTML."""

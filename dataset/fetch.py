@@ -19,7 +19,7 @@ class HubFile:
     """One file of a repository on the hub."""
 
     name: str
-    """What it is called when it is put there by hand, as in the artifact's commands."""
+    """Its name when it is put there by hand, as in the artifact's commands."""
     repository: str
     path: str
     sha256: str | None

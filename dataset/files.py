@@ -1,4 +1,4 @@
-"""What every part of the room needs of files: errors, digests, room on disk, locks, progress."""
+"""Files: errors, digests, room on disk, locks, progress."""
 
 from __future__ import annotations
 

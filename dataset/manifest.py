@@ -1,4 +1,4 @@
-"""What stands beside a pair: counts, vocabulary, settings and checksums, so that damage is seen."""
+"""The file beside a pair: counts, vocabulary, settings and checksums, so that damage is seen."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ IDS_AT_ONCE = 1 << 22
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect` found."""
+    """The findings of `inspect`."""
 
     index: Index
     manifest: Manifest | None
@@ -29,7 +29,7 @@ class Inspection:
     sample: str | None
     """The beginning of one document; None without a tokenizer, or when the pair is damaged."""
     problems: list[str]
-    """What is wrong, one sentence each."""
+    """Damage, a sentence each."""
 
 
 def inspect_pair(

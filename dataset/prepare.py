@@ -42,7 +42,7 @@ FORMAT_VERSION = 2
 PLAN_NAME = "plan.json"
 PART, UNFINISHED = ".part", ".unfinished"
 ARRAYS = ("lengths", "counts", "ids")
-"""Of a part, for each key: (sequences,) tokens, (documents,) sequences, (tokens,) ids."""
+"""Arrays of a part, for each key: (sequences,) tokens, (documents,) sequences, (tokens,) ids."""
 MOST_BAD_LISTED = 1000
 # What the readers of zip files, arrays and JSON raise on damage: a flag may be flipped as well.
 DAMAGE = (zipfile.BadZipFile, RuntimeError, ValueError, KeyError, TypeError, OSError, EOFError)
@@ -101,15 +101,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a part."""
+    """Counts of a part."""
 
     number: int
     consumed_bytes: int
-    """Of the input files on disk, up to the end of this part."""
+    """Bytes of the input files on disk, up to the end of this part."""
     text_bytes: list[int]
-    """Of the documents in UTF-8, by key."""
+    """Bytes of the documents in UTF-8, by key."""
     tokens: int
-    """Of all keys."""
+    """Tokens of all keys."""
     empty: int
     """Records without text, left out."""
     num_bad: int
@@ -120,12 +120,12 @@ class Facts:
 
 @dataclass(frozen=True)
 class Finished:
-    """What a job came to."""
+    """The outcome of a job."""
 
     manifests: list[Manifest]
     """One for each key."""
     facts: list[Facts]
-    """Of all parts; none when an earlier call had finished."""
+    """Facts of all parts; none when an earlier call had finished."""
     num_new: int
     """Parts that this call made."""
 
@@ -327,7 +327,7 @@ def _list_bad_lines(job: Job, facts: list[Facts]) -> None:
 
 @dataclass(frozen=True)
 class Task:
-    """What all blocks of a job have in common; worker processes get it."""
+    """Common to all blocks of a job; worker processes get it."""
 
     folder: Path
     tokenizer: Path

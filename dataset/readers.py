@@ -295,7 +295,7 @@ def parse(line: int, form: Form, content: Any, keys: Sequence[str]) -> Record | 
 
 
 def _wrong(key: str, fields: dict[str, Any]) -> str:
-    """Why the value under a key is no text; empty when it is one."""
+    """Return why the value under a key is no text; empty when it is one."""
     if key not in fields:
         return f"no key '{key}'"
     value = fields[key]
@@ -312,13 +312,13 @@ def _wrong(key: str, fields: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Block:
-    """What a worker takes at once."""
+    """Records that a worker takes at once."""
 
     number: int
     raw: list[tuple[int, int, Form, bytes | object]]
     """Number of the file, line, form and contents of each record."""
     consumed_bytes: int
-    """Of the files on disk, up to the end of this block."""
+    """Bytes of the files on disk, up to the end of this block."""
 
     def records(self, keys: tuple[str, ...], bad: list[Bad]) -> Iterator[Record]:
         """Yield the records that can be used, and add the others to ``bad``."""
@@ -332,7 +332,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Reading:
-    """How the files are read; the same reading gives the same blocks."""
+    """A way to read files; the same reading gives the same blocks."""
 
     files: tuple[InputFile, ...]
     keys: tuple[str, ...] = ("text",)
@@ -342,11 +342,11 @@ class Reading:
 
     @property
     def total_bytes(self) -> int:
-        """Of all files on disk."""
+        """Return the bytes of all files on disk."""
         return sum(file.size_bytes for file in self.files)
 
     def words(self, bad: Bad) -> str:
-        """A record that cannot be used, as the user finds it."""
+        """Say which record cannot be used and why, as the user finds it."""
         file, line, reason = bad
         return f"{printable(str(self.files[file].path))}:{line}: {reason}"
 

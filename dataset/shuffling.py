@@ -14,7 +14,7 @@ from dataset.readers import InputFile, opened, records
 
 PILE_BYTES = 32 << 20
 MOST_PILES = 256
-"""Of open files, of which a process may often have 1024; memory holds one pile."""
+"""Open files, of which a process may often have 1024; memory holds one pile."""
 UTF8_MARK = b"\xef\xbb\xbf"
 
 

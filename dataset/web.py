@@ -71,7 +71,7 @@ logger.disable("datatrove")
 
 @dataclass(frozen=True)
 class Cleaning:
-    """What ``clean`` asks of a text; the values are the recipe's."""
+    """Demands of ``clean`` on a text; the values are the recipe's."""
 
     language: str = "en"
     min_words: int = 128
@@ -320,7 +320,7 @@ class Recipe:
         plan = json.dumps({**settings, "input": inputs}, default=str) + "\n"
         path = output / PLAN
         self.done = read_json(output / COUNTS)
-        """What a finished run counted; empty before."""
+        """Counts of a finished run; empty before."""
         if path.exists() and path.read_text(encoding="utf-8") == plan:
             return
         if any(one.name != LOCK_NAME for one in output.iterdir()):

@@ -37,7 +37,7 @@ _TITLE_CHARACTERS = 66
 _SLIVER = 6.0
 """Panels of a quantity whose longest bars differ so much have a scale each."""
 _LEAST_SHARE = 0.09
-"""Of a panel as wide as the figure, for a segment that has its number inside."""
+"""Least share of a panel as wide as the figure for a segment with its number inside."""
 _OTHERS = Style(colour="#999999")
 
 

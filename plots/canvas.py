@@ -1,4 +1,4 @@
-"""What the figures share: texts, pages, a sheet of panels with legend and footnote, saving."""
+"""Shared by all figures: texts, pages, a sheet of panels with legend and footnote, saving."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _RATES = (
 
 @dataclass(frozen=True)
 class Observations:
-    """What figures are made of; times in ms, rates a second."""
+    """The numbers that figures are made of; times in ms, rates a second."""
 
     runs: pd.DataFrame
     """A row a run: ``path``, ``point`` (the same in its repeats), engine with its
@@ -264,14 +264,14 @@ def split(data: Observations, setting: str, study: Study) -> list[Panel]:
 
 @dataclass(frozen=True)
 class Series:
-    """What one engine did in one panel."""
+    """The values of one engine in one panel."""
 
     look: Look
     """Its engine; a field of its own that is the panel's x is not part of it."""
     source: str
     values: tuple[Value, ...]
     failed: tuple[float, ...] = ()
-    """Where runs ended without a time."""
+    """Values of x at which runs ended without a time."""
 
     @property
     def title(self) -> str:

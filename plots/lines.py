@@ -37,7 +37,7 @@ FAILED = "ended without a time"
 _LINEAR_UP_TO = 20.0
 """Ratio of the largest value to the smallest."""
 _LEVEL_MARKS = (0.03, 0.97)
-"""Where on the axis a level that was published has its markers, from 0 to 1."""
+"""Places on the axis, from 0 to 1, of the markers of a level that was published."""
 _ROW_INCHES = 2.0
 _TITLE_CHARACTERS = 66
 
@@ -108,7 +108,7 @@ class Column:
 
     quantity: Quantity
     rows: Sequence[Sequence[Series]]
-    """Of each panel."""
+    """One list for each panel."""
 
     @property
     def series(self) -> list[Series]:

@@ -32,7 +32,7 @@ class Mark(NamedTuple):
     """One point of a panel: the medians of its runs."""
 
     name: str
-    """What stands beside it: a letter for other settings than the first point's, or a source."""
+    """Text beside it: a letter for other settings than the first point's, or a source."""
     cost: float
     rate: float
     look: Look | None

@@ -15,12 +15,12 @@ from configs.fields import shaped_links
 from configs.study import Study, default_study, study_from
 
 MEASURED, SIMULATED, PUBLISHED = SOURCES = ("measured", "simulated", "published")
-"""Where a number comes from: column ``source``, which is ``measured`` where a table lacks it."""
+"""Origins of a number: column ``source``, which is ``measured`` where a table lacks it."""
 STUDY_FILE = "study.json"
 """Beside the tables: the study that declares their fields, engines, phases and figures."""
 
 KEYS = ("path", "label", "case", "engine")
-"""What every table says of the run that a row is of."""
+"""Columns of every table: the run that a row is of."""
 _RUNS_NEED = (*KEYS, "device", "hardware", "iteration_ms", "warmup_iterations", "timed_iterations")
 _OPTIONAL = (
     *("status", "verdict", "source", "point", "parameters", "warmup", "iteration"),
@@ -153,7 +153,7 @@ def _read(
         table[column] = pd.to_numeric(table[column], errors="coerce")
     if "source" in table:
         table["source"] = table["source"].replace("", MEASURED)
-        strange = set(table["source"]) - set(SOURCES)
-        if strange:
-            raise PlotError(f"{path}: source '{min(strange)}' is none of {', '.join(SOURCES)}")
+        unknown = set(table["source"]) - set(SOURCES)
+        if unknown:
+            raise PlotError(f"{path}: source '{min(unknown)}' is none of {', '.join(SOURCES)}")
     return table

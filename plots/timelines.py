@@ -21,7 +21,7 @@ from plots.tables import PlotError, Tables
 from plots.units import GIB
 
 _MOST_POINTS = 600
-"""Of a line; more samples than a figure has pixels are averaged."""
+"""Most points of a line; more samples than a figure has pixels are averaged."""
 _DOTTED = (0, (1, 1.5))
 
 

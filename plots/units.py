@@ -25,7 +25,7 @@ class Quantity:
     """Something that iterations or whole runs have."""
 
     column: str
-    """Of the observations; see :mod:`plots.data`."""
+    """Name of the observations' column; see :mod:`plots.data`."""
     title: str
     scales: tuple[Scale, ...]
     """Smallest unit first; the largest that leaves numbers of 2 or more is taken."""
