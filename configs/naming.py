@@ -56,8 +56,12 @@ class Namer:
         name, names = str(point.get("engine")), list(self.study.engines)
         place = names.index(name) if name in names else len(names)
         set_here = self._set_fields(point)
-        own = self._own_fields(point)
-        return place, name, tuple(_sortable(point[key] if key in set_here else 0.0) for key in own)
+        # Set or not comes first: a switch that is off and on by default is not at its default.
+        values = tuple(
+            (key in set_here, _sortable(point[key] if key in set_here else 0.0))
+            for key in self._own_fields(point)
+        )
+        return place, name, values
 
     def setting(self, name: str, value: object) -> str:
         """Return a field and its value: ``micro-batch 4``."""
