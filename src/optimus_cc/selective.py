@@ -134,12 +134,7 @@ class TorchPowerSgd(Compressor):
             if index not in self._state.p_memory_dict:
                 # First queries do not depend on what was drawn before.
                 self._state.rng.seed(index)
-            bucket: Any = SimpleNamespace(
-                index=lambda index=index: index,
-                is_last=lambda: True,
-                buffer=lambda flat=flat: flat,
-                gradients=lambda flat=flat, members=members: views(flat, members),
-            )
+            bucket = _bucket(index, flat, members)
             averaged = torch_power_sgd.powerSGD_hook(self._state, bucket).wait()
             for factors in (self._state.p_memory_dict[index], self._state.q_memory_dict[index]):
                 self._traffic.all_reduce(Kind.GRADIENTS, factors, self._num_ranks, compressed=True)
@@ -148,6 +143,16 @@ class TorchPowerSgd(Compressor):
                 # Begin anew, or one overflow would spoil all that follows; all ranks see it alike.
                 for kept in self._kept:
                     kept.pop(index, None)
+
+
+def _bucket(index: int, flat: Tensor, members: Sequence[Tensor]) -> Any:  # noqa: ANN401
+    """Return all that the hook asks a bucket for; it changes the flat tensor in place."""
+    return SimpleNamespace(
+        index=lambda: index,
+        is_last=lambda: True,
+        buffer=lambda: flat,
+        gradients=lambda: views(flat, members),
+    )
 
 
 class FourBit(Compressor):
