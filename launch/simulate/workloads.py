@@ -77,10 +77,10 @@ def workload_of(point: Point, when: AsOf) -> Workload:
     Raises:
         WorkloadError: The performance model does not know such a run; names the setting.
     """
-    config = _known_json(point)
-    plugin = read_settings(config)
     pipelines = "no pipeline; `python -m optimus_cc predict` knows GPT-2's"
     _need(point.pp == 1, "pp", point.pp, pipelines)
+    config = _known_json(point)
+    plugin = read_settings(config)
     is_compiled = (config.get("compile") or {}).get("deepcompile")
     _need(not is_compiled, "compile.deepcompile", True, "runs without DeepCompile")
     for name in ("step_before_norm", "prefetch_memory_bytes"):

@@ -28,11 +28,20 @@ def test_rows_become_what_is_predicted():
 
 def test_rates_behind_made_up_rows_are_found_again():
     truth = load_machine("h100x4")
-    made_up = ("ratio 1 forward_s", "ratio 1 backward_s", "ratio 1 update_s", "iterations_99_s")
+    phases = (f"7B stride 0 ratio 1 {name}_s" for name in ("forward", "backward", "update"))
+    made_up = {
+        *phases,
+        "7B stride 0 ratio 1 iterations_99_s",
+        "7B stride 0 ratio 0.8 update_s",
+        "7B stride 2 ratio 0.8 update_s",
+        "7B stride 10 ratio 1 update_rate",
+        "8.3B stride 2 ratio 1 update_rate",
+        "10B stride 2 ratio 1 update_s",
+    }
     observations = [
         dataclasses.replace(item, value=getattr(predict(item.workload, truth), item.quantity))
         for item in observations_of("h100x4")
-        if item.label.endswith(made_up)
+        if item.label in made_up
     ]
     rates = dataclasses.replace(
         truth.rates,
