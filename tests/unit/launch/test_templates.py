@@ -40,7 +40,8 @@ def test_a_task_that_the_batch_system_ends_is_interrupted_and_goes_on_later(tmp_
         (tmp_path / f"data{end}").touch()
     words = f"--sweep {tmp_path}/two.toml --results-dir {tmp_path}/r --trainer-module fake_trainer"
     text = (TEMPLATES / f"{scheduler}.sh").read_text().replace(".venv/bin/python", sys.executable)
-    text = re.sub(r"sweep=\(.*\)", f"sweep=({words})", text)
+    script = tmp_path / "mine.sh"  # a file: of one with -c the last command takes bash's place
+    script.write_text(re.sub(r"sweep=\(.*\)", f"sweep=({words})", text))
     environment = {
         **os.environ,
         **{TASK[scheduler]: "2", "PBS_O_WORKDIR": str(ROOT), "PYTHONPATH": str(FAKES)},
@@ -52,7 +53,7 @@ def test_a_task_that_the_batch_system_ends_is_interrupted_and_goes_on_later(tmp_
 
     def start(how):
         how = {**environment, "FAKE_TRAINER": how}
-        return subprocess.Popen(["bash", "-c", text], cwd=ROOT, env=how, stdout=subprocess.DEVNULL)
+        return subprocess.Popen(["bash", script], cwd=ROOT, env=how, stdout=subprocess.DEVNULL)
 
     process = start("hang")
     wait_for(lambda: list(tmp_path.glob("r/two/log-*/run-001/pids-0")))
