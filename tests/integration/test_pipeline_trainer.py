@@ -17,7 +17,7 @@ from optimus_cc import Settings
 from optimus_cc.memory import state_bytes
 from optimus_cc.predict import Costs, predict
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STUDY = load_study("optimus-cc")
 MODEL = {
     "name": "test",
