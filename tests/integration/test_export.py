@@ -22,7 +22,7 @@ from launch.trainer.checkpoint import find_checkpoint
 from launch.trainer.model import DTYPES
 from launch.trainer.pipeline_adapter import read_shard
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STUDY = load_study("optimus-cc")
 MODEL = {
     "name": "test",

@@ -16,7 +16,7 @@ from launch.trainers.own import PipelineTrainer
 from optimus_cc import Settings
 from optimus_cc.predict import Costs, predict
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STUDY = load_study("optimus-cc")
 MODEL = {
     "name": "test",
