@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from configs.overrides import MODEL_FIELDS
 from processes import wait_for
 
+from configs.schema import MODEL_FIELDS
 from configs.study import default_study
 from launch.listing import listing
 from launch.sweep import build_parser

@@ -10,11 +10,11 @@ from trainer_runs import events_of, train_pipelines
 from configs.errors import ConfigError
 from configs.study import load_study
 from launch import evaluate
-from launch.fit import pipeline_workload as workload_of
+from launch.simulate.workloads import gpt_of
 from launch.trainer.checkpoint import find_checkpoint
 from launch.trainers.own import PipelineTrainer
 from optimus_cc import Settings
-from optimus_cc.predict import Costs, predict
+from optimus_cc.predict import ELEMENT_BYTES, Costs, Workload, predict
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STUDY = load_study("optimus-cc")
@@ -193,7 +193,17 @@ def test_a_predicted_iteration_sends_what_the_trained_one_sent(folders, name):
     """All kinds, to the byte, after the warm-up of the gradients' compression."""
     run = json.loads((folders / name / "run.json").read_text())
     config = json.loads((folders / name / "ds_config.json").read_text())
-    workload = workload_of(load_study("optimus-cc").make_point(run["point"]))
+    point = load_study("optimus-cc").make_point(run["point"])
+    workload = Workload(
+        model=gpt_of(point),
+        pp=point.pp,
+        dp=point.dp,
+        tp=point.tp,
+        micro_batch_size=point.micro_batch_size,
+        num_micro_batches=point.accumulation,
+        element_bytes=ELEMENT_BYTES[point.dtype],
+        recomputes=point.activation_checkpointing,
+    )
     free = Costs(*([0.0] * workload.pp for _ in range(4)))
     settings = Settings(**config.get("optimus_cc", {}))
     predicted = predict(workload, settings, free).sent_bytes

@@ -11,6 +11,7 @@ from configs.errors import ConfigError
 from configs.files import ROOT
 from deep_optimizer_states.core.host import usable_cores
 from launch import cli
+from launch.hosts import launchers
 from launch.hosts.launchers import (
     Launcher,
     Program,
@@ -286,3 +287,20 @@ def test_gpus_are_numbered_as_the_monitor_numbers_them_unless_the_user_says_othe
     assert node_environment({}, 1)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     given = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
     assert node_environment(given, 1)["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+
+
+def test_a_port_is_given_once_though_nobody_listens_on_it_yet(monkeypatch):
+    port = free_port()
+    code = "import sys; from launch.hosts import launchers; launchers._keep(int(sys.argv[1]))"
+
+    def take(number):
+        words = [sys.executable, "-c", code, str(number)]
+        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stderr
+
+    assert "Address already in use" in take(port)
+    monkeypatch.setattr(launchers.SystemRandom, "randrange", lambda *_: port)
+    assert free_port() != port, "the kernel's, since all that were drawn are taken"
+    for name in launchers._kept:
+        name.close()
+    launchers._kept.clear()
+    assert take(port) == ""
