@@ -207,8 +207,8 @@ class Steps:
         self._holds = None
 
     def make_adam(self, mode):
-        """Stand in for ``make_host_adam``."""
-        adam = seams.make_host_adam(mode)
+        """Stand in for ``HostAdam``."""
+        adam = seams.HostAdam(mode)
         step = adam.step
 
         def step_when_allowed(tensors, *args, **kwargs):
@@ -302,7 +302,7 @@ class Trial:
         steps = Steps()
         with (
             mock.patch.object(steppers, "faults_for_tests", self._faults),
-            mock.patch.object(steppers, "make_host_adam", steps.make_adam),
+            mock.patch.object(steppers, "HostAdam", steps.make_adam),
         ):
             engine, *_ = deepspeed.initialize(model=model, config=ds_config(case, block), **given)
         assert type(engine.optimizer).__name__ == OPTIMIZERS[case.stage][bool(block)]

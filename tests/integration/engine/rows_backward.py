@@ -36,7 +36,7 @@ def run(report, extent, folder):
 
     def counted_launch(update, *args):
         given.append(len(update._begun.handover.given) if update.is_begun else 0)
-        sent.append(len(update.all_ahead))
+        sent.append(len(update.executor.away))
         launch(update, *args)
 
     with (
@@ -55,7 +55,7 @@ def update_of(engine):
 def settle(engine):
     """Let the update end, which the next backward of the window might still meet."""
     if hasattr(engine.optimizer, "background"):
-        assert not update_of(engine).ahead, "nothing is sent before the last micro-batch"
+        assert not update_of(engine).executor.ahead, "nothing is sent before the last micro-batch"
         engine.optimizer.background.wait()
 
 
@@ -488,7 +488,7 @@ def send_ahead(folder, block=AHEAD, between=None, steps=4, memory=None):
             if engine is not engines[0]:
                 return
             used.append(num_ahead(engine))  # of the step before
-            waiting.append(len(update_of(engine).ahead))
+            waiting.append(len(update_of(engine).executor.ahead))
             if between:
                 between(engine)
 
@@ -504,7 +504,7 @@ def send_ahead(folder, block=AHEAD, between=None, steps=4, memory=None):
 
 
 def num_ahead(engine):
-    return sum(action.kind is Kind.AHEAD for action in update_of(engine).last_plan.actions)
+    return sum(action.kind is Kind.AHEAD for action in update_of(engine).executor.last_plan.actions)
 
 
 def most_ahead(folder):
@@ -533,7 +533,9 @@ def little_memory(folder):
 
     def free(engines):
         update = update_of(engines[0]) if engines else None
-        tiles = [update._schedule.tiles[tile].numel for tile in update.all_ahead] if update else []
+        tiles = (
+            [update._schedule.tiles[tile].numel for tile in update.executor.away] if update else []
+        )
         return 3 * 256 * 14 + 100 - 14 * sum(tiles)
 
     numbers, _, _ = send_ahead(folder, AUTO, memory=Memory(free))

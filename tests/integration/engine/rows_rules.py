@@ -74,8 +74,8 @@ def without_waiting_in_step(_folder):
     """Updates are launched as at stage 3, where somebody else waits for each tile."""
     launch = UpdatePhase.launch
 
-    def launch_alone(self, background, order, grad_scale):
-        launch(self, background, tuple(range(len(self._schedule.tiles))), grad_scale)
+    def launch_alone(self, order, grad_scale):
+        launch(self, tuple(range(len(self._schedule.tiles))), grad_scale)
 
     expected = stock(AT_STAGE_2)
     with mock.patch.object(UpdatePhase, "launch", launch_alone), late():
@@ -86,7 +86,7 @@ def without_waiting_in_step(_folder):
 
 def own_tail(homes, subgroup, _tail):
     """As if every subgroup ended in elements that stock's kernel takes one by one."""
-    return homes._numels[subgroup] - 5
+    return homes._runs[subgroup].numel - 5
 
 
 def count_every_subgroup(homes, subgroup):

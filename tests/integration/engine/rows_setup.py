@@ -368,7 +368,7 @@ def weights_at_home(_folder, policy):
         assert {t.untyped_storage().data_ptr() for t in kept} == {memory.data_ptr()}
         assert not torch.equal(before, memory)
         assert optimizer._schedule.staging_numel == 0
-        plan = str(optimizer._update.last_plan)
+        plan = str(optimizer._update.executor.last_plan)
         for absent in ("WTS", "H2D", "D2H") if policy == "all-host" else ("WTS",):
             assert absent not in plan
 

@@ -15,7 +15,7 @@ from deep_optimizer_states.core.device.base import Wait
 from deep_optimizer_states.core.device.emulated import EmulatedDevice, Faults
 from deep_optimizer_states.core.host import ANYWHERE
 from deep_optimizer_states.core.kernels import host as host_kernel
-from deep_optimizer_states.core.kernels.host import HostAdam as make_host_adam
+from deep_optimizer_states.core.kernels.host import HostAdam
 from deep_optimizer_states.core.plan import Kind
 from deep_optimizer_states.core.timeline import read_rows
 from deep_optimizer_states.core.update import Background
