@@ -22,8 +22,8 @@ from late_adam import updates_end_when_waited_for
 from signals import interrupt, when_within
 
 from deep_optimizer_states.adapter import homes, steppers
+from deep_optimizer_states.adapter.own_stream import own_stream_alone
 from deep_optimizer_states.adapter.zero3 import gathers
-from deep_optimizer_states.adapter.zero3.gathers import own_stream_alone
 from deep_optimizer_states.core.device.emulated import EmulatedDevice
 from deep_optimizer_states.core.kernels.host import HostAdam
 
