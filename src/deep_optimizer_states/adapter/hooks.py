@@ -94,7 +94,7 @@ def _configure_zero_optimizer(original: Any, engine: Any, optimizer: Any) -> Any
         return original(engine, optimizer)
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    from deep_optimizer_states.adapter.zero3.gathers import time_own_stream
+    from deep_optimizer_states.adapter.own_stream import time_own_stream
 
     if type(optimizer) is not DeepSpeedCPUAdam:
         forced = engine._config.zero_force_ds_cpu_optimizer

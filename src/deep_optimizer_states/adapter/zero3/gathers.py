@@ -3,24 +3,18 @@
 [Note: first use] ``step()`` gathers persistent parameters (norms, biases) before it returns. They
 lie between all others, so they get tiles of their own, which are updated first. Which tile is
 needed when is seen in the first iteration after an update: the order of its gathers.
-
-[Note: synchronising] DeepSpeed waits for the whole device in places where its own work is all there
-is: its throughput timer before every forward and after every step, and the gather of persistent
-parameters at the end of ``step()``. With an update in flight that would wait for every tile on the
-device, and forward would overlap with none of them. There the caller's own stream is waited for.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero.partition_parameters import Init
 
+from deep_optimizer_states.adapter.own_stream import own_stream_alone
 from deep_optimizer_states.adapter.zero3.stock import Layout
 from deep_optimizer_states.config import STEP_BEFORE_NORM
 from deep_optimizer_states.core.device.base import Device, Wait
@@ -148,36 +142,3 @@ def _gate_all_gathers() -> None:
 
     Init._ensure_availability_of_partitioned_params = find_after_update
     Init._all_gather = gather_beside_update
-
-
-@contextlib.contextmanager
-def own_stream_alone() -> Iterator[None]:
-    """Make DeepSpeed's ``synchronize`` wait for the current stream, see [Note: synchronising]."""
-    accelerator = get_accelerator()
-    stock = accelerator.__dict__.get("synchronize")
-
-    def synchronize(*_args: Any) -> None:
-        stream = accelerator.current_stream()
-        if stream is not None:  # a CPU has none
-            stream.synchronize()
-
-    accelerator.synchronize = synchronize
-    try:
-        yield
-    finally:
-        if stock is None:
-            del accelerator.synchronize
-        else:
-            accelerator.synchronize = stock
-
-
-def time_own_stream(timer: Any) -> None:
-    """Make DeepSpeed's throughput timer wait for the caller's stream, see [Note: synchronising].
-
-    Args:
-        timer: The engine's. One whose ``timers.throughput.synchronized`` the user set stays as it
-            is.
-    """
-    if "synchronized" not in timer.config.model_fields_set:
-        for name in ("start", "stop"):
-            setattr(timer, name, own_stream_alone()(getattr(timer, name)))
