@@ -84,7 +84,7 @@ def test_memory_of_a_row_is_known_or_it_is_let_through(engine, free_gib, place):
 def test_the_model_is_what_stock_has_memory_for_and_larger_rows_are_left_out():
     sweep = load_sweep("gpu", PEERS)
     machine = Machine(60 * GIB, (24 * GIB,))
-    given = build_parser().read(["--device", "cuda", "--study", "peers"])
+    given = build_parser(PEERS).read(["--device", "cuda", "--study", "peers"])
     plan = make_plan(sweep, given, machine)
     assert {point.model.name for point in plan.points} == {"1.3B"}
     unfit = {point.engine for point in plan.points if shortages(point, machine, OWN_TRAINER)}

@@ -154,25 +154,6 @@ def test_other_stages_have_a_need_too():
     assert ranks[1] < 0.6 * second[1]
 
 
-IMDB = load_study("imdb")
-FILM_REVIEWS = TRAINERS["lightning"]()
-PUBLISHED_GB = 7.4
-"""Published of the text's card, an RTX 3090 of 24 GB, without DeepSpeed."""
-
-
-def test_all_ten_strategies_for_film_reviews_fit_the_card_of_their_text():
-    """A classifier has no logits over the vocabulary, which are most of what a GPT takes here."""
-    points = load_sweep("strategies", IMDB).points(None)[:10]
-    card = Machine(host_free_bytes=64 * GIB, gpu_free_bytes=(24 * GIB,))
-    assert len({each.engine for each in points}) == 10
-    for each in points:
-        assert fit.shortages(each, card, FILM_REVIEWS) == []
-        text = fit.memory_text(each, card, FILM_REVIEWS)
-        assert text.startswith("predicted host"), text
-    _, device = fit.needed_bytes(points[0], True, FILM_REVIEWS)
-    assert device / 1e9 == pytest.approx(PUBLISHED_GB, rel=0.15)
-
-
 PIPELINES = load_study("optimus-cc")
 STAGES = TRAINERS["megatron-pipeline"]()
 
