@@ -21,7 +21,7 @@ from torch import distributed as dist
 
 from configs.schema import Model, Point
 from launch.trainer import megatron_cpu
-from launch.trainer.model import Stage as Part, make_gpt
+from launch.trainer.model import make_gpt
 from optimus_cc import (
     GradientReduction,
     Kind,
@@ -49,7 +49,7 @@ def gpt(tp, groups):
     torch.manual_seed(1)
     pp = groups.pp.size()
     point = Point(model=MODEL, tp=tp, pp=pp, dtype="fp32", activation_checkpointing=False)
-    return make_gpt(point, on_cpu=True, stage=Part(groups.pp.rank(), pp))
+    return make_gpt(point, on_cpu=True, stage=groups.pp.rank())
 
 
 def forward_step(batches, model):

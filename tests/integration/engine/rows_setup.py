@@ -25,7 +25,6 @@ from seams import (
     Wait,
     check_device_adam,
     homes,
-    host_kernel,
     read_rows,
     read_state,
     steppers,
@@ -436,13 +435,6 @@ def obstruct(folder):
     return {"timeline": str(folder / "file" / "folder")}, None
 
 
-def forbid_building(folder):
-    (folder / "file").touch()
-    host_kernel._load.cache_clear()
-    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder / "file" / "extensions")
-    return {}, None
-
-
 def warn(folder, spoil, words):
     block, midway = spoil(folder) if spoil else ({}, None)
 
@@ -469,10 +461,8 @@ for name, spoil, words in (
     ("a folder below a file", obstruct, ("file/folder", "Not a directory", GOES_ON)),
 ):
     ROWS.check(f"said once: {name}", spoil=spoil, words=words)(warn)
-NO_KERNEL = ("file/extensions", "Not a directory", "TORCH_EXTENSIONS_DIR")
 AUTOCAST = {"bf16": {"enabled": False}, "torch_autocast": {"enabled": True, "dtype": "float16"}}
-# Last: the kernel stays away, and DeepSpeed keeps autocast switched on, to the process's end.
-ROWS.check("said once: no kernel", spoil=forbid_building, words=NO_KERNEL)(warn)
+# Last: DeepSpeed keeps autocast switched on to the process's end.
 ROWS.check(
     "refused: autocast in fp16",
     words=("ConfigError", "torch_autocast in fp16", "bfloat16"),
