@@ -205,10 +205,9 @@ def test_oscar_is_made_of_files_put_there_by_hand_or_fetched(tmp_path, monkeypat
 
 
 def test_without_the_packages_of_the_recipe_a_line_says_which(text, tmp_path, monkeypatch, capsys):
+    # A submodule that was imported before is found without a look at its package.
     for name in [name for name in sys.modules if name.partition(".")[0] == "datatrove"]:
-        monkeypatch.delitem(
-            sys.modules, name
-        )  # a submodule is imported without a look at its package
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "datatrove", None)
     monkeypatch.delitem(sys.modules, "dataset.web", raising=False)
     monkeypatch.delattr("dataset.web", raising=False)
